@@ -71,9 +71,14 @@ book: $(VENV)/.installed-test ## write the course as a web site for reading, to 
 links: $(VENV)/.installed-test ## ask every address that the book names whether it is still there (needs a network)
 	$(BIN)/python -m sphinx -b linkcheck --quiet docs build/links
 
-picture: $(STAMP) ## redraw the README's picture (from real runs) and ARCHITECTURE.md's (from the real imports)
+picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs) and ARCHITECTURE.md's (from the imports)
+	$(BIN)/python pictures/first_minutes.py
 	$(BIN)/python pictures/first_walk.py
 	$(BIN)/python pictures/rooms.py
+	$(BIN)/python -m pictures.moving.fg
+	$(BIN)/python -m pictures.moving.joined
+	$(BIN)/python -m pictures.moving.layers
+	$(BIN)/python -m pictures.moving.ring
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
 	@$(BIN)/python -c 'import accelerate' 2>/dev/null \

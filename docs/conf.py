@@ -25,6 +25,7 @@ html_theme = "sphinx_book_theme"
 html_theme_options = {"show_toc_level": 2, "use_fullscreen_button": False, "navbar_persistent": []}
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_js_files = ["replay.js"]
 mathjax_path = "mathjax/tex-chtml.js"  # in _static, so that the book needs no network
 mathjax3_config = {"options": {"enableMenu": False}}  # the menu would fetch parts that aren't in _static
 

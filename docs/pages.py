@@ -1,6 +1,7 @@
 """Turns the executed solutions into pages for the book: what the learner is given first, the answer folded below it.
 
-A page can't run anything, so it says which pictures have sliders in the notebook. Every picture keeps its description.
+A page can't run anything, so it says which pictures have sliders in the notebook. Every picture keeps its description,
+and the moving ones stand as files beside the pages, as they do beside the notebooks.
 """
 
 import ast
@@ -11,9 +12,12 @@ from typing import Any
 
 import nbformat
 
+from tplab.course.notebooks.numbering import chapter_files
+from tplab.course.notebooks.pictures import FOLDER as PICTURES
+
 
 def write_pages(root: Path, folder: Path) -> list[Path]:
-    """Write a page for each chapter; returns them in order.
+    """Write a page for each chapter, and copy the pictures that they show from files; returns the pages in order.
 
     root:    the course, which holds chapters/ and solutions/
     folder:  where the pages go; what was there is removed
@@ -21,11 +25,13 @@ def write_pages(root: Path, folder: Path) -> list[Path]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     pages = []
-    for path in sorted((root / "solutions").glob("[0-9][0-9]_*.ipynb")):
+    for path in chapter_files(root / "solutions", ".ipynb"):
         solution = nbformat.read(path, as_version=4)
         chapter = nbformat.read(root / "chapters" / path.name, as_version=4)
         nbformat.write(page(solution, chapter), folder / path.name)
         pages.append(folder / path.name)
+    if (root / "solutions" / PICTURES).is_dir():
+        shutil.copytree(root / "solutions" / PICTURES, folder / PICTURES)
     return pages
 
 

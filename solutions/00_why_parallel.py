@@ -1,35 +1,27 @@
-# ---
-# jupyter:
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # 00 · Why parallel
 #
-# **The question.** Why is one GPU not enough to train a large language model, and what does each way of using several of them divide?
+# If you've ever started a training run and met an out-of-memory error, you know the feeling: the model *loads*, so why doesn't it
+# train? In this chapter you'll find out where the memory goes, to the byte. You'll write down the memory bill of any GPT, and you'll
+# find the smallest number of GPUs that can pay it.
 #
-# **What you will have built.** The *memory bill* of a GPT: three small functions that turn its configuration into bytes, and say how many GPUs must share it. Every term is measured first, on a small model that runs here.
-#
-# You need PyTorch, and nothing else. No GPU, no distributed code: this chapter counts. About 75 minutes.
+# Nothing is distributed yet, so all you need is PyTorch. About 75 minutes.
 
 # %% tags=["setup"]
-import math
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 
-from tplab import device, launch, memory, viz
+from tplab import launch, memory, viz
 from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.memory import (
+    GPT,
     GPTConfig,
+    Layer,
     Layout,
     MemoryMeter,
+    bill,
     gradient_bytes,
     optimizer_bytes,
     parameter_bytes,
@@ -38,92 +30,40 @@ from tplab.memory import (
 )
 
 # %% [markdown]
-# This is where we are going: what a single GPU would have to hold to train five published models, one sequence at a time. The dashed line, hard against the left edge, is what a large GPU has. **GB** is 10⁹ bytes throughout this chapter.
+# Here's what we're up against. Each bar shows what a single GPU would have to hold to train a published model, one sequence at a
+# time. A large GPU offers the memory to the left of the dashed line. (**GB** means 10⁹ bytes.)
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
 viz.bill(
-    {name: memory.bill(config) for name, config in memory.PRESETS.items()},
+    {name: bill(config) for name, config in memory.PRESETS.items()},
     capacity=H100,
     title="Training on one GPU: what it would have to hold",
 )
 
 # %% [markdown]
-# ## 1 · What training keeps in memory
+# ## Watch a model train
 #
-# Four kinds of tensors are alive while a model trains:
+# Four kinds of tensors are in memory while a model trains.
 #
-# - the **weights**, also called parameters: what the model learns;
-# - the **gradients**: one number for each weight, from the backward pass;
-# - the **optimizer state**: what the optimizer remembers of earlier gradients. Adam keeps two running averages for each weight;
-# - the **activations**: results of the forward pass that the backward pass needs again.
+# - The **weights** are what the model learns.
+# - The **gradients** come out of the backward pass. There's one for each weight.
+# - The **optimizer state** is what the optimizer remembers from earlier steps.
+# - The **activations** are results of the forward pass that the backward pass will need again.
 #
-# The first three have the size of the model. The last grows with the data that goes through at once.
+# Let's watch all four. Our model is a GPT in plain PyTorch, small enough for a laptop, and `MemoryMeter` follows every tensor from
+# the moment it's created until it's freed. We take two training steps with Adam, in float32.
 #
-# To measure them we need a model. Here is a GPT in plain PyTorch, small enough for a laptop, with the parts of a large one. It reads **tokens** (here: bytes of text) and predicts the next one. Symbols, also in later chapters: `b` batch (sequences at once), `s` sequence length (tokens of one), `h` hidden size (numbers for each token),
-# `a` attention heads, `L` layers, `v` vocabulary (how many different tokens there are).
+# **Predict** before you run the next cell. In which of the two steps will memory peak? And in which phase does the optimizer state first
+# appear: forward (1), backward (2), or optimizer step (3)?
 
+# %% predict="0.a"
+predict("0.a", highest_peak_in_step=2, optimizer_state_appears_in_phase=3)
 
 # %%
-def dropout(x, p=0.1):
-    return torch.native_dropout(x, p, True)[0]  # the kernel that a GPU uses: it keeps a mask of one byte a number
-
-
-class Layer(nn.Module):
-    """One transformer layer: attention, then an MLP, each behind a norm and added to its own input."""
-
-    def __init__(self, c):
-        super().__init__()
-        h = c.hidden_size
-        self.heads = c.num_heads
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(h), nn.LayerNorm(h)
-        self.q, self.k, self.v, self.out = (nn.Linear(h, h) for _ in range(4))
-        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
-
-    def attention(self, x):  # [b, s, h]
-        b, s, h = x.shape
-        q, k, v = (
-            linear(x).view(b, s, self.heads, -1).transpose(1, 2)  # [b, a, s, h/a]
-            for linear in (self.q, self.k, self.v)
-        )
-        future = torch.full((s, s), -math.inf, dtype=x.dtype, device=x.device).triu(1)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(h // self.heads) + future  # [b, a, s, s]
-        y = dropout(scores.softmax(-1)) @ v  # [b, a, s, h/a]
-        return self.out(y.transpose(1, 2).reshape(b, s, h))  # [b, s, h]
-
-    def forward(self, x):  # [b, s, h]
-        x = x + dropout(self.attention(self.attention_norm(x)))
-        return x + dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
-
-
-class GPT(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.positions = nn.Embedding(c.seq_length, c.hidden_size)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_layers))
-        self.norm = nn.LayerNorm(c.hidden_size)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        self.head.weight = self.embedding.weight  # tied: the output layer uses the embedding's table
-
-    def forward(self, ids, targets):  # [b, s] each
-        x = self.embedding(ids) + self.positions.weight[: ids.shape[1]]  # [b, s, h]
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.head(self.norm(x))  # [b, s, v]
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
 SMALL = GPTConfig(num_layers=4, hidden_size=128, num_heads=4, vocab_size=corpus.VOCABULARY, seq_length=64)
 text = corpus.python_sources(50_000)
-model = GPT(SMALL)
-parameters = sum(parameter.numel() for parameter in model.parameters())
-print(f"{parameters:,} parameters")
 
-# %% [markdown]
-# `MemoryMeter` follows every tensor from its birth to its end. Two training steps with Adam, in float32:
-
-# %%
 with MemoryMeter() as meter:
     meter.mark("build")
     model = GPT(SMALL)
@@ -137,46 +77,71 @@ with MemoryMeter() as meter:
         meter.mark("optimizer step")
         optimizer.step()
         optimizer.zero_grad()
+parameters = sum(parameter.numel() for parameter in model.parameters())
 viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 
 # %% [markdown]
-# Read it from left to right. Building allocates the weights. The **forward** pass climbs: it keeps its activations. The **backward** pass uses them up one by one, while gradients take their place. The first **optimizer step** allocates Adam's averages, which never go away: the second step starts
-# from a higher floor, and so its peak is the highest of all.
+# Follow the curve from left to right. Building the model allocates its weights. The forward pass climbs, because it saves activations. The
+# backward pass uses them up one by one, while gradients take their place. And the optimizer step leaves something behind that never
+# goes away again.
 #
-# **Predict.** After a first step with Adam, in float32 (4 bytes a number): how many bytes for each parameter are weights, gradients, optimizer state?
+# ## What does an optimizer remember?
+#
+# Large models are trained in **mixed precision**. Weights and gradients have 16 bits, so that the matmuls are fast. But 16 bits are
+# too coarse to collect many tiny updates, so the optimizer keeps its own copy of the weights in float32, and its running values are
+# in float32, too.
+#
+# What those running values are depends on the optimizer. You can read it off its update rule. With weights $w$ and gradients $g$ of shape
+# `[n, m]`, these are the rules of five optimizers, without their constants and corrections:
+#
+# | | in every step |
+# |---|---|
+# | `"sgd"` | $w \leftarrow w - \eta g$ |
+# | `"momentum"` | $m \leftarrow \mu m + g, \quad w \leftarrow w - \eta m$ |
+# | `"adam"` | $m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2, \quad w \leftarrow w - \eta\, m / \sqrt{v}$ |
+# | `"amsgrad"` | like Adam, but with $u \leftarrow \max(u, v)$ and $w \leftarrow w - \eta\, m / \sqrt{u}$ |
+# | `"adafactor"` | $r \leftarrow \beta r + (1-\beta)\,\mathrm{rowmeans}(g^2), \quad c \leftarrow \beta c + (1-\beta)\,\mathrm{columnmeans}(g^2), \quad w \leftarrow w - \eta\, g / \sqrt{r c^T / \mathrm{mean}(r)}$ |
 
-# %% predict="0.a"
-predict("0.a", weights=4, gradients=4, optimizer=8)
+# %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=12
+# Which of these letters must survive until the next step, and how many elements does each of them have? Return the bytes of the weights,
+# the gradients and the optimizer state for one matrix of the given shape, after a step. Everything is in float32, or in mixed
+# precision as described above.
+#
+# The check compares your numbers with real tensors after a real step of `torch.optim`. (Leave out the step counter, which is
+# one number per tensor.)
 
 
-# %%
-def one_step(make_optimizer):
-    """Bytes of the real tensors after one step, for each parameter."""
-    model = GPT(SMALL)
-    optimizer = make_optimizer(model.parameters())
-    ids, targets = next(corpus.byte_batches(text, SMALL.seq_length, 2, 1, seed=0))
-    model(ids, targets).backward()
-    optimizer.step()
-    sizes = parameter_bytes(model), gradient_bytes(model), optimizer_bytes(optimizer)
-    return [f"{size / parameters:.4f}" for size in sizes]
+# %% exercise="0.1"
+def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -> dict[str, int]:
+    """Return the bytes for a matrix [n, m] after one step: {"weights": ..., "gradients": ..., "optimizer": ...}."""
+    ### BEGIN SOLUTION
+    rows, columns = shape
+    elements = rows * columns
+    remembered = {
+        "sgd": 0,
+        "momentum": elements,  # m
+        "adam": 2 * elements,  # m and v
+        "amsgrad": 3 * elements,  # m, v and u
+        "adafactor": rows + columns,  # r and c
+    }[optimizer]
+    size = 2 if mixed_precision else 4
+    copy = 4 * elements if mixed_precision else 0
+    return {"weights": size * elements, "gradients": size * elements, "optimizer": copy + 4 * remembered}
+    ### END SOLUTION
 
 
-rows = []
-for name, make in {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
-    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "Adam": lambda p: torch.optim.Adam(p),
-}.items():
-    weights, gradients, state = one_step(make)
-    rows.append({"optimizer": name, "weights": weights, "gradients": gradients, "optimizer state": state})
-viz.table(rows, title="measured bytes for each parameter, float32")
+# %% [markdown] hints="0.1"
+# 1. Go through one rule and ask about each letter whether the next step reads its old value. $g$ is computed anew in each step, so nobody has to
+#    remember it. What about $m$?
+# 2. $m$, $v$ and $u$ are as large as $w$. But $r$ has one element per row, and $c$ has one per column.
+# 3. Weights and gradients take 4 bytes per element, or 2 in mixed precision. The optimizer takes 4 bytes for each element it remembers, which is
+#    0, `n*m`, `2*n*m`, `3*n*m`, or `n + m`, and in mixed precision another `4*n*m` for its copy of the weights.
+
+# %% check="0.1"
+check("0.1", state_bytes)
 
 # %% [markdown]
-# Adam shows a little more than 8: it also counts its steps, in one number for each *tensor*. We leave that out from here on.
-#
-# ## 2 · Mixed precision
-#
-# Large models compute with 16-bit numbers, which GPUs multiply much faster. But 16 bits are too coarse to *collect* many small updates, so the optimizer keeps the weights once more in float32, and its averages too. This is **mixed precision**: 2 bytes of weights and 2 of gradients, then 4 + 4 + 4 bytes in the optimizer. Measured:
+# With Adam in mixed precision, that's 2 + 2 + 12, so **16 bytes per parameter**. Remember this number. Does a whole model agree with it?
 
 # %%
 half = GPT(SMALL).bfloat16()
@@ -187,25 +152,93 @@ half(ids, targets).backward()
 for copy, parameter in zip(master, half.parameters(), strict=True):
     copy.grad = parameter.grad.float()
 adam.step()
-with torch.no_grad():
-    for copy, parameter in zip(master, half.parameters(), strict=True):
-        copy.grad = None
-        parameter.copy_(copy)
 sizes = {
     "weights, 16 bits": parameter_bytes(half),
     "gradients, 16 bits": gradient_bytes(half),
-    "optimizer: weights in float32": tensor_bytes(master),
-    "optimizer: Adam's averages": optimizer_bytes(adam),
+    "the optimizer's weights, float32": tensor_bytes(master),
+    "Adam's m and v, float32": optimizer_bytes(adam),
 }
 sizes["together"] = sum(sizes.values())
-viz.table([{"what": name, "bytes for each parameter": f"{size / parameters:.3f}"} for name, size in sizes.items()])
+viz.table([{"what": name, "bytes per parameter": f"{size / parameters:.3f}"} for name, size in sizes.items()])
 
 # %% [markdown]
-# **16 bytes a parameter.** Remember this number. (Megatron-LM collects the gradients in float32 when it trains in bfloat16: 2 + 4 + 12, and then it is 18.)
+# ## How many parameters?
 #
-# ## 3 · Activations
+# Papers round, configurations don't. Here's the model we've just trained, part by part. `b` is the batch, `s` the sequence length, and `h` the hidden size. A
+# GPT has `L` layers with `a` attention heads each, and a vocabulary of `v` tokens.
+
+# %%
+model
+
+# %% [markdown] task="0.2" title="Count the parameters of a GPT" difficulty=2 minutes=18
+# Write a function that counts the parameters of any GPT from its configuration. Besides `num_layers`, `hidden_size`, `num_heads`, `head_dim` (which is
+# `h / num_heads`), `vocab_size` and `seq_length`, models differ in these fields:
 #
-# Autograd tells us itself what it keeps: PyTorch has a hook that is called for every tensor saved for the backward pass. `saved_for_backward` counts their bytes, without the parameters, and each piece of memory once. One layer of the small model, in 16-bit numbers:
+# - `ffn_size` is the inner size of the MLP, so `up` goes from `h` to `ffn_size`, and `down` goes back.
+# - `gated` means that the MLP has a third matrix, `gate`, which is as large as `up`.
+# - `kv_heads` is the number of heads that K and V have. It may be smaller than `num_heads` (**grouped-query attention**). Their matrices go from
+#   `h` to `kv_heads * head_dim`.
+# - `bias` says whether the linear layers have biases. The output layer never has one. If it's true, the norms are LayerNorms, with a weight and a bias of
+#   size `h`. Otherwise they're RMSNorms, which only have a weight.
+# - `learned_positions` says whether there's a table of `seq_length` position vectors, as in the model above.
+# - `tied_embedding` says whether the output layer (`head`) shares the embedding's table. Otherwise it has its own, just as large.
+#
+# The check builds real modules for GPT-2, Llama, and random models in between, and counts their parameters.
+
+
+# %% exercise="0.2"
+def parameter_count(config: GPTConfig) -> int:
+    """Return the number of parameters of the model."""
+    ### BEGIN SOLUTION
+    h, bias = config.hidden_size, int(config.bias)
+    kv = config.kv_heads * config.head_dim
+    norm = h + bias * h
+    attention = (h * h + bias * h) + 2 * (h * kv + bias * kv) + (h * h + bias * h)  # Q; K and V; out
+    up = h * config.ffn_size + bias * config.ffn_size
+    down = config.ffn_size * h + bias * h
+    mlp = up + down + (up if config.gated else 0)
+    tables = config.vocab_size * h * (1 if config.tied_embedding else 2)
+    positions = config.seq_length * h if config.learned_positions else 0
+    return tables + positions + config.num_layers * (2 * norm + attention + mlp) + norm
+    ### END SOLUTION
+
+
+# %% [markdown] hints="0.2"
+# 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. What appears once, and what appears in each layer?
+# 2. `nn.Linear(n, m)` has `n * m` weights, and `m` more if it has a bias. In a layer, there are four linear layers in attention and two or three in the MLP. Which of them
+#    depend on `kv_heads`, and which on `ffn_size`?
+# 3. A layer has two norms; `q` and `out` with `h * h`; `k` and `v` with `h * kv_heads * head_dim`; and `up`, `down` and perhaps `gate` with `h * ffn_size`; each with a bias as long
+#    as its output. Around the layers, there's `vocab_size * h` once or twice, perhaps `seq_length * h`, and a final norm.
+
+# %% check="0.2"
+check("0.2", parameter_count)
+
+# %% [markdown]
+# Let's hold your function against what was published. (GPT-2's checkpoint is named 1558M, table D.1 of the GPT-3 paper says 174,600 million, the
+# 16-bit checkpoints of Llama 3 8B and 70B have 16,060,522,496 and 141,107,412,992 bytes, and the Llama 3 paper says 405B.)
+
+# %%
+PUBLISHED = {
+    "GPT-2 1.5B": 1558e6,
+    "GPT-3 175B": 174_600e6,
+    "Llama 3 8B": 16_060_522_496 / 2,
+    "Llama 3 70B": 141_107_412_992 / 2,
+    "Llama 3 405B": 405e9,
+}
+rows = []
+for name, config in memory.PRESETS.items():
+    yours = parameter_count(config)
+    difference = f"{yours / PUBLISHED[name] - 1:+.2%}"
+    rows.append(
+        {"model": name, "yours": f"{yours:,}", "published": f"{PUBLISHED[name]:,.0f}", "difference": difference}
+    )
+viz.table(rows)
+
+# %% [markdown]
+# ## Activations
+#
+# So far the data played no role. Activations are different, because they grow with everything you feed into the model. PyTorch can tell us what it saves: it
+# has a hook that's called for every tensor that autograd keeps for the backward pass. This is everything that one layer saves, in 16 bits.
 
 # %%
 layer = Layer(SMALL).bfloat16()
@@ -221,17 +254,19 @@ viz.table(
         {"what": what, "shape": str(list(shape)), "dtype": str(dtype).removeprefix("torch."), "bytes": size}
         for what, (shape, dtype, size) in zip(NAMES, kept.pieces, strict=True)
     ],
-    title=f"b = 2, s = 64, h = 128, a = 4: {kept.bytes:,} bytes kept",
+    title=f"b = 2, s = 64, h = 128, a = 4: {kept.bytes:,} bytes saved",
 )
 
 # %% [markdown]
-# PyTorch stores batch and heads of Q, K and V as one dimension of `b·a = 8`, and batch and sequence before a linear layer as one of `b·s = 128`. The mean and the spread of the norms are one number a token, and left out from here on. Everything else added up, with 2 bytes a number and 1 byte in a mask:
+# Leave out the tiny means and spreads of the norms, add up the rest, and you get a famous formula (Korthikanti et al. 2022, equation 1):
 #
-# $$\text{a layer keeps}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
+# $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
 #
-# (Korthikanti et al. 2022, equation 1.) The 34 are tensors of shape `[b, s, h]` and, in the MLP, `[b, s, 4h]`. The second term are the attention scores `[b, a, s, s]`: softmax, dropout mask and result, 2 + 1 + 2 bytes.
+# The 34 comes from the tensors with shape `[b, s, h]`, or `[b, s, 4h]` inside the MLP. The second term comes from the attention scores `[b, a, s, s]`. Their softmax, their dropout mask and the result take
+# 2 + 1 + 2 bytes per element.
 #
-# **Predict.** Double the batch `b`. By which factor do the states (weights, gradients, optimizer state) grow, by which the activations? And by which factor do the bytes of the *scores* grow if you double `s` instead?
+# **Predict.** You double the batch `b`. By which factor do the states grow (that's the weights, the gradients and the optimizer state together), and by which factor do the activations grow? Now
+# you double `s` instead. By which factor do the bytes of the *scores* grow?
 
 # %% predict="0.b"
 predict("0.b", states=1, activations=2, scores=4)
@@ -250,7 +285,7 @@ for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
             "b": b,
             "s": s,
             "states": 16 * sum(parameter.numel() for parameter in layer.parameters()),
-            "kept by autograd": kept.bytes - statistics,
+            "saved by autograd": kept.bytes - statistics,
             "sbh(34 + 5as/h)": s * b * h * 34 + 5 * a * s * s * b,
             "of it, scores": 5 * a * s * s * b,
         }
@@ -258,11 +293,76 @@ for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
 viz.table(rows, title="one layer, bytes")
 
 # %% [markdown]
-# Formula and measurement agree to the byte. The scores grow with `s²`: this is why long sequences are expensive, and why **FlashAttention** (Dao et al. 2022), which computes the scores again in the backward pass instead of keeping them, is used everywhere today.
+# The formula and the measurement agree to the byte. Notice how fast the scores grow. That's why long sequences are expensive, and it's why **FlashAttention** (Dao et al. 2022), which recomputes the scores in the
+# backward pass instead of saving them, is used everywhere today.
 #
-# ## 4 · Published models
+# ## Repair it
 #
-# The same for models that no laptop holds. PyTorch has a device called `"meta"`, on which tensors have a shape and a dtype but no memory. Autograd works there as everywhere, so we can run one layer of GPT-3 and ask what it keeps:
+# Activations also cause one of the most common memory bugs there is. Somebody adds up the losses of a loop, to print their average at the end. Google's Brax shipped this
+# in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned of it for years. Here it is in a validation loop.
+
+
+# %%
+def as_shipped(model, batches):
+    total, count = torch.zeros(()), 0
+    for ids, targets in batches:
+        total = total + model(ids, targets)
+        count += 1
+    return total / count
+
+
+with MemoryMeter() as meter:
+    meter.mark("build")
+    model = GPT(SMALL)
+    meter.mark("validate")
+    loss = as_shipped(model, corpus.byte_batches(text, SMALL.seq_length, 4, 12, seed=0))
+viz.live_memory(meter, title="a validation loop over 12 batches")
+
+# %% [markdown] task="0.3" title="Repair a validation loop" difficulty=2 minutes=8
+# A staircase! On a GPU, it ends in an out-of-memory error at some batch far into the validation set. Repair the function. It should return the same average, its memory
+# shouldn't grow with the number of batches, and since there's no backward pass, it shouldn't hold any activations at all. The model must be left as it was.
+
+
+# %% exercise="0.3"
+def average_loss(model: nn.Module, batches) -> float:
+    """Return the average of model(ids, targets) over all batches, which is any iterable of (ids, targets)."""
+    ### BEGIN SOLUTION
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for ids, targets in batches:
+            total += model(ids, targets).item()
+            count += 1
+    return total / count
+    ### BROKEN
+    # total, count = torch.zeros(()), 0
+    # for ids, targets in batches:
+    #     total = total + model(ids, targets)
+    #     count += 1
+    # return total / count
+    ### END SOLUTION
+
+
+# %% [markdown] hints="0.3"
+# 1. A tensor that was computed from the model's weights drags its whole history along. Which variable here is computed from the losses of *all* batches?
+# 2. If you turn each loss into a plain number, the memory stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do
+#    you tell it not to?
+# 3. Put the loop into `with torch.no_grad():`, and add up `model(ids, targets).item()`.
+
+# %% check="0.3"
+check("0.3", average_loss)
+
+# %% [markdown]
+# **Predict.** Why did nobody notice for so long? Suppose a loop runs `total = total + loss` over 12 batches. How many batches' activations are in memory at the end if it's a validation loop, and how many if it's
+# a *training* loop, which calls `loss.backward()` in every round?
+
+# %% predict="0.c"
+predict("0.c", validation=12, training=0)
+
+# %% [markdown]
+# ## Models that no laptop holds
+#
+# PyTorch has a device called `"meta"`, on which tensors have a shape and a dtype, but no memory. Autograd works there as usual, so we can build all of GPT-3 and
+# ask one of its layers what it saves.
 
 # %%
 GPT3 = memory.PRESETS["GPT-3 175B"]
@@ -271,173 +371,64 @@ with torch.device("meta"):
     x = torch.randn(1, GPT3.seq_length, GPT3.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [1, 2048, 12288]
     with saved_for_backward(layer) as kept:
         layer(x)
-    whole = GPT(GPT3)
-print(f"a layer keeps {kept.bytes / 1e9:.2f} GB for one sequence; GPT-3 has {GPT3.num_layers} layers")
-print(f"GPT-3 has {sum(parameter.numel() for parameter in whole.parameters()):,} parameters")
+    count = sum(parameter.numel() for parameter in GPT(GPT3).parameters())
+print(f"GPT-3 has {count:,} parameters")
+print(f"each of its {GPT3.num_layers} layers saves {kept.bytes / 1e9:.2f} GB for a single sequence")
 
 # %% [markdown]
-# **Predict.** Guess first, then count. How many GPUs of 80 GB does it take to hold GPT-3's 175 billion parameters, so that it can answer a question: only the weights, 2 bytes each? And how many to train it, with 16 bytes for each parameter and without a single activation?
+# **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that it can answer a question? And how many to train it, at 16 bytes per
+# parameter and without a single activation?
 
-# %% predict="0.c"
-predict("0.c", gpus_to_answer=5, gpus_to_train=35)
-
-
-# %%
-def gigabytes(size):
-    return f"{size / 1e9:,.1f}"
-
-
-rows = []
-for name, config in memory.PRESETS.items():
-    bill = memory.bill(config)
-    rows.append(
-        {
-            "model": name,
-            "parameters": f"{memory.parameter_count(config):,}",
-            "weights": gigabytes(bill.weights),
-            "gradients": gigabytes(bill.gradients),
-            "optimizer state": gigabytes(bill.optimizer),
-            "activations": gigabytes(bill.activations),
-            "GPUs of 80 GB, to answer": math.ceil(bill.weights / H100),
-            "to train": math.ceil(bill.total / H100),
-        }
-    )
-viz.table(rows, title="in GB: Adam, mixed precision, one sequence")
+# %% predict="0.d"
+predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 
 # %% [markdown]
-# The activations of Llama 3 are counted with FlashAttention and without dropout, as such models are trained today. The last two columns are lower bounds, the first of them for the weights alone, the second for everything in the table: they assume that the GPUs can share it evenly. Can they?
+# ## Three ways to share the bill
 #
-# ## 5 · Three ways to share
+# When you train on several GPUs, each of them runs the same program in its own process. Every process has a number, its **rank**, and it only sees its own
+# memory. So whatever a rank needs from another one has to be sent.
 #
-# A training run on several GPUs is one process for each of them, all running the same program. The processes are numbered from 0; the number is the **rank**. A rank sees only its own memory, so whatever it needs of another has to be sent. Sending is done together, in **collectives**: calls that all ranks make. The one you will see most is
-# the **all-reduce**: it adds up a tensor over the ranks and gives everyone the sum. Whoever comes first waits.
-#
-# **Data parallelism.** Every rank holds the whole model, with the same numbers at the start, and takes other sequences. Before each optimizer step the gradients are added up, so that all models stay equal.
+# With **data parallelism**, every rank holds the full model and works on different sequences. The gradients are added up across the ranks before each optimizer step, so all copies (the
+# **replicas**) stay the same.
 
 # %%
 viz.parallelism("data")
 
 # %% [markdown]
-# **Tensor parallelism.** Every rank holds a slice of every matrix and works on the same sequences. No rank can finish a layer alone: each computes a part, and the parts are added up twice in each layer. This is what the course builds. We write `p` for the number of ranks.
+# With **tensor parallelism**, every rank holds a slice of every matrix, and all of them work on the same sequences. No rank can finish a layer alone, so they talk to each other in each
+# layer. That's what this course builds. (You may also meet its older name, *model parallelism*.)
 
 # %%
 viz.parallelism("tensor")
 
 # %% [markdown]
-# **Pipeline parallelism.** Every rank holds some layers, a **stage**. The batch is cut into **micro-batches** (`F0` to `F3` below), so that the ranks can work at the same time: while one stage computes micro-batch 1, the next has micro-batch 0. At the beginning and in the middle some ranks have nothing to do: the *bubble*. And the first stage keeps the
-# activations of several micro-batches until their gradients come back.
+# With **pipeline parallelism**, every rank holds some of the layers, which form a **stage**. The batch is split into **micro-batches**, so that one stage can work on the next
+# micro-batch while another is still busy with the last one.
 
 # %%
 viz.parallelism("pipeline")
 
 # %% [markdown]
-# Now for real: four linear layers, forward and backward, shared by two processes in each of the three ways. Don't read every line, you will write such code yourself from chapter 01 on; look at what comes out. (`copy_to_region` and `reduce_from_region` are chapter 03: they do the sending in tensor parallelism.)
-
-# %%
-HIDDEN, ROWS = 1024, 512
-
-
-def stack(n, width=HIDDEN):
-    """n pairs of linear layers, from HIDDEN numbers to `width` and back."""
-    torch.set_num_threads(1)
-    pairs = [(nn.Linear(HIDDEN, width, bias=False), nn.Linear(width, HIDDEN, bias=False)) for _ in range(n)]
-    return nn.ModuleList(layer for pair in pairs for layer in pair).to(device())
-
-
-def data_parallel():
-    layers = stack(2)
-    x = torch.randn(ROWS // 2, HIDDEN, device=device())  # [b/2, h]: half of the batch
-    for layer in layers:
-        x = layer(x)
-    x.square().mean().backward()
-    for parameter in layers.parameters():
-        dist.all_reduce(parameter.grad)
-    return parameter_bytes(layers)
-
-
-def tensor_parallel():
-    from tplab.tensor import copy_to_region, reduce_from_region
-
-    layers = stack(2, width=HIDDEN // 2)  # half of every matrix
-    x = torch.randn(ROWS, HIDDEN, device=device(), requires_grad=True)  # [b, h]: the whole batch
-    for up, down in zip(layers[::2], layers[1::2], strict=True):
-        x = reduce_from_region(down(up(copy_to_region(x))))  # [b, h] -> [b, h/2] -> [b, h]
-    x.square().mean().backward()
-    return parameter_bytes(layers)
-
-
-def pipeline_parallel():
-    layers, rank, done = stack(1), dist.get_rank(), []  # half of the layers
-    for _ in range(2):  # two micro-batches forward
-        x = torch.randn(ROWS // 2, HIDDEN, device=device())  # [b/2, h]
-        if rank == 1:
-            dist.recv(x, src=0)
-            x.requires_grad_()
-        y = layers[1](layers[0](x))
-        if rank == 0:
-            dist.send(y.detach(), dst=1)
-        done.append((x, y))
-    for x, y in done:  # and backward
-        if rank == 0:
-            gradient = torch.empty_like(y)
-            dist.recv(gradient, src=1)
-            y.backward(gradient)
-        else:
-            y.square().mean().backward()
-            dist.send(x.grad, dst=0)
-    return parameter_bytes(layers)
-
-
-runs = {
-    name: launch(fn, 2)
-    for name, fn in (("data", data_parallel), ("tensor", tensor_parallel), ("pipeline", pipeline_parallel))
-}
-viz.table(
-    [
-        {
-            "parallelism": name,
-            "weights on a rank, bytes": f"{max(run):,}",
-            "rank 0 took part in": ", ".join(f"{total.calls} {kind}" for kind, total in run.record.totals(0).items()),
-            "bytes in them": f"{sum(total.bytes for total in run.record.totals(0).values()):,}",
-        }
-        for name, run in runs.items()
-    ]
-)
-
-# %% [markdown]
-# Data parallelism holds everything and sends gradients; the other two hold half and send activations. And the time, as it really passed:
-
-# %%
-viz.timeline(runs["data"], title="data parallelism: one wait, at the end")
-
-# %%
-viz.timeline(runs["tensor"], title="tensor parallelism: a wait in every pair of layers")
-
-# %%
-viz.timeline(runs["pipeline"], title="pipeline parallelism: a wait for the neighbour")
-
-# %% [markdown]
-# ## 6 · What is divided by what
+# What does each of them divide?
 #
 # | | weights, gradients, optimizer state | activations |
 # |---|---|---|
-# | data parallel size `d` | whole on every rank | those of the rank's own sequences |
-# | pipeline size `q` | of $L/q$ layers | of $L/q$ layers, for up to `q` micro-batches |
-# | tensor parallel size `p` | matrices divided by `p`; small vectors whole | partly divided |
+# | data parallelism | nothing | each rank has those of its own sequences |
+# | pipeline parallelism, `pp` stages | each rank has $L/pp$ layers | those of $L/pp$ layers, for up to `pp` micro-batches at a time |
+# | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
 #
-# "Partly": inside attention and MLP each rank computes with its own slice. Between them, at the norms, the dropouts and the inputs of `q`, `k`, `v` and `up`, every rank holds the same `[b, s, h]`. The formula splits accordingly (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
+# Why only "some"? Inside attention and the MLP, each rank works with its own slice. But between them, at the norms and the dropouts, every rank holds the same `[b, s, h]`. So the formula
+# from above splits up (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
 #
-# **Predict.** GPT-3 has $5as/h = 80$, so a layer keeps 114 bytes for each of its `s·b·h` numbers. How many on each of 8 tensor-parallel ranks?
+# **Predict.** In GPT-3, $5as/h$ is 80, so a layer saves 114 bytes for each of its $s \cdot b \cdot h$ elements. How many bytes are left on each of 8 tensor-parallel ranks?
 
-# %% predict="0.d"
-predict("0.d", bytes=23)
+# %% predict="0.e"
+predict("0.e", bytes=23)
 
 # %% [markdown]
-# The calculator. It draws what the first and the last pipeline stage hold, with Adam in mixed precision, and which part no longer fits. `p` is the tensor-parallel size, `data` the number of copies of the whole model (**replicas**); each replica takes as many micro-batches as there are stages.
-#
-# Three things to try. (1) Turn only `data`: which bar moves? (2) Turn `sequence` up: which part grows fastest? (3) Set 96 layers, hidden 12288 and sequence 2048: that is GPT-3. What is the smallest number of GPUs of 80 GB that you can train it on?
+# Now play with all of it. The bars show what the first and the last pipeline stage hold, for Adam in mixed precision. Turn only `data`: which bar moves? Then make `sequence` longer: which part grows fastest?
 
 
 # %% tags=["explore"]
@@ -448,7 +439,7 @@ def calculator(layers, hidden, p, pipeline, data, sequence, micro_batch, gpu):
     layout = Layout(tp=p, pp=pipeline, dp=data, micro_batch=micro_batch)
     stages = {"each GPU": 0} if pipeline == 1 else {"first stage": 0, "last stage": pipeline - 1}
     return viz.bill(
-        {name: memory.bill(config, layout, stage=stage) for name, stage in stages.items()},
+        {name: bill(config, layout, stage=stage) for name, stage in stages.items()},
         capacity=memory.GPUS[gpu],
         title=f"{memory.parameter_count(config) / 1e9:.1f} billion parameters; GPUs: {layout.gpus}, "
         f"sequences a step: {layout.sequences}",
@@ -467,130 +458,69 @@ viz.explore(
     gpu=list(memory.GPUS),
 )
 
-# %% [markdown]
-# Data parallelism never helps a model that does not fit. It makes training faster, not smaller: the title changes, the bars don't. (ZeRO and FSDP change that by dividing states over the replicas: chapter 14.) So for the model itself there remain `p` and the pipeline.
+# %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=20
+# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you what a GPU of a given pipeline stage has to hold, and its `.total` is in bytes. The
+# stages need different amounts of memory, and *every* GPU has to have enough.
 #
-# Now write the bill yourself.
-
-# %% [markdown] task="0.1" title="Count the parameters of a GPT" difficulty=2 minutes=20
-# A configuration says everything that is needed. Its fields: `num_layers`, `hidden_size` (`h`), `num_heads`, `head_dim` (that is `h / num_heads`), `vocab_size`, `seq_length`, and six in which models differ:
+# Find the layout with the fewest GPUs. There are three rules:
 #
-# - `ffn_size`: the inner size of the MLP. `up` goes from `h` to it, `down` back.
-# - `gated`: the MLP has a third matrix, the *gate*, of the size of `up`.
-# - `kv_heads`: K and V may have fewer heads than Q (**grouped-query attention**). Their matrices go from `h` to `kv_heads * head_dim`.
-# - `bias`: if true, every linear layer has a bias (except the output layer, which never has one), and each norm is a LayerNorm, with a weight and a bias of size `h`. If false, no linear layer has one, and each norm is an RMSNorm, with a weight of size `h` only.
-# - `learned_positions`: if true, there is a table of `seq_length` vectors, as in the model above. If false, positions cost no parameters.
-# - `tied_embedding`: if true, the output layer uses the embedding's table. If false, it has one of its own, just as large.
+# - Each rank takes whole heads, so `tp` must divide `num_heads`. It's at most `largest_tp`, because tensor parallelism shouldn't leave the machine.
+# - All stages have the same number of layers, so `pp` must divide `num_layers`.
+# - If several layouts take the same number of GPUs, return the one with the smallest `tp`, because it talks the least.
 #
-# The check builds each model out of `nn.Linear`, `nn.Embedding` and norms, and counts.
+# If nothing fits, raise a `ValueError` that says how many bytes the fullest GPU needs with the best possible layout.
 
 
-# %% exercise="0.1"
-def parameter_count(config: GPTConfig) -> int:
-    """How many parameters the model has."""
-    ### BEGIN SOLUTION
-    h, bias = config.hidden_size, int(config.bias)
-    kv = config.kv_heads * config.head_dim
-    norm = h + bias * h
-    attention = (h * h + bias * h) + 2 * (h * kv + bias * kv) + (h * h + bias * h)  # Q; K and V; out
-    up = h * config.ffn_size + bias * config.ffn_size
-    down = config.ffn_size * h + bias * h
-    mlp = up + down + (up if config.gated else 0)
-    tables = config.vocab_size * h * (1 if config.tied_embedding else 2)
-    positions = config.seq_length * h if config.learned_positions else 0
-    return tables + positions + config.num_layers * (2 * norm + attention + mlp) + norm
-    ### END SOLUTION
+# %% exercise="0.4"
+def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> Layout:
+    """Return the Layout(tp=..., pp=...) with the fewest GPUs on which every GPU needs at most gpu_bytes.
 
-
-# %% [markdown] hints="0.1"
-# 1. Go through the model from input to output and write down the shape of each tensor that it learns. What is there once, what once in each layer? How many norms are there in all?
-# 2. `nn.Linear(n, m)` has `n * m` weights and, with a bias, `m` more. In a layer there are four of them in attention (`q`, `k`, `v`, `out`) and two or three in the MLP. Which of them do `kv_heads` and `ffn_size` change?
-# 3. A layer: two norms; `q` and `out` of `h * h`; `k` and `v` of `h * kv_heads * head_dim`; `up`, `down`, perhaps the gate, of `h * ffn_size`; a bias for each, as long as its output. Around the layers: `vocab_size * h` once or twice, `seq_length * h` perhaps, and one last norm.
-
-# %% check="0.1"
-check("0.1", parameter_count)
-
-# %% [markdown] task="0.2" title="The bytes of the training state" difficulty=1 minutes=8
-# Three optimizers: `"sgd"`, `"momentum"` (SGD with momentum) and `"adam"`. In float32, or in mixed precision as in section 2, where the float32 copy of the weights belongs to the optimizer. Don't count Adam's step counters.
-
-
-# %% exercise="0.2"
-def state_bytes(parameters: int, optimizer: str, mixed_precision: bool) -> dict[str, int]:
-    """Bytes after one optimizer step: {"weights": ..., "gradients": ..., "optimizer": ...}."""
-    ### BEGIN SOLUTION
-    number = 2 if mixed_precision else 4
-    averages = {"sgd": 0, "momentum": 1, "adam": 2}[optimizer]
-    copy = 4 if mixed_precision else 0
-    return {
-        "weights": number * parameters,
-        "gradients": number * parameters,
-        "optimizer": (copy + 4 * averages) * parameters,
-    }
-    ### END SOLUTION
-
-
-# %% [markdown] hints="0.2"
-# 1. For each optimizer: how many numbers does it remember for each parameter? The first table of section 1 has the answer in bytes.
-# 2. In mixed precision, weights and gradients take 2 bytes a number. What the optimizer remembers stays in float32, and one more thing joins it.
-# 3. Weights and gradients: 4 bytes each, or 2 in mixed precision. Optimizer: 0, 4 or 8 bytes, and in mixed precision 4 more for the float32 copy. All times `parameters`.
-
-# %% check="0.2"
-check("0.2", state_bytes)
-
-# %% [markdown] task="0.3" title="The smallest p that fits" difficulty=3 minutes=25
-# For models like GPT-2 and GPT-3: with biases, LayerNorm, learned positions, tied embedding, `ffn_size = 4h`, and as many K and V heads as Q heads. First what one of `p` tensor-parallel ranks holds, Adam in mixed precision:
-#
-# - divided by `p`: the matrices of every layer, and the biases of `q`, `k`, `v` and `up`, which belong to the columns that a rank computes;
-# - whole on every rank: all norms, the table of positions, and the biases of `out` and `down`. Those two matrices leave one term of a sum on each rank, and the bias is added once, after the sum;
-# - the embedding: its rows are dealt out, `vocab_size / p` to each rank, *rounded up* (the table is padded with unused rows);
-# - activations of all layers, by the formula of section 6. What is kept outside the layers is left out here.
-#
-# Then the smallest `p`, from 1 to `largest`, with which that fits into `gpu_bytes`. Each rank takes whole heads, so `p` must divide `num_heads`. A model that fits with none of them is refused with a `ValueError`, which names the largest `p` that was tried and the bytes that a rank would still need there.
-
-
-# %% exercise="0.3"
-def rank_bytes(config: GPTConfig, p: int, micro_batch: int = 1) -> int:
-    """Bytes on one of p tensor-parallel ranks: 16 for each of its parameters, and the activations of all layers."""
-    ### BEGIN SOLUTION
-    h, s, a = config.hidden_size, config.seq_length, config.num_heads
-    divided = 12 * h * h + 3 * h + 4 * h  # the matrices; biases of q, k, v and of up
-    whole = 2 * h + 4 * h  # biases of out and of down; two norms
-    ends = math.ceil(config.vocab_size / p) * h + s * h + 2 * h  # embedding, positions, the last norm
-    parameters = config.num_layers * (divided // p + whole) + ends
-    activations = s * micro_batch * (10 * h + 24 * h // p + 5 * a * s // p)  # of a layer
-    return 16 * parameters + config.num_layers * activations
-    ### END SOLUTION
-
-
-def smallest_p(config: GPTConfig, gpu_bytes: int, micro_batch: int = 1, largest: int = 8) -> int:
-    """The smallest p from 1 to `largest` that divides num_heads and for which rank_bytes is at most gpu_bytes.
-
-    Raises ValueError if none fits, naming the largest p that was tried and the bytes that a rank needs there.
+    Raises ValueError if there is none, naming the bytes that the fullest GPU needs with the best layout.
     """
     ### BEGIN SOLUTION
-    sizes = [p for p in range(1, largest + 1) if config.num_heads % p == 0]
-    for p in sizes:
-        if rank_bytes(config, p, micro_batch) <= gpu_bytes:
-            return p
-    need = rank_bytes(config, sizes[-1], micro_batch)
-    raise ValueError(f"even at p = {sizes[-1]} a rank needs {need} bytes, and the GPU has {gpu_bytes}")
+    layouts = [
+        Layout(tp=tp, pp=pp)
+        for tp in range(1, largest_tp + 1)
+        if config.num_heads % tp == 0
+        for pp in range(1, config.num_layers + 1)
+        if config.num_layers % pp == 0
+    ]
+    needs = {layout: bill(config, layout).total for layout in layouts}  # of the stage that needs the most
+    fitting = [layout for layout in layouts if needs[layout] <= gpu_bytes]
+    if not fitting:
+        raise ValueError(f"even the best layout needs {min(needs.values())} bytes on a GPU that has {gpu_bytes}")
+    return min(fitting, key=lambda layout: (layout.gpus, layout.tp))
     ### END SOLUTION
 
 
-# %% [markdown] hints="0.3"
-# 1. Sort the parameters of one layer into two piles, divided and whole. Together they must be what exercise 0.1 counts. Which biases go where?
-# 2. One layer: the matrices have `12 * h * h` numbers; divided biases `3h + 4h`; whole are two norms (`2h` each) and two biases (`h` each). Around the layers: `ceil(vocab_size / p) * h`, then `s * h` and a norm. For the smallest `p`, try them in order; raise after the loop.
-# 3. A layer has `(12*h*h + 7*h) // p + 6*h` parameters. Its activations are the formula of section 6: multiply out, so that every division by `p` is one of whole numbers. Every parameter costs as many bytes as in exercise 0.2; add the activations of all layers.
+# %% [markdown] hints="0.4"
+# 1. List all layouts that the rules allow. For each of them, find out what its fullest GPU needs. Which of the stages is the fullest? Don't guess, but look at all of them.
+# 2. Without `stage`, `bill(config, layout)` looks for the stage that needs the most. `layout.gpus` is the number of GPUs.
+# 3. Collect the layouts that fit, and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If there are none, raise the error with the smallest of all the needs.
 
-# %% check="0.3"
-check("0.3", rank_bytes, smallest_p)
+# %% check="0.4"
+check("0.4", smallest_layout)
+
+
+# %%
+def shown(name, gpu):
+    try:
+        layout = smallest_layout(memory.PRESETS[name], memory.GPUS[gpu])
+    except ValueError:
+        return {"model": name, "GPU": gpu, "tp": "-", "pp": "-", "GPUs": "not possible"}
+    return {"model": name, "GPU": gpu, "tp": layout.tp, "pp": layout.pp, "GPUs": layout.gpus}
+
+
+viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in memory.GPUS])
 
 # %% [markdown]
-# ## 7 · Break it
+# Look at GPT-3 and compare its row for 80 GB with the 35 GPUs from your prediction. The difference is the price of the activations, of everything that is replicated, and of the rules about whole heads and equal stages. And these GPUs hold just *one*
+# copy of the model. To train it in a reasonable time, you'd put many such copies next to each other, with data parallelism.
 #
-# Three programs that run out of memory, or soon will. Read the symptom first.
+# ## Break it
 #
-# **First.** A pretended device with 10 MB: `MemoryMeter` refuses what goes beyond. The program builds the small model, runs forward and backward, and takes a step. Where does it fail?
+# Remember the model that loads but doesn't train? Here's a device with 10 MB. (`MemoryMeter` refuses whatever goes beyond that.) The program builds the small model, runs a forward and a backward pass, and takes a
+# step. Where will it fail?
 
 # %%
 with MemoryMeter(capacity=10_000_000) as meter:
@@ -607,42 +537,18 @@ with MemoryMeter(capacity=10_000_000) as meter:
         optimizer.step()
 
 # %%
-viz.live_memory(meter, title="10 MB: the model fits, its optimizer does not")
+viz.live_memory(meter, title="10 MB: the model fits, its optimizer doesn't")
 
 # %% [markdown]
-# Everything fits, until the very first `optimizer.step()`: only there does Adam allocate its averages. "The model loads, and even trains for a moment" says nothing about whether it fits.
+# Everything fits until the first `optimizer.step()`. So "it loads, and it even runs a batch" tells you nothing about whether a model fits.
 #
-# **Second.** A validation loop that adds up the loss. It only reads the model; nobody calls `backward`.
-
-# %%
-with MemoryMeter() as meter:
-    meter.mark("build")
-    model = GPT(SMALL)
-    total = torch.zeros(())
-    for index, (ids, targets) in enumerate(corpus.byte_batches(text, SMALL.seq_length, 4, 4, seed=0)):
-        meter.mark(f"batch {index}")
-        total = total + model(ids, targets)
-viz.live_memory(meter, title="total = total + model(ids, targets)")
-
-# %% [markdown]
-# A staircase. `total` is the result of all batches, so it keeps the graph of all of them, with all activations. It dies at some batch far into the validation set. The same loop under `torch.no_grad()` keeps nothing but the weights:
-
-# %%
-with MemoryMeter() as meter, torch.no_grad():
-    meter.mark("build")
-    model = GPT(SMALL)
-    total = torch.zeros(())
-    for index, (ids, targets) in enumerate(corpus.byte_batches(text, SMALL.seq_length, 4, 4, seed=0)):
-        meter.mark(f"batch {index}")
-        total = total + model(ids, targets)
-viz.live_memory(meter, title="with torch.no_grad()")
-
-# %% [markdown]
-# **Third.** A model that does not fit is put on twice as many GPUs, with data parallelism. Two ranks, 10 MB each:
+# What if you put the same model on two devices, with data parallelism? It fails in exactly the same place, because every replica holds everything.
 
 
 # %%
 def on_a_small_device():
+    import torch.distributed as dist
+
     with MemoryMeter(capacity=10_000_000):
         model = GPT(SMALL)
         optimizer = torch.optim.Adam(model.parameters())
@@ -656,119 +562,33 @@ def on_a_small_device():
 with show_failure():
     launch(on_a_small_device, 2)
 
-# %% [markdown]
-# Every rank holds the same as one alone, and so it fails in the same place. The report names the rank, the line, and the bytes.
-
 # %%
 symptoms(0)
 
 # %% [markdown]
-# ## 8 · Measure it
+# <details><summary>Going deeper: the bill in the wild, and other ways to shrink it</summary>
 #
-# Your functions, against what real tensors take. First the small model, in mixed precision as in section 2:
-
-# %%
-with saved_for_backward(half.layers) as kept:
-    x = torch.randn(2, SMALL.seq_length, SMALL.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [b, s, h]
-    for layer in half.layers:
-        x = layer(x)
-averages = optimizer_bytes(adam) - 4 * len(master)  # without the step counters, 4 bytes a tensor
-states = state_bytes(parameter_count(SMALL), "adam", mixed_precision=True)
-statistics = sum(size for shape, _, size in kept.pieces if shape == (2, SMALL.seq_length, 1))
-viz.table(
-    [
-        {"what": "weights", "measured": parameter_bytes(half), "yours": states["weights"]},
-        {"what": "gradients", "measured": gradient_bytes(half), "yours": states["gradients"]},
-        {"what": "optimizer state", "measured": tensor_bytes(master) + averages, "yours": states["optimizer"]},
-        {
-            "what": "activations of the layers, b = 2",
-            "measured": kept.bytes - statistics,
-            "yours": rank_bytes(SMALL, 1, 2) - 16 * parameter_count(SMALL),
-        },
-    ],
-    title="bytes",
-)
-
-# %% [markdown]
-# Then the published models. The figures in the third column are from the papers, or from the checkpoint files where those are more exact: GPT-2's files are named 1558M; table D.1 of the GPT-3 paper says 174,600 million; Llama 3's 16-bit checkpoints have 16,060,522,496 and 141,107,412,992 bytes; the Llama 3 paper says 405B.
-
-# %%
-PUBLISHED = {
-    "GPT-2 1.5B": 1558e6,
-    "GPT-3 175B": 174_600e6,
-    "Llama 3 8B": 16_060_522_496 / 2,
-    "Llama 3 70B": 141_107_412_992 / 2,
-    "Llama 3 405B": 405e9,
-}
-viz.table(
-    [
-        {
-            "model": name,
-            "yours": f"{parameter_count(config):,}",
-            "published": f"{PUBLISHED[name]:,.0f}",
-            "difference": f"{parameter_count(config) / PUBLISHED[name] - 1:+.2%}",
-        }
-        for name, config in memory.PRESETS.items()
-    ]
-)
-
-
-# %%
-def answer(config, gpu, largest):
-    try:
-        return str(smallest_p(config, gpu, largest=largest))
-    except ValueError:
-        return f"none up to {largest}"
-
-
-viz.table(
-    [
-        {"model": name, "GPU": gpu, "smallest p": answer(memory.PRESETS[name], size, largest)}
-        for name, largest in (("GPT-2 1.5B", 8), ("GPT-3 175B", 8), ("GPT-3 175B", 96))
-        for gpu, size in memory.GPUS.items()
-    ]
-)
-
-# %% [markdown]
-# GPT-2 has 25 heads, which 2 does not divide: on 24 GB the answer is 5. For GPT-3, tensor parallelism inside one machine of 8 GPUs is not enough, and 96 ranks that talk in every layer would be far too slow. That is why large models use it *together with* a pipeline, and why the calculator has both.
-
-# %%
-layouts = {
-    "p = 8": Layout(tp=8),
-    "p = 8, 8 stages": Layout(tp=8, pp=8),
-    "p = 8, 16 stages": Layout(tp=8, pp=16),
-}
-viz.bill(
-    {name: memory.bill(GPT3, layout) for name, layout in layouts.items()},
-    capacity=H100,
-    title="GPT-3, one sequence a micro-batch: the fullest GPU",
-)
-
-# %% [markdown]
-# That is 128 GPUs for one copy of the model. The activations are about as large in all three bars: the first of `q` stages has `1/q` of the layers, but keeps them for `q` micro-batches. More GPUs than these are for data parallelism.
+# - **Megatron-LM** has this bill as a function, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. It counts 18 bytes per parameter, because it collects gradients in
+#   float32 when it trains in bfloat16. With its distributed optimizer, that becomes 6 + 12/d on `d` data-parallel ranks.
+# - **PyTorch** reports what a GPU really uses: `torch.cuda.max_memory_allocated()`, and `torch.cuda.memory._record_memory_history()` for a picture of every allocation. Expect more than the
+#   bill, because the allocator rounds up and keeps freed memory in reserve, and libraries need buffers of their own.
+# - **Recomputation** (`torch.utils.checkpoint`) saves only a layer's input and computes the rest again in the backward pass. Megatron's *selective* recomputation does that for the
+#   scores only. Sequence parallelism (chapter 12) divides the remaining 10 as well.
+# - **ZeRO** (DeepSpeed) and **FSDP2** (PyTorch) divide the 16 bytes over the data-parallel ranks, so that replicas no longer hold everything (chapter 14).
+# - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. You pay with
+#   traffic over PCIe.
 #
-# ## 9 · In the wild
+# </details>
 #
-# - **Megatron-LM** has this bill as a function: `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. It counts 18 bytes a parameter, and 6 + 12/d with its distributed optimizer, which divides the optimizer state over `d` data-parallel ranks.
-# - **PyTorch** shows the real thing: `torch.cuda.memory_allocated()` and `max_memory_allocated()` on a GPU, `torch.cuda.memory._record_memory_history()` for a picture of every allocation, and `MemTracker` in `torch.distributed._tools`, which, like our meter, sees each tensor that an operation creates. What the GPU reports is more than the bill: the allocator rounds up and keeps freed
-#   memory in reserve, and libraries need buffers of their own.
-# - **Fewer activations.** `torch.utils.checkpoint` keeps only the input of a layer and computes the rest again in the backward pass; Megatron's *selective* recomputation does so for the scores only. Sequence parallelism (chapter 12) divides the 10 as well.
-# - **Fewer states.** ZeRO (DeepSpeed) and FSDP2 (`torch.distributed.fsdp.fully_shard`) divide the 16 bytes over the data-parallel ranks: chapter 14.
-#
-# ## 10 · Recap
-#
-# 1. Training holds weights, gradients, optimizer state and activations. With Adam in mixed precision the first three take 16 bytes a parameter; Adam's part appears at the first step.
-# 2. A layer keeps $sbh(34 + 5as/h)$ bytes of activations; they grow with the batch, the scores with `s²`. States don't.
-# 3. Data parallelism divides the batch and nothing that a rank holds. Pipeline parallelism divides the layers. Tensor parallelism divides the matrices by `p`, and activations to $sbh(10 + 24/p + 5as/(hp))$.
-# 4. Traffic so far: data parallelism sends every gradient once a step, tensor parallelism activations in every layer, a pipeline activations between stages.
-# 5. Next: what "send" means. Chapter 01 starts ranks, and builds the all-reduce from single messages.
-
-# %% [markdown]
 # ## Your library so far
 #
-# Everything that passes its check goes into a package of your own, `my_tp`, next to your notebooks. It starts small: so far it can tell how much memory a model takes, and how many GPUs it needs.
+# Whatever passes its check goes into a package of your own, `my_tp`, right next to your notebooks. It can tell the memory bill of any GPT now.
 
 # %%
 from tplab.course import library
 
 library(0)
+
+# %% [markdown]
+# Two of the three ways to share the bill make ranks wait for each other, and all three make them talk. So before we split anything, we have to find out what "talk" costs. How many bytes does it take to
+# add up a tensor over four ranks, and can you do better than sending everything to everyone?

@@ -1,14 +1,11 @@
 # %% [markdown]
 # # 01 · Ranks and collectives
 #
-# **The question.** Several processes, each with memory of its own, each hold a tensor. How do they add them up, so that every one of them
-# has the sum, and how much has to be sent for it?
+# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that
+# waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important one from nothing but "send" and
+# "receive", count its bytes, and predict how long it takes. You'll also learn to read the report of a program in which everybody waits for everybody.
 #
-# Everything in this course ends in that question. By the end of the chapter you have written the classic answer, the
-# *ring all-reduce*, from nothing but "send" and "receive"; you have counted its bytes; and you can read the report of a program in
-# which processes wait for each other for ever, which is the way most first distributed programs end.
-#
-# You need PyTorch. You need not have written distributed code. About 90 minutes.
+# You need PyTorch. About 75 minutes.
 
 # %% tags=["setup"]
 import torch
@@ -19,9 +16,8 @@ from tplab.collectives import links
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
-# This is half of what you will build, drawn from a run on four processes just now. Each starts with four numbers. In three steps, in which everybody only
-# talks to a neighbour, each ends up with one number that is complete: a sum with a term of every process. By the end of the chapter every arrow will be
-# a line of your own.
+# This is half of what you'll build, drawn from a run on four processes a moment ago. Each of them starts with four numbers. In three steps, in which everyone only talks to a neighbor, each of them ends up with one
+# number that's complete, because every process has added its share. Soon, each of these arrows will be a line of your own code.
 
 
 # %%
@@ -33,21 +29,12 @@ def goes_round():
 viz.ring(launch(goes_round, 4), title="a ring reduce-scatter")
 
 # %% [markdown]
-# ## 1 · Ranks
+# ## Ranks
 #
-# Distributed training runs the *same* program in several processes, usually one for each GPU. The processes are numbered from 0. The number is the
-# **rank** of the process, and people say "rank 2" for the process itself. How many there are is the **world size**; the course writes `p` for it.
+# Distributed training runs the *same* program in several processes, usually one per GPU. Each process has a number, its **rank**, and people say "rank 2" when they mean the process itself. The number of processes is the
+# **world size**, and we'll call it `p`.
 #
-# `launch(fn, p)` does the following, every time you call it:
-#
-# 1. It starts `p` fresh processes on this machine. They are real processes, as on a cluster.
-# 2. It sends them `fn`, its arguments, and the variables of the notebook that `fn` uses. These are *copies*.
-# 3. It connects them, so that they can send each other tensors, and runs `fn` on each.
-# 4. It shows what they print, with the rank in front, and brings back what they return, in rank order.
-# 5. It ends them. Nothing that they changed survives.
-#
-# Inside `fn`, a process asks for its own number with `dist.get_rank()` and for `p` with `dist.get_world_size()`. This is how the same program does
-# something else on each rank.
+# `launch(fn, p)` starts `p` fresh processes on this machine, sends them copies of `fn` and of whatever it uses, connects them, and runs `fn` in all of them. In the end it brings back what they returned, in rank order.
 
 
 # %%
@@ -60,19 +47,10 @@ def hello():
 list(launch(hello, 4))
 
 # %% [markdown]
-# The first launch also said what the processes talk through, the **backend**: NCCL, NVIDIA's library, where there is a GPU for each rank; otherwise gloo, on the
-# CPU, over the loopback network of this machine. Nothing in your code depends on which, with one exception: a tensor must be on the rank's own
-# device before it is sent. `device()` names that device, the CPU or the rank's GPU.
+# The first launch also told you what the processes talk through, the **backend**. It's NVIDIA's NCCL if there's a GPU for each rank, and otherwise gloo, on the CPU. Your code doesn't depend on it, with one exception: a tensor has
+# to be on the rank's own device, which is `device()`.
 #
-# For a quick look there is a short form. A cell that starts with `%%ranks 4` runs on 4 ranks, with `rank`, `world_size` and `dist` given; the value of its last line is shown for each:
-
-# %%
-# %%ranks 4
-torch.tensor([10**rank])  # on every rank another number
-
-# %% [markdown]
-# **Predict.** The notebook has a variable `counter = 0`. Each of 4 ranks adds 1 to it and returns it. What does the sum of the four returned
-# numbers come to? And what is `counter` in the notebook afterwards? Replace the dots and run the cell.
+# **Predict.** The notebook has a variable `counter = 0`. Each of 4 ranks adds 1 to it and returns it. What do the four returned numbers add up to? And what's `counter` in the notebook afterwards?
 
 # %% predict="1.a"
 predict("1.a", sum_of_returned=4, in_the_notebook=0)
@@ -90,16 +68,70 @@ def count():
 list(launch(count, 4)), counter
 
 # %% [markdown]
-# No rank sees another's memory, nor the notebook's. If a number has to get from one rank to another, somebody has to send it.
+# No rank sees another rank's memory, or the notebook's. If a number has to get from one rank to another, somebody has to send it.
 #
-# ## 2 · Collectives
+# ## Send and receive
 #
-# Most of what ranks send each other falls into a few patterns. A **collective** is one call that *every* rank of a group makes, in the same order as the others, with
-# tensors of the same shape. It returns when this rank's part is done; a rank that is early waits. The group is a **process group**. Without
-# further ado it is the group of all ranks; `dist.new_group([0, 2])` makes a smaller one. Calls take it as `group=`.
+# That takes two calls, one on each side. `dist.send(x, dst)` sends a tensor to rank `dst`, and `dist.recv(x, src)` fills `x` with what rank `src` sends. The shapes have to match. `recv` returns when the data is there. `send` returns when
+# you may change `x` again, which may not be before the receiver shows up.
+
+# %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=10
+# Build two operations that have a **root**, a rank that hands something out or collects it. The root sends one message to each other rank, or receives one from each. It doesn't send anything to itself, but it has a part, too.
 #
-# To see who gave what, rank $r$ holds the numbers $1, 2, \dots, p$ times $10^r$. So every *digit* of a result tells which rank it comes from, and the pictures
-# colour it so.
+# The check runs your functions on 2, 3, 4 and 1 ranks with different roots, and it counts the messages.
+
+
+# %% exercise="1.1"
+def scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int) -> torch.Tensor:
+    """Fill `out` [..] with the part that belongs to this rank, and return it.
+
+    parts: on rank `src`, a list of p tensors [..] in rank order; on all other ranks, None
+    """
+    ### BEGIN SOLUTION
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank != src:
+        dist.recv(out, src)
+        return out
+    for other in range(world_size):
+        if other != src:
+            dist.send(parts[other], other)
+    return out.copy_(parts[src])
+    ### END SOLUTION
+
+
+def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
+    """On rank `dst`, return the list of all ranks' x [..], in rank order. On all other ranks, return None."""
+    ### BEGIN SOLUTION
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank != dst:
+        dist.send(x, dst)
+        return None
+    parts = [torch.empty_like(x) for _ in range(world_size)]  # p of [..]
+    parts[rank].copy_(x)
+    for other in range(world_size):
+        if other != dst:
+            dist.recv(parts[other], other)
+    return parts
+    ### END SOLUTION
+
+
+# %% [markdown] hints="1.1"
+# 1. There are two kinds of ranks, so you need an `if`. What does the root do, and what do all the others do? Every send needs a receive on the other side.
+# 2. In `scatter`, the root sends `parts[other]` to each other rank, and each other rank receives once, into `out`. The root copies its own part into `out`. (`out = parts[src]` would only give the part another name.) In `gather`, the root
+#    needs `p` tensors to receive into.
+# 3. `if rank != src: dist.recv(out, src); return out`. Then loop over all `other != src` with `dist.send(parts[other], other)`, and `return out.copy_(parts[src])`. `gather` is the mirror image, with
+#    `parts = [torch.empty_like(x) for _ in range(world_size)]` on the root.
+
+# %% check="1.1"
+check("1.1", scatter, gather)
+
+# %% [markdown]
+# ## Collectives
+#
+# Most of what ranks send each other falls into a few patterns. A **collective** is a call that *every* rank of a group makes, in the same order as the others and with tensors of the same shape. You've just built two of them. (The group is all ranks, unless
+# you pass a smaller one as `group=`.)
+#
+# To see who contributed what, let rank $r$ hold the numbers $1, 2, \dots, p$ times $10^r$. Then every *digit* of a result tells you which rank it came from.
 
 
 # %%
@@ -117,10 +149,15 @@ def all_reduce():
 viz.collective(launch(all_reduce, 4), name="all_reduce")
 
 # %% [markdown]
-# **All-reduce**: every rank has the sum. (A reduction may also be `dist.ReduceOp.MAX`, `MIN`, `PRODUCT`, ...; the sum is the default.) It is the workhorse: gradients of
-# replicas are added so, and the terms of a product that was split over ranks.
+# An **all-reduce** gives every rank the sum. It's the workhorse: replicas add up their gradients with it, and so do ranks that each hold one term of a sum.
 #
-# **All-gather**: every rank has everybody's tensor. `parts` is a list of `p` tensors of the right shape, which is filled in rank order.
+# Before you look at the others, try to guess what two of them do from their names. In a **reduce-scatter**, every rank holds `p` parts. They're added up over the ranks, but rank $r$ only gets part $r$ of the sum. In an **all-to-all**, every rank also holds `p` parts, and part $j$ of rank $i$
+# goes to rank $j$, where it becomes part $i$.
+#
+# **Predict.** Four ranks hold the numbers from above. Which number does rank 2 get from a reduce-scatter? And what's the *last* number that rank 1 gets from an all-to-all?
+
+# %% predict="1.b"
+predict("1.b", reduce_scatter_on_rank_2=3333, last_of_all_to_all_on_rank_1=2000)
 
 
 # %%
@@ -131,19 +168,6 @@ def all_gather():
     return x, parts
 
 
-viz.collective(launch(all_gather, 4), name="all_gather")
-
-# %% [markdown]
-# Two more, and you say first what they do. In a **reduce-scatter** every rank holds `p` parts. The parts are added up over the ranks, as in an all-reduce; but rank $r$ gets only part
-# $r$ of the sum. In an **all-to-all** every rank also holds `p` parts; part $j$ of rank $i$ goes to rank $j$, where it becomes part $i$. Nothing is added.
-#
-# **Predict.** Four ranks with the numbers above. Which number does rank 2 hold after the reduce-scatter? And which is the *last* number that rank 1 holds after the all-to-all?
-
-# %% predict="1.b"
-predict("1.b", reduce_scatter_on_rank_2=3333, last_of_all_to_all_on_rank_1=2000)
-
-
-# %%
 def reduce_scatter():
     x = my_numbers()  # [p]
     mine = torch.empty_like(x[:1])  # [1]
@@ -151,10 +175,6 @@ def reduce_scatter():
     return x, mine
 
 
-viz.collective(launch(reduce_scatter, 4), name="reduce_scatter")
-
-
-# %%
 def all_to_all():
     x = my_numbers()  # [p]
     received = torch.empty_like(x)  # [p]
@@ -162,14 +182,6 @@ def all_to_all():
     return x, received
 
 
-viz.collective(launch(all_to_all, 4), name="all_to_all")
-
-# %% [markdown]
-# The other four have a **root**, one rank that gives or that gets. `broadcast`: the root's tensor goes to all. `scatter`: each rank gets one part of the root's. `gather`: the root
-# gets everybody's part. `reduce`: the root gets the sum. (After a `reduce`, what is in the tensor of the *other* ranks is not specified; don't use it.)
-
-
-# %%
 def broadcast(root=1):
     x = my_numbers() if dist.get_rank() == root else torch.zeros_like(my_numbers())  # [p]
     before = x.clone()
@@ -221,8 +233,7 @@ kinds = {
 }
 
 # %% [markdown]
-# Turn the knobs. Each move starts fresh ranks and draws what they held before and after; the root is rank 1. Find pairs: which collective undoes `scatter`? Which two, one after the
-# other, give the same as `all_reduce`?
+# Here are all of them. Each move starts fresh ranks and draws what they held before and after. (The root is rank 1. After a `reduce`, don't use what's in the tensors of the *other* ranks.) Find pairs: which collective undoes `scatter`? And which two, one after the other, do the same as `all_reduce`?
 
 
 # %% tags=["explore"]
@@ -233,31 +244,20 @@ def show(kind, p):
 viz.explore(show, kind=list(kinds), p=(4, 3, 2))
 
 # %% [markdown]
-# You may have found it: a reduce-scatter and then an all-gather make an all-reduce. Keep that.
+# You may have found it: a reduce-scatter followed by an all-gather is an all-reduce. We'll need that soon.
 #
-# `launch` writes down every collective that each rank enters. This **record** is how the course counts what was sent.
+# `launch` writes down every collective that each rank enters. From now on, we'll call this the **trace**, and it's how we count what was sent.
 
 # %%
 results = launch(all_gather, 4)
 results.record
 
 # %% [markdown]
-# The bytes are those of the **message**, as NVIDIA's benchmark `nccl-tests` counts it: the tensor for an all-reduce, broadcast, reduce, send or receive; all parts together for the
-# others. Here that is four parts of one 8-byte number. How many bytes each rank puts on the wire for it depends on the algorithm, and that is what you
-# are about to write.
+# The bytes are the **message size**, as NVIDIA's benchmark `nccl-tests` counts it: the tensor itself for an all-reduce, a broadcast or a send, and all parts together for the others. How many bytes a rank really puts on the wire depends on the algorithm, and you're about to write one.
 #
-# ## 3 · Send and receive
+# ## Both at the same time
 #
-# Below the collectives lie two calls that only two ranks make. `dist.send(x, dst)` sends a tensor to rank `dst`, and `dist.recv(x, src)` fills `x` with what rank `src` sends. The shapes
-# must agree, and the number of sends and receives must too. `recv` comes back when the numbers are there. `send` comes back when `x` may be changed again, and that can take until the
-# receiver has come.
-#
-# ### Break it: three programs that stand still
-#
-# It takes only two processes to wait for ever, and everybody who starts gets there. So look at it now. Outside this course such a program just hangs, silently, until somebody kills
-# it. Here the runtime notices and says who waits where. Reading that report is the exercise: run each cell, read, then answer.
-#
-# **First.** Two ranks exchange a tensor.
+# In a ring, every rank sends to its right-hand neighbor and receives from its left-hand neighbor. Here are two ranks that try to exchange a tensor.
 
 
 # %%
@@ -275,80 +275,15 @@ with show_failure():
     launch(both_receive_first, 2)
 
 # %% [markdown]
-# **Read.** In which line of the cell does rank 0 wait (line 1 is the line with `def`)? Which rank would have to send something, so that rank 0 can go on? How many sends did the two ranks get to, together?
+# Elsewhere, this program would hang in silence until somebody kills it. Here you get a report, and reading it is a skill worth having.
+#
+# **Read.** In which line of the cell does rank 0 wait? (Line 1 is the line with `def`.) Which rank would have to send something? And how many sends did the two ranks get to, together?
 
 # %% predict="1.c"
 predict("1.c", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
 
 # %% [markdown]
-# **Second.** Three steps of training. Every rank all-reduces its gradient in every step, but one author was careful: a step whose gradient is not a finite number is skipped.
-
-
-# %%
-def careful_training():
-    rank = dist.get_rank()
-    weight = torch.zeros(8, device=device())  # [8]
-    for step in range(3):
-        gradient = torch.full((8,), float(step + 1), device=device())  # [8]
-        if (rank, step) == (2, 1):
-            gradient[3] = float("inf")
-        if not gradient.isfinite().all():
-            continue
-        dist.all_reduce(gradient)
-        weight -= 0.1 * gradient
-    return weight
-
-
-with show_failure():
-    launch(careful_training, 4)
-
-# %% [markdown]
-# **Read.** Which rank is the odd one out? Which number has the all-reduce that the others wait in? That is the one that the rank never joined. But in which `step` (0, 1 or 2) did it skip one? The report doesn't say, the code does.
-#
-# And the worst of it: rank 2 did enter a second all-reduce. With the gradient of which of *its own* steps did it take part in the others' second one, that of step 1?
-
-# %% predict="1.d"
-predict("1.d", odd_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
-
-# %% [markdown]
-# So the deadlock is the lucky case. Collectives are matched by their *order*, not by their meaning: the sum of step 1 silently has a gradient of step 2 in it, and had
-# every other rank skipped a step too, whichever, nobody would have noticed. The remedy: all ranks decide together, with an all-reduce of the flag "is finite".
-#
-# **Third.** Ten examples for four ranks. The second collective collects the predictions.
-
-
-# %%
-def last_batch():
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    examples = torch.arange(10.0, device=device()).chunk(world_size)[rank]  # [3] on ranks 0 to 2, [1] on rank 3
-    count = torch.tensor(len(examples), device=device())  # []
-    dist.all_reduce(count)
-    predictions = [torch.empty_like(examples) for _ in range(world_size)]
-    dist.all_gather(predictions, 2 * examples)
-    return torch.cat(predictions)
-
-
-with show_failure():
-    launch(last_batch, 4)
-
-# %% [markdown]
-# **Read.** Which number has the collective that is not the same everywhere? On which rank, and how many elements did that rank bring?
-
-# %% predict="1.e"
-predict("1.e", number_of_the_collective=2, rank=3, elements=1)
-
-# %% [markdown]
-# What you see, and what it is (the later rows are mistakes that you may meet in the exercises below):
-
-# %%
-symptoms(1)
-
-# %% [markdown]
-# ### Both at once
-#
-# What is the right way to exchange two tensors? One rank could send first and the other receive first. In a circle of many ranks that gets awkward, and slow: while some send, others
-# idle. It is better to *start* both and then wait for both. `dist.isend` and `dist.irecv` start a message and return a request at once (the i is for "immediate"); `wait()` on the
-# request comes back when it is done. Until then, don't touch either tensor. `dist.batch_isend_irecv` starts a whole list of them:
+# The way out is to *start* both messages and then wait for both. `dist.isend` and `dist.irecv` start a message and immediately return a request, and `request.wait()` returns when the message is through. Until then, don't touch either tensor. `dist.batch_isend_irecv` starts a whole list of messages.
 
 
 # %%
@@ -366,72 +301,23 @@ def to_the_right():
 viz.collective(launch(to_the_right, 3), name="to the right")
 
 # %% [markdown]
-# Why the batch? On gloo, `isend` and `irecv` one after the other would do. NCCL puts what goes between two GPUs into one queue, in the order of the calls: with two ranks, each would first
-# send, and wait for the other to receive. A batch is handed over as one piece.
-
-# %% [markdown] task="1.1" title="Scatter and gather by send and receive" difficulty=2 minutes=12
-# Two collectives with a root, from `dist.send` and `dist.recv`. The root sends one message to each other rank, or gets one from each. It sends nothing to itself, but it has a part too.
+# (Why the batch? With gloo, you could call `isend` and `irecv` one after the other. NCCL puts everything between two GPUs into one queue, so with two ranks, each would send first and wait for the other to receive.)
 #
-# The check runs your functions on 2, 3, 4 and 1 ranks with random numbers and another root each time, and counts the messages.
-
-
-# %% exercise="1.1"
-def scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int) -> torch.Tensor:
-    """Fill `out` [..] with this rank's one of `parts`, and return it.
-
-    parts: on rank `src` a list of p tensors [..], in rank order; None on all other ranks.
-    """
-    ### BEGIN SOLUTION
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(out, src)
-        return out
-    for other in range(world_size):
-        if other != src:
-            dist.send(parts[other], other)
-    return out.copy_(parts[src])
-    ### END SOLUTION
-
-
-def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
-    """On rank `dst`: the list of every rank's x [..], in rank order, its own included. On all other ranks: None."""
-    ### BEGIN SOLUTION
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        return None
-    parts = [torch.empty_like(x) for _ in range(world_size)]  # p of [..]
-    parts[rank].copy_(x)
-    for other in range(world_size):
-        if other != dst:
-            dist.recv(parts[other], other)
-    return parts
-    ### END SOLUTION
-
-
-# %% [markdown] hints="1.1"
-# 1. Two kinds of rank, so an `if`: what does the root do, what do all others do? For every send there must be one receive on the other side.
-# 2. In `scatter` the root walks over all other ranks and sends `parts[other]`; every other rank receives once, into `out`. The root copies its own part into `out`; `out = parts[src]` would
-#    only give the part another name. In `gather` the root needs `p` tensors to receive into.
-# 3. `if rank != src: dist.recv(out, src); return out`. Then a loop with `dist.send(parts[other], other)` for every `other != src`, and `return out.copy_(parts[src])`. `gather` is the mirror
-#    image, with `parts = [torch.empty_like(x) for _ in range(world_size)]` on the root.
-
-# %% check="1.1"
-check("1.1", scatter, gather)
-
-# %% [markdown]
-# ## 4 · The ring
+# ## The ring
 #
-# With these two you could write an all-reduce: gather everything on rank 0, add, send the sum to all. For a tensor of $N$ bytes rank 0 then receives $(p-1)N$ bytes and sends as many, one after another
-# through its one wire, while all other wires are idle. The more ranks, the longer it takes.
+# With your `gather` and a broadcast, you already have an all-reduce: collect everything on rank 0, add it up, and send the sum to everyone. But then rank 0 receives $(p-1)N$ bytes for a tensor of $N$ bytes and sends as many, through its single wire, while all other wires are idle.
 #
-# The ring keeps every wire busy. Put the ranks in a circle, and cut the tensor into `p` parts. Each part starts at one rank and travels to the right. Every rank it comes to adds its own
-# numbers. After $p-1$ steps it has met everybody. And the `p` parts start at `p` different ranks, so in each step every rank sends one part and receives one.
+# A ring keeps every wire busy. Put the ranks in a circle and split the tensor into `p` parts. Each part starts at a different rank and travels to the right, and every rank that it passes adds its own numbers. After $p-1$ steps, the part has met everybody.
 #
-# Look at the picture at the top of the chapter again: follow part 0. It starts at rank 1, and after three steps it arrives at rank 0, complete. This is a **reduce-scatter**: rank $r$ ends with
-# part $r$ of the sum.
+# ![Four ranks in a circle. In six steps, the parts of a tensor travel around the ring, first adding up, then being copied. Each link carries 1.5 times the tensor. In a star, the link of rank 0 carries 3 times the tensor in and 3 times out.](pictures/ring.svg)
 #
-# The **all-gather** is the same journey without adding. Rank $r$ starts with part $r$. In each step everybody passes on the part that came last (bold outline):
+# <details><summary>All frames, one by one</summary>
+#
+# ![The same as numbered stills](pictures/ring_frames.svg)
+#
+# </details>
+#
+# Look at the picture at the top of the chapter again and follow part 0. It starts at rank 1, and three steps later it arrives at rank 0, complete. This half is a **reduce-scatter**. The other half is an **all-gather**: the same journey, without the adding.
 
 
 # %%
@@ -443,7 +329,7 @@ def copies_go_round():
 viz.ring(launch(copies_go_round, 4), title="a ring all-gather")
 
 # %% [markdown]
-# Try both with fewer ranks. How many steps? Which part does rank 0 send first?
+# Try both with fewer ranks. How many steps does it take? Which part does rank 0 send first?
 
 
 # %% tags=["explore"]
@@ -458,45 +344,45 @@ def show_ring(kind, p):
 viz.explore(show_ring, kind=["reduce-scatter", "all-gather"], p=(3, 2, 4))
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=20
-# Here the parts are the rows of `x` `[p, ..]`. Use only messages to the two neighbours, in $p-1$ steps, each of one row. The caller's `x` must stay as it is.
+# Now you. The parts are the rows of `x` `[p, ..]`. Send messages only to your neighbors, in $p-1$ steps, one row at a time. Your caller's `x` must stay as it is.
 
 
 # %% exercise="1.2"
 def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
-    """Row `rank` of the sum of x over all ranks. x [p, ..] on every rank -> [..]."""
+    """Return row `rank` of the sum of x over all ranks: x [p, ..] on every rank -> [..]."""
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
-    row = left  # p - 1 steps to go until it is with its owner
+    row = left  # it has p - 1 steps to go until it reaches its owner
     total = x[row].clone()  # [..]
     for _ in range(world_size - 1):
         received = torch.empty_like(total)  # [..]
         messages = [dist.P2POp(dist.isend, total, right), dist.P2POp(dist.irecv, received, left)]
         for request in dist.batch_isend_irecv(messages):
             request.wait()
-        row = (row - 1) % world_size  # what came in is the row before the one that went out
+        row = (row - 1) % world_size  # what arrived is the row before the one that left
         total = received + x[row]
     return total
     ### END SOLUTION
 
 
 # %% [markdown] hints="1.2"
-# 1. Row $r$ must arrive at rank $r$ after $p-1$ steps to the right. So at which rank does it start? Then, seen from a rank: which row does it send first?
-# 2. Rank $r$ sends row $r-1$ first (all numbers modulo $p$). Its left neighbour does the same, so what comes in is row $r-2$: add your own row $r-2$ to it, and this sum is what you send next. After
-#    $p-1$ steps the row that came in is $r-2-(p-2) = r-p$, which is $r$.
-# 3. Before the loop `row = (rank - 1) % world_size` and `total = x[row].clone()`. In the loop: send `total` to the right while you receive `received` from the left, with the four lines of
-#    `to_the_right` above; then `row = (row - 1) % world_size` and `total = received + x[row]`.
+# 1. Row $r$ has to arrive at rank $r$ after $p-1$ steps to the right, so at which rank does it start? Now take a rank's point of view: which row does it send first?
+# 2. Rank $r$ sends row $r-1$ first. (All numbers are modulo $p$.) Its left-hand neighbor does the same, so row $r-2$ arrives. Add your own row $r-2$ to it, and send that next. After $p-1$ steps, the row that arrives is $r-2-(p-2) = r-p$, which is $r$.
+# 3. Before the loop, `row = (rank - 1) % world_size` and `total = x[row].clone()`. In the loop, send `total` to the right while you receive `received` from the left, as in `to_the_right`. Then `row = (row - 1) % world_size` and `total = received + x[row]`.
 
 # %% check="1.2"
 check("1.2", ring_reduce_scatter)
 
-# %% [markdown] task="1.3" title="All-gather in a ring" difficulty=3 minutes=12
-# Now every rank has one part and wants all of them. Again $p-1$ steps, messages of one part, neighbours only.
+# %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=18
+# Write the other half, `ring_all_gather`. Every rank has one part and wants all of them, again in $p-1$ steps, with messages of one part, to neighbors only.
+#
+# Then put both halves together. In `ring_all_reduce`, `x` has any shape. Its number of elements can be divided by `p`, but perhaps none of its dimensions can.
 
 
 # %% exercise="1.3"
 def ring_all_gather(part: torch.Tensor) -> torch.Tensor:
-    """The parts of all ranks, row i from rank i. part [..] on every rank -> [p, ..]."""
+    """Return the parts of all ranks, row i from rank i: part [..] on every rank -> [p, ..]."""
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
@@ -511,57 +397,39 @@ def ring_all_gather(part: torch.Tensor) -> torch.Tensor:
     ### END SOLUTION
 
 
-# %% [markdown] hints="1.3"
-# 1. In the first step a rank can only send its own part. In every later step: which part does its right neighbour lack?
-# 2. It lacks what has just come in from the left. At step $s$ (from 0) rank $r$ sends part $r-s$ and receives part $r-s-1$, modulo $p$. Each has its place in the result from the start.
-# 3. `rows = [torch.empty_like(part) for _ in range(world_size)]`, `rows[rank].copy_(part)`; in step `s` send `rows[(rank - s) % world_size]` and receive into
-#    `rows[(rank - s - 1) % world_size]`. At the end `torch.stack(rows)`.
-
-# %% check="1.3"
-check("1.3", ring_all_gather)
-
-# %% [markdown] task="1.4" title="All-reduce in a ring" difficulty=2 minutes=10
-# The two together. Here `x` has any shape. Its number of elements can be divided by `p`; no single dimension need be.
-
-
-# %% exercise="1.4"
 def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
-    """The sum of x over all ranks, in a new tensor of the same shape. x [..] -> [..]."""
+    """Return the sum of x over all ranks, in a new tensor of the same shape: [..] -> [..]."""
     ### BEGIN SOLUTION
     rows = x.reshape(dist.get_world_size(), -1)  # [p, N/p]
     return ring_all_gather(ring_reduce_scatter(rows)).reshape(x.shape)  # [N/p] -> [p, N/p] -> [..]
     ### END SOLUTION
 
 
-# %% [markdown] hints="1.4"
-# 1. Your reduce-scatter wants `[p, ..]` and gives `[..]`; your all-gather wants that and gives `[p, ..]` again. What remains is a matter of shapes.
-# 2. `x.reshape(world_size, -1)` cuts any tensor into `p` equal rows. `reshape(x.shape)` leads back.
-# 3. `ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)`.
+# %% [markdown] hints="1.3"
+# 1. In the first step, a rank can only send its own part. In every later step, which part is its right-hand neighbor still missing? For the all-reduce, compare the shapes: your reduce-scatter wants `[p, ..]` and returns `[..]`, and your all-gather does the opposite.
+# 2. The neighbor is missing what has just arrived from the left. In step $s$ (from 0), rank $r$ sends part $r-s$ and receives part $r-s-1$, modulo $p$. And `x.reshape(world_size, -1)` splits any tensor into `p` equal rows.
+# 3. `rows = [torch.empty_like(part) for _ in range(world_size)]` and `rows[rank].copy_(part)`. In step `s`, send `rows[(rank - s) % world_size]` and receive into `rows[(rank - s - 1) % world_size]`, and return `torch.stack(rows)`. The all-reduce is
+#    `ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)`.
 
-# %% check="1.4"
-check("1.4", ring_all_reduce)
-
-# %% [markdown]
-# NCCL's ring is this algorithm (section 7 says what it adds). What you wrote is also in `tplab.collectives.by_hand`, with any group, and for sizes that `p` does not divide.
-#
-# ## 5 · Measure it: bytes
-#
-# A reduce-scatter of $N$ bytes is $p-1$ messages of $N/p$ bytes from each rank, an all-gather as many again. So for a **ring all-reduce** each rank sends
-#
-# $$2\,\frac{p-1}{p}\,N$$
-#
-# bytes. This is never more than $2N$, for however many ranks. And no algorithm built on messages between ranks can do with less on its busiest rank (Patarasuk and Yuan 2009).
-#
-# The other classic is the **tree**. Up: in the first step every second rank sends its tensor to the neighbour below, which adds it; in the next step every fourth, and so on, until rank 0 has
-# the sum after $\lceil\log_2 p\rceil$ steps. Then down again. Every message is the whole tensor. Rank 0 has to send it $\lceil\log_2 p\rceil$ times.
-#
-# **Predict.** A tensor of 8 MiB, $p = 8$. How many MiB does each rank of a ring send? How many does rank 0 of a tree? In how many steps, each?
-
-# %% predict="1.f"
-predict("1.f", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
+# %% check="1.3"
+check("1.3", ring_all_gather, ring_all_reduce)
 
 # %% [markdown]
-# The bytes that the ranks of each really send, counted by the record, beside the formulas. (`tplab.collectives.by_hand` has the ring that you wrote.)
+# You've built NCCL's most important algorithm. How good is it?
+#
+# ## Count the bytes
+#
+# In a reduce-scatter of $N$ bytes, each rank sends $p-1$ messages with $N/p$ bytes, and in an all-gather just as many. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. However many ranks you add, that's never more than $2N$, and no algorithm that's built from messages can get by with less on its busiest rank (Patarasuk and Yuan 2009).
+#
+# The other classic is the **tree**. On the way up, every second rank sends its whole tensor to a neighbor, which adds it. In the next step every fourth rank does, and so on, until rank 0 has the sum after $\lceil\log_2 p\rceil$ steps. Then the sum goes down again, the same way.
+#
+# **Predict.** Your tensor has 8 MiB, and $p$ is 8. How many MiB does each rank of a ring send? How many does rank 0 of a tree send? And how many steps does each of them take?
+
+# %% predict="1.d"
+predict("1.d", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
+
+# %% [markdown]
+# Here's what the ranks really send, next to the formulas.
 
 
 # %%
@@ -592,16 +460,12 @@ for p in (2, 4, 8):
 viz.table(rows, title="all-reduce of 65,536 bytes")
 
 # %% [markdown]
-# All together send the same, $2(p-1)N$. The ring spreads it evenly; on the tree rank 0 carries most and half of the ranks send once. But look at the steps: 14 against 6.
+# All ranks together send the same in both cases, $2(p-1)N$. The ring spreads it evenly, and the tree doesn't. But look at the number of steps!
 #
-# ## 6 · Measure it: time
+# ## Predict the time
 #
-# How long does one message take? To a good approximation
-#
-# $$t(n) = \alpha + \beta n$$
-#
-# for $n$ bytes. $\alpha$ is the **latency**, which even an empty message costs; $1/\beta$ is the **bandwidth**. Here are both for two ranks on this machine: the time of messages from 4 bytes to 16 MiB (half of a round trip,
-# the shortest of 40), a line fitted to them, and the same line for some links between GPUs. Those are *published* figures, not measured here: the bandwidth is the vendors', in one direction; $\alpha$ is what NCCL itself assumes for one step of a ring.
+# How long does a message with $n$ bytes take? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which even an empty message costs, and $1/\beta$ is the **bandwidth**. Below, the circles are measured on this machine, between two ranks, and the line is fitted to them. The gray lines are *published* figures
+# for links between GPUs: the bandwidth is the vendors', in one direction, and $\alpha$ is what NCCL assumes for one step of a ring.
 
 # %%
 points = launch(links.measure_link, 2)[0]
@@ -614,8 +478,7 @@ viz.times(
 )
 
 # %% [markdown]
-# Both axes are logarithmic, so a line $\alpha + \beta n$ looks like a hockey stick: flat as long as $\alpha$ dominates, then rising. The bend lies at $n = \alpha/\beta$, where both cost the same: smaller messages waste the
-# link, however fast it is. Two constants are a rough model: where the circles leave the line, something else counts, such as a message that no longer fits into a cache.
+# Both axes are logarithmic, so each line looks like a hockey stick. It's flat as long as $\alpha$ dominates, and then it rises. The bend is at $n = \alpha/\beta$. Smaller messages waste the link, no matter how fast it is.
 
 # %%
 viz.table(
@@ -630,15 +493,51 @@ viz.table(
     ]
 )
 
+# %% [markdown] task="1.4" title="Ring or tree?" difficulty=3 minutes=15
+# A library like NCCL has to choose an algorithm for every call. You'll write the rule.
+#
+# - `ring_seconds` and `tree_seconds` predict the time of an all-reduce of `n` bytes. Count the steps that follow one another, and the bytes of the message in each of them.
+# - `ring_wins_from` returns the message size, in bytes, from which on the ring is at least as fast as the tree. It's 0 if the ring never loses.
+#
+# Your formulas should hold for any $p \ge 1$.
+
+
+# %% exercise="1.4"
+def ring_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
+    """Return the time in seconds of a ring all-reduce of n bytes, if a message of m bytes takes alpha + beta * m."""
+    ### BEGIN SOLUTION
+    return 2 * (world_size - 1) * (alpha + beta * n / world_size)
+    ### END SOLUTION
+
+
+def tree_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
+    """Return the time in seconds of an all-reduce of n bytes along a tree."""
+    ### BEGIN SOLUTION
+    levels = (world_size - 1).bit_length()  # ceil(log2 p), in whole numbers
+    return 2 * levels * (alpha + beta * n)
+    ### END SOLUTION
+
+
+def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
+    """Return the smallest n, in bytes, for which ring_seconds is at most tree_seconds."""
+    ### BEGIN SOLUTION
+    steps, levels = world_size - 1, (world_size - 1).bit_length()
+    if steps == levels:  # with up to three ranks, the tree saves no steps
+        return 0.0
+    return alpha * (steps - levels) / (beta * (levels - steps / world_size))
+    ### END SOLUTION
+
+
+# %% [markdown] hints="1.4"
+# 1. In a ring, the message of one step is one part of the tensor. In a tree, it's the whole tensor. How many steps follow one another, including the way back?
+# 2. The ring takes $2(p-1)$ steps with $n/p$ bytes each, and the tree takes $2\lceil\log_2 p\rceil$ steps with $n$ bytes each. Set the two times equal and solve for $n$. For which $p$ do both take the same number of steps?
+# 3. With $L = \lceil\log_2 p\rceil$, which is `(p - 1).bit_length()`, the ring wins from $n = \alpha\,(p-1-L) \,/\, (\beta\,(L - (p-1)/p))$. For $p \le 3$, $p - 1$ equals $L$, so return 0 (and don't divide by zero for $p = 1$).
+
+# %% check="1.4"
+check("1.4", ring_seconds, tree_seconds, ring_wins_from)
+
 # %% [markdown]
-# From $\alpha$ and $\beta$ follows what an all-reduce costs. Count the steps, and the bytes of the message in each:
-#
-# | | steps | bytes in each | time |
-# |---|---|---|---|
-# | ring | $2(p-1)$ | $N/p$ | $2(p-1)\,(\alpha + \beta N/p)$ |
-# | tree | $2\lceil\log_2 p\rceil$ | $N$ | $2\lceil\log_2 p\rceil\,(\alpha + \beta N)$ |
-#
-# Turn the knobs: for which messages is the tree faster, and how does that change with `p`?
+# Now play with links and ranks. Where is the crossover for 8 GPUs in one machine, and where is it for 512 across a network?
 
 
 # %% tags=["explore"]
@@ -652,53 +551,8 @@ def ring_and_tree(link, p):
 
 viz.explore(ring_and_tree, link=["NVLink 4", "InfiniBand NDR", "PCIe 5.0 x16", "this machine"], p=(8, 2, 4, 64, 512))
 
-# %% [markdown] task="1.5" title="Fit a line, and tell what it costs" difficulty=3 minutes=15
-# `fit_line` gets measured points and returns $\alpha$ and $\beta$. Not by plain least squares: the largest message takes many times as long as the smallest, so an error of a few per cent in that one point would outweigh all small messages,
-# from which alone $\alpha$ can be told. Minimise the sum of the squared *relative* errors,
-#
-# $$\sum_i \left(\frac{\alpha + \beta n_i - t_i}{t_i}\right)^2$$
-#
-# The other two are the table above, for any $p \ge 1$.
-
-
-# %% exercise="1.5"
-def fit_line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """(alpha, beta), in seconds and seconds per byte, from points (bytes, seconds)."""
-    ### BEGIN SOLUTION
-    n = torch.tensor([size for size, _ in points], dtype=torch.float64)
-    t = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
-    equations = torch.stack([1 / t, n / t], dim=1)  # [points, 2]: alpha/t + beta n/t should be 1
-    alpha, beta = torch.linalg.lstsq(equations, torch.ones(len(points), 1, dtype=torch.float64)).solution.flatten()
-    return alpha.item(), beta.item()
-    ### END SOLUTION
-
-
-def ring_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
-    """Time of a ring all-reduce of n bytes."""
-    ### BEGIN SOLUTION
-    return 2 * (world_size - 1) * (alpha + beta * n / world_size)
-    ### END SOLUTION
-
-
-def tree_seconds(n: float, world_size: int, alpha: float, beta: float) -> float:
-    """Time of an all-reduce of n bytes along a tree."""
-    ### BEGIN SOLUTION
-    levels = (world_size - 1).bit_length()  # ceil(log2 p), in whole numbers
-    return 2 * levels * (alpha + beta * n)
-    ### END SOLUTION
-
-
-# %% [markdown] hints="1.5"
-# 1. Each point says $\alpha + \beta n_i \approx t_i$. Divide by $t_i$: now the right side is 1 for every point, and the error is a relative one.
-# 2. These are linear equations for two unknowns, one for each point: a matrix `[points, 2]` with the columns $1/t_i$ and $n_i/t_i$, and a right side of ones. `torch.linalg.lstsq` finds the least squares. Use float64: the numbers span many decades.
-# 3. `equations = torch.stack([1 / t, n / t], dim=1)`, then `torch.linalg.lstsq(equations, torch.ones(len(points), 1, dtype=torch.float64)).solution.flatten()`. For $\lceil\log_2 p\rceil$ take
-#    `math.ceil(math.log2(p))` or `(p - 1).bit_length()`.
-
-# %% check="1.5"
-check("1.5", fit_line, ring_seconds, tree_seconds)
-
 # %% [markdown]
-# The formulas assume that every rank has a wire of its own. On this machine the ranks share cores and memory, so the measured times of one all-reduce on 4 ranks (the shortest of 20) tell as much about that as about the algorithm:
+# The formulas assume that every rank has its own wire. On this machine, the ranks share cores and memory, so the measured times tell you as much about that as about the algorithm.
 
 
 # %%
@@ -734,17 +588,119 @@ viz.table(
 )
 
 # %% [markdown]
-# ## 7 · In the wild
+# ## Break it
 #
-# - **NCCL** has both of your algorithms and more. It cuts a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next; its tree is *two* trees at once, laid so that a rank that is a leaf in one is not in the other, and then
-#   each rank sends about as much as in a ring, in $\log_2 p$ steps. Which one runs is chosen by size from a table of latencies and bandwidths (`src/graph/tuning.cc`), with the formula $\alpha + \beta n$. `NCCL_ALGO=Ring` forces one; `NCCL_DEBUG=INFO` says which rings it laid.
-# - **nccl-tests**, the standard benchmark, prints two bandwidths for an all-reduce: *algorithm bandwidth* $N/t$, and *bus bandwidth*, which is that times $2(p-1)/p$. You know why: it is what each rank really sends, and so it can be compared with the speed of the
-#   wire, for any $p$. For a reduce-scatter or an all-gather the factor is $(p-1)/p$.
-# - **torch.distributed**: the functions you called. `dist.all_gather_into_tensor` and `dist.reduce_scatter_tensor` (from torch 2.13 on `all_gather_single` and `reduce_scatter_single`) are the forms for one large tensor instead of a list. With `async_op=True` a collective returns a request, like `isend`. `TORCH_DISTRIBUTED_DEBUG=DETAIL`
-#   compares shapes before each collective, as the runtime of this course does, and NCCL's "flight recorder" dumps the last collectives of each rank after a timeout.
-# - **Megatron-Core** and every other framework for large models sit on these calls: an all-reduce for each pair of split matrices (chapter 04), reduce-scatter and all-gather for sequence parallelism and sharded optimizers, send and receive between pipeline stages.
+# Here are three steps of training. Every rank all-reduces its gradient in each step, except that one author was careful: if a gradient isn't finite, the step is skipped.
+
+
+# %%
+def careful_training():
+    rank = dist.get_rank()
+    weight = torch.zeros(8, device=device())  # [8]
+    for step in range(3):
+        gradient = torch.full((8,), float(step + 1), device=device())  # [8]
+        if (rank, step) == (2, 1):
+            gradient[3] = float("inf")
+        if not gradient.isfinite().all():
+            continue
+        dist.all_reduce(gradient)
+        weight -= 0.1 * gradient
+    return weight
+
+
+with show_failure():
+    launch(careful_training, 4)
+
+# %% [markdown]
+# **Read.** Which rank is the odd one out? Which all-reduce are the other ranks stuck in? That's the one that this rank never joined. But in which `step` (0, 1 or 2) did it really skip one? The report can't know that, but the code tells you.
 #
-# The same names everywhere: what you wrote, and PyTorch's own, on the same numbers.
+# And now for the worst part. Rank 2 did enter a second all-reduce. With the gradient of which of *its own* steps did it take part in the others' step 1?
+
+# %% predict="1.e"
+predict("1.e", odd_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
+
+# %% [markdown]
+# So the deadlock is the lucky outcome. Collectives are matched by their *order*, not by what they mean. The sum of step 1 silently contains a gradient of step 2, and if every other rank had skipped a step as well, nobody would ever have noticed.
+#
+# ## Repair it
+#
+# This bug really shipped. In torchaudio's HuBERT example, a rank whose loss was infinite or NaN left the training step early, and the other ranks then waited for it until NCCL gave up, half an hour later (pytorch/audio, issue 3749).
+
+# %% [markdown] task="1.5" title="Repair a careful training step" difficulty=3 minutes=12
+# Repair the step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients. All ranks have to take the same decision, and it shouldn't cost much: at most one tiny
+# message in addition to the gradient's.
+
+
+# %% exercise="1.5"
+def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> bool:
+    """Update `weight` [..] in place with the sum of the ranks' `gradient` [..]. Return whether the step was taken."""
+    ### BEGIN SOLUTION
+    skips = (~gradient.isfinite().all()).to(torch.float32)  # []: 1 on a rank that would like to skip
+    dist.all_reduce(skips)
+    if skips > 0:
+        return False
+    total = gradient.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    weight -= lr * total
+    return True
+    ### BROKEN
+    # if not gradient.isfinite().all():
+    #     return False
+    # dist.all_reduce(gradient)
+    # weight -= lr * gradient
+    # return True
+    ### END SOLUTION
+
+
+# %% [markdown] hints="1.5"
+# 1. A rank that sees a problem mustn't decide alone. What do the others have to learn before they may go on, and which collective tells all ranks about all ranks?
+# 2. Turn "my gradient isn't finite" into a number and all-reduce it. If the sum is above 0, somebody has a problem, and everyone knows it.
+# 3. `skips = (~gradient.isfinite().all()).float()`, then `dist.all_reduce(skips)`, and `if skips > 0: return False`, on every rank. After that, the all-reduce of the gradient is safe. (You could also all-reduce a copy of the gradient first and look at the sum.)
+
+# %% check="1.5"
+check("1.5", careful_step)
+
+# %% [markdown]
+# One more report. Ten examples don't divide evenly among four ranks.
+
+
+# %%
+def last_batch():
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    examples = torch.arange(10.0, device=device()).chunk(world_size)[rank]  # [3] on ranks 0 to 2, [1] on rank 3
+    count = torch.tensor(len(examples), device=device())  # []
+    dist.all_reduce(count)
+    predictions = [torch.empty_like(examples) for _ in range(world_size)]
+    dist.all_gather(predictions, 2 * examples)
+    return torch.cat(predictions)
+
+
+with show_failure():
+    launch(last_batch, 4)
+
+# %% [markdown]
+# **Read.** Which collective isn't the same on all ranks? Which rank is different, and how many elements did it bring?
+
+# %% predict="1.f"
+predict("1.f", number_of_the_collective=2, rank=3, elements=1)
+
+# %%
+symptoms(1)
+
+# %% [markdown]
+# ## In the wild
+#
+# <details><summary>Going deeper: what NCCL adds, bus bandwidth, and tools for deadlocks</summary>
+#
+# - **NCCL** splits a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next. Its tree is really *two* trees, arranged so that a leaf in one isn't a leaf in the other. That way, each rank sends about as much as in a ring, in $\log_2 p$ steps. NCCL chooses by size, from a table of
+#   latencies and bandwidths (`src/graph/tuning.cc`) and with the formula $\alpha + \beta n$, just like you. `NCCL_ALGO=Ring` forces one of them, and `NCCL_DEBUG=INFO` shows which rings it built.
+# - **nccl-tests**, the standard benchmark, prints two bandwidths for an all-reduce. *Algorithm bandwidth* is $N/t$. *Bus bandwidth* is that times $2(p-1)/p$, and you know why: it's what each rank really sends, so you can compare it with the speed of the wire for any $p$. For a reduce-scatter or an all-gather, the factor is $(p-1)/p$.
+# - **torch.distributed** also has forms for one large tensor instead of a list, `all_gather_into_tensor` and `reduce_scatter_tensor` (from torch 2.13 on, `all_gather_single` and `reduce_scatter_single`). With `async_op=True`, a collective returns a request, like `isend`. `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares shapes before each collective, as tplab does, and PyTorch's "flight recorder"
+#   keeps the last collectives of each rank while NCCL runs them and dumps them after a timeout.
+#
+# </details>
+#
+# Does your algorithm agree with PyTorch's? Here are both on the same numbers. (`tplab.collectives` has what you wrote, for any group and for sizes that `p` doesn't divide.)
 
 
 # %%
@@ -758,15 +714,6 @@ def beside_torch():
 list(launch(beside_torch, 3))
 
 # %% [markdown]
-# ## 8 · Recap
-#
-# - A rank is a process with memory of its own; the same program runs on all of them, and nothing is shared unless it is sent.
-# - Collectives are matched by their order in each group. A rank that skips one, or brings another shape, stops everybody, or worse, doesn't.
-# - All-reduce = reduce-scatter + all-gather. In a ring each takes $p-1$ steps, and each rank sends $(p-1)/p$ of the tensor: $2(p-1)/p \cdot N$ in all.
-# - A message costs $\alpha + \beta n$. Small ones are all latency: then fewer steps win (tree). Large ones are all bandwidth: then fewer bytes win (ring).
-# - Next: what is worth sending. Chapter 02 splits a matrix product over the ranks, in the two ways that there are.
-
-# %% [markdown]
 # ## Your library so far
 #
 # Your package now has an all-reduce that's made of nothing but sends and receives, and it can predict how long one takes.
@@ -775,3 +722,6 @@ list(launch(beside_torch, 3))
 from tplab.course import library
 
 library(1)
+
+# %% [markdown]
+# You know what it costs to talk. Now, what's worth saying? A matmul can be split over the ranks by columns or by rows, and the two ways need very different messages. Which one would you choose?

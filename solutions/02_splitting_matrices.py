@@ -1,15 +1,12 @@
 # %% [markdown]
 # # 02 · Splitting matrices
 #
-# **The question.** A weight matrix is too large for one device. How can several devices multiply by it together, when each
-# of them holds only a part?
+# Your GPU can't hold the weight matrix, so you split it over several GPUs. There are two natural ways to do that, and your choice
+# decides how much the GPUs have to talk to each other for the rest of the training run. Choose well, and most of the messages
+# simply disappear.
 #
-# A matrix has two dimensions, so there are two ways to cut it. At the end of this chapter you have written both, run them on
-# real processes, counted what they send, and found out which of them lets a nonlinearity pass. The rest of the course is
-# built from these two.
-#
-# You need chapter 01: ranks, `launch`, `device()`, and the collectives all-reduce and all-gather.
-# One cell uses your answers (2.1, 2.2 and 2.3): the measurement near the end. All other cells run without them. About 60 minutes.
+# In this chapter you'll cut matrices into shards, find the cheapest way through two matmuls in a row, see what a nonlinearity does
+# to your plans, and repair a bug that NVIDIA shipped. You need ranks, all-reduce and all-gather from chapter 01. About 60 minutes.
 
 # %% tags=["setup"]
 import torch
@@ -20,126 +17,86 @@ from tplab import device, launch, viz
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
-# ## Two ways to cut one product
+# ## Columns or rows?
 #
-# A linear layer without bias is a matrix product:
-#
-# $$Y = XA \qquad\qquad Y_{ij} = \sum_k X_{ik} A_{kj}$$
-#
-# $X$ is `[b, in]`: the batch, one row per example. $A$ is `[in, out]`: the weights. $Y$ is `[b, out]`. The weights are what grows
-# too large, so $A$ is what we cut. Write `p` for the number of devices; in the pictures `p = 2`.
-#
-# **Column split.** Cut $A$ between its columns: $A = [A_0, A_1]$, each $A_r$ `[in, out/p]`. Each part meets the whole of $X$ and
-# gives some *columns* of $Y$. Put side by side, they are $Y$:
-#
-# $$X\,[A_0, A_1] = [X A_0,\; X A_1]$$
-#
-# **Row split.** Cut $A$ between its rows. Row $k$ of $A$ only ever meets column $k$ of $X$, so $X$ is cut as well, between its
-# columns: $X = [X_0, X_1]$, each $X_r$ `[b, in/p]`. Each product is as large as $Y$, but it holds only some *terms* of the
-# sum over $k$. Added up, they are $Y$:
-#
-# $$[X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} = X_0 A_0 + X_1 A_1$$
-#
-# In one sentence: **a column split deals out the entries of $Y$; a row split deals out the terms of every entry.**
+# Suppose you have two devices, and each should hold half of $A$. Which half? Let's try both answers on matrices small enough to
+# check by hand.
 
 # %%
-X = torch.tensor([[1, 2, 3, 4], [0, 1, 0, -1]]).float()  # [b=2, in=4]
-A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]]).float()  # [in=4, out=4]
-X @ A  # [b, out]: what every cut has to give back
+X = torch.tensor([[1, 2, 3, 4], [0, 1, 0, -1]]).float()  # [2, 4]
+A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]]).float()  # [4, 4]
+X @ A  # what we want
 
 # %% [markdown]
-# First on one process, without any communication. The column split:
+# **Split the columns.** Device 0 gets the left two columns of $A$, and device 1 gets the right two. A column of the result depends on
+# just one column of $A$, so each device can finish its own columns of $Y$ without asking anyone.
 
 # %%
-A0, A1 = A[:, :2], A[:, 2:]  # [in, out/2] each
-by_columns = torch.cat([X @ A0, X @ A1], dim=1)  # two of [b, out/2] -> [b, out]
 viz.product(X, A, kind="column", p=2)
 
 # %% [markdown]
-# And the row split. Look at the shapes: each of the two products is `[b, out]`, as large as the result, and neither is right.
+# **Split the rows.** Now device 0 gets the top two rows of $A$, and device 1 gets the bottom two. Row $k$ of $A$ only ever meets column $k$ of $X$, so we can split $X$
+# along with it. But each entry of $Y$ is a sum over *all* the rows of $A$, and neither device can finish even one of them. All it
+# can do is compute its share of every sum.
 
 # %%
-X0, X1 = X[:, :2], X[:, 2:]  # [b, in/2] each
-A0, A1 = A[:2], A[2:]  # [in/2, out] each
-by_rows = X0 @ A0 + X1 @ A1  # two of [b, out] -> [b, out]
 viz.product(X, A, kind="row", p=2)
 
 # %%
-torch.equal(by_columns, X @ A), torch.equal(by_rows, X @ A)
+top, bottom = X[:, :2] @ A[:2], X[:, 2:] @ A[2:]
+viz.matrices({"device 0": top, "device 1": bottom, "added up": top + bottom, "X A": X @ A})
 
 # %% [markdown]
-# Three words for what a tensor can be when it lives on several devices. You will meet them on every page from here on:
+# So a column split divides the *entries* of the result between the devices, while a row split divides the *terms* of every entry. In
+# formulas:
 #
-# - **replicated**: every device holds the whole tensor, the same numbers;
-# - **sharded** along a dimension: each device holds its own part of it, a **shard**;
-# - **partial**: each device holds a tensor of the full shape, and the real one is the *sum* of them.
+# $$X\,[A_0, A_1] = [X A_0,\; X A_1] \qquad\qquad [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} = X_0 A_0 + X_1 A_1$$
 #
-# | | $X$ | $A$ | product on each device | how it becomes $Y$ |
-# |---|---|---|---|---|
-# | column split | replicated `[b, in]` | sharded along dim 1: `[in, out/p]` | `[b, out/p]`, sharded along dim 1 | concatenate |
-# | row split | sharded along dim 1: `[b, in/p]` | sharded along dim 0: `[in/p, out]` | `[b, out]`, partial | add |
+# Three words describe how a tensor can be spread over devices. You'll see them on every page from now on.
 #
-# Turn the knobs: the number of devices, and the way to cut. What happens to the *size of each product* when you change the way? (By columns it shrinks
-# with `p`, by rows it is `[b, out]` however many devices there are.)
+# - **Replicated**: every device holds the full tensor, with the same values.
+# - **Sharded** along a dimension: each device holds a different slice, called a **shard**.
+# - **Partial**: each device holds a tensor of the full shape, and the real tensor is the *sum* of them all.
+#
+# | | needs $X$ | gives $Y$ | what makes $Y$ replicated |
+# |---|---|---|---|
+# | column split | replicated | sharded along its columns | an all-gather |
+# | row split | sharded along its columns | partial | an all-reduce |
+#
+# Play with $p$ below. For which of the two splits does each device's result get smaller as $p$ grows?
 
 # %% tags=["explore"]
 viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
 # %% [markdown]
-# **Predict.** $A$ is `[1024, 4096]` in float32 (4 bytes a number), split by columns over 4 devices. How many rows and columns has
-# one shard, and how many MiB of weights does each device hold? (1 MiB is 1024 · 1024 bytes.) Replace the dots and run the cell.
+# **Predict.** Let $X$ be `[512, 1024]` and $A$ `[1024, 4096]`, in float32, on 4 devices. How many MiB of weights does each device hold, and
+# how many MiB does its *result* take before any communication, with a column split and with a row split? (A MiB is 1024 · 1024 bytes.)
 
 # %% predict="2.a"
-predict("2.a", rows=1024, columns=1024, mib=4)
+predict("2.a", weights=4, column_result=2, row_result=8)
 
-# %% [markdown]
-# ## On real ranks
+# %% [markdown] task="2.1" title="Split a tensor into shards, and put it back together" difficulty=2 minutes=12
+# Write `shard` and `unshard`. They don't communicate; they only slice and join.
 #
-# On real ranks each part of $A$ lies in another process, and "concatenate" and "add" are what the processes send each other. `launch(fn, p)`, the ranks and the collectives are those of chapter 01. This chapter needs two of
-# them:
+# Rank $r$ should hold the $r$-th of `p` equal, contiguous blocks along `dim`, which may be negative. (In shapes, `..` stands for any
+# number of dimensions.) Beware of two traps:
 #
-# | | what every rank has afterwards | bytes of the message, for a `y` of $n$ bytes |
-# |---|---|---|
-# | `dist.all_reduce(y)` | the sum over the ranks, in `y` itself; the call returns `None` | $n$ |
-# | `dist.all_gather(parts, y)` | the `y` of every rank, in rank order, in `parts`: a list of `p` tensors of the shape of `y` | $p \cdot n$ |
-#
-# In the three words from above: an all-reduce makes a partial tensor replicated. An all-gather makes a sharded one replicated, once its parts are concatenated. On two ranks, with a `y` of `[1, 1]` on rank 0 and of `[2, 2]` on rank 1:
-
-
-# %%
-def two_collectives():
-    y = torch.full((2,), 1.0 + dist.get_rank(), device=device())  # [2]
-    parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]  # p of [2]
-    dist.all_gather(parts, y)
-    dist.all_reduce(y)  # y is the sum from here on
-    return {"all-gather, concatenated": torch.cat(parts).tolist(), "all-reduce": y.tolist()}
-
-
-viz.table([{"rank": rank} | told for rank, told in enumerate(launch(two_collectives, 2))])
-
-# %% [markdown]
-# That is all it takes. Now build.
-
-# %% [markdown] task="2.1" title="Cut a tensor into shards, and put it together again" difficulty=2 minutes=12
-# Write `shard` and `unshard`. No communication: both only cut and paste. (In shapes, `..` stands for any number of dimensions.)
-#
-# Rank $r$ holds the $r$-th of `p` equal, consecutive parts along `dim`, which may be negative, as everywhere in PyTorch. Two demands:
-#
-# - A shard has **memory of its own**, and is contiguous in it. A view keeps the whole tensor alive, and then nothing was saved by cutting it.
-# - A size that can't be divided evenly is **refused**, on every rank, with a `ValueError` that names the size and the number of
-#   ranks. Collectives want equal shapes everywhere: an error here, now, is better than a hang there, later.
+# - A slice of a tensor is a *view*. As long as it lives, the full tensor stays in memory, and then you've saved nothing. So a shard needs **its own
+#   memory**, and it should be contiguous.
+# - Collectives want the same shape on every rank. If the size can't be divided evenly, raise a `ValueError` on **every** rank, and name
+#   the size and the number of ranks in its message. A clear error now is better than a program that hangs an hour later.
 
 
 # %% exercise="2.1"
 def shard(tensor: torch.Tensor, dim: int, rank: int, world_size: int) -> torch.Tensor:
-    """The part of `tensor` [.., n, ..] that `rank` holds: [.., n/p, ..], contiguous, with memory of its own.
+    """Return the shard of `tensor` [.., n, ..] that `rank` holds: [.., n/p, ..], contiguous, in its own memory.
 
-    Raises ValueError, naming n and the number of ranks, if n can't be divided by world_size.
+    Raises ValueError, naming n and the number of ranks, if n can't be divided evenly by world_size.
     """
     ### BEGIN SOLUTION
     size = tensor.shape[dim]
     if size % world_size:
-        raise ValueError(f"dimension {dim} has size {size}, which can't be divided over {world_size} ranks")
+        raise ValueError(f"dimension {dim} has size {size}, which can't be divided evenly by {world_size} ranks")
     length = size // world_size
     part = tensor.narrow(dim, rank * length, length)  # [.., n/p, ..], a view
     return part.clone(memory_format=torch.contiguous_format)
@@ -147,104 +104,132 @@ def shard(tensor: torch.Tensor, dim: int, rank: int, world_size: int) -> torch.T
 
 
 def unshard(shards: list[torch.Tensor], dim: int) -> torch.Tensor:
-    """The whole tensor [.., n, ..] from the shards [.., n/p, ..] of all ranks, in rank order."""
+    """Return the full tensor [.., n, ..] from the shards [.., n/p, ..] of all ranks, given in rank order."""
     ### BEGIN SOLUTION
     return torch.cat(shards, dim)
     ### END SOLUTION
 
 
 # %% [markdown] hints="2.1"
-# 1. The part of rank $r$ starts at $r \cdot n/p$ and is $n/p$ long. First find out whether $n/p$ is a whole number.
-# 2. `tensor.narrow(dim, start, length)` cuts along any dimension, negative ones too, and returns a view. Which method of a tensor copies a
-#    view into memory of its own, even if it is contiguous already?
-# 3. `length = tensor.shape[dim] // world_size`, then `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`.
-#    `unshard` is `torch.cat` along the same dimension.
+# 1. Rank $r$'s block starts at $r \cdot n/p$ and is $n/p$ long. Before you slice, find out whether $n/p$ is a whole number.
+# 2. `tensor.narrow(dim, start, length)` slices along any dimension, including negative ones, and returns a view. Which method of a
+#    tensor copies a view into new memory even if it's already contiguous?
+# 3. Let `length = tensor.shape[dim] // world_size`, and return
+#    `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`. `unshard` is a single `torch.cat`.
 
 # %% check="2.1"
 check("2.1", shard, unshard)
 
-# %% [markdown] task="2.2" title="Column split on real ranks" difficulty=2 minutes=10
-# From here on your function runs on `p` ranks at once. Each rank is given the whole `x` and its own shard of the columns of `A`.
-# Return the whole `Y` on **every** rank.
+# %% [markdown]
+# ## Two matmuls in a row
 #
-# The check runs it on 1, 2 and 4 real ranks, with random numbers that differ from shard to shard, compares every rank's result with `X @ A` on
-# one process, and looks at the record: one collective, and what it carries are outputs. Weights stay where they are.
+# One matmul on its own always ends in a collective, whichever way you split it. It gets interesting when a second matmul follows:
 #
-# Only the forward pass, in this chapter. How gradients find their way back is the next one.
+# $$Z = (X A)\,B$$
+#
+# $X$ is replicated, $A$ and $B$ both have to be split, and in the end every rank needs all of $Z$. You may split each matrix by columns or by
+# rows, which gives four combinations. If you make everything replicated after each matmul, you're always right, and always
+# wasteful. Could the second matmul use what the first one leaves on each rank, just as it is?
+#
+# To compare plans, count the bytes that each rank sends in the rings of chapter 01. For a tensor of $N$ bytes, an all-gather costs
+# $\frac{p-1}{p}N$. An all-reduce costs twice as much.
+
+# %% [markdown] task="2.2" title="The cheapest way through two matmuls" difficulty=3 minutes=20
+# Paper first! Write down what each of the four combinations has to send. Then write two functions:
+#
+# - `choose_splits` returns the cheapest combination for a given size of the layer in the middle, such as `("row", "column")` for $A$ split by rows and $B$ by columns. Your answer may depend on the sizes.
+# - `two_matmuls` computes $Z$ with the combination that you chose. The check shards $A$ and $B$ accordingly, and each rank
+#   gets its shards.
+#
+# The check tries middle layers that are wider than $Z$, narrower, and equally wide. It compares $Z$ on every rank, and it compares your
+# traffic with the least that's possible. If two combinations are equally cheap, you may return either one.
 
 
 # %% exercise="2.2"
-def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
-    """Y = X A, where A is split by columns.
+def choose_splits(hidden: int, out: int) -> tuple[str, str]:
+    """Return how to split A [in, hidden] and B [hidden, out], each "column" or "row", so that Z = (X A) B is cheapest."""
+    ### BEGIN SOLUTION
+    return ("column", "row") if 2 * out <= hidden + out else ("column", "column")
+    ### END SOLUTION
 
-    x [.., in], replicated; a_shard [in, out/p], this rank's columns of A. Returns Y [.., out], replicated.
+
+def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, splits: tuple[str, str]) -> torch.Tensor:
+    """Return Z = (X A) B [.., out] on every rank.
+
+    x [.., in]: the full X; a_shard and b_shard: this rank's shards of A [in, hidden] and B [hidden, out];
+    splits: what your choose_splits returned for these sizes
     """
     ### BEGIN SOLUTION
-    y_shard = x @ a_shard  # [.., out/p]
-    parts = [torch.empty_like(y_shard) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, y_shard)
-    return torch.cat(parts, dim=-1)  # [.., out]
+    y = x @ a_shard  # [.., hidden/p]: A is always split by columns
+    if splits == ("column", "row"):
+        z = y @ b_shard  # [.., out], partial: these columns of y meet exactly these rows of B
+        dist.all_reduce(z)
+        return z
+
+    def gathered(columns: torch.Tensor) -> torch.Tensor:  # [.., n] on each rank -> [.., p n] on every rank
+        parts = [torch.empty_like(columns) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, columns)
+        return torch.cat(parts, dim=-1)
+
+    return gathered(gathered(y) @ b_shard)
     ### END SOLUTION
 
 
 # %% [markdown] hints="2.2"
-# 1. Multiply first. What shape is this rank's product, which part of $Y$ is it, and who has the other parts?
-# 2. `dist.all_gather(parts, y_shard)` needs a list of `p` empty tensors of the shape of `y_shard`. It fills them in rank order.
-# 3. `parts = [torch.empty_like(y_shard) for _ in range(dist.get_world_size())]`, gather, then `torch.cat` along the dimension that was cut:
-#    the last one. `x` may have more than two dimensions.
+# 1. Start with columns for $A$. Afterwards, rank $r$ holds some columns of $XA$. Which rows of $B$ do exactly these columns meet? And what would rows
+#    for $A$ leave behind?
+# 2. Count in units of one element per row of $X$. Column then row costs an all-reduce of `out`, so about `2 * out`. Column then column
+#    costs two all-gathers, of `hidden` and of `out`. What do the two combinations that begin with rows cost?
+# 3. Combinations that begin with rows are never cheaper. So compare `2 * out` with `hidden + out`. For column then row, `two_matmuls` is
+#    `z = x @ a_shard @ b_shard`, followed by an all-reduce. For column then column, gather the columns after each of the two matmuls.
 
 # %% check="2.2"
-check("2.2", column_product)
-
-# %% [markdown] task="2.3" title="Row split on real ranks" difficulty=2 minutes=8
-# Now each rank is given its shard of the columns of `X` and its shard of the rows of `A`. Again, return the whole `Y` on every rank.
-
-
-# %% exercise="2.3"
-def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
-    """Y = X A, where A is split by rows.
-
-    x_shard [.., in/p], this rank's columns of X; a_shard [in/p, out], this rank's rows of A.
-    Returns Y [.., out], replicated.
-    """
-    ### BEGIN SOLUTION
-    y = x_shard @ a_shard  # [.., out], partial
-    dist.all_reduce(y)  # [.., out], replicated
-    return y
-    ### END SOLUTION
-
-
-# %% [markdown] hints="2.3"
-# 1. Each rank's product has the shape of $Y$, but only some terms of each sum. What is missing, and which of the two collectives brings it?
-# 2. `dist.all_reduce(y)` adds over the ranks, in place. What does it return?
-# 3. Three lines: `y = x_shard @ a_shard`, then `dist.all_reduce(y)`, then `return y`.
-
-# %% check="2.3"
-check("2.3", row_product)
+check("2.2", choose_splits, two_matmuls)
 
 # %% [markdown]
-# ## What a nonlinearity changes
+# So with the right plan, nothing at all is sent between the two matmuls, unless the layer in the middle is a bottleneck. Bottlenecks
+# do exist in practice. A LoRA adapter squeezes thousands of features through a layer of perhaps 16, and S-LoRA splits its two
+# matrices by columns and gathers the tiny result in between (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
-# A network is not a chain of matrix products: between two of them stands a nonlinearity, here **GELU**, which takes each number
-# on its own: `gelu(t)` is about `t` for large `t`, about 0 for very negative `t`, and bends in between.
+# Does the traffic that your ranks really sent fit the formulas? Let's measure.
+
+
+# %%
+def measured(x, a, b, splits):
+    dims = {"column": 1, "row": 0}
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    a_shard, b_shard = (shard(m, dims[split], rank, world_size) for m, split in zip((a, b), splits, strict=True))
+    two_matmuls(x.to(device()), a_shard.to(device()), b_shard.to(device()), splits)
+
+
+rows = []
+for hidden in (64, 4):
+    x, a, b = torch.randn(8, 16), torch.randn(16, hidden), torch.randn(hidden, 16)
+    for p in (2, 4):
+        splits = choose_splits(hidden, 16)
+        for collective, (calls, size) in launch(measured, p, args=(x, a, b, splits)).record.totals().items():
+            ring = (2 if collective == "all_reduce" else 1) * (p - 1) * size // p
+            rows.append({"hidden": hidden, "splits": ", ".join(splits), "p": p, "collective": collective, "calls": calls,
+                         "bytes": size, "sent by each rank, in a ring": ring})  # fmt: skip
+viz.table(rows)
+
+# %% [markdown]
+# Notice what's missing from this table: the weights. They don't move at all, however large they are. That's the bargain of tensor
+# parallelism. You send activations so that the weights can stay where they are.
 #
-# It would be good if each rank could apply it to its own product, without asking anybody. After a **column split** it can: a rank
-# holds finished entries of $Y$, and GELU looks at one entry at a time.
+# ## Then comes a nonlinearity
 #
-# $$\mathrm{GELU}([XA_0, XA_1]) = [\mathrm{GELU}(XA_0),\; \mathrm{GELU}(XA_1)]$$
+# Real networks put a nonlinearity between two matmuls, and it doesn't care about your plans. Take **GELU**. It works on each element
+# separately: it keeps large values, turns very negative ones into 0, and bends in between.
 #
-# After a **row split** a rank holds terms of a sum, and GELU of a sum is not the sum of GELUs:
-#
-# $$\mathrm{GELU}(X_0A_0 + X_1A_1) \ne \mathrm{GELU}(X_0A_0) + \mathrm{GELU}(X_1A_1)$$
-#
-# **Predict.** For one entry of $Y$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is GELU of the entry? And what
-# comes out if each rank applies GELU to its own term and the results are added? Round to whole numbers.
+# **Predict.** For some entry of $XA$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is GELU of the entry? And what do you get if
+# each rank applies GELU to its own term before the terms are added? Round to whole numbers.
 
 # %% predict="2.b"
 predict("2.b", right=0, added_after=3)
 
 # %% [markdown]
-# The two terms as sliders. Find a place where both ways nearly agree, and one where they are far apart.
+# Move the two terms below. Can you find a place where both ways nearly agree, and one where they're far apart?
 
 
 # %% tags=["explore"]
@@ -256,21 +241,21 @@ def two_terms(rank_0, rank_1):
 
 viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0])
 
-# %% [markdown] task="2.4" title="Where GELU goes wrong, and where it looks right" difficulty=3 minutes=15
-# On one process. Write the size of the error, then two examples for `p = 2`:
+# %% [markdown] task="2.3" title="Where GELU goes wrong, and where you wouldn't notice" difficulty=3 minutes=15
+# This one runs in a single process. Write a function that measures the error, and then find two examples for `p = 2`:
 #
-# - `gelu_gap`: the largest absolute difference, over all entries, between GELU after the sum and GELU before the sum.
-# - `counter_example`: some $X$, $A$ for which the gap is at least 1.
-# - `lucky_example`: some $X$, $A$ for which the gap is below $10^{-6}$, although no number in them lies between $-0.1$ and $0.1$.
+# - `gelu_gap` returns the largest absolute difference, over all entries, between GELU after the sum and GELU before the sum.
+# - `counter_example` returns an $X$ and an $A$ for which the gap is at least 1.
+# - `lucky_example` returns an $X$ and an $A$ for which the gap is below $10^{-6}$, even though none of their elements lies between $-0.1$ and $0.1$.
 #
-# The second is worth as much as the first. A test on a lucky example passes, and the program is wrong.
+# Don't underestimate the lucky one. If your unit test happens to use such numbers, it passes, and your program is wrong.
 
 
-# %% exercise="2.4"
+# %% exercise="2.3"
 def gelu_gap(x: torch.Tensor, a: torch.Tensor, world_size: int) -> float:
-    """max |GELU(sum of the ranks' products) - sum of GELU(each rank's product)|, for a row split.
+    """Return max |GELU(sum of the ranks' results) - sum of GELU(each rank's result)| for a row split of A.
 
-    x [b, in], a [in, out], both whole; `in` can be divided by world_size.
+    x [b, in] and a [in, out] are the full matrices, and world_size divides `in`.
     """
     ### BEGIN SOLUTION
     xs, rows = x.chunk(world_size, dim=1), a.chunk(world_size, dim=0)  # p of [b, in/p] and of [in/p, out]
@@ -282,75 +267,100 @@ def gelu_gap(x: torch.Tensor, a: torch.Tensor, world_size: int) -> float:
 
 
 def counter_example() -> tuple[torch.Tensor, torch.Tensor]:
-    """x [b, in] and a [in, out], in even, with gelu_gap(x, a, 2) >= 1."""
+    """Return x [b, in] and a [in, out], with `in` even, such that gelu_gap(x, a, 2) >= 1."""
     ### BEGIN SOLUTION
-    return torch.tensor([[3.0, 3.0]]), torch.tensor([[1.0], [-1.0]])  # terms +3 and -3: the sum is 0
+    return torch.tensor([[3.0, 3.0]]), torch.tensor([[1.0], [-1.0]])  # the terms +3 and -3 add up to 0
     ### END SOLUTION
 
 
 def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
-    """x [b, in] and a [in, out], in even, no number between -0.1 and 0.1, with gelu_gap(x, a, 2) < 1e-6."""
+    """Return x [b, in] and a [in, out], with `in` even and no element between -0.1 and 0.1, and a gap below 1e-6."""
     ### BEGIN SOLUTION
     return torch.tensor([[9.0, 9.0]]), torch.tensor([[1.0], [1.0]])  # gelu(t) is t for large t
     ### END SOLUTION
 
 
+# %% [markdown] hints="2.3"
+# 1. For the gap, write one line of code for GELU after the sum and one for GELU before it. For the examples, a single entry is enough: with `in = 2`
+#    and `b = out = 1`, each rank holds one term, and the sliders above show you both.
+# 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` are the shards. For a large gap, let the terms cancel, because GELU of
+#    0 is 0. For a tiny gap, ask yourself where GELU is a straight line through 0.
+# 3. The terms $+3$ and $-3$ give a gap of about 3. The terms 9 and 9 give no gap at all, because `gelu(t)` is `t` when $t$ is large, and for
+#    straight lines through 0 the order doesn't matter.
+
+# %% check="2.3"
+check("2.3", gelu_gap, counter_example, lucky_example)
+
+# %% [markdown]
+# Go back to the four combinations of exercise 2.2 and put a GELU between $A$ and $B$. Which of them still work without a message in the middle?
+# Hold on to your answer. We'll need it in chapter 05.
+#
+# ## Repair it
+#
+# Transformer Engine, NVIDIA's library of fast layers, had a helper that gathered a tensor along its last dimension. Here's what it did:
+
+
+# %%
+def as_shipped(y):
+    """[.., n] on each rank -> [.., p n] on every rank."""
+    gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])
+    dist.all_gather_into_tensor(gathered, y)
+    return gathered.view(*y.shape[:-1], -1)
+
+
+def columns_of_y(x, a):
+    y = x.to(device()) @ a.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].to(device())
+    return as_shipped(y)
+
+
+viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "right": X @ A})
+
+# %% [markdown]
+# No error, the right shape, the same result on every rank, and even the right numbers! They're just not in the right places. The bug went
+# unnoticed until somebody compared gradients (TransformerEngine issue 530, repaired in pull request 531). The original had no `view`. It
+# gave NCCL an output of the final shape, and NCCL only counts elements. Gloo compares shapes, so we need the `view` to get the same bug.
+
+# %% [markdown] task="2.4" title="Repair a gather" difficulty=3 minutes=10
+# Here it is. Find out in which order `all_gather_into_tensor` fills its output, and repair the function. It should still send
+# one message, just as large as before, and `y` may have any number of dimensions.
+
+
+# %% exercise="2.4"
+def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
+    """Return the ranks' y [.., n] side by side, in rank order: [.., p n] on every rank."""
+    ### BEGIN SOLUTION
+    gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])
+    dist.all_gather_into_tensor(gathered, y.contiguous())  # one rank's y after another
+    by_rank = gathered.view(dist.get_world_size(), *y.shape)  # [p, .., n]
+    return by_rank.movedim(0, -2).flatten(-2)  # [.., p, n] -> [.., p n]
+    ### BROKEN
+    # gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])
+    # dist.all_gather_into_tensor(gathered, y)
+    # return gathered.view(*y.shape[:-1], -1)
+    ### END SOLUTION
+
+
 # %% [markdown] hints="2.4"
-# 1. Write the two sides of the inequality above as two lines of code. For the examples, one entry is enough: `in = 2`, `b = out = 1`. Then rank 0
-#    holds one term and rank 1 the other, and the sliders above show you both.
-# 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` are the shards. For a large gap, let the terms cancel: what is GELU of 0? For
-#    a tiny gap, ask where GELU is a straight line through 0.
-# 3. The terms $+3$ and $-3$ give a gap of about 3. The terms 9 and 9 give a gap of 0: for large $t$, `gelu(t)` is `t`, and the sum of straight
-#    lines is straight.
+# 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In which order do the numbers arrive?
+# 2. The collective knows nothing about rows and columns. It writes all of rank 0's memory, then all of rank 1's, and so on. Which shape would describe that honestly?
+# 3. View what was gathered as `[p, .., n]`. Then move the first dimension next to the last one, and merge the two. (Or gather into a
+#    list with `dist.all_gather`, and use `torch.cat`.)
 
 # %% check="2.4"
-check("2.4", gelu_gap, counter_example, lucky_example)
+check("2.4", gather_last_dim)
 
 # %% [markdown]
-# So a nonlinearity goes after a column split, or after the all-reduce of a row split, never in between. Keep this in mind until chapter 05:
-# column, GELU, row needs no communication in the middle.
-#
+# **Predict.** Why did nobody notice? Suppose their unit test uses a `y` with two dimensions. What's the largest number of *rows* for which the broken
+# function passes on any number of ranks? And what's the largest number of *ranks* for which it passes with any number of rows?
+
+# %% predict="2.c"
+predict("2.c", rows=1, ranks=1)
+
+# %% [markdown]
 # ## Break it
 #
-# Three programs that are wrong on purpose. Read what they show before you read what they are.
-#
-# **First.** A row split whose author forgot the all-reduce. Nothing fails, and the shape is right. (`args` are the arguments of the function; `launch`
-# copies them to every rank.)
-
-
-# %%
-def forgotten_all_reduce(x, a):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    x_shard, a_shard = x.chunk(world_size, dim=1)[rank], a.chunk(world_size, dim=0)[rank]  # [b, in/p], [in/p, out]
-    return x_shard @ a_shard  # [b, out]
-
-
-results = launch(forgotten_all_reduce, 2, args=(X, A))
-viz.matrices({"rank 0": results[0], "rank 1": results[1], "added up": sum(results), "right": X @ A})
-
-# %% [markdown]
-# The symptom: the ranks disagree about a tensor that should be replicated, and their sum is right. That is what *partial* looks like.
-#
-# **Second.** GELU on each rank, then the all-reduce. The ranks agree with each other now, and are wrong together:
-
-
-# %%
-def gelu_before_the_sum(x, a):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    x_shard, a_shard = x.chunk(world_size, dim=1)[rank], a.chunk(world_size, dim=0)[rank]  # [b, in/p], [in/p, out]
-    y = gelu(x_shard @ a_shard).to(device())  # [b, out]
-    dist.all_reduce(y)
-    return y
-
-
-results = launch(gelu_before_the_sum, 2, args=(X, A))
-viz.matrices({"rank 0": results[0], "rank 1": results[1], "right": gelu(X @ A)})
-
-# %% [markdown]
-# In the first row all terms are positive, and the errors are small and easily overlooked: 11.84 for 12, 10.84 for 11. In the second row, third column, a
-# $+1$ meets a $-1$: 0.68 instead of 0. With lucky numbers this mistake is invisible.
-#
-# **Third.** Ten columns on four ranks, cut by `torch.chunk`, which does not mind: it gives 3, 3, 3 and 1. Your `shard` refuses. This is what it saves you from:
+# Ten columns don't fit evenly on four ranks. Your `shard` refuses, but `torch.chunk` doesn't mind: it hands out 3, 3, 3 and 1. Here's what your
+# `ValueError` saves people from.
 
 
 # %%
@@ -367,72 +377,33 @@ with show_failure():
     launch(uneven, 4)
 
 # %% [markdown]
-# Outside this course the same program may hang, crash, or return wrong numbers. Here the runtime compares the shapes before it lets the ranks go on.
+# You only get this report because tplab compares the shapes before it lets the ranks continue. Elsewhere, the same program may
+# hang, crash, or return wrong numbers.
 
 # %%
 symptoms(2)
 
 # %% [markdown]
-# ## Measure it
-#
-# **Predict.** $X$ is `[4, 8]`, $A$ is `[8, 12]`, float32, on 4 ranks. How many bytes does the tensor have that the column split gathers (all parts
-# together)? That the row split adds up? And how many bytes of weights does each rank hold?
-
-# %% predict="2.c"
-predict("2.c", all_gather=192, all_reduce=192, weights=96)
-
-
-# %%
-def measured(kind, x, a):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    a_shard = shard(a, 1 if kind == "column" else 0, rank, world_size)  # [in, out/p] or [in/p, out]
-    if kind == "column":
-        column_product(x.to(device()), a_shard.to(device()))
-    else:
-        row_product(shard(x, 1, rank, world_size).to(device()), a_shard.to(device()))
-    return a_shard.untyped_storage().nbytes()  # of the memory behind this rank's weights
-
-
-b, n_in, n_out = 4, 8, 12
-x, a = torch.randn(b, n_in), torch.randn(n_in, n_out)
-rows = []
-for kind, rounds in (("column", 1), ("row", 2)):
-    for p in (2, 4):
-        results = launch(measured, p, args=(kind, x, a))
-        ((collective, (calls, size)),) = results.record.totals().items()
-        rows.append(
-            {
-                "split": kind,
-                "p": p,
-                "collective": collective,
-                "calls": calls,
-                "bytes": size,
-                "formula 4·b·out": 4 * b * n_out,
-                "bytes of weights on a rank": max(results),
-                "sent by each rank (computed for a ring)": rounds * (p - 1) * size // p,
-            }
-        )
-viz.table(rows)
-
-# %% [markdown]
-# Two things to read off.
-#
-# - The message is $b \cdot out$ numbers in both cases, and doesn't depend on `p`. What it costs does. In the ring of chapter 01 each rank sends
-#   $\frac{p-1}{p}N$ bytes for an all-gather of $N$ bytes, and twice that for an all-reduce: the row split sends twice as much as the column split.
-# - The weights per rank shrink as $1/p$, and never travel. That is the bargain of tensor parallelism: activations are sent so that weights can stay.
-#
 # ## In the wild
 #
-# - **`nn.Linear` stores $A^T$.** Its `weight` is `[out, in]`, so a *column* split of $A$ cuts `weight` along dim **0**, a *row* split along dim **1**.
-#   Everybody mixes this up once.
-# - **Megatron-Core** has both splits as layers, `ColumnParallelLinear` and `RowParallelLinear` in `megatron/core/tensor_parallel/layers.py`; the cut is
-#   `split_tensor_along_last_dim` in `utils.py` beside it, and `divide` in `megatron/core/utils.py` asserts that the sizes come out even.
-# - **PyTorch** calls the three words `Replicate()`, `Shard(dim)` and `Partial()` and attaches them to a tensor: a **DTensor**
-#   (`torch.distributed.tensor`). Its layers `ColwiseParallel` and `RowwiseParallel` (`torch.distributed.tensor.parallel`) put `nn.Linear.weight` at
-#   `Shard(0)` and `Shard(1)`. A DTensor may be cut unevenly: shards are made as by `torch.chunk` and padded before a collective.
-# - **This course** keeps `shard` and `unshard` in `tplab/tensor/sharding.py`. From the next chapter on they are imported from there.
+# One thing trips up everybody once. `nn.Linear` stores its weight as `[out, in]`, so it's $A^T$. A *column* split of $A$ therefore slices
+# `weight` along dimension **0**, and a *row* split slices it along dimension **1**.
 #
-# DTensor works out the rules of this chapter for itself. Multiply, and ask what came out:
+# <details><summary>Going deeper: Megatron-Core, DTensor, and splits in two dimensions</summary>
+#
+# - **Megatron-Core** has both splits as layers, `ColumnParallelLinear` and `RowParallelLinear`, in
+#   `megatron/core/tensor_parallel/layers.py`. You'll write both of them in chapter 04.
+# - **PyTorch** attaches our three words to a tensor, as `Replicate()`, `Shard(dim)` and `Partial()`, and calls the result a **DTensor**
+#   (`torch.distributed.tensor`). Its `ColwiseParallel` and `RowwiseParallel` put an `nn.Linear`'s weight at `Shard(0)` and `Shard(1)`. A
+#   DTensor may be split unevenly: it's split as by `torch.chunk`, and padded before a collective.
+# - **2D, 2.5D and 3D tensor parallelism** arrange the ranks in a square or a cube and split both matrices along both dimensions. Then
+#   no rank needs a full $X$ or $Y$, but there are more messages. Colossal-AI's documentation describes all three. In this course, "3D" means something else: tensor, pipeline and
+#   data parallelism together (chapter 14).
+# - **tplab** keeps `shard` and `unshard` in `tplab/tensor/sharding.py`. From the next chapter on, we import them from there.
+#
+# </details>
+#
+# DTensor works out the table from the beginning of this chapter all by itself. We only have to multiply and ask what came out.
 
 
 # %%
@@ -448,20 +419,15 @@ def ask_dtensor(x, a):
 launch(ask_dtensor, 2, args=(X, A))[0]
 
 # %% [markdown]
-# ## Recap
-#
-# - Column split: $A$ cut along `out`, $X$ replicated, products are finished columns: concatenate (all-gather).
-# - Row split: $A$ cut along `in`, $X$ cut with it, products are partial sums: add (all-reduce).
-# - GELU may stand after a column split, not before the sum of a row split; lucky numbers hide the mistake.
-# - Traffic so far: $b \cdot out$ numbers per product, for either split. Weights per rank: $in \cdot out / p$.
-# - Next: autograd does not see collectives. Chapter 03 teaches it, with two small operators and their mirror images.
-
-# %% [markdown]
 # ## Your library so far
 #
-# It can cut a matrix both ways now, and multiply with the pieces.
+# It can split any tensor now, and it knows the cheapest way through two matmuls.
 
 # %%
 from tplab.course import library
 
 library(2)
+
+# %% [markdown]
+# So far we've only gone forward. But you want to *train* with these splits, and when you call `backward()`, autograd walks back through your
+# matmuls without noticing the collectives at all. Which gradients will be wrong?

@@ -1,24 +1,11 @@
 # %% [markdown]
 # # 03 · Conjugate operators
 #
-# **The question.** Autograd follows a tensor through one process. What has to be sent *backward* where a computation is spread
-# over several ranks, so that every gradient comes out as on one device?
+# Take the splits from chapter 02, put a loss at the end, and call `backward()`. Nothing complains, the loss goes down, and some of your
+# gradients are wrong. Autograd follows a tensor through *one* process, and it has no idea that other ranks exist.
 #
-# At the end of this chapter you have written four operators, a few lines each. They are nearly all the communication that
-# tensor parallelism needs, and they come in two pairs: what one does forward, its partner does backward.
-#
-# ```
-#                  forward                                backward
-#     f            nothing                                all-reduce
-#     g            all-reduce                             nothing
-#     scatter      keep my part                           all-gather
-#     gather       all-gather                             keep my part
-# ```
-#
-# You need chapter 02: `launch` (runs a function on `p` ranks), `device()` (this rank's device), the column and the row split, and these five words:
-# **rank** (one of `p` processes, each with memory of its own), **replicated** (every rank holds the same whole tensor), **sharded** (each holds its
-# part), **partial** (each holds one term of a sum), **collective** (a call that all ranks make together: `dist.all_reduce` adds up over the ranks, in
-# place; `dist.all_gather` brings everybody's part to everybody). About 75 minutes.
+# Four small operators repair that. They contain nearly all the communication there is in tensor parallelism, and you'll write them.
+# About 75 minutes.
 
 # %% tags=["setup"]
 import warnings
@@ -32,50 +19,37 @@ from tplab.course import check, predict, show_failure, symptoms
 from tplab.tensor import mappings, shard, unshard
 
 # %% [markdown]
-# ## A network of four weights, on two ranks
+# ## A network with four weights
 #
-# Take a very small network of two linear layers. Its input and its output are one number, the hidden layer has two, one per rank. The first layer is split
-# by columns, the second by rows, as in chapter 02. Rank $r$ holds the weights $a_r$ and $b_r$.
+# This is the smallest network that shows the problem. Its input and output are single numbers, and its hidden layer has one unit per rank. The first layer is split by
+# columns and the second by rows, so rank $r$ holds the weights $a_r$ and $b_r$.
 #
 # ```
 #           rank 0   ┌── y₀ = x·a₀ ── z₀ = y₀·b₀ ──┐
 #     x  ────────────┤                             ├── z = z₀ + z₁ ── L = z²/2
 #           rank 1   └── y₁ = x·a₁ ── z₁ = y₁·b₁ ──┘
-#
-#     replicated         sharded       partial         replicated
 # ```
 #
-# With $x = 2$, $a = (3, 5)$, $b = (1, -1)$:
+# Let $x = 2$, $a = (3, 5)$ and $b = (1, -1)$. Going forward, rank 0 computes $y_0 = 6$ and $z_0 = 6$, while rank 1 computes $y_1 = 10$ and $z_1 = -10$. An all-reduce adds the
+# two terms, so both ranks get $z = -4$, and both compute the same loss, $L = 8$.
 #
-# | | rank 0 | rank 1 | |
-# |---|---|---|---|
-# | $y_r = x a_r$ | 6 | 10 | sharded: each rank has its own |
-# | $z_r = y_r b_r$ | 6 | -10 | partial: the terms of a sum |
-# | $z = z_0 + z_1$ | -4 | -4 | replicated, after an all-reduce |
-# | $L = z^2/2$ | 8 | 8 | replicated: every rank computes the same loss |
+# Now go back. ($dt$ is short for $\partial L/\partial t$.) Both ranks know that $dz = z = -4$. Since $z$ is a plain sum, each of its terms gets this gradient unchanged. So far, so good.
 #
-# Now back, by the chain rule, from the loss to $x$:
+# | | rank 0 | rank 1 |
+# |---|---|---|
+# | $dz_r = dz$ | -4 | -4 |
+# | $db_r = y_r\, dz_r$ | -24 | -40 |
+# | $dy_r = b_r\, dz_r$ | -4 | 4 |
+# | $da_r = x\, dy_r$ | -8 | 8 |
+# | $dx$ | ? | ? |
 #
-# | | rank 0 | rank 1 | |
-# |---|---|---|---|
-# | $dz = z$ | -4 | -4 | replicated, like $z$ |
-# | $dz_r = dz \cdot \partial z / \partial z_r = dz$ | -4 | -4 | $z$ is a plain sum: each term gets $dz$ as it is |
-# | $db_r = y_r\, dz_r$ | -24 | -40 | the rank's own weight |
-# | $dy_r = b_r\, dz_r$ | -4 | 4 | sharded, like $y$ |
-# | $da_r = x\, dy_r$ | -8 | 8 | the rank's own weight |
-# | $dx = {?}$ | | | |
-#
-# ($dt$ is short for $\partial L / \partial t$.) Each rank knows what its own path contributes to $dx$: $a_r\, dy_r$.
-#
-# **Predict.** What does each rank find for $dx$ if it looks at its own path only, and what is the right $dx$? (Check it: $L$ as a
-# function of $x$ alone is $\frac12 (x a_0 b_0 + x a_1 b_1)^2 = 2x^2$.)
+# **Predict.** Each rank can only follow its own path, so it finds $a_r\, dy_r$ for $dx$. What does each of them get, and what would be right? (With these weights, $L = 2x^2$.)
 
 # %% predict="3.a"
 predict("3.a", rank_0=-12, rank_1=20, right=8)
 
 # %% [markdown]
-# Let autograd do it, on two real ranks, with nothing but `dist.all_reduce` in the middle. (PyTorch warns that `allreduce_` has no
-# autograd kernel and that this "may lead to silently incorrect behavior". We silence the warning, and look at the behavior.)
+# Let's see what autograd finds on two real ranks. (PyTorch warns that `allreduce_` has no autograd kernel. We silence the warning.)
 
 
 # %%
@@ -95,57 +69,86 @@ results = launch(two_layers_without_operators, 2, args=(x, a, b))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
-# The output is right. The gradients of the weights are right. Only $dx$ is wrong, and on each rank in another way: the layers *below*
-# would be trained with two different gradients. Nothing else shows it.
+# Only $dx$ is wrong, and it's wrong in a different way on each rank. If there were layers below, rank 0 and rank 1 would now update the *same* weights with *different*
+# gradients. Nothing else would tell you.
 #
-# ## The two rules
+# ## Four places where ranks meet
 #
-# **A tensor that goes to every rank collects a gradient from every rank.** $x$ is used twice, once on each rank, and the chain rule adds
-# over all uses: $dx = a_0\, dy_0 + a_1\, dy_1 = -12 + 20 = 8$. Within one process autograd does this sum for you. Across ranks it takes an
-# all-reduce. So at the place where $x$ enters we put an operator that does nothing forward and adds up backward. It is called **f**.
+# A tensor-parallel network has four kinds of places where ranks meet, and we put an operator at each of them.
 #
-# **A sum passes its gradient on unchanged.** $z = z_0 + z_1$ gives $dz_0 = dz_1 = dz$. Every rank has $z$, computes the same loss from it, and
-# so has $dz$ already. Nothing needs to be sent. So the operator at this place adds up forward and does nothing backward. It is called **g**.
+# - **f** stands where a replicated tensor enters a region in which every rank computes something different. That's where $x$ goes in.
+# - **g** stands where every rank holds one term of a sum, and the sum is needed. That's where $z$ comes out.
+# - **scatter** stands where a replicated tensor goes in, and each rank only needs its own slice of the last dimension.
+# - **gather** stands where each rank holds a slice of the last dimension, and everyone needs the full tensor.
 #
-# ```
-#     x ── f ──  y_r = x·a_r  ──  z_r = y_r·b_r  ── g ──  z        forward:  all-reduce in g
-#                                                                  backward: all-reduce in f
-# ```
+# After f, the ranks hold the same tensor as before, so does f do anything at all? Not until you turn around.
+
+# %% [markdown] task="3.1" title="A table of four operators" difficulty=3 minutes=12
+# What does each operator have to do, forward and backward? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks side by side), and `"my slice"` (this rank's slice of the
+# last dimension).
 #
-# Why does g not all-reduce the gradient too? Because all ranks share *one* loss. $dz$ is the gradient of that loss, and each rank holds it whole. Adding
-# the `p` copies would count one loss `p` times. PyTorch's general-purpose differentiable all-reduce (`torch.distributed.nn.functional.all_reduce`)
-# does add them: it answers another question, in which each rank has a loss of its own and the sum of all is wanted. Both are right, each for its own question.
+# All ranks share *one* loss, and each of them computes it from the replicated output. The check builds operators from your table, puts them into small networks on 2 and 4 ranks, and compares all gradients with those of a
+# single process.
+
+
+# %% exercise="3.1"
+def operator_table() -> dict[str, tuple[str, str]]:
+    """Return (forward, backward) for "f", "g", "scatter" and "gather"."""
+    ### BEGIN SOLUTION
+    return {
+        "f": ("nothing", "all-reduce"),
+        "g": ("all-reduce", "nothing"),
+        "scatter": ("my slice", "all-gather"),
+        "gather": ("all-gather", "my slice"),
+    }
+    ### END SOLUTION
+
+
+# %% [markdown] hints="3.1"
+# 1. The forward column follows from the descriptions above. For the backward column, ask two questions at each place. What does this rank know about the gradient when it arrives, and
+#    what does the code below need?
+# 2. f: $x$ is used on every rank, and the chain rule adds over all uses. g: $z = z_0 + z_1$, so what is $\partial z/\partial z_0$, and does any rank lack $dz$?
+# 3. Below scatter, every rank needs the gradient of the full tensor, but it only has the gradient of its own slice. Above gather, every rank has the gradient of the full tensor, but it only needs
+#    its own slice of it.
+
+# %% check="3.1"
+check("3.1", operator_table)
+
+# %% [markdown]
+# ![The network from above. Forward, f copies x = 2 to both ranks, and g adds 6 and -10 to -4. Backward, g copies -4, and f adds -12 and 20 to 8. Below, the same without f: the two ranks keep different gradients.](pictures/fg.svg)
 #
-# The same reasoning gives the other pair, for a replicated tensor $x$ `[.., h]` that is cut along its last dimension and put together again (`..` stands
-# for any number of dimensions):
+# <details><summary>All frames, one by one</summary>
 #
-# - **scatter** keeps this rank's part `[.., h/p]`. Backward, each rank holds the gradient of its own part only, and $dx$ `[.., h]` must be whole on
-#   every rank: all-gather.
-# - **gather** all-gathers the parts to the whole `[.., h]`. Backward, every rank holds the whole gradient, and its own part needs only its own
-#   slice of it: nothing is sent.
+# ![The same as numbered stills](pictures/fg_frames.svg)
 #
-# In a network scatter stands before a row split whose input is replicated, gather behind a column split whose output is wanted whole. Below scatter every
-# rank computes the same replicated layers. To train them alike, every rank needs the whole of $dx$.
+# </details>
+
+# %% [markdown]
+# Two rules explain the table.
 #
-# | operator | forward: in → out | forward traffic | backward: in → out | backward traffic |
-# |---|---|---|---|---|
-# | f | replicated → the same | none | partial → replicated | all-reduce |
-# | g | partial → replicated | all-reduce | replicated → the same | none |
-# | scatter | replicated → sharded | none | sharded → replicated | all-gather |
-# | gather | sharded → replicated | all-gather | replicated → sharded | none |
+# **A tensor that goes to every rank gets a gradient from every rank.** The chain rule adds over all uses of $x$, so $dx = -12 + 20 = 8$. Within a process, autograd adds these up for you. Across ranks, you need an
+# all-reduce, and f is the place for it.
 #
-# Read the table by rows in pairs: f backward is g forward, g backward is f forward, and so for scatter and gather. Two such operators are called
-# **conjugate**. It is no accident: each operator is a linear map, and the backward of a linear map is its transpose. For $p = 2$, f makes one number into
-# two copies, and its transpose adds two numbers:
+# **A sum passes its gradient on unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. Nothing has to be sent. If g all-reduced the gradient as well, you'd count one loss
+# $p$ times.
 #
-# $$\begin{bmatrix} x \\ x \end{bmatrix} = \begin{bmatrix} 1 \\ 1 \end{bmatrix} x \qquad\qquad
-# dx = \begin{bmatrix} 1 & 1 \end{bmatrix} \begin{bmatrix} dx_0 \\ dx_1 \end{bmatrix} = dx_0 + dx_1$$
+# Now read the rows of your table in pairs. What f does backward, g does forward, and the other way round, and scatter and gather mirror each other as well. Such operators are called **conjugate**.
 #
-# ($dx_r$ is what rank $r$ contributes. A replicated tensor counts once here, however many ranks hold it.) Cutting and putting together are each other's
-# transpose as well.
+# <details><summary>Going deeper: why they come in pairs, and PyTorch's other all-reduce</summary>
 #
-# Turn the knobs. Every move runs the operator on real ranks (the course's own, from `tplab.tensor.mappings`). What differs from rank to rank is full of
-# $10^{rank}$, so each digit tells which rank it came from; what is replicated is 1, 2, 3, 4. `dy` is the upstream gradient, that of the output. For each operator: which of `y` and `dx` needed another rank's numbers?
+# Each operator is a linear map, and the backward of a linear map is its transpose. For $p = 2$, f turns one number into two copies, and its transpose adds two numbers:
+#
+# $$\begin{bmatrix} x \\ x \end{bmatrix} = \begin{bmatrix} 1 \\ 1 \end{bmatrix} x \qquad\qquad dx = \begin{bmatrix} 1 & 1 \end{bmatrix} \begin{bmatrix} dx_0 \\ dx_1 \end{bmatrix} = dx_0 + dx_1$$
+#
+# (A replicated tensor counts once here, however many ranks hold it.)
+#
+# PyTorch's general-purpose differentiable all-reduce *does* add the gradients in its backward, because it answers a different question. There, each rank has a loss of its own, and you want the gradient of their sum. Both are right, each
+# for its own question. (Since version 2.13, `torch.distributed.nn.functional.all_reduce` is deprecated in favor of the one in `torch.distributed._functional_collectives`.)
+#
+# </details>
+#
+# Play with all four on real ranks. Whatever differs from rank to rank is full of $10^{rank}$, so each digit tells you which rank it came from, and whatever is replicated is 1, 2, 3, 4. `dy` is the gradient of the output. In
+# which of them does `dx` contain numbers from other ranks?
 
 # %% tags=["explore"]
 OPERATORS = {
@@ -175,9 +178,9 @@ def on_ranks(operator, p):
 viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 
 # %% [markdown]
-# ## An operator with a backward of its own
+# ## Teach autograd
 #
-# `torch.autograd.Function` lets you say yourself what happens backward. An example that is none of the four: forward the identity, backward a change of sign. (Through `ctx`, the context, forward can leave something for backward. None of the operators here has to.)
+# With `torch.autograd.Function`, you decide yourself what happens backward. Here's an operator that does nothing forward and turns the gradient around backward.
 
 
 # %%
@@ -196,34 +199,30 @@ TurnRound.apply(x).sum().backward()
 x.grad
 
 # %% [markdown]
-# Two rules of good manners, and the checks insist on them:
+# Two rules of good manners, and the checks insist on both.
 #
-# - **Never write into a tensor you were given.** It belongs to the caller, and autograd may have saved it for another gradient. `dist.all_reduce` writes
-#   into its argument, so hand it a copy: `x.clone(memory_format=torch.contiguous_format)`. The price is memory for one more tensor of that size.
-# - **Hand a collective contiguous memory.** Gradients often are not: the gradient of `.sum()` is a single number pretending to be a matrix. The copy
-#   above is contiguous; where you don't copy, call `.contiguous()`. (The checks stop a tensor with gaps or overlaps in memory, such as a slice or an
-#   expanded one. For an all-reduce any copy without gaps will do if all ranks lay it out alike; `contiguous_format` is the safe habit. For an all-gather
-#   make the tensor contiguous.)
+# - **Never write into a tensor that was given to you.** It belongs to your caller, and autograd may have saved it for another gradient. `dist.all_reduce` writes into its argument, so hand it a copy.
+# - **Hand a collective contiguous memory.** Gradients often aren't contiguous. `x.clone(memory_format=torch.contiguous_format)` gives you a copy that is.
 
-# %% [markdown] task="3.1" title="f: copy forward, add backward" difficulty=2 minutes=10
-# f stands where a replicated tensor enters the **region** in which every rank computes its own share: between f and g in the picture above. Hence the name
-# `CopyToRegion`. In forward, `return x` is right too: autograd then makes the new tensor object that `x.view_as(x)` makes openly. The check gives every rank a different upstream gradient and looks at outputs, gradients and traffic, in both directions, on 1, 2 and 4 ranks.
+# %% [markdown] task="3.2" title="f" difficulty=2 minutes=10
+# Write f. Its name is `CopyToRegion`, because it copies a tensor into the **region** in which every rank computes something different. The check gives every rank a different upstream gradient, and looks at outputs,
+# gradients and traffic in both directions.
 
 
-# %% exercise="3.1"
+# %% exercise="3.2"
 class CopyToRegion(Function):
-    """f: x [..] replicated -> the same."""
+    """f: x [..], replicated, in both directions."""
 
     @staticmethod
     def forward(ctx, x):
-        """Return x unchanged [..]. No communication."""
+        """Return what enters the region [..]."""
         ### BEGIN SOLUTION
         return x.view_as(x)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [..], this rank's term of the gradient -> dx [..], the sum over all ranks."""
+        """Return dx [..] from grad_output [..], the gradient along this rank's path."""
         ### BEGIN SOLUTION
         dx = grad_output.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(dx)
@@ -231,66 +230,54 @@ class CopyToRegion(Function):
         ### END SOLUTION
 
 
-# %% [markdown] hints="3.1"
-# 1. Forward is the example above without the minus sign. Backward: which collective adds over the ranks, and what must it not write into?
-# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, return the copy. `dist.all_reduce` itself returns `None`.
+# %% [markdown] hints="3.2"
+# 1. The forward is the one of `TurnRound`. For the backward, look at your table: which collective adds over the ranks, and what must it not write into?
+# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. `dist.all_reduce` itself returns `None`.
 # 3. `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then `dist.all_reduce(dx)`, then `return dx`.
 
-# %% check="3.1"
-check("3.1", CopyToRegion)
+# %% check="3.2"
+check("3.2", CopyToRegion)
 
-# %% [markdown] task="3.2" title="g: add forward, copy backward" difficulty=2 minutes=8
-# g stands where the region ends in partial sums. It is the mirror image of f.
+# %% [markdown] task="3.3" title="g, scatter and gather" difficulty=3 minutes=15
+# Now write the other three. How little new code do you need? Your table says which halves you already have.
+#
+# scatter and gather work along the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02 are imported. If a size can't be divided evenly, `shard` raises an error for you.
 
 
-# %% exercise="3.2"
+# %% exercise="3.3"
 class ReduceFromRegion(Function):
-    """g: x [..] partial -> y = the sum over all ranks, replicated."""
+    """g: x [..], partial -> y [..], the sum over all ranks."""
 
     @staticmethod
     def forward(ctx, x):
-        """x [..], this rank's term -> y [..], the sum over all ranks."""
+        """Return the sum [..] of the ranks' x [..]."""
         ### BEGIN SOLUTION
-        y = x.clone(memory_format=torch.contiguous_format)
+        y = x.clone(memory_format=torch.contiguous_format)  # or CopyToRegion.backward(ctx, x), which does the same
         dist.all_reduce(y)
         return y
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [..], the same on every rank -> dx [..]. No communication."""
+        """Return dx [..] from grad_output [..], which is the same on every rank."""
         ### BEGIN SOLUTION
         return grad_output
         ### END SOLUTION
 
 
-# %% [markdown] hints="3.2"
-# 1. You have written both halves already, in f. Which goes where?
-# 2. The forward pass may not write into `x` either. Somebody may need it for a gradient: see "Break it" below.
-# 3. Forward: `y = x.clone(memory_format=torch.contiguous_format)`, `dist.all_reduce(y)`, `return y`. Backward: `return grad_output`.
-
-# %% check="3.2"
-check("3.2", ReduceFromRegion)
-
-# %% [markdown] task="3.3" title="scatter: cut forward, gather backward" difficulty=3 minutes=12
-# scatter cuts the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` of chapter 02 are imported. A size that can't be
-# divided is refused: `shard` does that for you.
-
-
-# %% exercise="3.3"
 class ScatterToRegion(Function):
-    """scatter: x [.., h] replicated -> this rank's part [.., h/p]."""
+    """scatter: x [.., h], replicated -> this rank's slice [.., h/p]."""
 
     @staticmethod
     def forward(ctx, x):
-        """x [.., h] -> this rank's part [.., h/p] of the last dimension. No communication."""
+        """Return this rank's slice [.., h/p] of x [.., h]."""
         ### BEGIN SOLUTION
         return shard(x, -1, dist.get_rank(), dist.get_world_size())
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [.., h/p], the gradient of this rank's part -> dx [.., h], whole, the same on every rank."""
+        """Return dx [.., h] from grad_output [.., h/p], the gradient of this rank's slice."""
         ### BEGIN SOLUTION
         mine = grad_output.contiguous()
         parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]  # p of [.., h/p]
@@ -299,53 +286,38 @@ class ScatterToRegion(Function):
         ### END SOLUTION
 
 
-# %% [markdown] hints="3.3"
-# 1. Forward is `shard` along dimension -1. Backward: this rank holds `h/p` columns of the gradient. Who holds the others?
-# 2. `dist.all_gather(parts, mine)` fills a list of `p` tensors in rank order, and `mine` must be contiguous. `unshard(parts, -1)` puts them together.
-# 3. `mine = grad_output.contiguous()`, `parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]`, `dist.all_gather(parts, mine)`,
-#    `return unshard(parts, -1)`.
-
-# %% check="3.3"
-check("3.3", ScatterToRegion)
-
-# %% [markdown] task="3.4" title="gather: gather forward, cut backward" difficulty=3 minutes=8
-# gather is the mirror image of scatter.
-
-
-# %% exercise="3.4"
 class GatherFromRegion(Function):
-    """gather: x [.., h/p], this rank's part -> y [.., h], whole, replicated."""
+    """gather: this rank's slice x [.., h/p] -> y [.., h], replicated."""
 
     @staticmethod
     def forward(ctx, x):
-        """x [.., h/p] -> y [.., h]: the parts of all ranks along the last dimension, in rank order."""
+        """Return the slices x [.., h/p] of all ranks side by side, in rank order: [.., h]."""
         ### BEGIN SOLUTION
-        mine = x.contiguous()
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]  # p of [.., h/p]
-        dist.all_gather(parts, mine)
-        return unshard(parts, -1)  # [.., h]
+        return ScatterToRegion.backward(ctx, x)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [.., h], the same on every rank -> dx [.., h/p], this rank's part of it. No communication."""
+        """Return dx [.., h/p] from grad_output [.., h], which is the same on every rank."""
         ### BEGIN SOLUTION
-        return shard(grad_output, -1, dist.get_rank(), dist.get_world_size())
+        return ScatterToRegion.forward(ctx, grad_output)
         ### END SOLUTION
 
 
-# %% [markdown] hints="3.4"
-# 1. As with f and g: you have both halves, in scatter.
-# 2. Backward: every rank holds the whole gradient. Which columns of it belong to the part that this rank put in?
-# 3. Forward: contiguous, `dist.all_gather`, `unshard(parts, -1)`. Backward: `shard(grad_output, -1, dist.get_rank(), dist.get_world_size())`.
+# %% [markdown] hints="3.3"
+# 1. g is f with its two halves swapped, and gather is scatter with its two halves swapped. So you only have to write scatter from scratch.
+# 2. `forward` and `backward` are ordinary static methods, so one class may call those of another. For scatter's backward, this rank holds `h/p` columns of the gradient, and the others hold the rest. `dist.all_gather(parts, mine)`
+#    fills a list of `p` tensors, and `mine` must be contiguous.
+# 3. g's forward may simply return `CopyToRegion.backward(ctx, x)`. scatter's forward is `shard(x, -1, dist.get_rank(), dist.get_world_size())`. Its backward is
+#    `mine = grad_output.contiguous()`, then `parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]`, `dist.all_gather(parts, mine)`, and `return unshard(parts, -1)`.
 
-# %% check="3.4"
-check("3.4", GatherFromRegion)
+# %% check="3.3"
+check("3.3", ReduceFromRegion, ScatterToRegion, GatherFromRegion)
 
 # %% [markdown]
-# ## Your operators in the network
+# ## Back to the four weights
 #
-# The example from the beginning, now with your f where $x$ enters and your g where the terms are added:
+# Here's the network from the beginning again, with your f where $x$ enters and your g where the terms are added.
 
 
 # %%
@@ -363,47 +335,18 @@ results = launch(two_layers, 2, args=(x, a, b))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
-# $dx = 8$ on both ranks. When did each rank compute, and when was it in an all-reduce? One forward, one backward:
+# $dx$ is 8 on both ranks. The timeline shows when each rank computed and when it was in an all-reduce. There's one on the way forward, and one on the way back.
 
 # %%
 viz.timeline(results)
 
 # %% [markdown]
-# ## Two ways to test such an operator
-#
-# **gradcheck** compares the gradient with finite differences: it nudges each input by a little and watches the output. It works on ranks if all of them
-# nudge the same number at the same time, so it can test the whole way from a replicated input to a replicated output. It can't test f alone: forward, f is
-# the identity, and finite differences see no more than that. The numbers are float64: the nudge is a millionth, and in float32 the difference of two
-# outputs would be mostly rounding error.
-
-
-# %%
-def finite_differences():
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    a = torch.randn(3, 4, dtype=torch.float64, generator=generator).to(device())  # this rank's columns
-    b = torch.randn(4, 2, dtype=torch.float64, generator=generator).to(device())  # this rank's rows
-    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3)  # the same on every rank
-    x = x.to(device()).requires_grad_()
-
-    def network(x):
-        return ReduceFromRegion.apply(torch.tanh(CopyToRegion.apply(x) @ a) @ b)
-
-    return {
-        "from f to g": torch.autograd.gradcheck(network, (x,), raise_exception=False),
-        "f alone": torch.autograd.gradcheck(CopyToRegion.apply, (x,), raise_exception=False),
-    }
-
-
-launch(finite_differences, 2)[0]
-
-# %% [markdown]
-# **The adjoint identity** tests one operator alone. A linear map $M$ and its transpose satisfy, for all $x$ and $dy$,
+# How could you test such an operator if you didn't have our checks? Finite differences won't do, because f does nothing forward, so that's all they would see. But each operator is a linear map $M$, and its backward should be the
+# transpose. If that's true, then for all $x$ and $dy$
 #
 # $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
-# where $\langle u, v \rangle$ is the sum of the products of all entries. Forward gives $Mx$, backward turns the upstream gradient $dy$ into $M^T dy$. With
-# random $x$ and $dy$, two numbers have to agree. What takes care is the counting: a tensor that differs from rank to rank (sharded or partial) counts on
-# every rank, a replicated one counts once.
+# where $\langle u, v \rangle$ is the sum of the products of all elements. So draw random tensors, and compare two numbers. You only have to count correctly: a replicated tensor counts once, and any other tensor counts on every rank.
 
 
 # %%
@@ -438,15 +381,52 @@ for name, (operator, x, dy) in cases.items():
 viz.table(rows)
 
 # %% [markdown]
-# ## Break it
+# ## Repair it
 #
-# **First.** An operator g that does without the copy: it lets `dist.all_reduce` write into its input. (Megatron-Core 0.16.1 does so with contiguous
-# tensors.) Below it stands `exp`, whose derivative is its own output, so autograd keeps that output for the backward pass. It is 1 on rank 0 and 2 on rank 1.
-#
-# **Predict.** $z = 1 + 2 = 3$ is right on both ranks. The gradient of $z$ with respect to each rank's $w$ should be $e^w$: 1 and 2. What do the ranks get?
+# For years, Megatron-LM summed tensors with a helper that did what you see below. With the contiguous tensors that people mostly use, it returned the right sum (Megatron-LM issue 5337).
+
+# %% [markdown] task="3.4" title="Repair a sum" difficulty=3 minutes=10
+# The helper has *two* bugs, which take turns. Which one you get depends on how `x` lies in memory. Find both, and repair the function. It should return the sum over all ranks and leave its caller's tensor alone, whatever the memory layout, with
+# one all-reduce.
+
+
+# %% exercise="3.4"
+def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
+    """Return the sum [..] of the ranks' x [..], in new memory."""
+    ### BEGIN SOLUTION
+    y = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(y)
+    return y
+    ### BROKEN
+    # dist.all_reduce(x.contiguous())
+    # return x
+    ### END SOLUTION
+
+
+# %% [markdown] hints="3.4"
+# 1. What does `x.contiguous()` return if `x` is already contiguous, and what does it return if `x` is a transposed matrix? In each case, which tensor gets the sum, and which tensor is returned?
+# 2. You need a tensor that's surely yours and surely contiguous, and you have to return that one.
+# 3. `y = x.clone(memory_format=torch.contiguous_format)`, all-reduce `y`, and return `y`.
+
+# %% check="3.4"
+check("3.4", sum_over_ranks)
+
+# %% [markdown]
+# **Predict.** What gave it away? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. Which number does rank 0 find in the *result* if the matrix is contiguous, and
+# which if it's transposed? And in the contiguous case, which number does rank 0 find in its *own* matrix afterwards?
 
 # %% predict="3.b"
-predict("3.b", rank_0=3, rank_1=3)
+predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
+
+# %% [markdown]
+# ## Break it
+#
+# How bad can it be to write into somebody else's tensor? Below is a g that does so. It gets its input from `exp`, whose derivative is its own output. So autograd saves that output for the backward pass. It's 1 on rank 0 and 2 on rank 1.
+#
+# **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What do the ranks really get?
+
+# %% predict="3.c"
+predict("3.c", rank_0=3, rank_1=3)
 
 
 # %%
@@ -472,45 +452,15 @@ results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "dw"])
 
 # %% [markdown]
-# The output is right, the gradient is silently wrong. Autograd guards saved tensors by a version counter. An in-place operation such as `add_` raises it,
-# `dist.all_reduce` doesn't:
-
-
-# %%
-def versions():
-    x = torch.ones(1, device=device())
-    seen = {"at first": x._version}
-    x.add_(1)
-    seen["after add_"] = x._version
-    dist.all_reduce(x)
-    return seen | {"after all_reduce": x._version}
-
-
-launch(versions, 2)[0]
-
-# %% [markdown]
-# An author who *declares* the write with `ctx.mark_dirty` gets a loud error instead:
-
-
-# %%
-class DeclaredInPlaceReduce(InPlaceReduce):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        dist.all_reduce(x)
-        return x
-
-
-with show_failure():
-    launch(exp_then_reduce, 2, args=(DeclaredInPlaceReduce,))
-
-# %% [markdown]
-# **Second.** A g that adds backward as well, as PyTorch's general-purpose one does, in the network from the beginning.
+# The output is right, and the gradient is silently wrong. Normally, autograd notices when somebody overwrites a tensor that it has saved, because every in-place operation raises the tensor's version counter. But `dist.all_reduce` doesn't. (With
+# `ctx.mark_dirty(x)`, the author of an operator can at least turn this into an error.)
 #
-# **Predict.** By what factor are $da$, $db$ and $dx$ too large on 2 ranks? And by what factor would they be on 4?
+# Next, here's a g that adds backward as well, in the network from the beginning.
+#
+# **Predict.** By what factor are $da$, $db$ and $dx$ too large on 2 ranks, and by what factor on 4?
 
-# %% predict="3.c"
-predict("3.c", factor_2=2, factor_4=4)
+# %% predict="3.d"
+predict("3.d", factor_2=2, factor_4=4)
 
 
 # %%
@@ -537,10 +487,9 @@ for p in (2, 4):  # the first p of the weights
 viz.table(rows)
 
 # %% [markdown]
-# The output is right, and all gradients are `p` times too large. A second such operator further up would multiply by `p` again. Adam divides constant
-# factors out, so even the loss curve may look healthy. Compare gradients, not losses.
+# All gradients are `p` times too large, and a second operator like this one would multiply by `p` again. Adam divides constant factors out, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
 #
-# **Third.** The carelessness of the first program, in f's backward. The most innocent loss is `.sum()`, and its gradient is a tensor of ones. Look at how it is stored:
+# Finally, the most innocent loss is `.sum()`, and its gradient is a tensor of ones. Look at how it's stored.
 
 # %%
 seen = {}
@@ -556,8 +505,8 @@ gradient = seen["gradient"]
 }
 
 # %% [markdown]
-# Strides of 0: all six entries are the *same* four bytes. This is an **expanded** tensor. An in-place all-reduce writes 24 bytes where there are 4, over
-# whatever lies behind them. With gloo, PyTorch 2.13 doesn't refuse it: the process dies, now or later. The runtime of this course looks before it lets you:
+# With strides of 0, all six elements are the *same* four bytes. It's called an **expanded** tensor. An in-place all-reduce would write 24 bytes where there are only 4, over whatever comes next. With gloo, PyTorch 2.13 doesn't refuse that, and
+# the process dies, now or later. tplab looks before it lets you do it.
 
 
 # %%
@@ -586,14 +535,11 @@ symptoms(3)
 # %% [markdown]
 # ## Measure it
 #
-# **Predict.** On 4 ranks each of the four operators is run once, forward and backward, in float32. The whole tensor `[b, s, h]` (batch, sequence, hidden
-# size) is `[2, 16, 64]`; gather is given its parts. How many collectives does each rank enter in all? And how many bytes has the **message** of one of them: the tensor that is added up, or all gathered parts together?
+# **Predict.** On 4 ranks, each of your four operators runs once, forward and backward, in float32. The full tensor is `[b, s, h] = [2, 16, 64]` (batch, sequence and hidden size), and gather gets slices of it. How many collectives does each rank enter in
+# total? And how many bytes does one **message** have? (That's the tensor that's added up, or all the gathered slices together.)
 
-# %% predict="3.d"
-predict("3.d", collectives=4, bytes=8192)
-
-# %% [markdown]
-# Count them. `launch` records all collectives of a run; `with record() as section:` notes those that this rank enters inside the block, here forward and backward apart.
+# %% predict="3.e"
+predict("3.e", collectives=4, bytes=8192)
 
 
 # %%
@@ -621,25 +567,21 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# Each operator costs one collective on the whole `[b, s, h]`, in one direction, and nothing in the other. In a ring, each rank sends $2\frac{p-1}{p}$ times
-# that message for an all-reduce, $\frac{p-1}{p}$ times for an all-gather. So a pair f, g around two layers costs two all-reduces per training step; chapter 05
-# builds a whole MLP on just that.
+# Each operator costs one collective on the full `[b, s, h]`, in one direction, and nothing in the other. In a ring, an all-reduce costs twice as much as an all-gather.
 #
 # ## In the wild
 #
-# - **Megatron-Core**, `megatron/core/tensor_parallel/mappings.py`: `_CopyToModelParallelRegion` (f), `_ReduceFromModelParallelRegion` (g),
-#   `_ScatterToModelParallelRegion`, `_GatherFromModelParallelRegion`, behind functions such as `copy_to_tensor_model_parallel_region`. The names f and g are those of
-#   the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). The same file holds the versions for sequence parallelism, which chapter 12 builds.
-# - Its helper `_reduce` long called `all_reduce(input_.contiguous())` and then returned `input_`: right for contiguous tensors, *unreduced* for all others
-#   (Megatron-LM issue 5337). Your check tries such tensors.
-# - People ask why f and g are what they are: Megatron-LM issues 19, 559 and 726. You can answer them now.
-# - **PyTorch DTensor** has no f and g by name. g is `redistribute` from `Partial()` to `Replicate()`; f is a `Replicate()` DTensor whose `to_local` is told that the
-#   gradient will be partial: `to_local(grad_placements=[Partial()])`. The autograd function underneath is `Redistribute` in
-#   `torch/distributed/tensor/_redistribute.py`.
-# - **This course** keeps them in `tplab/tensor/mappings.py` as `copy_to_region`, `reduce_from_region`, `scatter_to_region` and `gather_from_region`. They take a process `group`,
-#   and there the backward of each *is* its partner, so that one can differentiate twice.
+# <details><summary>Going deeper: f and g in Megatron-Core and in PyTorch</summary>
 #
-# g by DTensor, on real ranks: one all-reduce forward, none backward.
+# - **Megatron-Core** has them in `megatron/core/tensor_parallel/mappings.py`, as `_CopyToModelParallelRegion`, `_ReduceFromModelParallelRegion`, and so on. The names f and g come from the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). People ask again and again
+#   why f and g are what they are (Megatron-LM issues 19, 559 and 726). You can answer them now.
+# - **DTensor** has no f and g by name. g is `redistribute` from `Partial()` to `Replicate()`. f is a `Replicate()` DTensor whose `to_local` is told that the gradient will be partial, as in `to_local(grad_placements=[Partial()])`.
+# - **tplab** has them in `tplab/tensor/mappings.py`. They take a process `group`, and the backward of each one *is* its partner, so you can even differentiate twice. (Megatron keeps its groups in a global module, `parallel_state`, formerly `mpu`. We pass them as arguments, so that
+#   you can see which ranks take part.)
+#
+# </details>
+#
+# Here's g by DTensor, on real ranks. It sends one all-reduce forward and nothing backward, just like yours.
 
 
 # %%
@@ -658,15 +600,6 @@ def g_by_dtensor():
 launch(g_by_dtensor, 2)[0]
 
 # %% [markdown]
-# ## Recap
-#
-# - A replicated tensor that enters a spread-out computation collects gradients from all ranks: f, identity forward, all-reduce backward.
-# - Partial sums are added once, forward; the gradient is replicated already: g, all-reduce forward, identity backward.
-# - scatter and gather are the same for sharded tensors, with all-gather. In each pair, one's backward is the other's forward.
-# - Traffic: one collective of $b \cdot s \cdot h$ numbers per operator, in one direction only.
-# - Next: f, a column split and g, a row split become layers with weights, biases and an initialisation: `ColumnParallelLinear` and `RowParallelLinear`.
-
-# %% [markdown]
 # ## Your library so far
 #
 # Four operators have joined it. They're short, but every layer that you write from here on talks to the other ranks through them.
@@ -675,3 +608,6 @@ launch(g_by_dtensor, 2)[0]
 from tplab.course import library
 
 library(3)
+
+# %% [markdown]
+# Now you can put f, a column split, a row split and g together. But a real layer also has a bias. When `p` ranks each hold one term of a sum, who adds the bias?

@@ -1,27 +1,12 @@
-# ---
-# jupyter:
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # 05 · The parallel MLP
 #
-# **The question.** The MLP of a transformer is two linear layers with a nonlinearity between them. How do you split it over `p` ranks so that the two layers together need a single all-reduce on the way forward?
+# In each layer of a GPT, two thirds of the weights belong to the MLP. So if you can split an MLP over your GPUs without much talk between them, most of the work is done. In this chapter, you'll design such a split yourself. Then you'll train a model with it on real text, on two and on four processes, and compare
+# its loss with plain PyTorch's, digit by digit.
 #
-# **What you will have built.** `ParallelMLP`, its gated variant SwiGLU, a formula for its traffic, and a tool that finds replicas that have drifted apart. At the end you train your MLP on real data, on one, two and four processes,
-# and lay the loss curves over the one of plain single-process PyTorch.
-#
-# $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
-#
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `m` the inner size of the MLP (usually `4h`), `p` number of ranks. **f** (nothing forward, all-reduce backward) and **g** (all-reduce forward, nothing backward) are the operators of
-# chapter 03; the two parallel layers are those of chapter 04. About 75 minutes.
+# You need chapters 03 and 04. About 75 minutes.
 
 # %% tags=["setup"]
-import time
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,58 +15,83 @@ from torch.nn import functional as F
 from tplab import device, launch, record, viz
 from tplab.common import corpus
 from tplab.course import check, predict, symptoms
-from tplab.tensor import ColumnParallelLinear, RowParallelLinear, full_state_dict, load_full_state_dict
-
-# %% [markdown]
-# The two products of the MLP, with what each rank holds. What the first one leaves on a rank is just what the second one needs there.
-
-# %%
-viz.product((4, 8), (8, 16), kind="column", p=2, title="first product: X A, with A cut by columns")
-
-# %%
-viz.product(
-    (4, 16),
-    (16, 8),
-    kind="row",
-    p=2,
-    names=("Z", "B"),
-    title="second product: Z B, with Z = GELU(X A) and B cut by rows",
+from tplab.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_region,
+    full_state_dict,
+    gather_from_region,
+    load_full_state_dict,
+    reduce_from_region,
+    scatter_to_region,
 )
 
 # %% [markdown]
-# ## 1 · What stands between two layers
+# ## A puzzle
 #
-# The plain MLP takes `[b, s, h]` to `[b, s, m]`, applies GELU to each number, and comes back to `[b, s, h]`:
+# An MLP without biases is two matmuls with a nonlinearity between them, $Y = \mathrm{GELU}(XA)\,B$. Here $A$ is `[h, m]` and $B$ is `[m, h]`, where $h$ is the model's hidden size and $m$ is usually $4h$. Every rank holds a shard of $A$ and a shard of $B$. You also have the four operators from chapter 03:
 #
-# $$Y = \mathrm{GELU}(X A + a)\,B + c \qquad A: [h, m],\quad B: [m, h]$$
+# | operator | forward | backward |
+# |---|---|---|
+# | f, `copy_to_region(x)` | nothing | all-reduce of the gradient |
+# | g, `reduce_from_region(x)` | all-reduce | nothing |
+# | `scatter_to_region(x)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
+# | `gather_from_region(x)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# Chapter 04 gave two ways to split each of the two products. Suppose the first layer is row-parallel. Each rank then holds one term of the sum that makes `XA`, and GELU does not commute with a sum: $\mathrm{GELU}(u + v) \ne \mathrm{GELU}(u) + \mathrm{GELU}(v)$. The ranks have to add
-# up *before* GELU. Suppose instead that the first layer is column-parallel. Each rank then has some whole columns of `XA`, and GELU works on each number by itself, so each rank applies it to its own columns and needs nobody.
+# You decide how $A$ and $B$ are split, and where the operators stand. Many designs give the right result. But only one of them sends the fewest bytes, and you're about to find it.
+
+# %% [markdown] task="5.1" title="Split an MLP with the least traffic" difficulty=3 minutes=15
+# Every rank gets all of $X$ and returns all of $Y$. In the backward pass, every rank needs the gradient of all of $X$, and the gradients of its own two shards.
 #
-# What it has then, `[b, s, m/p]`, is exactly what a row-parallel layer with `input_is_parallel=True` wants. No communication stands between the two layers.
+# - `mlp_splits` returns two words, one for $A$ and one for $B$. Each of them is "column" or "row".
+# - `sharded_mlp` gets the shards that you've asked for. Place as many operators in it as you need, and no more.
+#
+# The check looks at the output, at all gradients, and at the bytes in both directions. A good way to start is to make any design right, and then to look for messages that you can do without.
+
+
+# %% exercise="5.1"
+def mlp_splits() -> tuple[str, str]:
+    """Return how A and B are split, as "column" or "row" each."""
+    ### BEGIN SOLUTION
+    return "column", "row"
+    ### END SOLUTION
+
+
+def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """x [.., h], the same on every rank, and this rank's shards of A [h, m] and B [m, h] -> GELU(X A) B [.., h], on every rank."""
+    ### BEGIN SOLUTION
+    x = copy_to_region(x)  # [.., h]; backward: all-reduce of dx
+    z = F.gelu(x @ a)  # [.., m/p], some columns of GELU(X A)
+    return reduce_from_region(z @ b)  # [.., h]
+    ### END SOLUTION
+
+
+# %% [markdown] hints="5.1"
+# 1. Start with $A$, and look at what each rank has before the GELU. With a column split, it has some columns of $XA$. With a row split, it has one term of every sum. Which of the two may it apply GELU to, without asking anybody?
+# 2. If each rank has some columns of $\mathrm{GELU}(XA)$, which rows of $B$ do they meet? So how would you split $B$, to avoid any message in the middle? After that, only the two ends are left. What's missing from $Y$ there, and what's missing from the gradient of $X$?
+# 3. Split $A$ by columns and $B$ by rows. Then it's `x = copy_to_region(x)`, `z = F.gelu(x @ a)` and `return reduce_from_region(z @ b)`.
+
+# %% check="5.1"
+check("5.1", mlp_splits, sharded_mlp)
 
 # %% [markdown]
-# ## 2 · Count before you build
+# You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). A column split leaves each rank with complete columns of $XA$. GELU works on each element by itself, so it doesn't mind. And these columns happen to be just what a row split of $B$ needs:
 #
-# There is a naive way that always works: make each parallel layer look like an `nn.Linear` from the outside, with `gather_output=True` on the first and `input_is_parallel=False` on the second. Then the tensor between them is whole on every rank, and any code fits in between.
+# $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
 #
-# **Predict.** With `m = 4h`: how many collectives run in the naive MLP, forward and backward together, and how many in the one without anything in between? And how many times `b·s·h` numbers do all messages of the naive MLP hold together? (An all-gather counts as the gathered tensor, `b·s·m`.)
+# In the picture, you can watch the two layers of chapter 04 lose everything that stands between them. (It leaves out the GELU, which sends nothing.)
+#
+# ![A column-parallel and a row-parallel layer, first apart, with a gather and a scatter between them, and then pushed together. What's left is one all-reduce forward and one backward.](pictures/joined.svg)
+#
+# How much does that save? Compare it with the obvious design, in which each layer looks like an ordinary one from the outside: the column-parallel layer gathers its output, and the row-parallel layer scatters it again.
+#
+# **Predict.** Let $m = 4h$, and say that $x$ has $n$ elements. How many collectives does the obvious design run, forward and backward together? And how many times $n$ elements do all their messages have? (As always, the message of an all-gather is the full, gathered tensor.)
 
 # %% predict="5.a"
-predict("5.a", naive_calls=4, calls=2, naive_volume=10)
+predict("5.a", collectives=4, times_n=10)
 
 # %% [markdown]
-# Where the naive ones come from:
-#
-# | step | forward | backward |
-# |---|---|---|
-# | **f** at the input of the column layer | | all-reduce `b·s·h` |
-# | gather its output | all-gather `b·s·m` | (takes its slice) |
-# | scatter before the row layer | (takes its slice) | all-gather `b·s·m` |
-# | **g** at the output of the row layer | all-reduce `b·s·h` | |
-#
-# Now look at real ranks. Each picture is the record of one forward and backward pass with `b=2, s=8, h=16, m=64` in float32: a message of `b·s·h` numbers has 1024 bytes, one of `b·s·m` has 4096. Move the control from one combination of
-# layers to the next: which one is cheapest, and does `p` change anything?
+# Here's every way to combine two parallel layers, with an input of 1,024 bytes and $m = 4h$. Try a few of them. Does `p` change anything?
 
 # %%
 LAYERS = {
@@ -90,22 +100,6 @@ LAYERS = {
     "row, scattered": lambda i, o: RowParallelLinear(i, o, input_is_parallel=False, device=device()),
     "row": lambda i, o: RowParallelLinear(i, o, device=device()),
 }
-
-
-def two_layers(first, second):
-    """One forward and backward pass of first, GELU, second; the input is replicated."""
-    x = torch.randn(2, 8, 16, device=device(), requires_grad=True)
-    out = LAYERS[second](64, 16)(F.gelu(LAYERS[first](16, 64)(x)))
-    out.sum().backward()
-
-
-# %% tags=["explore"]
-def show_combination(p, kind):
-    first, second = kind.split(" → ")
-    results = launch(two_layers, p, args=(first, second))
-    return viz.traffic(results, title=f"{kind}, p = {p}", scale=2 * 4096)  # bytes: one scale for all of them
-
-
 KINDS = [
     "column → row",
     "column, gathered → row, scattered",
@@ -113,45 +107,48 @@ KINDS = [
     "row, scattered → row, scattered",
     "column, gathered → column, gathered",
 ]
-viz.explore(show_combination, p=(2, 4), kind=KINDS)
 
-# %% [markdown]
-# All of them in one table, counted on one rank:
+
+def two_layers(first, second):
+    x = torch.randn(2, 8, 16, device=device(), requires_grad=True)  # 1,024 bytes
+    out = LAYERS[second](64, 16)(F.gelu(LAYERS[first](16, 64)(x)))
+    out.sum().backward()
+
+
+# %% tags=["explore"]
+def show_combination(kind, p):
+    results = launch(two_layers, p, args=tuple(kind.split(" → ")))
+    return viz.traffic(results, title=f"{kind}, p = {p}", scale=2 * 4096)
+
+
+viz.explore(show_combination, kind=KINDS, p=(2, 4))
 
 
 # %%
 def cost(kind):
-    """Collectives and bytes of one rank, forward and backward together."""
-    row = {"layers": kind}
-    for p in (2, 4):
-        totals = launch(two_layers, p, args=tuple(kind.split(" → "))).record.totals().values()
-        row[f"calls, p = {p}"] = sum(total.calls for total in totals)
-        row[f"bytes, p = {p}"] = sum(total.bytes for total in totals)
-    return row
+    totals = launch(two_layers, 4, args=tuple(kind.split(" → "))).record.totals().values()
+    return {
+        "layers": kind,
+        "collectives": sum(total.calls for total in totals),
+        "bytes": sum(total.bytes for total in totals),
+    }
 
 
-viz.table([cost(kind) for kind in KINDS])
+viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
-# The first one, by far: 2 collectives of 1024 bytes. The naive one has four and ten times 1024 bytes, as you predicted, and whatever begins with a row layer or ends with a column layer has to make the tensor in the middle whole on every rank as well. And `p` changes nothing, neither calls nor bytes.
+# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it's trained on sequences of 2,048 tokens in 16-bit precision. So its MLPs alone put $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes into messages, which is almost 10 GB *per sequence*, and every one of these messages is waited for. With the obvious design, it would be 48 GB. That's why tensor-parallel ranks
+# sit on the fastest links there are, inside a single machine.
 
-
-# %% [markdown] task="5.1" title="ParallelMLP" difficulty=2 minutes=15
-# Build it from the two layers of chapter 04, imported from `tplab.tensor.linear` in the setup cell. Their signatures are those you wrote, and their weights come from a master weight.
+# %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
+# Turn your design into a module that's made of two layers from chapter 04. Call them `self.up` and `self.down`. Use the exact GELU, `F.gelu`.
 #
-# - Call the layers `self.up` and `self.down`. Use exact GELU, `F.gelu`.
-# - `bias`, `group`, `device` and `dtype` are for both layers.
-# - `ffn_hidden_size` is `m`; when it is `None`, it is `4 * hidden_size`.
+# `bias`, `group`, `device` and `dtype` are meant for both layers. If `ffn_hidden_size`, which is $m$, is None, it's `4 * hidden_size`.
 
 
-# %% exercise="5.1"
+# %% exercise="5.2"
 class ParallelMLP(nn.Module):
-    """Y = GELU(X A + a) B + c, with A cut by columns and B by rows over the ranks of `group`.
-
-    in:  x, replicated    [..., h]
-    out: y, replicated    [..., h]
-    One all-reduce of the input's size forward, one backward.
-    """
+    """Y = GELU(X A + a) B + c, sharded over the ranks of `group`: x [.., h], the same on every rank -> y [.., h], the same on every rank."""
 
     def __init__(self, hidden_size, ffn_hidden_size=None, *, bias=True, group=None, device=None, dtype=None):
         super().__init__()
@@ -170,166 +167,163 @@ class ParallelMLP(nn.Module):
         ### END SOLUTION
 
 
-# %% [markdown] hints="5.1"
-# 1. Which of the two layers can leave its output split? Which one can take a split input? Write down the shape of the tensor between them.
-# 2. First a column-parallel layer from `h` to `m` that does not gather, then GELU, then a row-parallel layer from `m` to `h` whose input is already parallel. Both are the defaults.
-# 3. `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)`, `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`, and `return self.down(F.gelu(self.up(x)))`.
-#    f and g are inside the layers: no operator is left to call.
-
-# %% check="5.1"
-check("5.1", ParallelMLP)
-
-# %% [markdown]
-# Your MLP beside the naive one, on four ranks: the same input, the same weights, the same output. Compare the two records; both pictures have one scale.
-
-# %%
-b, s, h, m = 2, 8, 16, 64
-
-
-def mine():
-    torch.manual_seed(0)
-    mlp = ParallelMLP(h, m, device=device())
-    x = torch.randn(b, s, h, device=device(), requires_grad=True)
-    out = mlp(x)
-    out.sum().backward()
-    return out.detach()
-
-
-def naive():
-    torch.manual_seed(0)
-    fc1 = ColumnParallelLinear(h, m, gather_output=True, device=device())
-    fc2 = RowParallelLinear(m, h, input_is_parallel=False, device=device())
-    x = torch.randn(b, s, h, device=device(), requires_grad=True)
-    out = fc2(F.gelu(fc1(x)))
-    out.sum().backward()
-    return out.detach()
-
-
-results = {"ParallelMLP": launch(mine, 4), "naive": launch(naive, 4)}
-print(f"largest difference of the outputs: {(results['ParallelMLP'][0] - results['naive'][0]).abs().max().item():.1e}")
-scale = max(total.bytes for run in results.values() for total in run.record.totals().values())
-viz.traffic(results["ParallelMLP"], title="ParallelMLP: two all-reduces of b·s·h numbers", scale=scale)
-
-# %%
-viz.traffic(results["naive"], title="naive: gather and scatter in the middle", scale=scale)
-
-# %% [markdown]
-# ## 3 · A formula for the traffic
-#
-# A formula that was never compared with a measurement is a rumour. Write it as a function; the check runs real MLPs of random sizes and compares your numbers with the record, byte by byte.
-
-# %% [markdown] task="5.2" title="The bytes of an MLP" difficulty=2 minutes=10
-# Return the bytes of the messages, for both kinds of MLP. A message is counted as nccl-tests counts it: the tensor, for an all-reduce; the gathered result (all parts together), for an all-gather. `p = 1` costs nothing.
-
-
-# %% exercise="5.2"
-def mlp_traffic(batch, sequence, hidden_size, ffn_hidden_size, p, bytes_per_number=4, naive=False):
-    """Bytes of the messages of one MLP: ParallelMLP, or with naive=True the one that gathers and scatters in the middle.
-
-    out: {"forward": bytes, "backward": bytes}
-    """
-    ### BEGIN SOLUTION
-    if p == 1:
-        return {"forward": 0, "backward": 0}
-    size = batch * sequence * hidden_size  # f and g: one all-reduce in each direction
-    if naive:
-        size += batch * sequence * ffn_hidden_size  # and the all-gather of the inner activation, or of its gradient
-    return {"forward": size * bytes_per_number, "backward": size * bytes_per_number}
-    ### END SOLUTION
-
-
 # %% [markdown] hints="5.2"
-# 1. Which tensor does g all-reduce in the forward pass, and what is its shape? Which gradient does f all-reduce in the backward pass?
-# 2. Both have `batch * sequence * hidden_size` numbers, whatever `p` is. The naive MLP adds an all-gather of the inner activation forward, and of its gradient backward: see the table in section 2.
-# 3. `size = batch * sequence * hidden_size`, plus `batch * sequence * ffn_hidden_size` if naive, times `bytes_per_number`, the same in both directions; zero for `p = 1`.
+# 1. Which of the two layers should leave its output split, and which should take a split input? What are their defaults?
+# 2. It's a column-parallel layer from `h` to `m` that doesn't gather, then GELU, and then a row-parallel layer from `m` to `h` whose input is already parallel. f and g are inside the layers, so you don't have to call any operator.
+# 3. `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)`, `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`, and `return self.down(F.gelu(self.up(x)))`.
 
 # %% check="5.2"
-check("5.2", mlp_traffic)
+check("5.2", ParallelMLP)
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has `h = 12288`, `s = 2048` and 96 layers. One sequence, two bytes a number:
+# ## Train it
+#
+# Now for the real thing. Your machine already has plenty of text, namely the source code of Python's standard library. The model below reads 8 bytes and predicts the next one. Each byte becomes a vector of 16 numbers, eight of them make a vector with $h = 128$, your MLP works on it, and a final layer scores the 256 possible bytes. Everything
+# but the MLP is replicated.
+
+# %%
+CONTEXT, HIDDEN, FFN, BATCH, STEPS = 8, 128, 512, 128, 300
+text = corpus.python_sources(300_000)
+
+
+class PlainMLP(nn.Module):
+    """The same MLP without any parallelism, to compare with."""
+
+    def __init__(self, hidden_size, ffn_hidden_size, **options):
+        super().__init__()
+        self.up = nn.Linear(hidden_size, ffn_hidden_size, **options)
+        self.down = nn.Linear(ffn_hidden_size, hidden_size, **options)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class ByteModel(nn.Module):
+    def __init__(self, mlp_class):
+        super().__init__()
+        options = {"device": device(), "dtype": torch.float64}
+        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN // CONTEXT, **options)
+        self.mlp = mlp_class(HIDDEN, FFN, **options)
+        self.norm = nn.LayerNorm(HIDDEN, **options)
+        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
+
+    def forward(self, context):  # [b, 8] bytes
+        x = self.embedding(context).flatten(1)  # [b, h]
+        x = x + self.mlp(x)  # [b, h]
+        return self.head(self.norm(x))  # [b, 256]
+
+
+# %% [markdown]
+# Look closely at the training loop. There's no rank in it, no group, and no all-reduce of gradients. All the communication happens inside your MLP.
 
 
 # %%
-def gpt3(layers, naive):
-    """Bytes in 16-bit numbers, forward and backward."""
-    traffic = mlp_traffic(1, 2048, 12288, 4 * 12288, p=8, bytes_per_number=2, naive=naive)
-    return f"{layers * sum(traffic.values()) / 1e9:.2f}"
+def train(model, steps=STEPS, after_step=lambda: None):
+    """Train on the same batches on every rank, and return the loss of every step."""
+    torch.set_num_threads(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
+    losses = []
+    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
+        loss = F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        after_step()
+    return losses
 
 
+@torch.no_grad()
+def complete(model, prompt, length=24):
+    """Continue the prompt, always with the byte that has the highest score."""
+    written = bytearray(b"\n" * CONTEXT + prompt.encode())
+    for _ in range(length):
+        context = torch.tensor([list(written[-CONTEXT:])], device=device())  # [1, 8]
+        written.append(model(context).argmax(-1).item())
+    return written[CONTEXT:].decode(errors="replace")
+
+
+PROMPTS = ["    def __in", "        return self.", "    raise ValueErr", "import "]
+
+# %% [markdown]
+# First comes plain PyTorch, in a single process. We keep its first weights, because all the other runs start from them.
+
+# %%
+torch.manual_seed(0)
+plain = ByteModel(PlainMLP)
+start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
+plain_losses = train(plain)
+print(f"loss {plain_losses[0]:.3f} -> {plain_losses[-1]:.3f}")
+for prompt in PROMPTS:
+    print(repr(complete(plain, prompt)))
+
+# %% [markdown]
+# A model that guesses among 256 bytes has a loss of $\ln 256 = 5.55$. After 300 steps, this one writes something that looks remarkably like Python.
+#
+# **Predict.** Now the same with your `ParallelMLP` on two ranks. How many all-reduces does a training step need, for the MLP *and* for the gradients of all parameters? And how many bytes do they have together? (There are $128$ examples with $h = 128$, in float64.)
+
+# %% predict="5.b"
+predict("5.b", all_reduces=2, bytes=262144)
+
+
+# %%
+def train_on_ranks(mlp_class, steps=STEPS):
+    model = ByteModel(mlp_class)
+    load_full_state_dict(model, start)  # each rank takes its shards
+    losses = train(model, steps)
+    weights = sum(param.numel() for param in model.mlp.parameters())
+    return {"losses": losses, "weights": weights, "completions": [complete(model, prompt) for prompt in PROMPTS]}
+
+
+def furthest(losses):
+    """Return the largest difference from plain PyTorch's loss in any step."""
+    return max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses[: len(losses)], strict=True))
+
+
+runs = {p: launch(train_on_ranks, p, args=(ParallelMLP, steps)) for p, steps in ((2, STEPS), (4, STEPS // 3))}
+viz.curves(
+    {"plain PyTorch": plain_losses}
+    | {f"your ParallelMLP, p = {p}": results[0]["losses"] for p, results in runs.items()},
+    title="three training runs, one on top of the other",
+)
+
+# %% [markdown]
+# Do you see three curves, or just one? Here's how equal they are. (With four ranks on a laptop's cores, training is slow, so that run stops after 100 steps.)
+
+# %%
 viz.table(
     [
-        {"in GB": what, "ParallelMLP": gpt3(layers, naive=False), "naive": gpt3(layers, naive=True)}
-        for what, layers in (("one MLP", 1), ("the MLPs of all 96 layers", 96))
+        {
+            "your MLP": f"p = {p}",
+            "steps": len(results[0]["losses"]),
+            "its final loss": f"{results[0]['losses'][-1]:.6f}",
+            "plain PyTorch's": f"{plain_losses[len(results[0]['losses']) - 1]:.6f}",
+            "largest difference in any step": f"{furthest(results[0]['losses']):.0e}",
+            "MLP weights per rank": f"{results[0]['weights']:,}",
+        }
+        for p, results in runs.items()
+    ]
+)
+
+# %%
+viz.table(
+    [
+        {"rank 1 of 2 writes": repr(mine), "just as plain PyTorch does": mine == complete(plain, prompt)}
+        for mine, prompt in zip(runs[2][1]["completions"], PROMPTS, strict=True)
     ]
 )
 
 # %% [markdown]
-# For every sequence that the model learns from, the MLPs alone put messages of almost 10 GB on the links, and every one of them is waited for. The naive way makes it 48. That is why the tensor-parallel ranks of a large model sit on the fastest links there are, inside one machine.
+# **This is tensor parallelism.** No rank could have computed a single output on its own, and yet they all agree with plain PyTorch to the last few digits. (These digits differ because the ranks add up the same numbers in a different order, and floating-point addition isn't associative.) Everything that comes later in this course is the same idea, in more places.
 #
-# ## 4 · The gated variant
+# ## What keeps the replicas equal?
 #
-# Most models since Llama replace GELU by a gate. The first layer makes two tensors of size `m`, the *gate* and the *up* projection, and multiplies them:
+# There's something odd about that training loop, though. Each rank has its own copy of the embedding, updates it with its own gradient, and never compares notes with anybody. In data parallelism, you'd all-reduce these gradients. Here, the copies stay equal anyway. They start out equal, every rank sees the same batch, and f hands the *full* gradient to everything that comes
+# before the MLP. So every rank makes the same update.
 #
-# $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
+# That's a promise, and nothing in the loop checks it. If anyone ever forgets an f, the copies drift apart, without any error. So let's build a detector.
 #
-# This is **SwiGLU**. Both products read the same `X`, so they are stored as one fused weight, `[gate; up]` of shape `[2m, h]`, and done in one matrix product with one f in front of it. The multiplication is elementwise: column `j` of the gate meets column `j` of up. So a rank needs
-# the same columns of both.
-#
-# **Predict.** `m = 8`, so the fused weight has 16 rows: 0 to 7 gate, 8 to 15 up. `p = 2`. Which rows must rank 1 hold? And how many all-reduces does the gated MLP have, forward and backward together?
-
-# %% predict="5.b"
-predict("5.b", rows_of_rank_1=[4, 5, 6, 7, 12, 13, 14, 15], calls=2)
-
-# %% [markdown] task="5.3" title="SwiGLU" difficulty=3 minutes=15
-# One fused column-parallel layer `self.up` for `[gate; up]`, one row-parallel layer `self.down`. The argument `stride` of `ColumnParallelLinear` says how many blocks are fused; it decides which rows of a full weight each rank gets at init and when a checkpoint is loaded.
-
-
-# %% exercise="5.3"
-class ParallelSwiGLU(nn.Module):
-    """Y = (SiLU(X G) * (X U)) D, with a bias behind each product, with G and U fused into one column-parallel layer.
-
-    in:  x, replicated    [..., h]
-    out: y, replicated    [..., h]
-    up's full weight is [gate; up], [2m, h]; this rank's shard is [2m/p, h]: its rows of the gate, then its rows of up.
-    """
-
-    def __init__(self, hidden_size, ffn_hidden_size, *, bias=True, group=None, device=None, dtype=None):
-        super().__init__()
-        ### BEGIN SOLUTION
-        options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2m/p, h]
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
-        ### END SOLUTION
-
-    def forward(self, x):
-        ### BEGIN SOLUTION
-        gate, value = self.up(x).chunk(2, dim=-1)  # [..., m/p] each
-        return self.down(F.silu(gate) * value)  # [..., h]
-        ### END SOLUTION
-
-
-# %% [markdown] hints="5.3"
-# 1. What does one rank's output of `up` look like, `[..., 2m/p]`? Its first half and its second half are the two factors, if the right rows are in the shard.
-# 2. Two blocks are fused: `stride=2`, and `2 * ffn_hidden_size` output features. Cut the output in half along the last dimension. SiLU goes on the gate, which is the first half.
-# 3. `self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, ...)`; `gate, value = self.up(x).chunk(2, dim=-1)`; `return self.down(F.silu(gate) * value)`.
-
-# %% check="5.3"
-check("5.3", ParallelSwiGLU)
-
-# %% [markdown]
-# With `stride=1` the program would still run, at any `p`: every rank multiplies *some* rows by *some* other rows. Would it train? Section 7 tries it. The check asks your layer how it was cut, so it sees this at once.
-
-# %% [markdown]
-# ## 5 · Replicas that drift apart
-#
-# Your MLP will sit in a model whose other parts are replicated: every rank holds the whole embedding, the whole LayerNorm, the whole output layer. In data parallelism you would all-reduce the gradients of such parameters. Here you do not, and they stay equal all the same:
-# they start from the same numbers, every rank sees the same batch, and f hands the *whole* gradient to everything that lies before the MLP. Each rank computes the same update.
-#
-# That is a promise which nobody checks while the model trains. If f is missing somewhere, each rank's embedding gets another gradient, the copies drift apart, and no error is raised. So build the tool that looks.
-#
-# `dist.all_reduce` can take the largest or the smallest over the ranks instead of the sum: `op=dist.ReduceOp.MAX`, `op=dist.ReduceOp.MIN`. One thing to know before you use them. A broken training makes **NaN**s ("not a number"), which differ from every number and from each other. Here rank 1 of two
-# has a NaN in the first element, then in the last. What is the maximum over the ranks? And what does Python's own `max` say?
+# `dist.all_reduce` can also take the largest or the smallest over the ranks instead of the sum, with `op=dist.ReduceOp.MAX` or `MIN`. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which differs from every number, even from itself. Here's what several kinds of "maximum" make of a zero on rank 0 and a NaN on rank 1:
 
 
 # %%
@@ -350,21 +344,17 @@ launch(maximum_over_ranks, 2)[0] | {
 }
 
 # %% [markdown]
-# Of a NaN and a number, a comparison may keep either; only torch's `max` makes a point of keeping the NaN. An infinity is safe everywhere: it is larger than any number.
+# So a MAX or a MIN may swallow a NaN, and so may Python's `max`. An infinity, on the other hand, survives all of them.
 
-# %% [markdown] task="5.4" title="A detector for drifting replicas" difficulty=3 minutes=15
-# Return the largest difference between any two ranks, in any element of any replicated parameter, as a float that is the same on every rank. A parameter with the attribute `tensor_parallel` is a shard: it is *meant* to differ, so leave it out.
-# If a copy holds a NaN, on one rank or on all, the result must say so: return `nan` or `inf`, as you like.
+# %% [markdown] task="5.3" title="A detector for drifting replicas" difficulty=3 minutes=15
+# Find the largest difference between any two ranks, in any element of any replicated parameter. Return it as a float, the same one on every rank. If a copy contains a NaN, on one rank or on all of them, return `nan` or `inf`.
 #
-# Do not change the parameters. Any collectives you like will do, but never send a sharded parameter.
+# A parameter with the attribute `tensor_parallel` is a shard. It's *supposed* to differ, so skip it, and don't send it. And don't change any parameter.
 
 
-# %% exercise="5.4"
+# %% exercise="5.3"
 def replica_drift(module, group=None):
-    """How far the ranks' copies of the replicated parameters of `module` are apart, as a float.
-
-    0.0 if they are equal; nan or inf if any of them holds a NaN
-    """
+    """Return how far apart the ranks' copies of the replicated parameters are, as a float: 0.0 if they're equal, nan or inf if there's a NaN."""
     ### BEGIN SOLUTION
     drifts = [0.0]
     for param in module.parameters():
@@ -379,206 +369,24 @@ def replica_drift(module, group=None):
     ### END SOLUTION
 
 
-# %% [markdown] hints="5.4"
-# 1. For one element the ranks hold `p` numbers. The largest difference between any two of them is the largest minus the smallest. `dist.all_reduce` works in place, so give it a copy.
-# 2. For each parameter without `tensor_parallel`: all-reduce one detached copy with `MAX` and another with `MIN`, take `(largest - smallest).max().item()`, and keep the largest over all parameters. What could you put in the copies in place of a NaN?
-# 3. `torch.where(param.isnan(), torch.inf, param.detach())` is a copy with infinities for NaNs. One NaN then gives `inf`, a NaN on all ranks `inf - inf`, which is `nan`. Collect the differences in a list, and take `torch.tensor(differences).max().item()`.
+# %% [markdown] hints="5.3"
+# 1. For a single element, the ranks have `p` numbers. The largest difference between any two of them is the largest number minus the smallest. `dist.all_reduce` works in place, so what should you give it?
+# 2. For each parameter without `tensor_parallel`, all-reduce a detached copy with `MAX` and another one with `MIN`, and take `(largest - smallest).max().item()`. In the end, return the largest of these. What could you write into the copies where there's a NaN?
+# 3. `torch.where(param.isnan(), torch.inf, param.detach())` is a copy with an infinity for every NaN. If one rank has a NaN, the difference is `inf`, and if all of them have one, it's `inf - inf`, which is `nan`. Collect the differences in a list that starts as `[0.0]`, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
 
-# %% check="5.4"
-check("5.4", replica_drift)
+# %% check="5.3"
+check("5.3", replica_drift)
 
 # %% [markdown]
-# ## 6 · Train it
+# ## Break it: leave out f
 #
-# Now the real thing. The data is text that is on your machine already: the sources of the Python standard library, as bytes. The model reads 8 bytes and predicts the next one. Each byte becomes a vector of 16 numbers, the 8 vectors side by side are one vector of `h = 128`, your MLP works
-# on it, with a residual connection around it, and an output layer gives a score for each of the 256 possible bytes.
-
-# %%
-CONTEXT, HIDDEN, FFN, BATCH, STEPS = 8, 128, 512, 128, 300
-text = corpus.python_sources(300_000)
-print(text[3000:3300].decode())
-
-
-# %%
-class PlainMLP(nn.Module):
-    """The MLP without any parallelism: the twin to compare with."""
-
-    def __init__(self, hidden_size, ffn_hidden_size, **options):
-        super().__init__()
-        self.up = nn.Linear(hidden_size, ffn_hidden_size, **options)
-        self.down = nn.Linear(ffn_hidden_size, hidden_size, **options)
-
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
-
-
-class ByteModel(nn.Module):
-    """Scores for the next byte from the 8 bytes before it. Everything but the MLP is replicated."""
-
-    def __init__(self, mlp_class):
-        super().__init__()
-        options = {"device": device(), "dtype": torch.float64}
-        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN // CONTEXT, **options)
-        self.mlp = mlp_class(HIDDEN, FFN, **options)
-        self.norm = nn.LayerNorm(HIDDEN, **options)
-        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
-
-    def forward(self, context):  # [b, 8] bytes
-        x = self.embedding(context).flatten(1)  # [b, h]
-        x = x + self.mlp(x)  # [b, h]
-        return self.head(self.norm(x))  # [b, 256]
-
-
-# %% [markdown]
-# The training step is the one you know. Look at it closely: no rank, no group, no all-reduce of gradients. All communication is inside the MLP, where f and g are.
-
-
-# %%
-def train(model, steps=STEPS, after_step=lambda: None):
-    """Returns the loss of every step. All ranks draw the same batches, from the same seed."""
-    torch.set_num_threads(1)  # one core a process, so that the times can be compared
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
-    losses = []
-    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
-        logits = model(inputs.to(device()))  # [b, 256]
-        loss = F.cross_entropy(logits, targets[:, -1].to(device()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        after_step()
-    return losses
-
-
-@torch.no_grad()
-def accuracy(model):
-    """How often the byte with the highest score is the right one, on 2000 places of the text."""
-    inputs, targets = next(corpus.byte_batches(text, CONTEXT, 2000, 1, seed=2))
-    return (model(inputs.to(device())).argmax(-1).cpu() == targets[:, -1]).double().mean().item()
-
-
-@torch.no_grad()
-def complete(model, prompt, length=24):
-    """The prompt, continued byte by byte with the highest score."""
-    written = bytearray(b"\n" * CONTEXT + prompt.encode())
-    for _ in range(length):
-        context = torch.tensor([list(written[-CONTEXT:])], device=device())  # [1, 8]
-        written.append(model(context).argmax(-1).item())
-    return written[CONTEXT:].decode(errors="replace")
-
-
-PROMPTS = ["    def __in", "        return self.", "    raise ValueErr", "import "]
-
-# %% [markdown]
-# First one process, plain PyTorch, no `tplab` layer anywhere. Its starting point is kept: every other run begins there.
-
-# %%
-torch.manual_seed(0)
-plain = ByteModel(PlainMLP)
-start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
-before = accuracy(plain)
-plain_losses = train(plain)
-print(
-    f"one process: loss {plain_losses[0]:.3f} -> {plain_losses[-1]:.3f}, next byte right {before:.1%} -> {accuracy(plain):.1%}"
-)
-for prompt in PROMPTS:
-    print(repr(complete(plain, prompt)))
-
-# %% [markdown]
-# Guessing among 256 bytes costs $\ln 256 = 5.55$; the untrained model is a little worse than that. After 300 steps the model writes things that look like Python.
-#
-# **Predict.** Now the same on `p = 2` ranks, with your `ParallelMLP`. How many all-reduces does one training step need, forward and backward together, for the MLP *and* for the gradients of all the parameters? And how many bytes do they hold, in float64 (8 bytes), with `b = 128`, `h = 128` and one vector for each example, so `s = 1`?
-
-# %% predict="5.c"
-predict("5.c", all_reduces=2, bytes=262144)
-
-
-# %%
-def train_on_ranks(mlp_class, steps=STEPS):
-    model = ByteModel(mlp_class)
-    load_full_state_dict(model, start)  # chapter 04: each rank takes its shards of the same starting point
-    began = time.perf_counter()
-    losses = train(model, steps)
-    seconds = time.perf_counter() - began
-    return {
-        "losses": losses,
-        "ms a step": 1e3 * seconds / steps,
-        "weights": sum(param.numel() for param in model.mlp.parameters()),
-        "completions": [complete(model, prompt) for prompt in PROMPTS],
-        "drift": replica_drift(model),
-    }
-
-
-runs = {2: launch(train_on_ranks, 2, args=(ParallelMLP,))}
-viz.curves(
-    {"one process, plain PyTorch": plain_losses, "your ParallelMLP, p = 2": runs[2][0]["losses"]},
-    title=f"{STEPS} steps on real text",
-)
-
-# %% [markdown]
-# One curve. If you see two, go back to exercise 5.1. How equal are they? First with a single rank, where your MLP must be the plain one, then with two:
-
-
-# %%
-def furthest(losses):
-    """The largest difference from the plain run, in any of these steps."""
-    return max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses[: len(losses)], strict=True))
-
-
-runs[1] = launch(train_on_ranks, 1, args=(ParallelMLP,))
-print(f"p = 1: {furthest(runs[1][0]['losses']):.1e}   p = 2: {furthest(runs[2][0]['losses']):.1e}")
-
-# %% [markdown]
-# And with four. A third of the steps will do: four ranks on the few cores of a laptop are slow, as section 8 measures.
-
-# %%
-runs[4] = launch(train_on_ranks, 4, args=(ParallelMLP, STEPS // 3))
-viz.curves(
-    {"one process, plain PyTorch": plain_losses}
-    | {f"your ParallelMLP, p = {p}": runs[p][0]["losses"] for p in (1, 2, 4)},
-    title="four trainings, one on top of the other",
-)
-
-# %%
-rows = []
-for p, run in sorted(runs.items()):
-    losses = run[0]["losses"]
-    rows.append(
-        {
-            "your MLP": f"p = {p}",
-            "steps": len(losses),
-            "its last loss": f"{losses[-1]:.6f}",
-            "that of plain PyTorch": f"{plain_losses[len(losses) - 1]:.6f}",
-            "largest difference in any step": f"{furthest(losses):.1e}",
-            "weights of a rank's MLP": f"{run[0]['weights']:,}",
-            "replica drift": run[0]["drift"],
-        }
-    )
-viz.table(rows)
-
-# %%
-viz.table(
-    [
-        {"rank 1 of 2 writes": repr(mine), "as one process": mine == complete(plain, prompt)}
-        for mine, prompt in zip(runs[2][1]["completions"], PROMPTS, strict=True)
-    ]
-)
-
-# %% [markdown]
-# Four trainings, one curve. The differences are in the last digits of a float64: your MLP adds the same numbers as the plain one, but in another order (with one rank already: the row layer adds its bias after the product), and addition of floating-point numbers is not associative. In float32 the last digits come sooner, for the same reason and with the same meaning.
-# Each of four ranks holds a quarter of the MLP (and the bias of `down`, which is whole on every rank), and none of them could have computed a single output alone. Two ranks, with half of it each, write the same text as one process.
-#
-# This is what tensor parallelism is. Everything later in the course is this, in more places.
-#
-# ## 7 · Break it
-#
-# **First.** Leave out f: one line, invisible in the forward pass. Before you run it, say what the loss curve will look like.
+# It's a single line, and it's invisible in the forward pass. Before you run the cell, what do you think the loss curves will look like?
 
 
 # %%
 class WithoutF(ParallelMLP):
     def forward(self, x):
-        x = F.linear(x, self.up.weight, self.up.bias)  # the column-parallel layer without copy_to_region
+        x = F.linear(x, self.up.weight, self.up.bias)  # the column-parallel layer, without its copy_to_region
         return self.down(F.gelu(x))
 
 
@@ -592,91 +400,140 @@ def train_and_watch(mlp_class):
 
 broken = launch(train_and_watch, 2, args=(WithoutF,))
 viz.curves(
-    {
-        "one process": plain_losses[:100],
-        "without f, rank 0": broken[0]["losses"],
-        "without f, rank 1": broken[1]["losses"],
-    },
-    title="f is missing, and the model learns all the same",
+    {"plain PyTorch": plain_losses[:100]}
+    | {f"without f, rank {rank}": results["losses"] for rank, results in enumerate(broken)},
+    title="f is missing, and the model learns anyway",
 )
 
 # %%
-viz.curves(
-    {"largest difference between the ranks' copies": broken[0]["drift"]},
-    ylabel="replica drift",
-    title="what the loss does not show",
-)
+viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't show")
+
+# %% [markdown]
+# The first loss is right to the last digit, because f does nothing in the forward pass. After that, each rank's embedding learns from the gradient through its own columns only. It does learn, but there are two different models now, and neither of them is the one you wanted. On a dashboard with one loss curve, you'd never know. Your detector knows after one step.
+#
+# ## Repair it: a gated MLP
+#
+# Most models since Llama use a gated MLP, called **SwiGLU**:
+#
+# $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
+#
+# The *gate* $XG$ and the *up* projection $XU$ are multiplied element by element. Both read the same $X$, so they're usually stored as one fused weight `[gate; up]`, which takes one matmul and one f instead of two. This is where an inference engine called xLLM went wrong (pull request 1616 repaired it). Here's the same mistake in our own layers:
+
+
+# %%
+class AsShipped(nn.Module):
+    def __init__(self, hidden_size, ffn_hidden_size, **options):
+        super().__init__()
+        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, **options)
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)
+
+    def forward(self, x):
+        gate, value = self.up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * value)
+
+
+torch.manual_seed(0)
+fused = nn.Linear(HIDDEN, 2 * FFN).double().state_dict()  # [gate; up]
+gated_start = start | {f"mlp.up.{name}": value for name, value in fused.items()}
+
+
+def train_gated(mlp_class, steps=100):
+    model = ByteModel(mlp_class)
+    load_full_state_dict(model, gated_start)
+    return {"losses": train(model, steps), "checkpoint": full_state_dict(model)}
+
+
+def loss_of(mlp_class, state):
+    model = ByteModel(mlp_class)
+    load_full_state_dict(model, state)
+    inputs, targets = next(corpus.byte_batches(text, CONTEXT, 2000, 1, seed=2))
+    with torch.no_grad():
+        return F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).item()
+
+
+def symptom(mlp_class):
+    losses = {}
+    for p in (1, 2):
+        results = launch(train_gated, p, args=(mlp_class,))[0]
+        losses |= {f"first loss, p = {p}": results["losses"][0], f"step 100, p = {p}": results["losses"][-1]}
+    reloaded = launch(loss_of, 1, args=(mlp_class, results["checkpoint"]))[0]
+    return losses | {"checkpoint from p = 2, on p = 1": reloaded}
+
+
+viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], title="losses, as shipped")
+
+# %% [markdown]
+# It runs on any number of ranks, and it *trains* on any number of ranks. But the first loss depends on `p`, and a checkpoint from two ranks is useless on one.
+
+# %% [markdown] task="5.4" title="Repair a gated MLP" difficulty=2 minutes=8
+# Find out which elements the broken version multiplies with each other on two ranks, and repair it. It should still have one fused layer `self.up` whose full weight is `[gate; up]`, and just as much traffic as your `ParallelMLP`.
+
+
+# %% exercise="5.4"
+class ParallelSwiGLU(nn.Module):
+    """Y = (SiLU(X G) * (X U)) D, with a bias after each matmul, sharded over the ranks of `group`.
+
+    x [.., h], the same on every rank -> y [.., h], the same on every rank. The full weight of `up` is [gate; up], [2m, h].
+    """
+
+    def __init__(self, hidden_size, ffn_hidden_size, *, bias=True, group=None, device=None, dtype=None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
+        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2m/p, h]
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
+        ### BROKEN
+        # options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
+        # self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, **options)
+        # self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        gate, value = self.up(x).chunk(2, dim=-1)  # [..., m/p] each
+        return self.down(F.silu(gate) * value)  # [..., h]
+        ### BROKEN
+        # gate, value = self.up(x).chunk(2, dim=-1)
+        # return self.down(F.silu(gate) * value)
+        ### END SOLUTION
+
+
+# %% [markdown] hints="5.4"
+# 1. Take $m = 4$ and two ranks, so that the fused weight has eight rows, 0 to 3 for the gate and 4 to 7 for up. Which four rows does rank 0 get? What are the two halves of its output?
+# 2. `chunk(2, dim=-1)` is right if a rank's shard consists of its rows of the gate, followed by its rows of up. You've met an argument in chapter 04 that's made for this.
+# 3. `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`. `forward` can stay as it is.
+
+# %% check="5.4"
+check("5.4", ParallelSwiGLU)
+
+# %% [markdown]
+# **Predict.** What gave the bug away? Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows, and gate row 0 should meet up row 8. Which row does row 0 meet instead? And which row does row 8 meet, on the other rank?
+
+# %% predict="5.c"
+predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %%
 viz.table(
     [
-        {"": "first step", "one process": f"{plain_losses[0]:.6f}"}
-        | {f"without f, rank {rank}": f"{broken[rank]['losses'][0]:.6f}" for rank in (0, 1)},
-        {"": "step 100", "one process": f"{plain_losses[99]:.6f}"}
-        | {f"without f, rank {rank}": f"{broken[rank]['losses'][-1]:.6f}" for rank in (0, 1)},
-    ],
-    title="the loss",
+        {"": mlp_class.__name__} | {name: f"{loss:.4f}" for name, loss in symptom(mlp_class).items()}
+        for mlp_class in (AsShipped, ParallelSwiGLU)
+    ]
 )
 
 # %% [markdown]
-# The first loss is right to the last digit, since f does nothing in the forward pass. Then each rank's embedding learns from a gradient in which the part that came through the MLP is only that of its own columns. The model still learns; the two ranks no longer hold the same embedding, and what you would save is
-# neither of them. A dashboard with one loss curve shows nothing. Two things do: a comparison with one process, and your detector, from the first step on.
-#
-# **Second.** The gated MLP with its fused weight cut as one block, `stride=1`. Both layers below start from the same full weights, learn for 100 steps on two ranks, write a checkpoint, and one process loads it.
-
-
-# %%
-class AsOneBlock(ParallelSwiGLU):
-    def __init__(self, hidden_size, ffn_hidden_size, **options):
-        super().__init__(hidden_size, ffn_hidden_size, **options)
-        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=1, **options)
-
-
-torch.manual_seed(0)
-gated_start = dict(start)  # the embedding, the norm and the output layer of the other runs
-gated_start |= {f"mlp.up.{name}": value for name, value in nn.Linear(HIDDEN, 2 * FFN).double().state_dict().items()}
-
-
-def train_gated(mlp_class):
-    model = ByteModel(mlp_class)
-    load_full_state_dict(model, gated_start)
-    return {"losses": train(model, steps=100), "checkpoint": full_state_dict(model), "accuracy": accuracy(model)}
-
-
-def read_checkpoint(state):
-    model = ByteModel(ParallelSwiGLU)
-    load_full_state_dict(model, state)
-    return accuracy(model)
-
-
-rows = []
-for mlp_class in (ParallelSwiGLU, AsOneBlock):
-    run = launch(train_gated, 2, args=(mlp_class,))[0]
-    rows.append(
-        {
-            "layer": mlp_class.__name__,
-            "first loss": f"{run['losses'][0]:.4f}",
-            "loss after 100 steps": f"{run['losses'][-1]:.4f}",
-            "next byte right, p = 2": f"{run['accuracy']:.1%}",
-            "its checkpoint on one process": f"{launch(read_checkpoint, 1, args=(run['checkpoint'],))[0]:.1%}",
-        }
-    )
-viz.table(rows)
-
-# %% [markdown]
-# It does train, and nothing in its losses tells that it is wrong: rank 0 holds the whole gate, multiplies the outputs of its first half by those of its second, and learns with these pairs; rank 1 does the same with the rows of up. Only where the checkpoint meets another `p`, or one process, do the pairs no longer match.
+# With your repair, it no longer matters how many ranks there are. The broken version learned to live with its wrong pairs, because in training nobody compared them with anything.
 
 # %%
 symptoms(5)
 
 # %% [markdown]
-# ## 8 · Measure it
+# ## Measure it
 #
-# Bytes first: one training step of the whole model, as recorded, against your formula from exercise 5.2.
+# Does a training step send what you predicted? Here's the trace of one step, next to the formula.
 
 
 # %%
-def count_one_step():
+def one_step():
     model = ByteModel(ParallelMLP)
     inputs, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=3))
     with record() as section:
@@ -686,36 +543,23 @@ def count_one_step():
 
 rows = []
 for p in (1, 2, 4):
-    calls, size = launch(count_one_step, p)[0].get("all_reduce", (0, 0))
-    formula = sum(mlp_traffic(BATCH, 1, HIDDEN, FFN, p, bytes_per_number=8).values())
-    duration = f"{runs[p][0]['ms a step']:.0f}"
-    rows.append({"p": p, "all-reduces": calls, "bytes": size, "your formula": formula, "ms a step": duration})
+    calls, size = launch(one_step, p)[0].get("all_reduce", (0, 0))
+    rows.append({"p": p, "all-reduces": calls, "bytes": size, "2·b·h·8": 2 * BATCH * HIDDEN * 8 if p > 1 else 0})
 viz.table(rows)
 
 # %% [markdown]
-# The milliseconds will probably disappoint you. The ranks share the cores of one machine. What is sharded they divide among them, but each of them also does everything that is replicated, and they wait for each other on top. Where the time goes, for three steps on two ranks:
-
-
-# %%
-def three_steps():
-    model = ByteModel(ParallelMLP)
-    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, 3, seed=3):
-        F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).backward()
-
-
-viz.timeline(launch(three_steps, 2), title="three forward and backward passes on two ranks")
-
-# %% [markdown]
-# With a GPU per rank the arithmetic of each rank shrinks with `p`, and the messages do not. Whether that pays depends on the ratio of the two, which chapter 11 measures. The rule of thumb: large `h`, small `p`, fast links.
+# ## In the wild
 #
-# ## 9 · In the wild
+# <details><summary>Going deeper: the same MLP in Megatron-Core and in PyTorch</summary>
 #
-# **Megatron-Core**, `megatron/core/transformer/mlp.py`: the class `MLP` with `linear_fc1` (column-parallel, `gather_output=False`) and `linear_fc2` (row-parallel, `input_is_parallel=True`): what you wrote. Both are built with `skip_bias_add=True`. The bias of `linear_fc1` is added together with the activation
-# in one kernel (`bias_gelu_impl`, `bias_swiglu_impl`), the bias of `linear_fc2` is returned, and the transformer layer adds it together with dropout and residual. For a gated MLP, `linear_fc1` is twice as wide and its weight is marked with stride 2; `apply_swiglu_sharded_factory` cuts it into its two blocks for a checkpoint.
+# - **Megatron-Core** has it in `megatron/core/transformer/mlp.py`, with `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Both use `skip_bias_add`, so that the first bias can be added in one kernel with the activation, and the second one together with dropout and the residual. For a gated MLP, `linear_fc1` is twice as wide,
+#   its weight is marked with stride 2, and `apply_swiglu_sharded_factory` saves its two blocks separately. A user asked about these pairs in issue 360.
+# - **Other architectures** may be out of luck. Column first, then row, works so well because a transformer is made of pairs of large matmuls with something elementwise, or something per head, between them. Tensor parallelism in this form is tailored to transformers.
+# - **PyTorch** does it with `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. With two separate layers for gate and up, you don't need a stride, but there are two smaller matmuls instead of one.
 #
-# **PyTorch**: `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})` from `torch.distributed.tensor.parallel`. Llama-like models there keep gate and up as two linear layers, both colwise; then no stride is needed, and there are two smaller products instead of one.
+# </details>
 #
-# The same MLP by PyTorch's own tensor parallelism, next to yours:
+# And here's PyTorch's own tensor parallelism, next to yours.
 
 
 # %%
@@ -736,32 +580,25 @@ def against_dtensor(state, x):
             out = mlp(leaf)
             out.square().sum().backward()
         calls = {kind: total.calls for kind, total in section.totals().items()}
-        results.append({"out": out.detach(), "dx": leaf.grad, "calls": calls})
+        results.append({"out": out.detach(), "dx": leaf.grad, "collectives": calls})
     return results
 
 
 mlp_state = {name.removeprefix("mlp."): value for name, value in start.items() if name.startswith("mlp.")}
 mine, theirs = launch(against_dtensor, 2, args=(mlp_state, torch.randn(4, HIDDEN, dtype=torch.float64)))[0]
-print(
-    f"largest difference: output {(mine['out'] - theirs['out']).abs().max():.0e}, input gradient {(mine['dx'] - theirs['dx']).abs().max():.0e}"
-)
-print(f"collectives: yours {mine['calls']}, PyTorch's {theirs['calls']}")
-
-# %% [markdown]
-# ## 10 · Recap
-#
-# 1. Column first, then row: the activation is elementwise, so it works on whole columns and not on partial sums, and nothing stands between the two layers.
-# 2. Traffic of an MLP: one all-reduce of `b·s·h` forward (g), one backward (f), for every `p > 1`. The naive version gathers and scatters the inner activation: five times as much when the inner size is `4h`.
-# 3. Memory: each rank holds `1/p` of both weights and of the inner activation `[b, s, m/p]`; input and output, `[b, s, h]`, are whole on every rank.
-# 4. Fused gate and up: stride 2, or the checkpoint is wrong at any other `p` while training looks fine.
-# 5. Replicated parameters stay equal without communication, as long as f is in its place. Next, chapter 06 does the same to attention: column-parallel Q, K and V by whole heads, then a row-parallel output layer.
+differences = {name: f"{(mine[name] - theirs[name]).abs().max():.0e}" for name in ("out", "dx")}
+print(f"largest differences: {differences['out']} in the output, {differences['dx']} in the input's gradient")
+print(f"collectives: yours {mine['collectives']}, PyTorch's {theirs['collectives']}")
 
 # %% [markdown]
 # ## Your library so far
 #
-# It now has a whole MLP. Run it on two processes without the notebook: the table ends with the line for it.
+# It now has a complete MLP, and you can run it on two processes without this notebook. The table ends with the command.
 
 # %%
 from tplab.course import library
 
 library(5)
+
+# %% [markdown]
+# That's two thirds of a transformer layer. The other third is attention, in which every token looks at every other token. How could you possibly split *that* without constant talk?

@@ -748,7 +748,7 @@ print(f"largest difference of the gradients: {(both[0]['dlogits'] - both[1]['dlo
 viz.table([{name: value for name, value in row.items() if name != "dlogits"} for row in both])
 
 # %% [markdown]
-# **One step further.** Nothing but the loss ever reads the logits, so they need not exist all at once: take some tokens, compute their logits, their loss and at once their gradient, add to the gradients of $X$ and of the table, and forget the logits. That is `parallel_linear_cross_entropy` of this course; Liger Kernel has it for one GPU, Megatron-Core in
+# **One step further.** Nothing but the loss ever reads the logits, so they need not exist all at once: take some tokens, compute their logits, their loss and at once their gradient, add to the gradients of $X$ and of the table, and forget the logits. That is `parallel_linear_cross_entropy` of this course; Liger Kernel has it for one GPU, and Megatron-Core has it on its `dev` branch, in
 # `megatron/core/fusions/fused_linear_cross_entropy.py`. Output layer and loss together, 1024 tokens, a vocabulary of 32768, and here the logits themselves count too:
 
 

@@ -214,7 +214,7 @@ viz.table(rows, title="the preset h100x8 on other grids, 8 sequences in a micro-
 # %% [markdown]
 # Each layout fits, and the fewer ranks share a matrix, the faster. (The gradients that travel over `dp` take less time here than the backward pass computes, and the model counts them as hidden behind it. So the last row has no communication.) Tensor parallelism is for models that do not fit otherwise; the preset takes `tp = 8` since that is what this course is about.
 #
-# The formulas leave out what makes every real step slower: small products that do not reach the speed of large ones, the time that it takes to start each of them, evaluations and checkpoints. For published steps on A100 machines the model is 18 to 28 % too fast (chapter 11), for small models on a busy laptop a good deal more. Section 4 holds the run against the plan.
+# The formulas leave out what makes every real step slower: small products that do not reach the speed of large ones, the time that it takes to start each of them, evaluations and checkpoints. For published steps on A100 machines the model is 14 to 30 % too fast (chapter 11), for small models on a busy laptop a good deal more. Section 4 holds the run against the plan.
 #
 # ## 2 · What a training program has besides the model
 #
@@ -879,7 +879,7 @@ symptoms(15)
 # %% [markdown]
 # ## Your library
 #
-# It's complete. Beside it there's now a script, `train.py`, that trains a GPT with your layers and your training step. It imports PyTorch and your package and nothing else, so take both along to any machine with GPUs.
+# It's complete. Beside it there's now a script, `train.py`, that trains a GPT with your layers and your training step. Its settings are those of your newest run in `runs/`, if you have made one. It imports PyTorch and your package and nothing else, so take both along to any machine with GPUs.
 
 # %%
 from tplab.course import library

@@ -31,6 +31,7 @@ import pytest
 
 from tests import ROOT
 from tplab.common.imports import ImportGraph
+from tplab.course.notebooks.numbering import START_NUMBER, chapter_files, number_of, package, parse_chapter
 
 PARTS = ("all", "daily", "nightly")
 EVERYWHERE = ("tests/conftest.py", "tests/selection.py", "pyproject.toml", "constraints.txt")  # reach every test
@@ -180,12 +181,15 @@ class Files:
     def _reach_chapter(self, number: int) -> bool:
         """By its source, its notebooks, its wrong answers, its checks, what they need, or the machinery around them."""
         if number not in self._by_chapter:
-            package = (ROOT / "tplab/course/chapters" / f"ch{number:02d}").glob("*.py")
-            sources = set((ROOT / "solutions").glob(f"{number:02d}_*.py"))
-            own = {*sources, *(ROOT / "solutions").glob(f"{number:02d}_*.ipynb")}
-            own |= {*(ROOT / "chapters").glob(f"{number:02d}_*.ipynb"), ROOT / f"tests/wrong_answers/ch{number:02d}.py"}
+            checks = (ROOT / "tplab/course/chapters" / package(number)).glob("*.py")
+            sources = {path for path in chapter_files(ROOT / "solutions", ".py") if number_of(path.stem) == number}
+            own = {*sources, *(path.with_suffix(".ipynb") for path in sources)}
+            own |= {ROOT / "chapters" / f"{path.stem}.ipynb" for path in sources}
+            own |= {ROOT / f"tests/wrong_answers/{package(number)}.py"}
             machinery = [ROOT / "tests/wrong_answers/__init__.py", *(ROOT / "tplab/course/grading").glob("*.py")]
-            needed = self.graph.closure([*package, *sources, *machinery]) - set((ROOT / "tests").rglob("ch??.py"))
+            all_wrong_answers = {*(ROOT / "tests/wrong_answers").glob("*.py")} - {machinery[0]}
+            all_wrong_answers = {*(ROOT / "tests/wrong_answers").glob("*.py")} - {machinery[0]}
+            needed = self.graph.closure([*checks, *sources, *machinery]) - all_wrong_answers
             self._by_chapter[number] = bool((own | needed) & self.changed)
         return self._by_chapter[number]
 
@@ -194,8 +198,8 @@ def chapter_of(item: pytest.Item) -> int | None:
     """The chapter that a test of `tests/course/test_chapters.py` or of the browser was made for, by its parameter."""
     if item.path.name != PER_CHAPTER:
         return None
-    number = re.search(r"\[(\d+)[\]._ ]", item.nodeid)
-    return int(number[1]) if number else None
+    number = re.search(r"\[(start|S|\d+|-1)[\]._ ]", item.nodeid)
+    return (START_NUMBER if number[1] == str(START_NUMBER) else parse_chapter(number[1])) if number else None
 
 
 def _is_module(path: Path) -> bool:

@@ -21,11 +21,12 @@ from packaging.version import Version
 import tplab
 from benchmarks.launch import NAMES
 from tests import ROOT
+from tplab.course.notebooks.numbering import chapter_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
-CHAPTERS = sorted(path.name for path in (ROOT / "chapters").glob("[0-9]*.ipynb"))
+CHAPTERS = [path.name for path in chapter_files(ROOT / "chapters", ".ipynb")]
 CONDA_NAMES = {"torch": "pytorch"}  # where conda-forge calls a package otherwise
 BLOCK = re.compile(r"^```(?:bash|sh)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
@@ -182,6 +183,7 @@ def test_readme_names_exactly_two_commands():
 def test_readme_names_every_chapter_and_no_other():
     linked = {Path(target).name for target in LINK.findall(README) if target.startswith("chapters/")}
     assert linked == set(CHAPTERS)
+    assert re.search(r"^\| start \|", README, re.MULTILINE)
     for number in range(16):
         assert re.search(rf"^\| {number:02d} \|", README, re.MULTILINE), f"chapter {number:02d} is not in the table"
 
@@ -190,7 +192,8 @@ def test_readme_names_every_chapter_and_no_other():
     "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md", "GPU.md", "SECURITY.md"]
 )
 def test_links_lead_somewhere(page):
-    local = [target for target in LINK.findall((ROOT / page).read_text()) if not target.startswith("http")]
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    local = [target for target in LINK.findall(text) if not target.startswith("http")]
     assert [target for target in local if not (ROOT / target).exists()] == []
 
 

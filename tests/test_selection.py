@@ -112,7 +112,7 @@ REACHED = {  # what changes -> tests that it must reach, and one that it must no
     "a chapter's source": (
         "solutions/04_parallel_linear.py",
         ["tests/course/test_chapters.py::test_wrong_answer_is_caught[4.1 no bias]"],
-        "tests/course/test_chapters.py::test_wrong_answer_is_caught[5.1 no bias]",
+        "tests/course/test_chapters.py::test_wrong_answer_is_caught[5.2 no bias]",
     ),
     "a chapter's check": (
         "tplab/course/chapters/ch04/column.py",

@@ -202,14 +202,18 @@ class NotebookPage:
         self.start(name)
         self.wait_until_idle()
 
+    def menu(self, name: str, command: str) -> None:
+        """Choose a command from a menu of the menu bar."""
+        self.page.keyboard.press("Escape")
+        self.page.get_by_role("menuitem", name=name, exact=True).click()
+        self.page.locator(".lm-Menu").get_by_text(command, exact=True).click()
+
     def run_all(self) -> None:
         """Run > Run All Cells; stops at the first error, as it does for a learner."""
         first = self.page.locator(".jp-Notebook .jp-Cell").first
         first.scroll_into_view_if_needed()
         first.click()  # the menu serves the notebook that has the focus
-        self.page.keyboard.press("Escape")
-        self.page.get_by_role("menuitem", name="Run", exact=True).click()
-        self.page.locator(".lm-Menu").get_by_text("Run All Cells", exact=True).click()
+        self.menu("Run", "Run All Cells")
         self.wait_until_idle()
 
     def run_each(self, names: list[str]) -> None:

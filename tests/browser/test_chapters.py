@@ -13,8 +13,9 @@ import pytest
 from tests import ROOT
 from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
 from tests.course.chapter_cells import with_what_they_need
+from tplab.course.notebooks.numbering import chapter_files
 
-CHAPTERS = sorted(path.stem for path in (ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
+CHAPTERS = [path.stem for path in chapter_files(ROOT / "solutions", ".ipynb")]
 WHOLE = [CHAPTERS[1]]
 NARROW = "03_conjugate_operators"
 DARK = "04_parallel_linear"

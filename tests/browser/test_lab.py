@@ -1,11 +1,13 @@
 """A learner at work, in a real browser: open a chapter, turn a knob, answer an exercise, get out of a deadlock."""
 
+import io
 import re
 import shutil
 
 import nbformat
 import psutil
 import pytest
+from PIL import Image
 
 from tests import ROOT
 from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
@@ -36,13 +38,24 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(folder):
+def chromium():
     if chromium_path() is None:
         pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")
     if shutil.which("make") is None:
         pytest.skip("needs make")
-    with lab_server(folder) as server, browser() as chromium:
-        yield NotebookPage(chromium, server, f"chapters/{CHAPTER}.ipynb")
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(folder, chromium):
+    with lab_server(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(chromium, server):
+    return NotebookPage(chromium, server, f"chapters/{CHAPTER}.ipynb")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +132,69 @@ def test_a_learner_can_work_through_a_chapter(page, folder, solution, explore, t
     assert page.refused == []
     assert page.errors == []
     assert listening_addresses(page.server.pid) == {"127.0.0.1"}
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+def test_sliders_without_their_kernel_say_so_and_run_again(chromium, server, folder, explore):
+    shutil.copy(ROOT / "chapters" / f"{CHAPTER}.ipynb", folder / "chapters" / "again.ipynb")
+    page = NotebookPage(chromium, server, "chapters/again.ipynb")
+    handle = page.cell(explore).locator(".noUi-handle").first
+    again = page.cell(explore).get_by_role("button", name="Run these cells")
+    page.run_all()
+    assert not again.is_visible()
+    first = page.picture(explore)
+    handle.focus()
+    page.page.keyboard.press("End")
+    page.next_picture(explore, first)
+
+    page.menu("Kernel", "Restart Kernel…")
+    page.page.get_by_role("button", name="Confirm Kernel Restart").click()
+    again.wait_for()
+    assert "lost their kernel" in page.output(explore).inner_text()
+    assert handle.evaluate("knob => getComputedStyle(knob).pointerEvents") == "none", "it can't be dragged any more"
+    again.click()
+    again.wait_for(state="hidden")
+    page.wait_until_idle()
+    assert page.picture(explore) == first, "the sliders are back where they began"
+
+    page.save()
+    page.menu("Kernel", "Shut Down Kernel")
+    page.page.reload()  # as on the next day: the notebook's file knows of sliders that are gone
+    again.wait_for()
+    assert "model not found" not in page.output(explore).inner_text()
+    again.click()
+    again.wait_for(state="hidden")
+    page.wait_until_idle()
+    assert page.picture(explore) == first
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+def test_the_lab_suits_a_dark_theme_and_a_narrow_window(chromium, tmp_path):
+    for chapter in sorted((ROOT / "chapters").glob("*.ipynb")):
+        shutil.copy(chapter, tmp_path)
+    shutil.copy(ROOT / "solutions" / f"{CHAPTER}.ipynb", tmp_path)  # it has pictures, because it was run
+    with lab_server(tmp_path, "JupyterLab Dark") as server:
+        page = chromium.new_page()
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.goto(f"{server.url}lab/tree/{CHAPTER}.ipynb?token={server.token}")
+        picture = page.locator(".jp-RenderedImage img").first
+        picture.scroll_into_view_if_needed()
+        page.wait_for_timeout(1000)
+        corner = Image.open(io.BytesIO(picture.screenshot())).convert("RGB").getpixel((2, 2))
+        below = page.locator(".jp-Notebook").first.evaluate("panel => getComputedStyle(panel).backgroundColor")
+        assert corner == tuple(map(int, re.findall(r"\d+", below)[:3])) == (17, 17, 17), "no white slab"
+
+        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+        page.wait_for_timeout(1000)
+        assert page.locator(".jp-mod-dirty").count() == 0, "to open a notebook is not to change it"
+
+        cut = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.innerText)"
+        assert page.locator(".jp-DirListing-itemText").count() >= len(list((ROOT / "chapters").glob("*.ipynb")))
+        assert page.locator(".jp-DirListing-itemText").evaluate_all(cut) == [], "the names of files are whole"
+        assert page.locator(".jp-Notebook .cm-scroller").count() > 10
+        assert page.locator(".jp-Notebook .cm-scroller").evaluate_all(cut) == [], "lines of code are wrapped"
 
 
 def listening_addresses(pid: int) -> set[str]:

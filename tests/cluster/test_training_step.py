@@ -355,6 +355,22 @@ def test_weights_that_are_replaced_under_zero_are_refused(change):
         training.update()
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_the_optimizers_own_step_is_refused_also_by_a_scheduler_and_changes_nothing(zero):
+    model = SequenceParallelGPT(CONFIG)
+    training = TrainingStep(model, torch.optim.AdamW, zero=zero, lr=0.1)
+    inner = training.optimizer.optimizer if zero else training.optimizer
+    torch.optim.lr_scheduler.ConstantLR(inner)  # which wraps its step
+    ids, targets = batch()
+    with training.micro_batch():
+        model(ids, targets).mean().backward()
+    with pytest.raises(RuntimeError, match=r"only parts of a sum, and not clipped: call update\(\)"):
+        training.optimizer.step()
+    assert not inner.state
+    assert training.update() > 0
+    assert inner.state
+
+
 def test_an_update_inside_of_gathered_is_refused_and_gathered_can_be_nested():
     model, training = linear_step(zero=3, layers=())
     with training.micro_batch():

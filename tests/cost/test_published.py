@@ -2,7 +2,7 @@
 
 Parameters and FLOPs have to agree. Times can't: the model knows the best rate of large products, measured years after
 these papers with newer software, and leaves out what `tplab.cost.layer` names. So the claims are: it is too fast on
-every A100 row, by 14 to 28 %, nearly the same for 1.7 billion parameters on 32 GPUs and a trillion on 3072; what
+every A100 row, by 14 to 30 %, nearly the same for 1.7 billion parameters on 32 GPUs and a trillion on 3072; what
 changes from row to row is right to a few percent. Where it is further off a test says by how much.
 """
 

@@ -15,8 +15,9 @@ import pytest
 
 import tplab.tensor
 from tests import ROOT
+from tplab.course.notebooks.numbering import chapter_files
 
-SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
+SOLUTIONS = chapter_files(ROOT / "solutions", ".ipynb")
 
 pytestmark = [pytest.mark.xdist_group("book"), pytest.mark.slow]  # built once
 

@@ -31,11 +31,12 @@ from tplab.course.grading.run import PYTEST
 from tplab.course.notebooks.build import stale
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.kernels import DIED, STARTS
+from tplab.course.notebooks.numbering import number_of, package, prefix
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import sources
 
 STEMS = [path.stem for path in sources(ROOT)]
-NUMBERS = [int(stem[:2]) for stem in STEMS]
+NUMBERS = [number_of(stem) for stem in STEMS]
 EXERCISES = [exercise for number in NUMBERS for exercise in chapter(number).of_role("exercise")]
 PREDICTIONS = [prediction for number in NUMBERS for prediction in chapter(number).of_role("predict")]
 WRONG = [wrong for number in NUMBERS for wrong in wrong_answers(number)]
@@ -77,7 +78,7 @@ def test_source_keeps_the_rules_and_notebooks_fit_it(number):
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_checks_and_predictions_are_those_of_the_source(number):
-    module = importlib.import_module(f"tplab.course.chapters.ch{number:02d}")
+    module = importlib.import_module(f"tplab.course.chapters.{package(number)}")
     assert set(module.PREDICTIONS) == set(chapter(number).of_role("predict"))
     assert {symptom.exercise for symptom in module.SYMPTOMS} - {""} <= set(EXERCISES)
 
@@ -109,7 +110,7 @@ def test_solution_passes(stem):
         stem, lambda cell: cell.role in ("exercise", "check") or cell.id in answered or has_side_effects(cell.source)
     )
     statuses, notes = results(stem, "solutions", only)
-    assert statuses == dict.fromkeys(chapter(int(stem[:2])).of_role("exercise"), "passed")
+    assert statuses == dict.fromkeys(chapter(number_of(stem)).of_role("exercise"), "passed")
     assert notes == []
 
 
@@ -118,7 +119,7 @@ def test_solution_passes(stem):
 @pytest.mark.parametrize("stem", spread(STEMS))
 def test_blank_chapter_is_to_do_and_nothing_else_fails(stem):
     statuses, notes = results(stem, "chapters")
-    exercises = list(chapter(int(stem[:2])).of_role("exercise"))
+    exercises = list(chapter(number_of(stem)).of_role("exercise"))
     assert list(statuses) == exercises
     for place, (exercise, status) in enumerate(statuses.items()):
         assert status in ["to do", *(f"waiting {earlier}" for earlier in exercises[:place])], exercise
@@ -154,7 +155,7 @@ def test_solved_chapter_passes_plain_nbval(stem, tmp_path):
     """`pytest --nbval-lax` on a chapter whose answers were typed in but never run: the stored outputs are compared."""
     notebook = compared_by_nbval(stem)
     compared = [cell for cell in notebook.cells if "nbval-check-output" in cell.metadata.get("tags", [])]
-    assert [cell.metadata["tplab"]["check"] for cell in compared] == list(chapter(int(stem[:2])).of_role("check"))
+    assert [cell.metadata["tplab"]["check"] for cell in compared] == list(chapter(number_of(stem)).of_role("check"))
     path = tmp_path / f"{stem}.ipynb"
     nbformat.write(notebook, path)
     command = [sys.executable, "-c", PYTEST, "-q", "--nbval-lax", "-p", "no:cacheprovider", "-c", os.devnull]
@@ -212,14 +213,14 @@ def questions_in(value: object, depth: int = 0) -> Iterator[Question]:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_every_question_is_what_some_wrong_answer_must_be_asked(number):
     """By the words that the wrong answers of the chapter must get; `test_wrong_answer_is_caught` sees that they do."""
-    package = importlib.import_module(f"tplab.course.chapters.ch{number:02d}")
-    modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{package.__name__}.")]
+    chapters = importlib.import_module(f"tplab.course.chapters.{package(number)}")
+    modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{chapters.__name__}.")]
     asked = {question.ask for module in modules for value in vars(module).values() for question in questions_in(value)}
-    expected = [plain(wrong.says) for wrong in WRONG if wrong.exercise.startswith(f"{number}.")]
+    expected = [plain(wrong.says) for wrong in WRONG if wrong.exercise.startswith(f"{prefix(number)}.")]
     assert [ask for ask in asked if not any(words in plain(ask) for words in expected)] == []
 
 
 def test_every_wrong_answer_belongs_to_an_exercise():
     assert {wrong.exercise for wrong in WRONG} == set(EXERCISES)
-    files = {path.stem for path in Path(__file__).parents[1].joinpath("wrong_answers").glob("ch*.py")}
-    assert files == {f"ch{number:02d}" for number in NUMBERS}
+    files = {path.stem for path in Path(__file__).parents[1].joinpath("wrong_answers").glob("*.py")}
+    assert files - {"__init__", "accepted", "by_class"} == {package(number) for number in NUMBERS}

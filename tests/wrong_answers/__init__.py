@@ -20,6 +20,8 @@ from typing import Any
 from zlib import crc32
 
 from tests import ROOT
+from tplab.course.notebooks import numbering
+from tplab.course.notebooks.numbering import number_of, package, prefix
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources, without_magics
 
@@ -62,17 +64,17 @@ def swap_all(text: str, *pairs: tuple[str, str]) -> str:
 @cache
 def chapter(number: int) -> Chapter:
     """The source of a chapter."""
-    return next(read(path) for path in sources(ROOT) if int(path.stem[:2]) == number)
+    return next(read(path) for path in sources(ROOT) if number_of(path.stem) == number)
 
 
 def chapter_of(exercise: str) -> Chapter:
-    return chapter(int(exercise.partition(".")[0]))
+    return chapter(numbering.chapter_of(exercise))
 
 
 def wrong_answers(number: int) -> list[WrongAnswer]:
     """The wrong answers to the exercises of a chapter: its own, and those that every chapter has (by_class.py)."""
-    own, by_class = (importlib.import_module(f"tests.wrong_answers.{name}") for name in (f"ch{number:02d}", "by_class"))
-    return [*own.WRONG, *(wrong for wrong in by_class.WRONG if wrong.exercise.startswith(f"{number}."))]
+    own, by_class = (importlib.import_module(f"tests.wrong_answers.{name}") for name in (package(number), "by_class"))
+    return [*own.WRONG, *(wrong for wrong in by_class.WRONG if wrong.exercise.startswith(f"{prefix(number)}."))]
 
 
 def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Iterable[str] = ()) -> dict[str, Any]:

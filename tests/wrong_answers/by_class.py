@@ -20,21 +20,19 @@ def empty(like: str, options: str) -> tuple[str, str]:
     return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
 
 
-BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "part", "2.2": "y_shard", "3.3": "mine", "3.4": "mine", "12.1": "x", "13.4": "template"}  # fmt: skip
+BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "part", "S.2": "y", "3.3": "mine", "12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "Two dtypes meet in that line"),
-    ("1.4", [(".reshape(x.shape)", ".reshape(x.shape).double()")]),
-    ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "What changed their dtype"),
-    ("2.3", [("y = x_shard @ a_shard", "y = (x_shard @ a_shard).double()")]),
-    ("3.1", [("torch.contiguous_format)", "torch.contiguous_format).double()")]),
+    ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "Which step changes their dtype"),
+    ("S.1", [("y = x_shard @ a_shard", "y = (x_shard @ a_shard).double()")]),
     ("3.2", [("torch.contiguous_format)", "torch.contiguous_format).double()")]),
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
     ("4.2", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).double()")]),
     ("4.4", [("dtype=param.dtype", "dtype=torch.float64")]),
-    ("5.1", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("5.3", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("5.2", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("5.4", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "Two dtypes meet in that line"),
     ("6.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("6.4", [("hidden_size, device=device, dtype=dtype", "hidden_size, device=device, dtype=torch.float64")]),
@@ -60,18 +58,17 @@ NAMES_FLOAT64: list[Changed] = [
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=value.dtype")]),
-    ("1.4", [("x.reshape(dist", "x.cpu().reshape(dist")]),
+    ("1.3", [("x.reshape(dist", "x.cpu().reshape(dist")]),
     ("2.1", [("part = tensor.narrow", 'part = tensor.to("cpu").narrow')]),
-    ("2.3", [("y = x_shard @ a_shard", "y = torch.zeros(*x_shard.shape[:-1], a_shard.shape[1], dtype=x_shard.dtype) + x_shard @ a_shard")]),
-    ("3.1", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "dx = torch.empty(grad_output.shape, dtype=grad_output.dtype)\n        dx.copy_(grad_output)")]),
-    ("3.2", [("y = x.clone(memory_format=torch.contiguous_format)", "y = torch.empty(x.shape, dtype=x.dtype)\n        y.copy_(x)")]),
+    ("S.1", [("y = x_shard @ a_shard", "y = torch.zeros(*x_shard.shape[:-1], a_shard.shape[1], dtype=x_shard.dtype) + x_shard @ a_shard")]),
+    ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "dx = torch.empty(grad_output.shape, dtype=grad_output.dtype)\n        dx.copy_(grad_output)")]),
     ("4.1", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
     ("4.2", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).cpu()")]),
     ("4.4", [(", device=param.device", "")]),
-    ("5.1", [('"device": device', '"device": None')]),
-    ("5.3", [('"device": device', '"device": "cpu"')]),
-    ("5.4", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()) + torch.zeros(param.shape)")]),
+    ("5.2", [('"device": device', '"device": None')]),
+    ("5.4", [('"device": device', '"device": "cpu"')]),
+    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()) + torch.zeros(param.shape)")]),
     ("6.1", [("dtype=torch.bool, device=q.device", "dtype=torch.bool")]),
     ("6.2", [('"device": device', '"device": None')]),
     ("6.4", [("torch.empty(rows, hidden_size, device=device", "torch.empty(rows, hidden_size")]),
@@ -100,9 +97,9 @@ LEAVES_SOMETHING: list[Changed] = [
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
-    ("1.1", [("return out.copy_(parts[src])", "return out.copy_(parts.pop(src))")], "which the caller still needs"),
-    ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which line writes into a tensor that came in"),
-    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "which the caller still needs"),
+    ("1.1", [("return out.copy_(parts[src])", "return out.copy_(parts.pop(src))")], "The caller still needs the full tensor and the shards"),
+    ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which of your lines writes into one of them"),
+    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
     ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
     ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),
@@ -110,9 +107,9 @@ CHANGES_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
-    ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What does the layer return"),
-    ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What does the layer return"),
-    ("5.4", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "Then nothing can drift"),
+    ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What should the layer return"),
+    ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What should the layer return"),
+    ("5.3", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "Then nothing can drift"),
     ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
     ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
@@ -124,12 +121,12 @@ COMBINES_OR_SKIPS: list[Changed] = [
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
-    ("1.1", [("dist.recv(parts[other], other)", "dist.recv(parts[other])")], "Which rank's numbers belong into this tensor"),
+    ("1.1", [("dist.recv(parts[other], other)", "dist.recv(parts[other])")], "Which rank's data belongs in this tensor"),
     ("6.5", [("torch.arange(cache.length, cache.length + x.shape[1]", "torch.arange(cache.length + 1, cache.length + 1 + x.shape[1]")], "Your positions begin at 1"),
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
-    ("5.4", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
+    ("5.3", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
@@ -140,21 +137,26 @@ HAS_GAPS: list[Changed] = [
 GIVES_BACK_THE_CALLERS: list[Changed] = [
     ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
     ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return part.unsqueeze(0)\n")]),
-    ("1.4", [("    rows = x.reshape", "    if dist.get_world_size() == 1:\n        return x\n    rows = x.reshape")]),
-    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "(.contiguous() makes no copy"),
+    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "(.contiguous() doesn't copy"),
     ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")]),
 ]  # fmt: skip
 
 IN_EVALUATION: list[Changed] = [
-    ("5.1", [("        return self.down(x)", "        out = self.down(x)\n        return out if torch.is_grad_enabled() else given.copy_(out)"), ("        x = self.up(x)", "        given = x\n        x = self.up(x)")]),
+    ("5.2", [("        return self.down(x)", "        out = self.down(x)\n        return out if torch.is_grad_enabled() else given.copy_(out)"), ("        x = self.up(x)", "        given = x\n        x = self.up(x)")]),
     ("8.2", [("    part = (logits - m.unsqueeze(-1)).exp()", "    shifted = logits - m.unsqueeze(-1) if torch.is_grad_enabled() else logits.sub_(m.unsqueeze(-1))\n    part = shifted.exp()")]),
     ("10.2", [("if targets is None", "if targets is None or not self.training")]),
 ]  # fmt: skip
 
+IN_EVAL_MODE: list[Changed] = [
+    ("4.1", [("        x = copy_to_region(x, self.group)", "        x = copy_to_region(x, self.group) if self.training or x.is_leaf else x")]),
+    ("4.2", [("        out = reduce_from_region(out, self.group)", "        out = reduce_from_region(out, self.group) if self.training else out")]),
+    ("5.2", [("        x = self.up(x)", "        x = self.up(x if self.training else x.detach())")]),
+    ("5.4", [("gate, value = self.up(x)", "gate, value = self.up(x if x.is_leaf else x.detach())")]),
+]  # fmt: skip
+
 ROUNDS_OR_SATURATES: list[Changed] = [
-    ("0.1", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], "4,096 too few"),
-    ("1.5", [("    return alpha.item(), beta.item()", "    return max(alpha.item(), 0.0), beta.item()")], "whose best line starts below zero"),
-    ("5.4", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "smaller than float32 can tell"),
+    ("0.2", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], "4,096 too few"),
+    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "by less than float32 can resolve"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], "All real logits of these tokens are below -10,000"),
     ("8.5", [("-torch.inf)", "-1e4)")], "padded columns, logits of about -30000"),
 ]  # fmt: skip
@@ -165,14 +167,14 @@ ZERO_TIMES_INFINITY: list[Changed] = [
 ]  # fmt: skip
 
 LEAVES_OUT_A_CASE: list[Changed] = [
-    ("3.1", [("        dist.all_reduce(dx)\n", "        if dx.any():\n            dist.all_reduce(dx)\n")], "wait for each other"),
-    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "passes over the name without a word"),
-    ("5.4", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
+    ("3.2", [("        dist.all_reduce(dx)\n", "        if dx.any():\n            dist.all_reduce(dx)\n")], "wait for each other"),
+    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the name without a word"),
+    ("5.3", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
     ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("1.4", [("x.reshape(dist", "x.view(dist")], "is right for the same numbers in contiguous tensors"),
+    ("1.3", [("x.reshape(dist", "x.view(dist")], "is right for the same numbers in contiguous tensors"),
     ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 can be divided by 4 and by 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
@@ -180,16 +182,16 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [
-    ("0.2", [("    return {\n", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {\n"), ("* parameters,\n    }", "* parameters,\n    }\n    return state_bytes.kept")], "Which dict do your calls have in common"),
-    ("1.5", [("    n = torch.tensor", "    points.sort()\n    n = torch.tensor")], "Which line sorts or changes the list itself"),
-    ("3.1", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], "x used twice"),
-    ("3.4", [("        mine = x.contiguous()", "        GatherFromRegion.width = x.shape[-1]\n        mine = x.contiguous()"), ("return shard(grad_output, -1, dist.get_rank(), dist.get_world_size())", "width = GatherFromRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "What does a call leave behind"),
+    ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do your calls share one dict"),
+    ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], "x, used twice"),
+    ("3.3", [("        mine = grad_output.contiguous()", "        ScatterToRegion.width = grad_output.shape[-1]\n        mine = grad_output.contiguous()"), ("return ScatterToRegion.forward(ctx, grad_output)", "width = ScatterToRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "What does a call leave behind"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "What does a call leave behind"),
 ]  # fmt: skip
 
 CLASSES = (
     ("does something else under no_grad", IN_EVALUATION, "nothing needs a gradient, as in evaluation"),
+    ("does something else in eval mode", IN_EVAL_MODE, "the module is in eval mode"),
     ("rounds, or stops at a limit", ROUNDS_OR_SATURATES, ""),
     ("multiplies an infinity by zero", ZERO_TIMES_INFINITY, "What is 0 times infinity"),
     ("leaves out a case", LEAVES_OUT_A_CASE, ""),

@@ -113,7 +113,7 @@ BACKWARDS = [
     ("the gradients in the other order", backward(DX + START + DW + WAIT + "return dw, dx, None"), "Write the shapes next to each line"),
     ("forgets async_op", backward(DX + swap(START, ", async_op=True", "") + DW + WAIT + BACK), "give back with async_op=True"),
     ("no gradient of the weight", backward(DX + START + DW + WAIT + "return dx, None, None"), "one gradient for each argument of forward"),
-    ("writes into dy", backward(DX + START + DW + WAIT + "dy.zero_()\n" + BACK), "The caller goes on using the tensors"),
+    ("writes into dy", backward(DX + START + DW + WAIT + "dy.zero_()\n" + BACK), "The caller still needs the tensors"),
     ("rank 0 alone", backward(DX + "if dist.get_rank() == 0:\n    dist.all_reduce(dx, group=ctx.group)\n" + DW + BACK), "Does every rank start the all-reduce of dx"),
     ("forward forgets to return", swap(backward(DX + START + DW + WAIT + BACK), "return x @ weight.T", "y = x @ weight.T"), "forward is given. What does it return"),
     ("a message with room for more", backward(DX + "twice = torch.cat([dx, torch.zeros_like(dx)])\ntravelling = dist.all_reduce(twice, group=ctx.group, async_op=True)\n" + DW + WAIT + "return twice[: len(dx)], dw, None"), "Which call sends more, or something else"),

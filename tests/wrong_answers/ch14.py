@@ -36,7 +36,7 @@ BUCKETS = [
     ("one all-reduce for each parameter", buckets((FULL, "if True:\n            bucket = [param]")), "Each bucket is one all-reduce"),
     ("starts at the first gradient of a bucket", buckets((FULL, "if self.arrived[number] == 1:"), (FLAT, "flat = torch.cat([(torch.zeros_like(param) if param.grad is None else param.grad).flatten() for param in bucket])")), "In which order did you put them in"),
     ("never set back", solution("14.1").rsplit("        self.arrived = [0]", 1)[0], "that `finish` must set back"),
-    ("never waits", buckets(("            work.wait()\n", "")), "From when on may its result be read"),
+    ("never waits", buckets(("            work.wait()\n", "")), "From which moment on may you read its result"),
     ("the result stays in the flat tensor", buckets(("param.grad.copy_(part.view_as(param) / total.item())", "part.div_(total.item())")), "Which tensor did the all-reduce write into"),
     ("a list that all objects share", buckets(("        self.running = []\n        for number", "        for number"), ("        self.running = []\n", "        self.running.clear()\n"), ("    def __init__", "    running = []\n\n    def __init__")), "What does a call leave behind"),
     ("put back in another order", buckets(("parts = flat.split([param.numel() for param in bucket])", "bucket = bucket[::-1]\n            parts = flat.split([param.numel() for param in bucket])")), "In which order did you put them in"),

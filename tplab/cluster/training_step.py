@@ -17,6 +17,7 @@ once backward has taken the gradients, nothing is left in `.grad` to sum. And a 
 belongs to a gradient that doesn't exist. `TrainingStep` owns this order.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -65,8 +66,9 @@ class TrainingStep:
     with the first one's weights and buffers. If no micro-batch uses a parameter, data parallelism may still give it a
     gradient of zero, which lets momentum and weight decay move it.
 
-    If a micro-batch raises an error, the step is abandoned, and the next one starts without gradients. Freeze and cast
-    the model before: later changes raise ValueError in `update`.
+    The optimizer's own `step` raises RuntimeError, because the gradients aren't complete outside of `update`. If a
+    micro-batch raises an error, the step is abandoned, and the next one starts without gradients. Freeze and cast the
+    model before: later changes raise ValueError in `update`.
 
     Raises ValueError for options that don't fit the model, the mesh or each other.
     """
@@ -130,6 +132,8 @@ class TrainingStep:
             self.optimizer = optimizer_class(given, **defaults)
         if pipeline is not None:
             pipeline.sums_tied = False
+        self._updates = False
+        self._inner.register_step_pre_hook(_only_in_update_of(weakref.ref(self)))
         self._micro_batches, self._is_last, self._is_done = 0, False, False
 
     @contextmanager
@@ -225,6 +229,10 @@ class TrainingStep:
                 gradient = parameter.grad
                 yield parameter, gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
+    @property
+    def _inner(self) -> Any:
+        return self.optimizer.optimizer if isinstance(self.optimizer, ZeRO1) else self.optimizer
+
     @torch.no_grad()
     def _norm(self) -> Tensor:
         if self.norm_of is not None:
@@ -238,19 +246,34 @@ class TrainingStep:
 
     def _step(self, norm: Tensor) -> None:
         """Run the optimizer, unless the norm isn't finite."""
-        inner: Any = self.optimizer.optimizer if isinstance(self.optimizer, ZeRO1) else self.optimizer
+        inner = self._inner
         on_device = norm.is_cuda and getattr(inner, "_step_supports_amp_scaling", False)  # as torch's GradScaler asks
-        if on_device and not self.check:
+        skips_itself = on_device and not self.check
+        if skips_itself:
             inner.grad_scale, inner.found_inf = None, (~norm.isfinite()).float()
-            self.optimizer.step()
-            return
-        if norm.isfinite():
-            self.optimizer.step()
+        if skips_itself or norm.isfinite():
+            self._updates = True
+            try:
+                self.optimizer.step()
+            finally:
+                self._updates = False
         elif self.check:
             raise FloatingPointError(
                 f"the norm of the gradient is {norm.item()}. The update would have destroyed the weights, so it was "
                 "left out. Try a lower learning rate, a longer warmup, or a smaller max_norm"
             )
+
+
+def _only_in_update_of(training: "weakref.ref[TrainingStep]") -> Callable[..., None]:
+    def refuse(*_: Any) -> None:
+        owner = training()
+        if owner is not None and not owner._updates:
+            raise RuntimeError(
+                "optimizer.step() would use gradients that are only parts of a sum, and not clipped: call update() of "
+                "the TrainingStep that owns this optimizer"
+            )
+
+    return refuse
 
 
 def _tied(model: nn.Module, pipeline: Pipeline | None) -> nn.Parameter | None:

@@ -67,7 +67,8 @@ def _published(microseconds: float, gigabytes: float, source: str) -> Link:
 
 # Bandwidth in GB/s (10^9 bytes) per GPU and direction; vendors quote the sum of both directions for NVLink. Alpha is
 # what NCCL assumes for one ring step with the protocol that reaches the full bandwidth: 3.4 us over NVLink,
-# 5.7 over PCIe, 14 over the network. (Its LL protocol takes 0.6, 1.0, 2.7 us, at a quarter of the bandwidth.)
+# 5.7 over PCIe, 14 over the network. (Its LL protocol takes 0.6, 1.0, 2.7 us, and reaches a
+# quarter of the bandwidth in this commit; NCCL's main has assumed half of it since June 2026.)
 PUBLISHED = {
     "NVLink 4": _published(3.4, 450, "900 GB/s in both directions: NVIDIA H100 architecture whitepaper"),
     "NVLink 3": _published(3.4, 300, "600 GB/s in both directions: NVIDIA A100 architecture whitepaper"),

@@ -3,6 +3,7 @@
 config        the sizes of a GPT, and its weights by name and shape
 memory_bill   formulas for what one GPU has to store, for every way to split the model
 meter         the same, measured on real tensors
+small_gpt     a GPT in plain PyTorch to measure
 """
 
 from tplab.memory.config import PRESETS, GPTConfig, Recompute, RotaryScaling, parameter_count
@@ -25,13 +26,16 @@ from tplab.memory.meter import (
     saved_for_backward,
     tensor_bytes,
 )
+from tplab.memory.small_gpt import GPT, Layer
 
 __all__ = [
+    "GPT",
     "GPUS",
     "PRESETS",
     "RECIPES",
     "Bill",
     "GPTConfig",
+    "Layer",
     "Layout",
     "MemoryMeter",
     "Recipe",

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -123,6 +124,10 @@ def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any)
     os.killpg(0, signal.SIGKILL)
 
 
+# torch 2.13 renamed them, but older versions that tplab supports don't have the new names
+_OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+
+
 def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
     """Copy the parent's environment, folder, import path and thread count, and set the rank variables of torchrun."""
     world_size = str(given["world_size"])
@@ -134,6 +139,7 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
     os.chdir(given["folder"])
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])
+    warnings.filterwarnings("ignore", _OLD_NAMES, FutureWarning)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # otherwise, every rank inherits the server's state
 

@@ -3,8 +3,8 @@
 On a GPU, `Work.wait()` doesn't block the CPU. It only makes the stream wait, and the program continues until it needs a
 value. So a rank that is stuck in a collective looks as if it were computing. A thread of the rank therefore checks
 
-    whether the program has moved           it is blocked if it stays at the same bytecode instruction for a second and
-                                            enters no further collective
+    whether the program has moved           it counts as blocked if ten looks in a row, over about a second, find it at
+                                            the same bytecode instruction and it has entered no further collective
     which collectives have completed        from an event that was recorded on the stream after each wait()
 
 If the program is blocked, the oldest collective that hasn't completed is what it waits for. The parent finds deadlocks
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from tplab.runtime.board import Board, Call
 
 LOOK_SECONDS = 0.1
-BLOCKED_SECONDS = 1.0  # how long the program must stay in the same place to count as blocked
+BLOCKED_LOOKS = 10  # how many looks in a row must find the program in the same place
 
 
 _Number = tuple[Call, int]
@@ -55,7 +55,7 @@ class StreamWatch:
         self._waited_for: deque[tuple[_Number, Completion]] = deque()  # the collectives that the stream waits for
         self._calling: _Number | None = None  # the collective whose call hasn't returned yet
         self._place: object = None
-        self._there_since = time.monotonic()
+        self._times_there = 0
         self._shown: _Number | None = None  # what this watch has put on the board,
         self._wait: int | None = None  # and where
 
@@ -96,12 +96,13 @@ class StreamWatch:
         """Show on the board what the watched thread is blocked in, if anything."""
         while self._waited_for and self._waited_for[0][1].query():
             self._waited_for.popleft()
-        frame, now = sys._current_frames().get(self._watched), time.monotonic()
+        frame = sys._current_frames().get(self._watched)
         place = frame and (id(frame), frame.f_lasti, self._board.entered(self.rank))
         if place != self._place:
-            self._place, self._there_since = place, now
-        blocked = now - self._there_since >= BLOCKED_SECONDS
-        self._show(self._blocked_in() if blocked else None)
+            self._place, self._times_there = place, 0
+        else:
+            self._times_there += 1
+        self._show(self._blocked_in() if self._times_there >= BLOCKED_LOOKS else None)
 
     def _blocked_in(self) -> _Number | None:
         if self._calling is not None:

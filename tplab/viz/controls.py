@@ -4,6 +4,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+# Hidden, until JupyterLab marks the sliders as disconnected or, in a notebook opened anew, doesn't find them at all. In
+# a page without JupyterLab's commands, the button runs nothing, so the text says what to do without it.
+_LOST = """\
+<style>
+.tplab-explore.jupyter-widgets-disconnected::before,
+.tplab-explore .jupyter-widgets-disconnected::before { content: none; }
+.tplab-explore.jupyter-widgets-disconnected > .widget-slider { opacity: 0.45; pointer-events: none; }
+.jp-OutputArea:has(.tplab-lost) .jp-OutputArea-output.jupyter-widgets { display: none; }
+.jp-OutputArea:has(.tplab-explore.jupyter-widgets-disconnected) .tplab-lost,
+.jp-OutputArea:has(.jp-OutputArea-output.jupyter-widgets) .tplab-lost { display: block !important; }
+</style>
+<div class="tplab-lost" role="status" style="display: none; border-left: 6px solid #b26a00; padding: 0.4em 0.9em;">
+<b>The sliders of this cell lost their kernel</b>: it was restarted or shut down. To get them back, run the cells above,
+then this one.<br><button class="jp-Button jp-mod-styled jp-mod-accept" style="margin-top: 0.4em"
+data-commandlinker-command="apputils:run-all-enabled"
+data-commandlinker-args='{"commands": ["notebook:run-all-above", "notebook:run-cell"]}'>Run these cells</button>
+</div>"""
+
 
 def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = None, **choices: Sequence[Any]) -> Any:
     """Show function(**values) below one slider per argument, and call it again whenever a slider moves.
@@ -59,7 +77,10 @@ def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = N
             failure = error
     if failure:
         raise failure  # by the cell, so that Run All treats it like any other error
-    return ipywidgets.VBox([*sliders.values(), output])
+    display({"text/html": _LOST, "text/plain": ""}, metadata={"tplab": "page only"}, raw=True)
+    box = ipywidgets.VBox([*sliders.values(), output])
+    box.add_class("tplab-explore")
+    return box
 
 
 def _in_notebook() -> bool:

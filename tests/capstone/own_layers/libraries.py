@@ -11,8 +11,8 @@ from tplab.capstone.own_layers.find import Answers, find_answers
 from tplab.capstone.own_layers.link import ANSWERS
 from tplab.course.learner import library
 from tplab.course.learner.course_files import MARKER, MEMORY, Course, all_chapters
-from tplab.course.learner.library_text import chapter_number
 from tplab.course.notebooks.cells import Cell, read_notebook
+from tplab.course.notebooks.numbering import chapter_files, chapter_of, number_of
 
 
 class Libraries:
@@ -25,7 +25,7 @@ class Libraries:
         (self.base.memory / MARKER).write_text("{}")
         for number, files in all_chapters(self.base).items():
             cells = read_notebook(files.reference)
-            mine = [exercise for exercise in ANSWERS if chapter_number(exercise) == number]
+            mine = [exercise for exercise in ANSWERS if chapter_of(exercise) == number]
             library.add_passed(self.base, cells, cells, mine)
 
     def course(self, sources: dict[str, str]) -> Course:
@@ -34,7 +34,7 @@ class Libraries:
         shutil.copytree(self.base.folder, made.folder)
         assert (made.folder / MEMORY / MARKER).exists()
         for exercise, source in sources.items():
-            reference = read_notebook(all_chapters(made)[chapter_number(exercise)].reference)
+            reference = read_notebook(all_chapters(made)[chapter_of(exercise)].reference)
             learner = [replace(cell, source=source) if is_answer(cell, exercise) else cell for cell in reference]
             assert learner != reference
             library.add_passed(made, reference, learner, [exercise])
@@ -50,7 +50,9 @@ def is_answer(cell: Cell, exercise: str) -> bool:
 
 def solution(exercise: str) -> str:
     """The source of the course's solution."""
-    path = next((ROOT / "solutions").glob(f"{chapter_number(exercise):02d}_*.ipynb"))
+    path = next(
+        path for path in chapter_files(ROOT / "solutions", ".ipynb") if number_of(path.stem) == chapter_of(exercise)
+    )
     return next(cell.source for cell in read_notebook(path) if is_answer(cell, exercise))
 
 
@@ -66,6 +68,6 @@ def swapped(exercise: str, *swaps: tuple[str, str], before: str = "", after: str
 def wrong(exercise: str, name: str) -> dict[str, str]:
     """One of our wrong answers to an exercise."""
     found: Iterator[str] = (
-        one.source for one in wrong_answers(chapter_number(exercise)) if (one.exercise, one.name) == (exercise, name)
+        one.source for one in wrong_answers(chapter_of(exercise)) if (one.exercise, one.name) == (exercise, name)
     )
     return {exercise: next(found)}

@@ -126,10 +126,10 @@ def outcomes(libraries):
     blinded = "\n\nParallelGPT.forward = half_blind(ParallelGPT.forward)\n"
     own = libraries.answers(WITHOUT_F)
     tanh, no_sum = (
-        libraries.answers(wrong(*one)) for one in (("5.1", "tanh approximation"), ("3.1", "no communication"))
+        libraries.answers(wrong(*one)) for one in (("5.2", "tanh approximation"), ("3.2", "no communication"))
     )
     made = {
-        "no sum, f by another name": (settings, {**wrong("3.1", "no communication"), **by_another_name}, False),
+        "no sum, f by another name": (settings, {**wrong("3.2", "no communication"), **by_another_name}, False),
         "longer": (settings, swapped("14.4", ("return math.sqrt(", "return 2 * math.sqrt(")), True),
         "elsewhere": (settings, {"14.4": f"def gradient_norm(parameters, *groups, tied=None):\n    {moved}\n"}, True),
         "nan in bfloat16": (
@@ -212,8 +212,8 @@ def test_answers_that_no_other_cell_calls_are_found(outcomes):
     for told in outcomes:
         idle = told["idle"]
         assert (idle["right"], idle["sequence"], idle["own product"]) == (set(), set(), set())
-        assert idle["by its module"] == {"3.1"}
-        assert idle["11.3"] == {"3.1", "7.4"}  # the product of 11.3 stands in their place
+        assert idle["by its module"] == {"3.2"}
+        assert idle["11.3"] == {"3.2", "7.4"}  # the product of 11.3 stands in their place
 
 
 def test_the_length_of_the_gradient_is_tried_and_so_is_bfloat16(outcomes):

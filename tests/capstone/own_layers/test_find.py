@@ -19,7 +19,7 @@ from tplab.runtime import RankError
 
 pytestmark = pytest.mark.share(5)
 
-MINE = solution("5.1").replace("    def forward(", "    # as I understand it\n    def forward(")
+MINE = solution("5.2").replace("    def forward(", "    # as I understand it\n    def forward(")
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +55,15 @@ def rewrite(course: Course, exercise: str, source: str) -> None:
 
 
 def test_what_is_in_the_library_is_the_learners_unless_it_was_copied(libraries):
-    course = libraries.course({"5.1": MINE})
+    course = libraries.course({"5.2": MINE})
     answers = find_answers(course.folder)
     assert set(answers.whose) == set(ANSWERS)
-    assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.1"}
-    assert answers.checked["5.1"].startswith("passed on 20")
+    assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
+    assert answers.checked["5.2"].startswith("passed on 20")
     for name, text in answers.files.items():
         assert (course.folder / library.PACKAGE / name).read_text() == text, "the files are those of the package"
     assert "# as I understand it" in answers.files["mlp.py"]
-    courses = {line for text in answers.files.values() for line in text.splitlines() if line.startswith("from tplab")}
-    assert courses == {  # 3.3 and 3.4, which no model here needs, are not in this library
-        "from tplab.tensor import gather_from_region", "from tplab.tensor import gather_from_region, scatter_to_region",
-    }  # fmt: skip
+    assert not any("import tplab" in text or "from tplab" in text for text in answers.files.values())
 
 
 def test_a_blank_course_lists_all_that_is_to_do_and_the_command(started):
@@ -87,26 +84,26 @@ def test_the_courses_solutions_train_where_one_says_so(started, libraries):
     for name, text in answers.files.items():
         assert [line for line in text.splitlines() if not line.startswith("# Exercise")] == code[name]
     assert set(answers.whose.values()) == {"the course's solution"}
-    assert answers.checked["5.1"] == "in place of one that is still to do"
+    assert answers.checked["5.2"] == "in place of one that is still to do"
 
 
 def test_what_is_written_but_has_not_passed_is_named_and_not_trained_with(started):
-    rewrite(started, "5.1", MINE)
-    with pytest.raises(NotReady, match=r"  5\.1   ParallelMLP: has not passed its check\n"):
+    rewrite(started, "5.2", MINE)
+    with pytest.raises(NotReady, match=r"  5\.2   ParallelMLP: has not passed its check\n"):
         find_answers(started.folder)
     answers = find_answers(started.folder, missing="tplab")
-    assert answers.whose["5.1"] == "the course's solution"
+    assert answers.whose["5.2"] == "the course's solution"
     assert "as I understand it" not in answers.files["mlp.py"]
 
 
 def test_one_missing_answer_is_enough(libraries):
-    course = libraries.course({"5.1": MINE})
+    course = libraries.course({"5.2": MINE})
     forget(course, "8.2")
     with pytest.raises(NotReady) as error:
         find_answers(course.folder, SMALL)
     assert [line[:6] for line in str(error.value).splitlines() if line.startswith("  ")] == ["  8.2 "]
     answers = find_answers(course.folder, SMALL, missing="tplab")
-    assert (answers.whose["8.2"], answers.whose["5.1"]) == ("the course's solution", "yours")
+    assert (answers.whose["8.2"], answers.whose["5.2"]) == ("the course's solution", "yours")
     assert "borrow" not in answers.files["cross_entropy.py"]
 
 
@@ -114,11 +111,11 @@ def test_a_newer_answer_in_the_notebook_is_said(started, libraries):
     course = libraries.course({})
     shutil.copytree(started.folder, course.folder, dirs_exist_ok=True, ignore=lambda folder, names: [library.STORE])
     library.write(course, library.load(course))
-    rewrite(course, "5.1", MINE)
+    rewrite(course, "5.2", MINE)
     lines = []
     find_answers(course.folder, SMALL, say=lines.append)
-    assert [line.partition(" on ")[0] for line in lines if line.startswith("5.1")] == [
-        "5.1 was changed since it passed"
+    assert [line.partition(" on ")[0] for line in lines if line.startswith("5.2")] == [
+        "5.2 was changed since it passed"
     ]
 
 
@@ -133,13 +130,13 @@ def test_a_package_edited_by_hand_is_refused(libraries):
 def test_only_what_the_settings_need_is_asked_for():
     assert set(needed()) == set(ANSWERS)
     plain = needed(variant(tp=2))
-    assert "3.1" in plain
+    assert "3.2" in plain
     assert not {"11.3", "12.1", "12.3"} & set(plain)
     assert "11.3" in needed(variant(tp=2, async_grad_allreduce=True))
     cut = needed(variant(tp=2, sequence_parallel=True, async_grad_allreduce=True))
-    assert {"12.1", "12.3", "3.2"} <= set(cut)
-    assert not {"3.1", "11.3"} & set(cut)
-    assert not {"3.1", "3.2", "12.1"} & set(needed(variant(tp=2, dp=2, batch_size=8, sequence_parallel=True)))
+    assert {"12.1", "12.3", "3.3"} <= set(cut)
+    assert not {"3.2", "11.3"} & set(cut)
+    assert not {"3.2", "3.3", "12.1"} & set(needed(variant(tp=2, dp=2, batch_size=8, sequence_parallel=True)))
 
 
 def test_answers_that_were_not_looked_for_are_named(libraries):

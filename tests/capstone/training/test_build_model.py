@@ -189,10 +189,10 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     with pytest.raises(ValueError, match="that were trained with"):
         used(variant(layers="mine"))
     rows = {row["what"]: row for row in used(variant(layers="mine"), answers)}
-    assert rows["MLP"]["source"] == "exercise 5.1"
-    assert rows["f"]["source"] == "exercise 3.1"
+    assert rows["MLP"]["source"] == "exercise 5.2"
+    assert rows["f"]["source"] == "exercise 3.2"
     assert rows["generation"]["whose"] == "tplab"
-    idle = {row["what"]: row for row in used(variant(layers="mine"), answers, idle={"3.1", "8.2"})}
+    idle = {row["what"]: row for row in used(variant(layers="mine"), answers, idle={"3.2", "8.2"})}
     assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", DOES_WITHOUT)
     assert idle["g"] == rows["g"]
     loss = "maximum, log-sum-exp and target of the loss"

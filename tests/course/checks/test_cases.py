@@ -119,13 +119,13 @@ def test_what_is_expected_may_depend_on_what_the_group_observed():
         seen.append((place.ranks, [observed["out"].tolist() for observed in place.observed]))
         return Expected({"out": place.observed[place.index]["out"]})
 
-    @exercise("90.72", "anything")
+    @exercise("90.78", "anything")
     def anything(answer) -> Verdict:
         check_cases(
-            "90.72", answer, [Length(n=1, groups=GROUPS)], draw=draw, give=give, run=run, expect=drawn_by_ranks,
+            "90.78", answer, [Length(n=1, groups=GROUPS)], draw=draw, give=give, run=run, expect=drawn_by_ranks,
             questions=(), world_sizes=[4],
         )  # fmt: skip
         return Verdict()
 
-    check("90.72", lambda x, group: 0 * x + dist.get_rank())
+    check("90.78", lambda x, group: 0 * x + dist.get_rank())
     assert seen == [((0, 2), [[0], [2]]), ((1, 3), [[1], [3]])] * 2

@@ -28,7 +28,7 @@ def question(exercise: str, answers: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(
     ("exercise", "earlier"),
-    [("1.4", "1.2"), ("4.4", "4.3"), ("6.4", "6.1"), ("7.3", "7.1"), ("8.4", "8.1")],
+    [("1.3", "1.2"), ("4.4", "4.3"), ("6.4", "6.1"), ("7.3", "7.1"), ("8.4", "8.1")],
     ids=[
         "one of two",
         "one function of two",
@@ -41,7 +41,7 @@ def test_earlier_exercise_is_named(exercise, earlier):
     assert MEND.format(earlier, earlier) in question(exercise, {earlier: wrong(earlier)})
 
 
-@pytest.mark.parametrize(("exercise", "earlier"), [("1.4", "1.2"), ("4.4", "4.3")])
+@pytest.mark.parametrize(("exercise", "earlier"), [("1.3", "1.2"), ("4.4", "4.3")])
 def test_right_earlier_answer_is_not_named(exercise, earlier):
     assert "Mend" not in question(exercise, {exercise: wrong(exercise)})
 
@@ -51,7 +51,7 @@ def test_first_of_two_wrong_ones_is_named():
 
 
 def test_wrong_answer_that_this_one_does_not_use_is_not_named():
-    assert "Mend" not in question("1.4", {"1.4": wrong("1.4"), "1.1": wrong("1.1")})
+    assert "Mend" not in question("1.3", {"1.3": wrong("1.3"), "1.1": wrong("1.1")})
 
 
 def test_tplab_check_names_it_too_when_it_runs_only_the_later_exercise(tmp_path):

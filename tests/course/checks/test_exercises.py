@@ -1,5 +1,6 @@
 """A check on real ranks: the right program passes, every wrong one is caught and told why."""
 
+import sys
 import time
 
 import pytest
@@ -195,15 +196,15 @@ WRONG = [
     (bias_divided, ["db  every rank  exactly 1/2 of the right one", "Whose bias"]),
     (bias_on_rank_0, ["db  rank 1  None: no gradient arrives here", "wrong on rank 1", "Whose bias"]),
     (no_sum, ["one term of the sum", "expected 1 all_reduce of 12 elements (float64); saw no collective"]),
-    (gradient_summed_too, ["dx, dW", "exactly 2 times", "wrote into the upstream gradient", "Whose tensor was it"]),
-    (returns_nothing, ["p = 1", "None: is there a `return`", "dx, dW, db, backward traffic", "give back"]),
+    (gradient_summed_too, ["dx, dW", "exactly 2 times", "wrote into the upstream gradient", "Whose tensor was that"]),
+    (returns_nothing, ["p = 1", "None: is there a `return`", "dx, dW, db, backward traffic", "What should your function return"]),
     (returns_nothing_on_rank_1, ["out", "rank 1", "is there a `return`", "not run"]),
     (returns_a_pair, ["got a tuple of 2 (tensor [3, 4], tensor [4]), not a tensor"]),
-    (returns_the_handle, ["got a ", "not a tensor", "returns None"]),
+    (returns_the_handle, ["got a ", "not a tensor", "both return None"]),
     (cut_from_the_graph, ["dx, dW  rank 0  None: no gradient arrives here", "leave autograd's graph"]),
     (cut_from_the_graph_on_rank_1, ["dx, dW, db", "rank 1", "another rank is cut off"]),
     (never_waits, ["never waited for", "async_op=True"]),
-    (sums_twice_the_traffic, ["expected 1 all_reduce of 12", "saw 2 all_reduces of 6", "The numbers are right"]),
+    (sums_twice_the_traffic, ["expected 1 all_reduce of 12", "saw 2 all_reduces of 6", "The values are right"]),
     (single_precision, ["out", "its dtype is float32, but float64 is what this call works in"]),
     (writes_into_x, ["wrote into x, which the caller still needs"]),
     (rank_1_skips, ["ranks wait for each other", "rank 1 never joined all_reduce #1", "rank 1: has left your code"]),
@@ -346,6 +347,18 @@ def test_an_exception_in_this_process_shows_the_learners_lines_only() -> None:
     assert "return number / 0" in str(caught.value)
     assert "ZeroDivisionError" in str(caught.value)
     assert "tplab/course" not in str(caught.value)
+
+
+def test_an_answer_that_ends_the_program_has_failed() -> None:
+    with pytest.raises(CheckFailed, match="raised SystemExit") as caught:
+        check("90.2", lambda number: sys.exit(number))
+    assert "sys.exit(number)" in str(caught.value)
+
+
+@pytest.mark.parametrize("answers", [(), (abs, abs)])
+def test_as_many_answers_as_the_check_takes(answers: tuple) -> None:
+    with pytest.raises(TypeError, match=f"exercise 90.2 takes answer, but was given {len(answers)} answers"):
+        check("90.2", *answers)
 
 
 def test_a_check_works_while_autograd_is_off() -> None:

@@ -37,9 +37,9 @@ class ParallelMLP:
     [
         ("4.1", Theirs, "ColumnParallelLinear"),
         ("4.1", ColumnParallelLinear, "ColumnParallelLinear"),
-        ("1.4", ring_all_reduce, "ring_all_reduce"),
+        ("1.3", ring_all_reduce, "ring_all_reduce"),
         ("4.2", RowParallelLinear, "RowParallelLinear"),
-        ("5.1", ParallelMLP, ""),
+        ("5.2", ParallelMLP, ""),
         ("4.1", lambda x: x, ""),
     ],
     ids=["itself", "a subclass", "imported inside", "of a module", "an earlier part", "nothing of tplab"],

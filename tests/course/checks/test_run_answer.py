@@ -111,15 +111,15 @@ def test_the_stub_stays_a_stub() -> None:
 
 
 def test_a_call_in_this_process_is_named_as_written() -> None:
-    @exercise("90.71", "a call")
+    @exercise("90.70", "a call")
     def checked(answer) -> Verdict:
         with calling("half(3, dim=-1)", "What is half of 3?"):
             answer(3)
         return Verdict()
 
     with pytest.raises(CheckFailed) as failure:
-        check("90.71", lambda number: torch.zeros(number).reshape(-1, 2))
-    assert failure.value.headline == "Exercise 90.71: half(3, dim=-1) raised RuntimeError."
+        check("90.70", lambda number: torch.zeros(number).reshape(-1, 2))
+    assert failure.value.headline == "Exercise 90.70: half(3, dim=-1) raised RuntimeError."
     assert failure.value.question == "What is half of 3?"
     assert "reshape(-1, 2)" in failure.value.report
 
@@ -178,16 +178,16 @@ def test_a_statement_that_does_not_hold_fails_the_check_though_nobody_expected_i
 
 
 def test_what_one_process_computed_is_told_without_ranks() -> None:
-    @exercise("90.73", "alone")
+    @exercise("90.74", "alone")
     def checked(answer) -> Verdict:
         for p in (1, 2):
-            verify("90.73", p, [{"gap": answer(p)}], [{"gap": torch.tensor([1.0, 2.0]) * p}], note="x [2]", alone=True)
+            verify("90.74", p, [{"gap": answer(p)}], [{"gap": torch.tensor([1.0, 2.0]) * p}], note="x [2]", alone=True)
         return Verdict()
 
-    assert "Right: gap, for p = 1, 2." in str(check("90.73", lambda p: torch.tensor([1.0, 2.0]) * p))
+    assert "Right: gap, for p = 1, 2." in str(check("90.74", lambda p: torch.tensor([1.0, 2.0]) * p))
     with pytest.raises(CheckFailed) as failure:
-        check("90.73", lambda p: torch.tensor([1.0, 2.0]))
-    assert failure.value.headline == "Exercise 90.73, p = 2, x [2]: wrong scale (right at p = 1)."
+        check("90.74", lambda p: torch.tensor([1.0, 2.0]))
+    assert failure.value.headline == "Exercise 90.74, p = 2, x [2]: wrong scale (right at p = 1)."
     assert "rank" not in str(failure.value).partition("Think:")[0]
     with pytest.raises(ValueError, match="needs 1 observed and 1 expected"):
-        verify("90.73", 2, [{}] * 2, [{}] * 2, alone=True)
+        verify("90.74", 2, [{}] * 2, [{}] * 2, alone=True)

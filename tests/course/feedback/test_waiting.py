@@ -86,8 +86,8 @@ def test_given_cells_wait_too_also_on_ranks_and_for_what_is_missing(book: Notebo
 
 
 def test_another_exercises_check_names_the_one_to_start_with(book: Notebook) -> None:
-    cell = book.run('check("2.2", lambda *args: shard(*args))')
-    assert cell.text.strip().startswith("Exercise 2.2 is waiting for exercise 2.1.\n")
+    cell = book.run('check("2.4", lambda y: shard(y, 0, 0, 2))')
+    assert cell.text.strip().startswith("Exercise 2.4 is waiting for exercise 2.1.\n")
     assert not cell.error
 
 
@@ -105,6 +105,39 @@ def test_every_other_error_is_still_one(book: Notebook, source: str, told: str) 
     cell = book.run(source)
     assert told in cell.error
     assert status(book, cell) == "error"
+
+
+def test_a_check_that_runs_before_its_exercise_says_so(book: Notebook) -> None:
+    cell = book.run('check("2.4", gather_last_dim)')
+    assert (cell.error, status(book, cell)) == ("", "ok")
+    assert cell.text.startswith(
+        "Exercise 2.4 is waiting for `gather_last_dim`.\nNothing is called `gather_last_dim` yet."
+    )
+    inner = book.run('check("2.4", lambda y: nothing_like_this)')
+    assert "NameError" in inner.error + inner.text, "a mistake in the answer stays one"
+    assert status(book, inner) == "error"
+
+
+def test_a_cell_that_is_not_python_shows_its_own_line_only(book: Notebook) -> None:
+    cell = book.run("x = 1\nretrun x")
+    assert "retrun x" in cell.error
+    assert "SyntaxError" in cell.error
+    assert "interactiveshell" not in cell.error
+    inner = book.run("exec('retrun x')")  # this one runs, so its traceback belongs to it
+    assert "exec('retrun x')" in inner.error
+
+
+def test_a_stopped_check_says_where_the_answer_was(book: Notebook) -> None:
+    book.run("def shard(tensor, dim, rank, world_size):\n    print('here')\n    time.sleep(600)")
+    request = book.start(CHECK)
+    book.wait_until_shown(request, "here")
+    book.manager.interrupt_kernel()
+    cell = book.finish(request)
+    assert cell.error.startswith("KeyboardInterrupt: the check of exercise 2.1 was stopped here:\n  cell [")
+    assert cell.error.endswith("line 3, in shard\n    time.sleep(600)")
+    assert "exercises.py" not in cell.error
+    assert status(book, cell) == "error"
+    book.run(STUB)
 
 
 def test_a_written_exercise_passes_and_what_was_missing_is_made(book: Notebook) -> None:

@@ -90,17 +90,34 @@ def page_in(course: Course, chapter: int = 2) -> object:
 
 
 def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
-    answer = solution("3.1").replace("grad_output.clone(", "grad_output.detach().clone(")
+    answer = solution("3.2").replace("grad_output.clone(", "grad_output.detach().clone(")
     for source in ("import torch\nimport torch.distributed as dist\nfrom torch.autograd import Function", answer):
         book.run(source)
     book.run("from tplab.course import check")
-    assert "✓ Exercise 3.1 passed" in html(book.run('check("3.1", CopyToRegion)'))
+    assert "✓ Exercise 3.2 passed" in html(book.run('check("3.2", CopyToRegion)'))
     path = course.folder / "my_tp" / "mappings.py"
     assert "grad_output.detach().clone(" in path.read_text()
     book.run(answer.replace(".detach()", ".contiguous()"))
     book.run("CopyToRegion.backward = staticmethod(lambda ctx, dy: (dist.all_reduce(g := dy.clone()), g)[1])")
-    assert "tplab check --exercise 3.1" in book.run('check("3.1", CopyToRegion)').text
+    assert "tplab check --exercise 3.2" in book.run('check("3.2", CopyToRegion)').text
     assert "grad_output.detach().clone(" in path.read_text()
+
+
+def test_the_library_is_beside_the_notebook_wherever_a_cell_has_gone(course, book, tmp_path):
+    for source in (SETUP, "from tplab.course import check", f"os.chdir({str(tmp_path)!r})", HELPER, ANSWER):
+        book.run(source)
+    assert f"It goes into your library: {MODULE}." in html(book.run(CHECK))
+    assert "# my own words" in text_of(course)
+
+
+def test_a_file_in_the_librarys_place_is_named_and_nothing_is_claimed(course, book):
+    (course.folder / "my_tp").write_text("mine")
+    for source in (SETUP, HELPER, ANSWER):
+        book.run(source)
+    shown = html(book.run(CHECK))
+    assert "Your library could not be written: File exists" in shown
+    assert "It goes into" not in shown
+    assert (course.folder / "my_tp").read_text() == "mine"
 
 
 def test_better_code_replaces_it_and_a_failed_check_does_not(course, book):
@@ -151,7 +168,7 @@ def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_p
 def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
     course = empty_course(tmp_path / "my_course")
     needs = {
-        "mlp": ["5.1", "4.1", "4.2", "3.1", "3.2"],
+        "mlp": ["5.2", "4.1", "4.2", "3.2", "3.3"],
         "attention": ["6.1", "6.2"],
         "generate": ["10.1", "10.2", "10.4"],
     }
@@ -170,7 +187,7 @@ def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
 
 def test_what_it_cannot_run_yet_is_not_offered(tmp_path):
     course = empty_course(tmp_path / "my_course")
-    pass_all(course, ["5.1"])
+    pass_all(course, ["5.2"])
     done = subprocess.run(
         [sys.executable, "-m", "my_tp", "attention"], cwd=course.folder, capture_output=True, text=True
     )

@@ -1,20 +1,25 @@
 """train.py and my_tp of the reference answers: they train a GPT under torchrun where tplab isn't installed."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.course.learner.test_library import EXERCISES, empty_course, pass_all
 from tplab import device, launch
 from tplab.capstone import Settings
+from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course
+from tplab.course.learner.train_script import train_script
 from tplab.tensor import full_state_dict, load_full_state_dict
 
 pytestmark = pytest.mark.share(4)
@@ -128,6 +133,46 @@ def test_misuse_is_told_in_a_sentence(ranks, flags, told, course):
     done = train(course, max(1, ranks), folder, launcher=ranks > 0, **flags)
     assert done.returncode != 0
     assert told in done.stderr
+
+
+RUN = {"folder": "runs/mine", "data": "notes", "num_layers": 3, "hidden_size": 48, "tp": 2, "dp": 2, "batch_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("change", "origin"),
+    [
+        ({}, "runs/mine/settings.yaml"),
+        ({"precision": "float64"}, "runs/older/settings.yaml"),  # train.py can't
+        ({"micro_batch_size": 0}, "runs/older/settings.yaml"),  # edited by hand
+        ({"steps": "many"}, "runs/older/settings.yaml"),
+    ],
+)
+def test_its_settings_are_those_of_the_newest_run(change, origin, tmp_path):
+    older = Settings(folder=str(tmp_path / "runs" / "older"), seed=11)
+    newer = Settings(**RUN | {"folder": str(tmp_path / "runs" / "mine"), "micro_batch_size": 4, "max_norm": 0.5})
+    for made, settings in enumerate((older, newer)):
+        write_settings(settings)
+        path = Path(settings.folder) / "settings.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | (change if made else {})))
+        os.utime(path, (made, made))
+    text = train_script(tmp_path)
+    found = settings_in(text)
+    template = settings_in(train_script(tmp_path / "empty"))
+    assert found.keys() == template.keys()
+    assert f'"""As in {origin}."""' in text
+    if change:
+        assert (found["seed"], found["hidden_size"]) == (11, older.hidden_size)
+        return
+    assert [found[name] for name in ("tp", "num_layers", "hidden_size", "batch_size")] == [2, 3, 48, 24]
+    assert (found["micro_batches"], found["max_norm"], found["highest_rate"]) == (3, 0.5, newer.learning_rate)
+    assert found["text"] == str(Path("notes").absolute())
+    assert (found["folder"], found["megabytes"]) == (template["folder"], template["megabytes"])
+
+
+def settings_in(script: str) -> dict[str, object]:
+    """The defaults of a script's settings."""
+    (made,) = (node for node in ast.parse(script).body if isinstance(node, ast.ClassDef) and node.name == "Settings")
+    return {one.target.id: ast.literal_eval(one.value) for one in made.body if isinstance(one, ast.AnnAssign)}
 
 
 def test_it_is_written_once_everything_it_needs_has_passed_and_then_left_alone(tmp_path):

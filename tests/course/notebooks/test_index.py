@@ -13,6 +13,7 @@ from tests import ROOT
 from tests.course import tiny
 from tplab.course.learner.course_files import Course
 from tplab.course.notebooks import build
+from tplab.course.notebooks.numbering import START_NUMBER, parse_chapter
 from tplab.course.notebooks.source import pages, read, sources
 from tplab.course.tools import cli
 from tplab.course.tools.exercise_status import standings
@@ -21,13 +22,13 @@ pytestmark = pytest.mark.share(3)
 
 INDEX = read(ROOT / "solutions" / "index.py")
 TEXT = "\n".join(cell.text for cell in INDEX.cells)
-ROW = re.compile(r"^\| (\d\d) \| (?:\[(.+)\]\((.+)\)|(.+) \(coming\)) \| (.+?) \|(?: (.*?) ?\|)?$", re.MULTILINE)
+ROW = re.compile(r"^\| (start|\d\d) \| (?:\[(.+)\]\((.+)\)|(.+) \(coming\)) \| (.+?) \|(?: (.*?) ?\|)?$", re.MULTILINE)
 
 
 def rows(text: str) -> dict[int, tuple[str, str, str, str]]:
     """Chapter number: title, file, what is built, exercises."""
     return {
-        int(number): (linked or coming, (file or "").rpartition("/")[2], built, (exercises or "").strip())
+        parse_chapter(number): (linked or coming, (file or "").rpartition("/")[2], built, (exercises or "").strip())
         for number, linked, file, coming, built, exercises in ROW.findall(text)
     }
 
@@ -35,7 +36,7 @@ def rows(text: str) -> dict[int, tuple[str, str, str, str]]:
 def test_index_has_the_chapters_of_the_readme():
     index = {number: row[:3] for number, row in rows(TEXT).items()}
     assert index == {number: row[:3] for number, row in rows((ROOT / "README.md").read_text()).items()}
-    assert list(index) == list(range(16))
+    assert list(index) == list(range(START_NUMBER, 16))
 
 
 def test_index_links_to_every_chapter_and_says_how_much_it_asks():
@@ -48,7 +49,7 @@ def test_index_links_to_every_chapter_and_says_how_much_it_asks():
     linked = {number: (row[1], row[3]) for number, row in rows(TEXT).items() if row[1]}
     assert linked == there
     assert all((ROOT / "chapters" / file).exists() for file, _ in linked.values())
-    each = f"takes {min(minutes)} to {max(minutes)} minutes"
+    each = f"takes {min(minutes[1:])} to {max(minutes[1:])} minutes"  # but for the start page
     assert each in TEXT
     assert each in (ROOT / "README.md").read_text()
     assert f"about {sum(minutes) // 60} hours" in TEXT

@@ -229,7 +229,10 @@ def test_ctrl_c_ends_all_and_counts_against_nobody(root, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(root))
     folder, outcomes = tmp_path / "class", tmp_path / "class-grades" / "outcomes"
     submit(root, folder, "b", "import time; time.sleep(60)")
-    process = subprocess.Popen(command(root, folder), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command(root, folder), stdout=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     until(lambda: list(outcomes.glob("*.started")) and a_class.left_behind())
     time.sleep(1)
     process.send_signal(signal.SIGINT)

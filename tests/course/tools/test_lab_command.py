@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -78,6 +79,28 @@ def test_a_started_course_opens_as_the_learner_left_it(root, started):
     assert os.path.samefile(started[2][3], root / "my_course")
 
 
+def test_notebooks_name_the_language_as_jupyterlab_would(root, started):
+    blank = (root / "chapters" / "90_tiny.ipynb").read_bytes()
+    run("--root", str(root))
+    notebook = json.loads((root / "my_course" / "90_tiny.ipynb").read_text())
+    assert notebook["metadata"].pop("language_info") == {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": platform.python_version(),
+    }
+    before = json.loads(blank)
+    del before["metadata"]["language_info"]
+    assert notebook == before
+    assert (root / "chapters" / "90_tiny.ipynb").read_bytes() == blank
+    first = (root / "my_course" / "90_tiny.ipynb").stat()
+    run("--root", str(root))
+    assert (root / "my_course" / "90_tiny.ipynb").stat() == first, "there was nothing left to write"
+
+
 @pytest.mark.parametrize(("terminal", "answer"), [(True, "y"), (True, "n"), (False, "")])
 def test_a_newer_chapter_is_offered(terminal, answer, root, started, monkeypatch, capsys):
     run("--root", str(root))
@@ -101,9 +124,10 @@ def test_other_options_go_to_jupyterlab_in_their_order(root, started):
 def test_this_pythons_commands_and_kernel_come_first(monkeypatch):
     found = lab.environment({"PATH": "/usr/bin", "JUPYTER_PATH": "mine", "HOME": "here"})
     assert found["PATH"] == os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin"])
-    assert found["JUPYTER_PATH"] == os.pathsep.join([os.path.join(sys.prefix, "share", "jupyter"), "mine"])
+    shared = os.path.join(sys.prefix, "share", "jupyter")
+    assert found["JUPYTER_PATH"] == os.pathsep.join([shared, "mine", str(lab.SETTINGS)])
     assert found["HOME"] == "here"
-    assert lab.environment({})["JUPYTER_PATH"] == os.path.join(sys.prefix, "share", "jupyter")
+    assert lab.environment({})["JUPYTER_PATH"] == os.pathsep.join([shared, str(lab.SETTINGS)])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -461,11 +462,34 @@ def test_page_links_to_the_chapters_from_where_the_notebook_lies(root, learner, 
         from tplab.course import progress
 
         shown = progress()
-        assert Links(shown._repr_html_()).targets == [target]
+        assert Links(shown._repr_html_()).targets == [target, target]
         assert "✓ passed, checked 20" in shown._repr_html_()
         assert "width: 33%" in shown._repr_html_()
         assert "✓ 90.1 Double 1: passed, checked 20" in repr(shown)
         assert repr(shown).endswith("1 of 3 exercises passed. Next: 90.2. About 10 min left.")
+
+
+def test_page_offers_one_link_to_go_on(root):
+    found = standings(course_at(root))[0]
+
+    def offered(*statuses: str) -> tuple[str, str] | None:
+        """The button on a page of two chapters, whose exercises have these statuses: its target and its text."""
+        chapters = []
+        for number, pair in zip((3, 4), (statuses[:2], statuses[2:]), strict=True):
+            name = root / "chapters" / f"0{number}_x y.ipynb"
+            done = [Standing(f"{number}.{i}", f"T {i}", 5, status, True) for i, status in enumerate(pair, 1)]
+            chapters.append(type(found)(number, f"C {number}", name, tuple(done)))
+        html = page.ProgressPage(chapters, root)._repr_html_()
+        button = re.search(r'<a style="[^"]*background-color[^"]*" href="([^"]*)">([^<]*)</a>', html)
+        assert html.count(page._BUTTON) == (1 if button else 0)
+        return button.groups() if button else None
+
+    third, fourth = "chapters/03_x%20y.ipynb", "chapters/04_x%20y.ipynb"
+    assert offered("to do", "to do", "to do", "to do") == (third, "Start with chapter 03: C 3 →")
+    assert offered("passed", "to do", "to do", "to do") == (third, "Go on with 3.2: T 2 →")
+    assert offered("failed", "to do", "to do", "to do") == (third, "Go on with 3.1: T 1 →")
+    assert offered("passed", "passed", "to do", "to do") == (fourth, "Go on with chapter 04: C 4 →")
+    assert offered("passed", "passed", "passed", "passed") is None
 
 
 def test_page_shows_titles_as_they_are_written(root):

@@ -21,9 +21,10 @@ from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import is_stub, merge
 from tplab.course.learner import library
 from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
-from tplab.course.learner.library_text import chapter_number, chapters_of, library_files, module_name
+from tplab.course.learner.library_text import chapters_of, library_files, module_name
 from tplab.course.learner.passages import Passage, extract
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.numbering import chapter_of
 
 MINE, COURSES = "yours", "the course's solution"
 TO_DO = "is still to do"
@@ -86,7 +87,7 @@ def find_answers(
     whose, checked = {}, {}
     for number in chapters_of(wanted := needed(settings)):
         chapter = _Chapter(all_chapters(course)[number])
-        for exercise in (exercise for exercise in wanted if chapter_number(exercise) == number):
+        for exercise in (exercise for exercise in wanted if chapter_of(exercise) == number):
             if exercise not in stored:
                 problems[exercise] = chapter.problem(exercise)
                 passages[exercise], dates[exercise] = chapter.solution(exercise), "never"
@@ -179,4 +180,4 @@ def _list_of(problems: dict[str, str], course: Course) -> str:
 
 def file_of(exercise: str) -> str:
     """Return the file of the package that has the answer to an exercise."""
-    return module_name(chapter_number(exercise))
+    return module_name(chapter_of(exercise))

@@ -1,6 +1,6 @@
 """Tables that say which exercises a GPT is built from, and what is whose in it. Nothing is run here.
 
-    3.1 f, 3.2 g  ->  4.1, 4.2 linear layers  ->  5.1 MLP        ->  10.1 layer  ->  10.2 GPT
+    3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.1 layer  ->  10.2 GPT
                                               ->  6.2 attention  ->
                   ->  7.3 embedding, 7.4 logits                                  ->
                   ->  8.5 loss                                                   ->
@@ -19,11 +19,11 @@ DOES_WITHOUT = "no other cell calls it: they have tplab's by another way, or do 
 
 # exercise -> the names that its answer defines
 ANSWERS: dict[str, tuple[str, ...]] = {
-    "3.1": ("CopyToRegion",),
-    "3.2": ("ReduceFromRegion",),
+    "3.2": ("CopyToRegion",),
+    "3.3": ("ReduceFromRegion",),
     "4.1": ("ColumnParallelLinear",),
     "4.2": ("RowParallelLinear",),
-    "5.1": ("ParallelMLP",),
+    "5.2": ("ParallelMLP",),
     "6.1": ("split_heads", "attend", "merge_heads"),
     "6.2": ("ParallelAttention",),
     "7.1": ("pad_vocab_size", "vocab_range"),
@@ -60,9 +60,9 @@ def needed(settings: Settings | None = None) -> list[str]:
         return list(ANSWERS)
     leave = set()
     if not whole_world(settings):
-        leave |= {"3.1", "3.2", "12.1"}
+        leave |= {"3.2", "3.3", "12.1"}
     if settings.sequence_parallel:
-        leave |= {"3.1"}
+        leave |= {"3.2"}
     else:
         leave |= {"12.1", "12.3"}
     if not is_async(settings):
@@ -105,13 +105,13 @@ def used_of_mine(
 
     if cut and world:
         row("all-gather in place of f, reduce-scatter in place of g", "12.1")
-        row("g in the loss", "3.2", why="it adds up numbers of all tokens, which no rank has a part of")
+        row("g in the loss", "3.3", why="it adds up numbers of all tokens, which no rank has a part of")
     elif cut:
         course("all-gather in place of f, reduce-scatter in place of g", "tplab.sequence.regions", group_less)
         course("g in the loss", "tplab.tensor.mappings", group_less)
     elif world:
-        row("f", "3.1", why="its sum is that of 11.3 where that multiplies" if is_async(settings) else "")
-        row("g", "3.2")
+        row("f", "3.2", why="its sum is that of 11.3 where that multiplies" if is_async(settings) else "")
+        row("g", "3.3")
     else:
         course("f and g", "tplab.tensor.mappings", group_less)
     row("column-parallel layer", "4.1", why="its product is that of 11.3" if is_async(settings) else "")
@@ -121,7 +121,7 @@ def used_of_mine(
     elif settings.async_grad_allreduce:
         why = "the answer to 11.3 is an all-reduce, and here a reduce-scatter would have to travel"
         rows.append({"what": "overlap in backward", "whose": "nobody", "source": "", "why": why})
-    row("MLP", "5.1", why="10.1 wants the last bias apart: it gets the output with the bias, and zeros")
+    row("MLP", "5.2", why="10.1 wants the last bias apart: it gets the output with the bias, and zeros")
     row("heads and scores", "6.1")
     row("attention", "6.2", why="as for the MLP")
     row("rows of a rank", "7.1")

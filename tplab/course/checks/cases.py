@@ -158,6 +158,7 @@ def check_cases(
             here += [
                 replace(case, twin=twin)
                 for twin in Twin
+                if twins.makes_sense(twin, answer)
                 for case in wanted
                 if case.groups is None and twin not in (without(case) if callable(without) else without)
             ]

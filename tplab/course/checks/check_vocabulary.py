@@ -86,6 +86,6 @@ def group_question(ask: str) -> Question:
 
 INPUTS_QUESTION = Question(
     changed,
-    "The caller goes on using the tensors that it handed to you, in a residual connection for example. Which "
-    "line writes into one of them instead of making a new one?",
+    "The caller still needs the tensors that it gave you, for example for a residual connection. Which "
+    "line writes into one of them instead of making a new tensor?",
 )

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -102,7 +103,7 @@ class DefaultDevice(TorchFunctionMode):
     def _mark(self, out: Any) -> None:
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.numel():
-                self._marked[_address(tensor)] = tensor.untyped_storage()
+                self._marked[_address(tensor)] = _storage(tensor)
 
     def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         """Return the result of a move to a device, as a tensor of its own, marked if it moved to the CPU by name."""
@@ -141,8 +142,15 @@ def _inside_torch() -> bool:
     return frame is not None
 
 
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    """Return the memory of a tensor. The result of a functional collective wraps the tensor that has it."""
+    while isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.elem
+    return tensor.untyped_storage()
+
+
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return _storage(tensor).data_ptr()
 
 
 def _device_in(values: Iterable[Any]) -> str | None:

@@ -17,6 +17,7 @@ process. Every observation is compared on every rank before anything is reported
 """
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,10 +28,18 @@ from tplab.course.checks.earlier_answers import blame
 from tplab.course.checks.ledger import Ledger, current, open_ledger
 from tplab.course.checks.own_functions import tplabs_own
 from tplab.course.checks.run_answer import as_failure
+from tplab.course.feedback.tracebacks import readable_traceback
 from tplab.course.feedback.verdict import CheckFailed, Verdict
 from tplab.course.feedback.waiting import watch
+from tplab.course.notebooks import numbering
+from tplab.course.notebooks.numbering import START_NUMBER, argument, package, parse_chapter, prefix
+from tplab.runtime.failures import Interrupted
 
 WORLD_SIZES = (1, 2, 4)
+
+
+class Stopped(Interrupted):
+    """Raised when the user interrupts a check. The message says where the answer, or every rank of it, was."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,8 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 def chapter_module(number: str | int) -> Any:
     """Import the package `tplab.course.chapters.chNN` of a chapter or exercise. Raises ValueError if there is none."""
     text = str(number).split(".")[0]
-    name = f"tplab.course.chapters.ch{int(text):02d}" if text.isdecimal() else ""
+    chapter = parse_chapter(text) if isinstance(number, str) else number
+    name = "" if chapter is None else f"tplab.course.chapters.{package(chapter)}"
     try:
         return importlib.import_module(name)
     except (ModuleNotFoundError, ValueError) as error:
@@ -73,12 +83,17 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     """Check the learner's answer to an exercise and return the verdict.
 
     Raises CheckFailed if the answer is wrong, NotImplementedError("exercise 4.1") while it's still the stub (a notebook
-    page shows a calm box instead, see `feedback.waiting`), and ValueError for an unknown exercise. To repeat a failed
-    check with the same inputs, pass the `seed` from its message.
+    page shows a calm box instead, see `feedback.waiting`), ValueError for an unknown exercise, and TypeError for more
+    or fewer answers than it has. To repeat a failed check with the same inputs, pass the `seed` from its message.
     """
     chapter_module(number)
     if number not in _exercises:
         raise ValueError(f"there is no exercise {number!r} in this chapter")
+    takes = list(inspect.signature(_exercises[number].function).parameters)
+    if len(answers) != len(takes):
+        raise TypeError(
+            f"the check of exercise {number} takes {', '.join(takes)}, but was given {len(answers)} answers"
+        )
     try:
         verdict, ledger = _run(number, answers, seed)
     except CheckFailed as failure:
@@ -102,10 +117,11 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
 
 def _after(number: str) -> tuple[str, ...]:
     """Return what comes after an exercise that passed: what became of the answer, and the chapter's next exercise."""
-    chapter, place = map(int, number.split("."))
-    following = _exercises.get(f"{chapter}.{place + 1}")
+    chapter, place = numbering.place(number)
+    following = _exercises.get(f"{prefix(chapter)}.{place + 1}")
     comes = f"Next: exercise {following.number}, {following.title}." if following else ""
-    last = f"That was chapter {chapter}'s last exercise. In a terminal, `tplab check {chapter}` checks them all again."
+    whole = "the start page" if chapter == START_NUMBER else f"chapter {chapter}"
+    last = f"That was {whole}'s last exercise. In a terminal, `tplab check {argument(chapter)}` checks them all again."
     return tuple(text for text in (*(tell(number) for tell in in_library), comes or last) if text)
 
 
@@ -117,7 +133,10 @@ def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, 
                 verdict = _exercises[number].function(*answers)
             if ledger.afterwards:
                 raise ledger.afterwards
-        except Exception as error:
+        except KeyboardInterrupt as stop:
+            here = str(stop) or readable_traceback(stop).strip("\n").removesuffix("\nKeyboardInterrupt")
+            raise Stopped(f"the check of exercise {number} was stopped here:\n{here}") from None
+        except (Exception, SystemExit) as error:
             failure = as_failure(number, error)
             if isinstance(failure, CheckFailed):
                 failure.exercise = number

@@ -126,9 +126,11 @@ def observe(
         run(*others)
     evaluated = _evaluate(run, leaves) if _evaluation.get() else None
     with record() as forward:
-        out = run(*leaves.values())
+        out = run(*(leaf.view_as(leaf) if _later.get() else leaf for leaf in leaves.values()))
     groups = _number_of_groups()
     if others:
+        if any_width:
+            run(*(_leaf(tensor) for tensor in same_size))
         run(*(_leaf(tensor) for tensor in others))
     noted: Observed = {
         "out": portable(out) if evaluated is None else evaluated[0],
@@ -167,6 +169,7 @@ def _added(parameter: Tensor) -> Tensor | None:
 
 _between: ContextVar[bool] = ContextVar("_between", default=False)
 _evaluation: ContextVar[bool] = ContextVar("_evaluation", default=False)
+_later: ContextVar[bool] = ContextVar("_later", default=False)
 
 
 def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[Any, Changed]:
@@ -192,20 +195,22 @@ def _backward_once_more(
 
 
 @contextmanager
-def observing(*, between: bool = False, evaluation: bool = False) -> Iterator[None]:
+def observing(*, between: bool = False, evaluation: bool = False, later: bool = False) -> Iterator[None]:
     """Context manager in which `observe` calls the code more than once.
 
     between:     also with other numbers, before and after the forward pass, and forward and backward before the
                  gradients are read. Only the first of these calls may make process groups; otherwise, `observe` returns
                  a false `Claim`
     evaluation:  also under no_grad. The "out" that `observe` returns comes from that call
+    later:       only once, but on inputs that come from an earlier layer, so that they aren't leaves
     """
-    tokens = _between.set(between), _evaluation.set(evaluation)
+    tokens = _between.set(between), _evaluation.set(evaluation), _later.set(later)
     try:
         yield
     finally:
         _between.reset(tokens[0])
         _evaluation.reset(tokens[1])
+        _later.reset(tokens[2])
 
 
 def _other_numbers(tensor: Tensor) -> Tensor:

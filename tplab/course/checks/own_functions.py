@@ -6,7 +6,6 @@ from typing import Any
 
 # Names in tplab that do the work of an exercise under another name
 _OTHER_NAMES = {
-    "1.5": ("fit",),
     "8.4": ("vocab_parallel_cross_entropy",),
     "8.5": ("vocab_parallel_cross_entropy", "parallel_linear_cross_entropy"),
 }

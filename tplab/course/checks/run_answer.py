@@ -19,9 +19,10 @@ from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import portable
 from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
 from tplab.course.feedback.verdict import CheckFailed, names
+from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
 
-_STUB = re.compile(r"exercise \d+\.\w+")
+_STUB = re.compile(rf"exercise {EXERCISE}")
 _FAILED = "Read the last line first, then the line of your own code above it. What did that line expect to find?"
 _CALLED = "What does the docstring of the exercise say goes in, and what comes out?"
 _LATE = (
@@ -38,7 +39,9 @@ _DTYPES_MEET = re.compile(
 _STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
 
 
-def as_failure(number: str, error: Exception, what: str = "your code raised", question: str | None = None) -> Exception:
+def as_failure(
+    number: str, error: Exception | SystemExit, what: str = "your code raised", question: str | None = None
+) -> Exception:
     """Convert an exception raised by the learner's code to the one that the check raises. A stub's error is kept."""
     if isinstance(error, CheckFailed):
         return error
@@ -174,6 +177,8 @@ def must_refuse(
 ) -> None:
     """Raise CheckFailed unless `call` raises `error` with every item of `says` in its message.
 
+    An error of min() or max() is refused too, because it's about an empty list and not about the cause.
+
     what: the call as the failure's message shows it, such as "divide(10, 4)"
     """
     try:
@@ -181,6 +186,9 @@ def must_refuse(
     except NotImplementedError:
         raise
     except error as raised:
+        if str(raised).startswith(("min() ", "max() ")):
+            said = f"{what} raises {error.__name__}, but what it says is about an empty list, not about the cause."
+            fail(number, said, question, str(raised))
         unsaid = [str(item) for item in says if str(item) not in str(raised)]
         if unsaid:
             fail(

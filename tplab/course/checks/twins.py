@@ -1,4 +1,4 @@
-"""Twins of a case: the same call in float32, between two others, under no_grad, or on tensors that aren't contiguous.
+"""Twins of a case: the same in float32, between two others, under no_grad, in eval mode, or not contiguous.
 
 An answer can be right in a case and wrong in its twin: it names a dtype instead of taking it from its input, it keeps
 something outside of the call, or it writes into a copy where it means to write into a tensor. `check_cases` makes the
@@ -6,12 +6,12 @@ twins of every case, so a check gets them without a word.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts
@@ -27,10 +27,12 @@ class Twin(Enum):
     FLOAT32 = "in float32"
     BETWEEN = "between two other calls"
     EVALUATION = "under torch.no_grad"
+    EVAL_MODE = "in eval mode, on the output of an earlier layer"
     STRIDED = "on tensors that aren't contiguous"
 
 
-DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION)  # twins that call the code again: not for one that draws random numbers
+# twins that call the code again, or switch dropout off: not for one that draws random numbers
+DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION, Twin.EVAL_MODE)
 ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this process and loops over twins itself
 
 _QUESTIONS = {
@@ -48,6 +50,11 @@ _QUESTIONS = {
         "Your code is right in training. This time, nothing needs a gradient, as in evaluation and generation. Which "
         "line writes into a tensor that the caller owns, or does something else when no gradient is needed? (An "
         "in-place operation on your input also changes what the caller sees, whether or not autograd complains.)"
+    ),
+    Twin.EVAL_MODE: (
+        "Your code is right in train mode and on an input that's a leaf. This time, the module is in eval mode, which "
+        "should only switch dropout off, and its input comes from an earlier layer, which needs its gradient. Which "
+        "line asks for self.training or for x.is_leaf, and what does it leave out?"
     ),
     Twin.STRIDED: (
         "Your code is right for the same numbers in contiguous tensors. Which line writes into a reshaped or "
@@ -106,8 +113,34 @@ def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
     """Context manager in which `observe` calls the learner's code as the twin asks for."""
-    with observing(between=twin is Twin.BETWEEN, evaluation=twin is Twin.EVALUATION):
+    in_eval_mode = twin is Twin.EVAL_MODE
+    options = {"between": twin is Twin.BETWEEN, "evaluation": twin is Twin.EVALUATION, "later": in_eval_mode}
+    with _eval_mode() if in_eval_mode else nullcontext(), observing(**options):
         yield
+
+
+@contextmanager
+def _eval_mode() -> Iterator[None]:
+    """Context manager in which new modules begin in eval mode."""
+    original = nn.Module.__init__
+
+    def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(module, *args, **kwargs)
+        module.training = False
+
+    nn.Module.__init__ = init  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.__init__ = original  # type: ignore[method-assign]
+
+
+def makes_sense(twin: Twin, answer: Any) -> bool:
+    """Return whether a twin can make a difference to an answer. Only modules have an eval mode."""
+    if twin is not Twin.EVAL_MODE:
+        return True
+    answers = answer if isinstance(answer, (tuple, list)) else [answer]
+    return any(isinstance(each, type) and issubclass(each, nn.Module) for each in answers)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -103,7 +103,7 @@ class Question:
 
 LATE_QUESTION = Question(
     lambda d: "never waited" in d.kinds(),
-    "The collective was started with async_op=True. From when on may its result be read?",
+    "You started the collective with async_op=True. From which moment on may you read its result?",
 )
 
 BARRIER_QUESTION = Question(
@@ -134,12 +134,13 @@ _ABOUT = {
 _GENERAL = (
     Question(
         lambda d: d.malformed,
-        "What should your function give back, and what does its last line give back? "
-        "(dist.all_reduce and dist.all_gather write into tensors they are given; each returns None.)",
+        "What should your function return, and what does its last line return? (dist.all_reduce and "
+        "dist.all_gather write into the tensors that you give them, and both return None.)",
     ),
     Question(
         lambda d: "changed" in d.kinds(),
-        "A collective writes into the tensor it is given. Whose tensor was it, and who needs the old values?",
+        "A collective writes into the tensor that you give it. Whose tensor was that, and does anything "
+        "still need the old values?",
     ),
     LATE_QUESTION,
     Question(
@@ -149,22 +150,23 @@ _GENERAL = (
     ),
     Question(
         lambda d: d.aspect == "order",
-        "All the right numbers are there, but in the wrong places. In which order do you put the ranks' shards "
-        "together, or the dimensions, and which order is right?",
+        "All the right elements are there, but in the wrong places. In which order do you join the ranks' "
+        "shards, or arrange the dimensions? And which order is right?",
     ),
     Question(
         lambda d: d.aspect == "scale",
-        "The result is the right one, multiplied by a constant. How many times is each term added, and what is it "
-        "multiplied or divided by?",
+        "The result is right, except that it's multiplied by a constant. How often do you add each term, "
+        "and what do you multiply or divide it by?",
     ),
     Question(
         lambda d: all("traffic" in name for name in d.names),
-        "The numbers are right. Which collective is one too many, missing, or larger than it has to be?",
+        "The values are right, but the traffic isn't. Which collective is missing, unnecessary, or larger "
+        "than it has to be?",
     ),
     Question(
         lambda d: True,
-        "What should each rank hold at this place: the whole, its own part, or one term of a sum? And what does it "
-        "hold?",
+        "At this point, should each rank have the full tensor, its own slice, or one term of a sum? And "
+        "which of these does it have?",
     ),
 )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from tplab.common.files import replace
 from tplab.course.feedback.plain_math import plain
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.numbering import EXERCISE, argument, chapter_files, chapter_of, number_of
 from tplab.course.notebooks.reference import find_reference
 
 STATE = "hints.json"
@@ -36,17 +37,18 @@ def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
 
 def hints_for(number: str, material: Path) -> list[str]:
     """Return the hints of exercise `number` in `material`/solutions. Raises NoHint or Unreadable (broken notebook)."""
-    chapter, _, place = number.partition(".")
-    if not (chapter.isdecimal() and place.isdecimal()):
+    if not re.fullmatch(EXERCISE, number):
         raise NoHint(f"There is no exercise {number!r}. Write its number as in the heading: tplab hint 4.2")
-    paths = sorted((material / "solutions").glob("[0-9][0-9]_*.ipynb"))
-    path = next((path for path in paths if int(path.name[:2]) == int(chapter)), None)
+    chapters = {number_of(path.stem): path for path in chapter_files(material / "solutions", ".ipynb")}
+    path = chapters.get(chapter_of(number))
     if path is None:
-        there = ", ".join(str(int(path.name[:2])) for path in paths) or "none"
-        raise NoHint(f"There is no chapter {int(chapter)}. There are: {there}.")
+        there = ", ".join(map(argument, chapters)) or "none"
+        raise NoHint(f"There is no chapter {argument(chapter_of(number))}. There are: {there}.")
     known = hints_of(read_notebook(path))
     if number not in known:
-        raise NoHint(f"There is no exercise {number} in chapter {int(chapter)}. There are: {', '.join(known)}.")
+        raise NoHint(
+            f"There is no exercise {number} in chapter {argument(chapter_of(number))}. There are: {', '.join(known)}."
+        )
     return known[number]
 
 

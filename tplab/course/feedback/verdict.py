@@ -17,7 +17,7 @@ from tplab.course.feedback.hints import folded
 _WIDTH = 100
 _NAMES = 34  # maximum width of the names column and of the ranks column, in characters
 _BOX = (
-    "border-left: 6px solid {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
+    "border-left: 6px solid {plain}; border-left-color: {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
     "background: var(--jp-layout-color1, transparent); color: var(--jp-ui-font-color1, inherit); "
     "font-family: var(--jp-content-font-family, sans-serif); font-size: var(--jp-content-font-size1, 14px); "
     "line-height: 1.45; max-width: 62em;"
@@ -30,7 +30,8 @@ BLUE = "var(--jp-info-color1, #1565c0)"
 
 def box(color: str, *parts: str) -> str:
     """Return the HTML for a box with a colored left border, readable in light and dark themes."""
-    return f'<div style="{_BOX.format(color=color)}">{"".join(parts)}</div>'
+    plain = color.rpartition(" ")[2].removesuffix(")")  # an untrusted page drops colors that are variables of the theme
+    return f'<div style="{_BOX.format(color=color, plain=plain)}">{"".join(parts)}</div>'
 
 
 def heading(text: str) -> str:

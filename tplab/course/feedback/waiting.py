@@ -5,7 +5,7 @@ script), that error is all there is, and it fails the cell. In JupyterLab or VS 
 from running the cells below it. `watch()` therefore makes a page's kernel
 
 1. show a box that names the exercise where a cell meets a stub, in this process or on a rank, or fails because it uses
-   a variable that a waiting cell above hasn't made, or only in part
+   a variable that a waiting cell above hasn't made, or only in part; and say so where a check runs before its exercise
 2. answer that this cell is done, so that the page goes on with the next one
 
 A wrong answer still fails, and Run All stops there, because the cells below would use it.
@@ -15,16 +15,18 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
 from tplab.course.feedback.hints import folded
 from tplab.course.feedback.verdict import BLUE, CheckFailed, box, display_html, heading, paragraph
+from tplab.course.notebooks.numbering import EXERCISE
 from tplab.course.notebooks.source import bound_names, used_names
 from tplab.runtime import RankError
 
-_STUB = re.compile(r"exercise (\d+\.\d+)")
-_CHECK = re.compile(r"\s*check\(\s*[\"']([\d.]+)[\"']")
+_STUB = re.compile(rf"exercise ({EXERCISE})")
+_CHECK = re.compile(rf"\s*check\(\s*[\"']({EXERCISE})[\"']")
 
 
 def on_page() -> bool:
@@ -71,8 +73,12 @@ class Watcher:
         if not number and not isinstance(error, CheckFailed):
             name = next((name for name in sorted(_names(used_names, self.source)) if name in self.unmade), "")
             number = self.unmade.get(name, "")
+        checked = _CHECK.match(self.source)
+        if not number and checked and isinstance(error, NameError) and error.name in _names(used_names, self.source):
+            number, name = checked[1], error.name
         if not number:
-            shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
+            ran = any(frame.f_code.co_name == "run_code" for frame, _ in walk_tb(trace))  # or it isn't Python at all
+            shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=ran)
             return
         self.waits_for = number
         text, html = told(self.source, number, name, error)
@@ -112,11 +118,14 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     """Return what a cell that waits for exercise `number` shows, as text and as HTML.
 
     source: the cell, which may be the exercise's check
-    name:   if it met no stub itself, the variable that a waiting cell hasn't made, so that the cell fails with `error`
+    name:   if it met no stub itself, the variable that isn't there, so that the cell fails with `error`
     """
     checked = _CHECK.match(source)
     hints = ""
-    if checked and checked[1] == number:
+    if checked and checked[1] == number and name:
+        head = f"Exercise {number} is waiting for `{name}`."
+        more = f"Nothing is called `{name}` yet. Run the exercise's cell above, then this check."
+    elif checked and checked[1] == number:
         head = f"Exercise {number} is waiting for you."
         more = "Write your answer in the exercise's cell above and run that cell. Then run this check."
         hints = folded(number)

@@ -20,6 +20,7 @@ from tplab.course.grading.merge import Merged, code_cells, merge, names_in, role
 from tplab.course.grading.run import Run
 from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT, DIED
+from tplab.course.notebooks.numbering import EXERCISE
 
 NEEDED = ("torch", "numpy", "tplab", "matplotlib", "ipywidgets", "ipykernel", "IPython", "traitlets", "cloudpickle")
 NO_START = (
@@ -185,7 +186,7 @@ def _place(row: dict) -> str:
 
 def _asks_for(row: dict) -> str:
     """Return the number of the exercise whose stub was called, if that's why the cell failed, else ""."""
-    stub = re.fullmatch(r"exercise (\d+\.\d+)", row.get("evalue", "").strip())
+    stub = re.fullmatch(rf"exercise ({EXERCISE})", row.get("evalue", "").strip())
     return stub[1] if stub and row.get("ename") == "NotImplementedError" else ""
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tplab.course.grading.check_notebook import Verdict
+from tplab.course.notebooks.numbering import START
 
 LOOK = {
     "passed": ("✓", "green"),
@@ -25,7 +26,8 @@ _HANGING = 20  # maximum indentation of a row's continuation lines, in columns
 
 def show_heading(console: Console, stem: str, path: Path) -> None:
     """Print the chapter and when its notebook was saved, because unsaved changes aren't checked."""
-    console.print(Text(f"Chapter {stem[:2]}: {stem[3:].replace('_', ' ')}", style="bold"))
+    heading = "The start page" if stem == START else f"Chapter {stem[:2]}: {stem[3:].replace('_', ' ')}"
+    console.print(Text(heading, style="bold"))
     console.print(Text(f"{_short(path)}, {saved(path.stat().st_mtime)}", style="dim"))
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from tplab.course.notebooks.numbering import chapter_of, package
+
 # Modules outside the course that checks rely on. Their public functions and classes must not change
 OTHERS = ("builtins", "importlib", "math", "torch", "torch.nn", "torch.nn.functional", "torch.autograd",
           "torch.distributed", "torch.testing")  # fmt: skip
@@ -90,7 +92,7 @@ def serve(descriptor: int) -> None:
 
 def _in_a_fork(number: str, answers: str, limit: float) -> Reply:
     with suppress(ModuleNotFoundError):  # `check` reports that
-        importlib.import_module(f"tplab.course.chapters.ch{int(number.partition('.')[0]):02d}")
+        importlib.import_module(f"tplab.course.chapters.{package(chapter_of(number))}")
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
     if not pid:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.numbering import EXERCISE, argument, chapter_files, chapter_of, number_of, prefix
 from tplab.course.notebooks.reference import MATERIAL
 
-NUMBER = re.compile(r"(\d+)\.\d+")
 MEMORY = ".tplab"  # folder inside the learner's folder
 MARKER = "course.json"  # file in it that marks the learner's folder
 OWN = "my_course"  # the learner's folder in the repository, unless `tplab start` named another
-INDEX = "index"
 
 
 class Misuse(Exception):  # noqa: N818 (it names what the user did)
@@ -44,7 +43,7 @@ class ChapterFiles:
 
     @property
     def number(self) -> int:
-        return int(self.stem[:2])
+        return number_of(self.stem)
 
     @property
     def reference(self) -> Path:
@@ -70,19 +69,19 @@ class ChapterFiles:
     @property
     def base(self) -> Path:
         """The blank chapter that the learner's notebook began as, or was last brought up to date with."""
-        return self.course.memory / "base" / f"{self.stem[:2] if self.stem != INDEX else INDEX}.ipynb"
+        return self.course.memory / "base" / f"{self.stem[:2] if self.stem[:2].isdigit() else self.stem}.ipynb"
 
     def title(self, reference: list[Cell]) -> str:
         """Return the notebook's heading without its number, falling back to the file name."""
         heading = re.match(r"# +(?:\d+\W+)?(.+)", reference[0].source) if reference else None
-        return heading[1].strip() if heading else self.stem[3:].replace("_", " ")
+        return heading[1].strip() if heading else re.sub(r"^\d\d_", "", self.stem).replace("_", " ")
 
 
 def _renamed(files: ChapterFiles) -> Path | None:
     """Return the notebook in the learner's folder whose exercises are this chapter's, under a name of no chapter."""
     known = {path.name for path in (files.course.material / "solutions").glob("*.ipynb")}
     for path in sorted(files.course.folder.glob("*.ipynb")):
-        if path.name not in known and _chapter_in(path) == str(files.number):
+        if path.name not in known and _chapter_in(path) == prefix(files.number):
             return path
     return None
 
@@ -153,29 +152,28 @@ def own_course(start: Path) -> Course | None:
 
 
 def has_material(folder: Path) -> bool:
-    return (folder / "chapters").is_dir() and any((folder / "solutions").glob("[0-9][0-9]_*.ipynb"))
+    return (folder / "chapters").is_dir() and bool(chapter_files(folder / "solutions", ".ipynb"))
 
 
 def all_chapters(course: Course) -> dict[int, ChapterFiles]:
     """Return the chapters of the course by number, in order."""
-    paths = sorted((course.material / "solutions").glob("[0-9][0-9]_*.ipynb"))
-    return {int(path.stem[:2]): ChapterFiles(course, path.stem) for path in paths}
+    paths = chapter_files(course.material / "solutions", ".ipynb")
+    return {number_of(path.stem): ChapterFiles(course, path.stem) for path in paths}
 
 
 def chapter(course: Course, number: int) -> ChapterFiles:
     """Return the files of chapter `number`. Raises Misuse if there is none."""
     known = all_chapters(course)
     if number not in known:
-        raise Misuse(f"There is no chapter {number}. There are: {', '.join(map(str, known)) or 'none'}.")
+        raise Misuse(f"There is no chapter {argument(number)}. There are: {', '.join(map(argument, known)) or 'none'}.")
     return known[number]
 
 
 def chapter_of_exercise(course: Course, exercise: str, example: str) -> ChapterFiles:
     """Return the files of an exercise's chapter. Raises Misuse, with `example` showing how to write the command."""
-    found = NUMBER.fullmatch(exercise)
-    if not found:
+    if not re.fullmatch(EXERCISE, exercise):
         raise Misuse(f"There is no exercise {exercise} here. Write it like this: {example}")
-    return chapter(course, int(found[1]))
+    return chapter(course, chapter_of(exercise))
 
 
 def no_such_exercise(exercise: str, files: ChapterFiles, there: list[str]) -> Misuse:

@@ -17,8 +17,9 @@ from tplab.course.grading.cell_dependencies import binds
 from tplab.course.grading.merge import Piece
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course, own_course
-from tplab.course.learner.library_text import chapter_number, module_name, names_of
+from tplab.course.learner.library_text import module_name, names_of
 from tplab.course.learner.passages import Passage, extract
+from tplab.course.notebooks.numbering import chapter_of
 from tplab.course.notebooks.source import parse_code, passed_names
 
 NOT_TAKEN = (
@@ -31,16 +32,14 @@ class CannotTake(Exception):  # noqa: N818 (it says what to do: check the saved 
     """Raised when the cells that ran don't show the answer that was checked."""
 
 
+_course: Course | None = None  # of the notebook's folder, also after a cell has changed the working directory
+
+
 def told(number: str) -> str:
     """Return what the box of a pass says about the library, or "" outside the learner's own folder."""
-    return (
-        f"It goes into your library: {library.PACKAGE}/{module_name(chapter_number(number))}."
-        if own_course(Path.cwd())
-        else ""
-    )
-
-
-_watching = False
+    if not _course or (_course.folder / library.PACKAGE).is_file():  # _after_cell will say that it can't be written
+        return ""
+    return f"It goes into your library: {library.PACKAGE}/{module_name(chapter_of(number))}."
 
 
 def watch(tells: list[Callable[[str], str]]) -> None:
@@ -48,26 +47,26 @@ def watch(tells: list[Callable[[str], str]]) -> None:
 
     tells   the functions that `checks.exercises` asks about an answer that passed
     """
-    global _watching
+    global _course
     if told not in tells:
         tells.append(told)
-    if not _watching and on_page() and own_course(Path.cwd()):
-        _watching = True
-        sys.modules["IPython"].get_ipython().events.register("post_run_cell", _after_cell)
+    if _course is None:
+        _course = own_course(Path.cwd())
+        if _course and on_page():
+            sys.modules["IPython"].get_ipython().events.register("post_run_cell", _after_cell)
 
 
 def _after_cell(result: Any) -> None:
     """Add the answer if the cell's result is the verdict of a check. IPython calls this after each cell."""
     verdict = getattr(result, "result", None)
-    course = own_course(Path.cwd())
-    if not (isinstance(verdict, Verdict) and verdict.exercise and course):
+    if not (isinstance(verdict, Verdict) and verdict.exercise and _course):
         return
     shell = sys.modules["IPython"].get_ipython()
     try:
         passage = passage_of(
-            verdict.exercise, course, list(shell.history_manager.input_hist_raw), result.info.raw_cell, shell.user_ns
+            verdict.exercise, _course, list(shell.history_manager.input_hist_raw), result.info.raw_cell, shell.user_ns
         )
-        library.add(course, {verdict.exercise: passage}, how="in the notebook")
+        library.add(_course, {verdict.exercise: passage}, how="in the notebook")
     except (CannotTake, OSError, SyntaxError) as error:
         text = NOT_TAKEN.format(number=verdict.exercise)
         if isinstance(error, OSError):
@@ -81,7 +80,7 @@ def passage_of(number: str, course: Course, ran: list[str], check: str, namespac
     check      the cell of the check
     namespace  the kernel's variables, among them the answer
     """
-    checked = names_of(course, chapter_number(number))
+    checked = names_of(course, chapter_of(number))
     names = passed_names(check)
     if names != checked.get(number):  # another object than the notebook's answer was passed to the check
         raise CannotTake

@@ -11,6 +11,7 @@ that the learner edited by hand is copied to kept/ before it is written again.
 import hashlib
 import json
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_field
 from pathlib import Path
@@ -19,10 +20,9 @@ from tplab.common.files import locked, replace
 from tplab.course.grading.cell_dependencies import select
 from tplab.course.grading.merge import merge
 from tplab.course.learner.course_files import Course
-from tplab.course.learner.given_code import PACKAGE, TEMPLATES
+from tplab.course.learner.given_code import PACKAGE
 from tplab.course.learner.library_text import (
     borrowed,
-    chapter_number,
     chapters_of,
     in_order,
     is_enough_to_train,
@@ -31,10 +31,11 @@ from tplab.course.learner.library_text import (
 )
 from tplab.course.learner.passages import Passage, extract
 from tplab.course.learner.pristine import keep
+from tplab.course.learner.train_script import SCRIPT, train_script
 from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.numbering import chapter_of
 
 STORE = "library.json"
-SCRIPT = "train.py"
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,24 @@ def write(course: Course, written: dict[str, Written]) -> None:
         replace(course.memory / "library_files.json", json.dumps(ours).encode())
     script = course.folder / SCRIPT
     if is_enough_to_train(course, passages) and not script.exists():
-        replace(script, (TEMPLATES / SCRIPT).read_bytes())
+        replace(script, train_script(course.folder).encode())
+
+
+def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str]) -> None:
+    """Follow exercises that have other numbers now. Raises OSError.
+
+    moved: old number -> new number; changed: numbers that belong to different tasks now, whose answers go unless moved
+    """
+    with locked(course.memory / "library.lock"):
+        written = load(course)
+        kept = {
+            moved.get(number, number): one
+            for number, one in written.items()
+            if number in moved or number not in changed
+        }
+        if kept != written:
+            _store(course, kept)
+            write(course, kept)
 
 
 def restore(course: Course) -> None:
@@ -163,7 +181,7 @@ def modules(course: Course) -> list[Module]:
     for number in chapters_of(written):
         name = module_name(number)
         path = course.folder / PACKAGE / name
-        mine = [exercise for exercise in in_order(written) if chapter_number(exercise) == number]
+        mine = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
         texts = [text for exercise in mine for text in (*passages[exercise].helpers, *passages[exercise].code)]
         found.append(
             Module(
@@ -181,4 +199,4 @@ def modules(course: Course) -> list[Module]:
 
 def path_of(course: Course, exercise: str) -> Path:
     """Return the module that an exercise's answer is written to."""
-    return course.folder / PACKAGE / module_name(chapter_number(exercise))
+    return course.folder / PACKAGE / module_name(chapter_of(exercise))

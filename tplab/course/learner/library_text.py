@@ -15,24 +15,25 @@ from tplab.course.learner.course_files import Course, all_chapters, chapter
 from tplab.course.learner.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
 from tplab.course.learner.passages import Passage, joined_imports
 from tplab.course.notebooks.cells import read_notebook
+from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, place
 from tplab.course.notebooks.source import passed_names
 
-MODULES = (  # chapters that a teacher adds have a number for a name
+MODULES = (  # by the chapters' numbers. Chapters that a teacher adds have a number for a name
     "memory", "collectives", "splitting", "mappings", "linear", "mlp", "attention", "embedding", "cross_entropy",
     "randomness", "transformer", "cost", "sequence", "pipeline", "data_parallel", "training",
 )  # fmt: skip
 
 # Name that later chapters import from tplab -> the exercise whose answer takes its place, and the module that has it
 REPLACED = {
-    "copy_to_region": ("3.1", "operators"),
-    "reduce_from_region": ("3.2", "operators"),
+    "copy_to_region": ("3.2", "operators"),
+    "reduce_from_region": ("3.3", "operators"),
     "scatter_to_region": ("3.3", "operators"),
-    "gather_from_region": ("3.4", "operators"),
+    "gather_from_region": ("3.3", "operators"),
     "ColumnParallelLinear": ("4.1", "linear"),
     "RowParallelLinear": ("4.2", "linear"),
     "shard": ("4.3", "linear"),
     "unshard": ("4.3", "linear"),
-    "ParallelMLP": ("5.1", "blocks"),
+    "ParallelMLP": ("5.2", "blocks"),
     "ParallelAttention": ("6.2", "blocks"),
     "pad_vocab_size": ("7.1", "embedding"),
     "VocabParallelEmbedding": ("7.3", "embedding"),
@@ -45,7 +46,7 @@ TEMPLATES = ("operators", "blocks")
 
 # What `python -m my_tp` can run, the exercises whose answers it needs, and what the learner sees
 DEMOS = {
-    "mlp": (("5.1",), "runs your MLP on two processes and compares it with plain PyTorch"),
+    "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
     "attention": (("6.2",), "does the same with your attention"),
     "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
 }
@@ -73,19 +74,17 @@ class Imports:
 
 def module_name(chapter: int) -> str:
     """Return the file of the package that has the answers to a chapter's exercises."""
+    if chapter == START_NUMBER:
+        return "matmul.py"
     return f"{MODULES[chapter] if chapter < len(MODULES) else f'chapter_{chapter:02d}'}.py"
 
 
-def chapter_number(exercise: str) -> int:
-    return int(exercise.partition(".")[0])
-
-
 def in_order(exercises: Iterable[str]) -> list[str]:
-    return sorted(exercises, key=lambda exercise: tuple(map(int, exercise.split("."))))
+    return sorted(exercises, key=place)
 
 
 def chapters_of(exercises: Iterable[str]) -> list[int]:
-    return sorted({chapter_number(exercise) for exercise in exercises})
+    return sorted({chapter_of(exercise) for exercise in exercises})
 
 
 def library_files(course: Course, written: dict[str, Passage], dates: dict[str, str]) -> dict[str, str]:
@@ -110,9 +109,7 @@ def imports_of(number: int, written: dict[str, Passage]) -> Imports:
     """Return the imports of a chapter's module. Earlier answers take the place of what it imports from tplab."""
     found = Imports()
     future, others, own, courses = found.lines
-    for text in (
-        text for exercise in written if chapter_number(exercise) == number for text in written[exercise].imports
-    ):
+    for text in (text for exercise in written if chapter_of(exercise) == number for text in written[exercise].imports):
         if text.startswith("from __future__"):
             future.add(text)
             continue
@@ -122,7 +119,7 @@ def imports_of(number: int, written: dict[str, Passage]) -> Imports:
         module, _, bound = text.removeprefix("from ").partition(" import ")
         name, _, alias = bound.partition(" as ")
         exercise, place = REPLACED.get(name, ("", ""))
-        if exercise and chapter_number(exercise) <= number and (not place or chapter_number(exercise) < number):
+        if exercise and chapter_of(exercise) <= number and (not place or chapter_of(exercise) < number):
             if exercise not in written:
                 names = found.borrowed.setdefault(exercise, [])
                 names += [] if name in names else [name]
@@ -158,7 +155,7 @@ def borrowed(course: Course, number: int, written: dict[str, Passage]) -> dict[s
 
 
 def _of_same_chapter(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
-    used = {name for exercise in written if chapter_number(exercise) == number for name in written[exercise].used}
+    used = {name for exercise in written if chapter_of(exercise) == number for name in written[exercise].used}
     found = {
         exercise: [name for name in names if name in used]
         for exercise, names in names_of(course, number).items()
@@ -180,12 +177,13 @@ _TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py impo
 def _module_text(
     number: int, course: Course, written: dict[str, Passage], dates: dict[str, str], imports: Imports
 ) -> str:
-    mine = {exercise: written[exercise] for exercise in in_order(written) if chapter_number(exercise) == number}
+    mine = {exercise: written[exercise] for exercise in in_order(written) if chapter_of(exercise) == number}
     title = all_chapters(course)[number].title(read_notebook(chapter(course, number).reference))
     lacking = _of_same_chapter(course, number, written)
     if lacking:
         imports.lines[3].add("from tplab.course.learner.borrow import borrow")
-    heading = f'"""Chapter {number:02d}, {title}: written by me, and checked on real ranks."""'
+    chapter_name = "The start page" if number == START_NUMBER else f"Chapter {number:02d}"
+    heading = f'"""{chapter_name}, {title}: written by me, and checked on real ranks."""'
     parts = ["\n\n".join(part for part in (heading, imports.text()) if part)]
     for exercise, names in lacking.items():
         comment = f"# Borrowed from the course until exercise {exercise} passes"
@@ -203,7 +201,7 @@ def _module_text(
 def _package_text(written: Iterable[str], given: Iterable[str]) -> str:
     lines = ['"""My own library for tensor parallelism, which grows with each exercise that I pass.', ""]
     for number in chapters_of(written):
-        exercises = [exercise for exercise in in_order(written) if chapter_number(exercise) == number]
+        exercises = [exercise for exercise in in_order(written) if chapter_of(exercise) == number]
         lines.append(f"{module_name(number).removesuffix('.py'):<15} exercises {', '.join(exercises)}")
     others = sorted({name.removesuffix(".py").partition("/")[0] for name in given})
     return "\n".join([*lines, *(f"{name:<15} given by the course" for name in others), '"""', ""])

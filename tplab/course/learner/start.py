@@ -16,10 +16,13 @@ from pathlib import Path
 import tplab
 from tplab.common.files import locked, replace
 from tplab.course.grading.merge import is_stub
-from tplab.course.learner.course_files import INDEX, MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
+from tplab.course.learner import library, moved_answers
+from tplab.course.learner.course_files import MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.learner.pristine import KEPT, first_state, keep
 from tplab.course.learner.update_notebook import Changes, as_text, update_notebook
 from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells
+from tplab.course.notebooks.numbering import INDEX, argument
+from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
 
 LEFTOVERS = (".ipynb_checkpoints", "__pycache__", MEMORY)  # in chapters/, and not worth moving
@@ -72,6 +75,7 @@ def start(course: Course) -> Report:
                 report.new.append(files.learner.name)
         if separate:
             _move_the_rest(course, report)
+        _bring_pictures(course)
     return report
 
 
@@ -104,7 +108,10 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
 
 
 def _is_untouched(files: ChapterFiles) -> bool:
-    return files.base.exists() and files.base.read_bytes() == files.learner.read_bytes()
+    try:
+        return load_notebook(files.base)["cells"] == load_notebook(files.learner)["cells"]
+    except Unreadable:
+        return False
 
 
 def _fill_in(files: ChapterFiles, theirs: dict, where: str, copy: str) -> str:
@@ -135,7 +142,7 @@ def _fill_in(files: ChapterFiles, theirs: dict, where: str, copy: str) -> str:
 def _move_the_rest(course: Course, report: Report) -> None:
     """Move the learner's other files, and what the commands remember, out of the repository's own folders."""
     shared = course.material / "chapters"
-    known = {path.name for path in (course.material / "solutions").glob("*.ipynb")}
+    known = {PICTURES, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
     for path in sorted(shared.iterdir()):
         if path.name in LEFTOVERS or path.name in known:
             continue
@@ -152,6 +159,15 @@ def _move_the_rest(course: Course, report: Report) -> None:
                 _move(memory / name, course.memory / name)
         with suppress(OSError):
             shutil.rmtree(memory)
+
+
+def _bring_pictures(course: Course) -> None:
+    """Copy the pictures that the chapters show, so that the notebooks find them beside themselves."""
+    for path in sorted((course.material / "chapters" / PICTURES).glob("*")):
+        copy, data = course.folder / PICTURES / path.name, path.read_bytes()
+        if not copy.exists() or copy.read_bytes() != data:
+            copy.parent.mkdir(exist_ok=True)
+            replace(copy, data)
 
 
 def _move(source: Path, target: Path) -> str:
@@ -192,15 +208,19 @@ def newer(course: Course) -> Iterator[ChapterFiles]:
 
 def update(course: Course) -> Report:
     """Bring the newer chapters into the learner's notebooks. Raises OSError."""
+    there = [files for files in pages(course) if files.learner.exists()]
     report = start(course)
     with locked(course.memory / "start.lock"):
+        blanks = {files.stem: blank_of(files) for files in pages(course)}
+        moves = moved_answers.plan(course, there, blanks)
+        carried = {number for numbers in moves.was.values() for number in numbers}
         for files in newer(course):
             path, blank = files.learner, blank_of(files)
             base = json.loads(files.base.read_bytes()) if files.base.exists() else None
             try:
-                merged, changes = update_notebook(base, load_notebook(path), json.loads(blank))
+                merged, changes = update_notebook(base, load_notebook(path), json.loads(blank), moves.changed, carried)
             except Unreadable as error:
-                again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {files.number}"
+                again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {argument(files.number)}"
                 report.problems.append(f"{path.name} was left as it is. {error}{again}")
                 continue
             if changes:
@@ -209,4 +229,6 @@ def update(course: Course) -> Report:
                 report.updated[path.name] = changes
             files.base.parent.mkdir(exist_ok=True)
             replace(files.base, blank)
+        report.moved += moved_answers.fill_in(course, pages(course), moves)
+        library.renumber(course, {was[0]: number for number, was in moves.was.items() if len(was) == 1}, moves.changed)
     return report

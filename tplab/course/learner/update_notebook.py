@@ -4,7 +4,7 @@ Three notebooks take part: `base`, the blank chapter that the learner's copy beg
 and `new`, the blank chapter of today. Cells are matched by id, and where the course changed a cell (which changes its
 id) by their place in the base.
 
-    exercise, prediction   the learner's, if it was ever edited
+    exercise, prediction   the learner's, if it was ever edited, unless the number belongs to a different task now
     check                  always the new one
     given cell             the new one, unless the course left it as it was and the learner edited or deleted it. Where
                            both changed it, the new cell is followed by the learner's
@@ -15,7 +15,9 @@ Without a base, a given cell that differs from the new one counts as edited.
 
 import copy
 import json
+import re
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -62,8 +64,14 @@ def _listed(items: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
 
 
-def update_notebook(base: dict | None, mine: dict, new: dict) -> tuple[dict, Changes]:
-    """Return `mine` brought up to date, and what changed. All are the JSON of notebooks; none is modified."""
+def update_notebook(
+    base: dict | None, mine: dict, new: dict, other_task: Collection[str] = (), carried: Collection[str] = ()
+) -> tuple[dict, Changes]:
+    """Return `mine` brought up to date, and what changed. All are the JSON of notebooks; none is modified.
+
+    other_task: exercises whose number belongs to a different task now
+    carried:    those of them whose answers go elsewhere (`moved_answers`). An answer that doesn't stays as an own cell
+    """
     changes = Changes()
     before = {cell.id: cell for cell in parse_cells(base)} if base else {}
     after = parse_cells(new)
@@ -74,19 +82,29 @@ def update_notebook(base: dict | None, mine: dict, new: dict) -> tuple[dict, Cha
     predecessors = {later: before[earlier] for earlier, later in successors.items()}
     result: list[dict] = [copy.deepcopy(raw[id(cell)]) for cell in own.get("", [])]
     for today, raw_today in zip(after, new["cells"], strict=True):
-        chosen, beside = _choose(predecessors.get(today.id), versions.get(today.id), today, bool(base), changes)
+        chosen, beside = _choose(
+            predecessors.get(today.id), versions.get(today.id), today, bool(base), other_task, changes
+        )
+        if beside is not None and "exercise" in today.marks and today.marks["exercise"] in carried:
+            beside = None
         if chosen is today:
             result.append(copy.deepcopy(raw_today))
         elif chosen is not None:
             metadata = copy.deepcopy(chosen.metadata) | copy.deepcopy(today.metadata)  # such as which cells are folded
             result.append(copy.deepcopy(raw_today) | _contents(raw[id(chosen)]) | {"metadata": metadata})
         follow = [*([beside] if beside else []), *own.get(today.id, [])]
-        result += [copy.deepcopy(raw[id(cell)]) for cell in follow]
+        result += [_as_own(raw[id(cell)]) if cell is beside else copy.deepcopy(raw[id(cell)]) for cell in follow]
     _give_ids(result)
     merged = copy.deepcopy(mine) | {
         key: copy.deepcopy(new[key]) for key in ("nbformat", "nbformat_minor") if key in new
     }
     return merged | {"cells": result}, changes
+
+
+def _as_own(cell: dict) -> dict:
+    """Return a cell of the chapter as one of the learner's own, which belongs to no exercise."""
+    metadata = {key: value for key, value in cell.get("metadata", {}).items() if key not in ("tplab", "tags")}
+    return copy.deepcopy(cell) | {"metadata": copy.deepcopy(metadata), "id": ""}
 
 
 def _contents(cell: dict) -> dict:
@@ -141,7 +159,7 @@ def _sort(
 
 
 def _choose(
-    old: Cell | None, mine: Cell | None, today: Cell, has_base: bool, changes: Changes
+    old: Cell | None, mine: Cell | None, today: Cell, has_base: bool, other_task: Collection[str], changes: Changes
 ) -> tuple[Cell | None, Cell | None]:
     """Return the cell to put in the place of `today`, and one to put below it. None stands for no cell."""
     untouched = old is not None and _plain(old) == _plain(today)  # by the course
@@ -155,6 +173,9 @@ def _choose(
     if "check" not in today.marks and not (old is not None and _plain(mine) == _plain(old)):  # the learner edited it
         if "exercise" in today.marks or "predict" in today.marks:
             number = today.marks.get("exercise")
+            if number in other_task or (number is None and _fields(mine) != _fields(today)):
+                changes.changed.append(today.id)
+                return today, mine if number else None
             if number:
                 changes.kept.append(number)
             if number and old is not None and not untouched:
@@ -169,6 +190,11 @@ def _choose(
     return today, None
 
 
+def _fields(prediction: Cell) -> set[str]:
+    """Return what a predict cell asks for: {"calls", "bytes"} for predict("4.a", calls=..., bytes=...)."""
+    return set(re.findall(r"(\w+) *=", prediction.source))
+
+
 def _plain(cell: Cell) -> str:
     return "\n".join(line.rstrip() for line in cell.source.strip().split("\n"))
 
@@ -177,7 +203,7 @@ def _give_ids(cells: list[dict]) -> None:
     """Give each cell an id of its own, as nbformat 4.5 wants it."""
     used: set[str] = set()
     for cell in cells:
-        if not isinstance(cell.get("id"), str) or cell["id"] in used:
+        if not isinstance(cell.get("id"), str) or not cell["id"] or cell["id"] in used:
             cell["id"] = uuid.uuid4().hex[:8]
         used.add(cell["id"])
 

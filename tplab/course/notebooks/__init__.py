@@ -2,6 +2,7 @@
 
 source    read solutions/NN_name.py into cells
 rules     the rules that a chapter's source must follow
+pictures  the moving pictures that the text shows
 rewrite   remove the answers, fold the hints
 kernels   start a kernel that runs a chapter
 outputs   execute a solution and store its outputs

@@ -2,8 +2,9 @@
 
     solutions/NN_name.py  ->  solutions/NN_name.ipynb  (answers in, executed)  ->  chapters/NN_name.ipynb  (answers out)
     solutions/index.py    ->  the same for the index, the start page of the course
+    pictures/moving/      ->  solutions/pictures/ and chapters/pictures/, for each picture that a chapter's text shows
 
-    tplab build              build whatever has changed, or only the given chapters: NN ..., or "index" for the index
+    tplab build              build whatever has changed, or only the given pages: NN ..., "start" or "index"
     tplab build --force      execute everything again
     tplab build --check      list stale notebooks (exit code 1 if there are any); needs no kernel
 
@@ -21,10 +22,12 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from tplab.course.notebooks.numbering import INDEX, argument, number_of, package
 from tplab.course.notebooks.outputs import ExecutionError, execute, what_is_compared
+from tplab.course.notebooks.pictures import copy_pictures, stale_pictures
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
 from tplab.course.notebooks.rules import validate
-from tplab.course.notebooks.source import INDEX, Cell, Chapter, SourceError, pages, read
+from tplab.course.notebooks.source import Cell, Chapter, SourceError, pages, read
 
 COURSE = Path(__file__).parents[1]
 SHOWING = (  # modules whose wording appears in outputs
@@ -64,7 +67,7 @@ def fingerprint(number: int) -> str:
     """
     digest = hashlib.sha256()
     for path in [
-        *sorted((COURSE / "chapters" / f"ch{number:02d}").glob("*.py")),
+        *sorted((COURSE / "chapters" / package(number)).glob("*.py")),
         *(COURSE / f"{name}.py" for name in SHOWING),
     ]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
@@ -150,7 +153,7 @@ def is_executed_from(solution: NotebookNode | None, chapter: Chapter) -> bool:
 
 
 def stale(chapter: Chapter, root: Path) -> list[str]:
-    """Return the first of the chapter's notebooks that is stale, as a list, or [] if neither is. Runs no cells."""
+    """Return the first of the chapter's files that is stale, as a list, or [] if none is. Runs no cells."""
     solution = load(root / "solutions" / f"{chapter.stem}.ipynb")
     if solution is None or not is_executed_from(solution, chapter):
         return [f"solutions/{chapter.stem}.ipynb"]
@@ -158,18 +161,19 @@ def stale(chapter: Chapter, root: Path) -> list[str]:
     wanted = to_text(blank_chapter(chapter, solution))
     if not path.exists() or path.read_text(encoding="utf-8") != wanted:
         return [f"chapters/{chapter.stem}.ipynb"]
-    return []
+    return stale_pictures(chapter)
 
 
 def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
-    """Write the chapter's notebooks if they are stale, and return the names of the files written."""
+    """Write the chapter's notebooks and pictures if they are stale, and return the names of the files written."""
     solution_path = root / "solutions" / f"{chapter.stem}.ipynb"
     solution = load(solution_path)
     written = []
     if force or solution is None or not is_executed_from(solution, chapter):
         solution = execute(skeleton(chapter, blank=False), solution_path.parent)
         written += _write(solution, solution_path)
-    return written + _write(blank_chapter(chapter, solution), root / "chapters" / f"{chapter.stem}.ipynb")
+    written += _write(blank_chapter(chapter, solution), root / "chapters" / f"{chapter.stem}.ipynb")
+    return written + copy_pictures(chapter)
 
 
 def _write(notebook: NotebookNode, path: Path) -> list[str]:
@@ -189,13 +193,13 @@ def _write(notebook: NotebookNode, path: Path) -> list[str]:
 
 
 def _name(path: Path) -> str:
-    """Return the name of a source on the command line, such as "4" or "index"."""
-    return path.stem if path.stem == INDEX else str(int(path.stem[:2]))
+    """Return the name of a source on the command line, such as "4", "start" or "index"."""
+    return INDEX if path.stem == INDEX else argument(number_of(path.stem))
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tplab build", description="Build the course's notebooks.")
-    parser.add_argument("chapters", nargs="*", metavar="NN", help='only these chapters; "index" is the index')
+    parser.add_argument("chapters", nargs="*", metavar="NN", help='only these pages: chapters, "start" or "index"')
     parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/ and chapters/")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a notebook is stale")
     parser.add_argument("--force", action="store_true", help="execute again, also what is up to date")

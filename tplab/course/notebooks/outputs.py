@@ -61,6 +61,8 @@ def storable(outputs: list, widgets: dict) -> list:
     """Prepare outputs for saving: merge streams, and replace each widget with the first picture that it shows."""
     kept: list = []
     for output in outputs:
+        if output.get("metadata", {}).get("tplab") == "page only":  # see tplab.viz.controls
+            continue
         output.pop("transient", None)
         if output.output_type == "stream":
             output.text = redact(output.text)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
+from tplab.course.notebooks.numbering import chapter_files, chapter_of, number_of
 
 SHIPPED = PACKAGE_ROOT / "tplab" / "course" / "material"  # where a wheel has chapters/ and solutions/
 MATERIAL = SHIPPED if SHIPPED.is_dir() else PACKAGE_ROOT
@@ -15,10 +16,11 @@ def find_reference(number: str) -> list[Cell]:
 
     The course is looked for in this folder, in those above it, and with the package.
     """
-    chapter = number.partition(".")[0].zfill(2)
+    chapter = chapter_of(number)
     here = Path.cwd()
     for root in (here, *here.parents, MATERIAL):
-        for path in sorted((root / "solutions").glob(f"{chapter}_*.ipynb")):
-            with suppress(Unreadable, OSError):
-                return read_notebook(path)
+        for path in chapter_files(root / "solutions", ".ipynb"):
+            if number_of(path.stem) == chapter:
+                with suppress(Unreadable, OSError):
+                    return read_notebook(path)
     return []

@@ -4,7 +4,7 @@ import ast
 import re
 from typing import cast
 
-BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+BEGIN, BROKEN, END = "### BEGIN SOLUTION", "### BROKEN", "### END SOLUTION"
 
 
 class RewriteError(ValueError):
@@ -12,17 +12,31 @@ class RewriteError(ValueError):
 
 
 def has_solution_region(text: str) -> bool:
-    return any(line.strip() in (BEGIN, END) for line in text.split("\n"))
+    return any(line.strip() in (BEGIN, BROKEN, END) for line in text.split("\n"))
 
 
 def keep_solution(text: str) -> str:
     """Return the cell as it appears in the solution notebook, with the answer but without its markers."""
-    return "\n".join(line for line in text.split("\n") if line.strip() not in (BEGIN, END))
+    return "\n".join(line for line, where in regions(text) if where in ("given", "answer"))
+
+
+def regions(text: str) -> list[tuple[str, str]]:
+    """Return each line of an exercise with what it belongs to: "given", "answer", "broken", or a "marker"."""
+    found, where = [], "given"
+    after = {BEGIN: "answer", BROKEN: "broken", END: "given"}
+    for line in text.split("\n"):
+        where = after.get(line.strip(), where)
+        found.append((line, "marker" if line.strip() in after else where))
+    return found
 
 
 def blank_exercise(text: str, number: str) -> str:
-    """Return the cell as the learner first sees it, with a stub in place of each solution region."""
-    lines, inside = [], False
+    """Return the cell as the learner first sees it, with a stub in place of each solution region.
+
+    In an exercise that is a repair, the region goes on below the answer with ### BROKEN and the broken lines, each as a
+    comment. The learner gets these lines, uncommented, below the stub.
+    """
+    lines, inside, broken = [], False, False
     for count, line in enumerate(text.split("\n"), 1):
         marker = line.strip()
         if marker == BEGIN:
@@ -31,10 +45,19 @@ def blank_exercise(text: str, number: str) -> str:
             inside = True
             indent = line[: len(line) - len(line.lstrip())]
             lines += [f"{indent}# your code here", f'{indent}raise NotImplementedError("exercise {number}")']
+        elif marker == BROKEN:
+            if not inside:
+                raise RewriteError(f"line {count}: {BROKEN} without {BEGIN}")
+            broken = True
+            lines[-2:] = [f"{lines[-1]}  # delete this line, then repair the code below"]
         elif marker == END:
             if not inside:
                 raise RewriteError(f"line {count}: {END} without {BEGIN}")
-            inside = False
+            inside = broken = False
+        elif broken:
+            if not re.match(r"\s*# ?", line):
+                raise RewriteError(f"line {count}: a broken line must be a comment, up to {END}")
+            lines.append(re.sub(r"^(\s*)# ?", r"\1", line).rstrip())
         elif not inside:
             lines.append(line)
     if inside:

@@ -5,11 +5,14 @@
 - A check cell is a single expression, check("4.1", ...), and so is a predict cell, predict("4.a", ...).
 - Given cells use an answer only after its check. Exercises and checks use no given cells except the setup.
 - There are exactly three hints.
+- Every picture in the text has a description, and a file in pictures/moving/.
 """
 
 import ast
 import re
 
+from tplab.course.notebooks.numbering import argument, prefix
+from tplab.course.notebooks.pictures import validate_pictures
 from tplab.course.notebooks.rewrite import RewriteError, blank_exercise, fold_hints, has_solution_region
 from tplab.course.notebooks.source import (
     DEFINITIONS,
@@ -31,6 +34,7 @@ def validate(chapter: Chapter) -> None:
     _validate_numbers(chapter)
     _validate_order(chapter)
     _validate_given_cells(chapter)
+    validate_pictures(chapter)
 
 
 def _validate_form(cell: Cell) -> None:
@@ -118,9 +122,11 @@ def _validate_numbers(chapter: Chapter) -> None:
             continue
         if chapter.is_index:
             raise cell.refuse(f"{cell.role} {cell.number} in the index; it belongs into a chapter")
-        if not re.fullmatch(rf"{chapter.number}\.{pattern[cell.role]}", cell.number):
-            example = f"{chapter.number}.{'a' if cell.role == 'predict' else 1}"
-            raise cell.refuse(f"{cell.role} {cell.number!r} in chapter {chapter.number}; number it like {example}")
+        if not re.fullmatch(rf"{prefix(chapter.number)}\.{pattern[cell.role]}", cell.number):
+            example = f"{prefix(chapter.number)}.{'a' if cell.role == 'predict' else 1}"
+            raise cell.refuse(
+                f"{cell.role} {cell.number!r} in chapter {argument(chapter.number)}; number it like {example}"
+            )
         if (cell.role, cell.number) in seen:
             raise cell.refuse(f"a second {cell.role} {cell.number}; give each its own number")
         seen.add((cell.role, cell.number))
@@ -152,7 +158,7 @@ def _validate_order(chapter: Chapter) -> None:
     for role in ("check", "predict"):
         numbers = list(chapter.of_role(role))
         names = [chr(ord("a") + i) if role == "predict" else str(i + 1) for i in range(len(numbers))]
-        if numbers != [f"{chapter.number}.{name}" for name in names]:
+        if numbers != [f"{prefix(chapter.number)}.{name}" for name in names]:
             raise SourceError(
                 f"{chapter.path.name}: the {role} cells are numbered {', '.join(numbers)}; count up from 1 or a"
             )

@@ -1,12 +1,14 @@
-"""Read a chapter's source (`solutions/NN_name.py`, jupytext's percent format) and report mistakes in its form.
+"""Read a chapter's source (`solutions/NN_name.py`, in jupytext's percent format) and report mistakes in its form.
 
     # %% [markdown] task="4.1" title="Column-parallel forward" difficulty=2 minutes=15
     # %% exercise="4.1"           functions or classes; the answer between ### BEGIN SOLUTION and ### END SOLUTION
+                                in a repair, ### BROKEN stands before the latter, with the broken lines as comments
     # %% [markdown] hints="4.1"   a numbered list of exactly three hints
     # %% check="4.1"              exactly one expression: check("4.1", ColumnParallelLinear)
     # %% predict="4.a"            exactly one expression: predict("4.a", calls=1)
     # %% tags=["setup"]           imports, the only given cells that exercises and checks may depend on
     # %% tags=["explore"]         a widget
+    ![what it shows](pictures/fg.svg)  in markdown: a picture from pictures/moving/ (see pictures.py)
 
 `read` parses such a file into a `Chapter` and raises SourceError if its form is wrong. What a chapter must contain is
 defined in rules.py. Nothing here runs the chapter.
@@ -19,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tplab.course.notebooks.numbering import INDEX, chapter_files, number_of
+
 ROLES = ("task", "exercise", "hints", "check", "predict")
 ATTRIBUTES = {"task": {"title", "difficulty", "minutes"}}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-INDEX = "index"
 TAGS = {"setup", "explore", "raises-exception"}
 
 
@@ -62,7 +65,7 @@ class Chapter:
 
     @property
     def number(self) -> int:
-        return int(self.stem[:2])
+        return number_of(self.stem)
 
     def of_role(self, role: str) -> dict[str, Cell]:
         return {cell.number: cell for cell in self.cells if cell.role == role}
@@ -70,7 +73,7 @@ class Chapter:
 
 def sources(root: Path) -> list[Path]:
     """Return the sources of all chapters under `root`, in course order."""
-    return sorted((root / "solutions").glob("[0-9][0-9]_*.py"))
+    return chapter_files(root / "solutions", ".py")
 
 
 def pages(root: Path) -> list[Path]:

@@ -29,6 +29,7 @@ from tplab.course.learner.course_files import (
 )
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
+from tplab.course.notebooks.numbering import START, START_NUMBER, argument, chapter_argument, parse_chapter
 from tplab.course.tools import state
 from tplab.course.tools.exercise_status import standings
 from tplab.course.tools.fingerprint import fingerprints
@@ -82,17 +83,18 @@ def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
     """Return the files of the chapters to check. Raises Misuse."""
     wanted = [number for number in options.chapters if number != ALL]
     if options.exercise:
-        first = options.exercise.partition(".")[0]
-        if not first.isdigit() or wanted not in ([], [int(first)]):
+        first = parse_chapter(options.exercise.partition(".")[0])
+        if first is None or wanted not in ([], [first]):
             raise Misuse(
                 f"There is no exercise {options.exercise} here. Write it like this: tplab check --exercise 4.2"
             )
-        wanted = [int(first)]
+        wanted = [first]
     if options.notebook and not wanted:
-        number = options.notebook.name[:2]
-        if not number.isdigit():
+        name = options.notebook.name
+        number = START_NUMBER if name.startswith(START) else parse_chapter(name[:2])
+        if number is None:
             raise Misuse(f"Say which chapter {options.notebook.name} is: tplab check 4 --notebook {options.notebook}")
-        wanted = [int(number)]
+        wanted = [number]
     if options.notebook and (len(wanted) > 1 or ALL in options.chapters):
         raise Misuse("One notebook is one chapter: give one number with --notebook.")
     if options.exercise and ALL in options.chapters:
@@ -111,16 +113,19 @@ def _asked(course: Course, known: dict[int, ChapterFiles]) -> list[int]:
     if not sys.stdin.isatty():
         raise Misuse(f"Say which chapter to check: tplab check 4, or tplab check all ({everything}).")
     here = _current(course)
-    print(f"Which chapter, or all? Enter alone means {here}. ({everything.capitalize()}.) ", end="", flush=True)
+    print(
+        f"Which chapter, or all? Enter alone means {argument(here)}. ({everything.capitalize()}.) ", end="", flush=True
+    )
     try:
         text = input().strip()
     except EOFError:
         text = "-"
     if text == ALL:
         return []
-    if text and not text.isdecimal():
+    number = parse_chapter(text) if text else here
+    if number is None:
         raise Misuse(f"{text!r} is no chapter number. Nothing was checked.")
-    return [int(text or here)]
+    return [number]
 
 
 def _current(course: Course) -> int:
@@ -135,9 +140,10 @@ def _current(course: Course) -> int:
 def _number_or_all(text: str) -> int | str:
     if text == ALL:
         return ALL
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no chapter: give numbers, such as 4, or all")
-    return int(text)
+    try:
+        return chapter_argument(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or {ALL}") from None
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import is_stub, merge
 from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.numbering import argument
 from tplab.course.tools import state
 from tplab.course.tools.fingerprint import Fingerprint, fingerprints
 from tplab.course.tools.saved_outputs import shown
@@ -98,7 +99,7 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
         learner = read_notebook(files.learner)
     except Unreadable as error:
         blank = [Standing(number, title, minutes.get(number, 0), "to do") for number, title in titles.items()]
-        return chapter(blank, f"{error} To begin anew: tplab reset {files.number} (it keeps a copy)")
+        return chapter(blank, f"{error} To begin anew: tplab reset {argument(files.number)} (it keeps a copy)")
     merged = merge(reference, learner)
     answers = {piece.number: piece.source for piece in merged.pieces if piece.role == "exercise"}
     prints = fingerprints(reference, learner, files)

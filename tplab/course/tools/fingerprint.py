@@ -23,6 +23,7 @@ from tplab.course.grading.merge import merge
 from tplab.course.learner.course_files import ChapterFiles
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
+from tplab.course.notebooks.numbering import package
 from tplab.course.tools.saved_outputs import results, their_cell
 
 
@@ -57,8 +58,8 @@ def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles
 
 def checker_files(chapter: int) -> set[Path]:
     """Return the files that make up a chapter's checks: its package, and everything in tplab that it needs."""
-    package = PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{chapter:02d}"
-    return ImportGraph(PACKAGE_ROOT, "tplab").closure(package.glob("*.py"))
+    folder = PACKAGE_ROOT / "tplab" / "course" / "chapters" / package(chapter)
+    return ImportGraph(PACKAGE_ROOT, "tplab").closure(folder.glob("*.py"))
 
 
 def _texts(files: Iterable[Path]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from tplab.course.grading.check_output import LOOK
 from tplab.course.learner.course_files import ChapterFiles, Misuse, add_root, all_chapters, chapter, course_or_material
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
+from tplab.course.notebooks.numbering import chapter_argument, heading
 from tplab.course.tools.grading_many import jobs, report
 from tplab.course.tools.grading_many.limits import Limits, namespace, protection
 from tplab.course.tools.grading_many.store import TRIES, Store, checks_hash, key
@@ -55,7 +56,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the submissions, see below")
-    parser.add_argument("--chapter", type=int, metavar="N", help="only this chapter (default: all that are handed in)")
+    parser.add_argument(
+        "--chapter", type=chapter_argument, metavar="N", help="only this chapter (default: all handed in)"
+    )
     parser.add_argument("--out", type=Path, metavar="OUT", help="where the results go (default: FOLDER-grades)")
     parser.add_argument("--jobs", type=int, metavar="J", help="notebooks at a time (default: half of the cores)")
     parser.add_argument("--timeout", type=float, default=900, metavar="S", help="seconds for a notebook (900)")
@@ -191,10 +194,9 @@ def _check(plan: Plan, count: int, limits: Limits, prefix: list[str], out: Path,
                 passed = sum(verdict.status == "passed" for verdict in outcome.verdicts)
                 names = plan.names[work.key]
                 who = report.short(names[0], 60) + (f" and {len(names) - 1} with the same file" if names[1:] else "")
-                told = (
-                    f"{place} of {len(works)}, {time.monotonic() - start:.0f} s: {who}, chapter {work.notebook.chapter}"
-                )
-                told += f", {passed} of {len(work.exercises)} passed. {outcome.problem or outcome.ended}"
+                told = f"{place} of {len(works)}, {time.monotonic() - start:.0f} s: {who}"
+                told += f", {heading(work.notebook.chapter).lower()}, {passed} of {len(work.exercises)} passed. "
+                told += outcome.problem or outcome.ended
                 console.print(Text(told.rstrip()))
         except KeyboardInterrupt:
             for name in begun:

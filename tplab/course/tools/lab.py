@@ -9,16 +9,21 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
-from tplab.course.learner.course_files import INDEX, ChapterFiles, Course, Misuse, add_root, all_chapters, chapter
-from tplab.course.learner.start import newer, update
+from tplab.common.files import replace
+from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, add_root, all_chapters, chapter
+from tplab.course.learner.start import newer, pages, update
+from tplab.course.learner.update_notebook import as_text
+from tplab.course.notebooks.cells import Unreadable, load_notebook
+from tplab.course.notebooks.numbering import INDEX, chapter_argument
 from tplab.course.tools.confirm import agreed
 from tplab.course.tools.start import of_this_folder, show, started
 
-SETTINGS = Path(__file__).with_name("jupyter")  # no news at the first start, and room for the names of files
+SETTINGS = Path(__file__).with_name("jupyter")  # no news at the first start, long lines wrapped, a look for dark themes
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -28,7 +33,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         description="Open the course in JupyterLab, on this machine only. Other options go to JupyterLab.",
         allow_abbrev=False,
     )
-    parser.add_argument("chapter", nargs="?", type=int, metavar="N", help="open this chapter; else the course's index")
+    parser.add_argument(
+        "chapter", nargs="?", type=chapter_argument, metavar="N", help="open this chapter, not the index"
+    )
     add_root(parser)
     parser.set_defaults(run=run, hands_on=True)
 
@@ -38,6 +45,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     course = of_this_folder(options.root)
     show(console, started(course))
     offer_update(course, console)
+    name_the_language(course)
     page = first_page(course, options.chapter)
     console.print("JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints.")
     sys.stdout.flush()
@@ -56,6 +64,19 @@ def offer_update(course: Course, console: Console) -> None:
         console.print(f"{told} To bring it into your notebooks (your answers stay): tplab update")
     elif agreed(f"{told} Bring it into your notebooks? Your answers stay, and a copy is kept.", False, console):
         show(console, update(course))
+
+
+def name_the_language(course: Course) -> None:
+    """Note the kernel's language in each notebook as JupyterLab does, so that opening one doesn't count as a change."""
+    from ipykernel.ipkernel import IPythonKernel  # slow to import
+
+    for page in pages(course):
+        with suppress(OSError, Unreadable):
+            notebook = load_notebook(page.learner)
+            metadata = notebook.setdefault("metadata", {})
+            if metadata.get("language_info") != IPythonKernel.language_info and page.learner != page.blank:
+                metadata["language_info"] = IPythonKernel.language_info
+                replace(page.learner, as_text(notebook).encode())
 
 
 def first_page(course: Course, number: int | None) -> str:
@@ -88,7 +109,7 @@ def environment(outer: Mapping[str, str]) -> dict[str, str]:
     commands, kernels = os.path.dirname(sys.executable), os.path.join(sys.prefix, "share", "jupyter")
     paths = {
         "PATH": [commands, outer.get("PATH", "")],
-        "JUPYTER_PATH": [kernels, outer.get("JUPYTER_PATH", "")],
+        "JUPYTER_PATH": [kernels, outer.get("JUPYTER_PATH", ""), str(SETTINGS)],
         "JUPYTER_CONFIG_PATH": [outer.get("JUPYTER_CONFIG_PATH", ""), str(SETTINGS)],  # the learner's own come first
     }
     return {**outer, **{name: os.pathsep.join(filter(None, parts)) for name, parts in paths.items()}}

@@ -15,7 +15,8 @@ from rich.text import Text
 from tplab.course.feedback.verdict import code_html, table
 from tplab.course.learner.course_files import Course, add_root, course_of, own_course
 from tplab.course.learner.library import PACKAGE, SCRIPT, Module, modules, restore
-from tplab.course.learner.library_text import DEMOS, chapter_number
+from tplab.course.learner.library_text import DEMOS
+from tplab.course.notebooks.numbering import argument, chapter_of, parse_chapter
 
 EMPTY = f"Your library is still empty. Each exercise that passes puts your code into {PACKAGE}/."
 NOT_STARTED = (
@@ -71,15 +72,16 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
     told = [
         f"In a terminal, in {course.folder.name}/, `python -m {PACKAGE} {name}` {what}."
         for name, (needed, what) in DEMOS.items()
-        if written >= {*needed} and since in (None, chapter_number(needed[0]))
+        if written >= {*needed} and since in (None, chapter_of(needed[0]))
     ]
     if (course.folder / SCRIPT).exists() and since in (None, 15):
         told.append(
             f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
         )
-    shown = sorted({str(module.chapter) for module in found if module.shown}, key=int)
+    shown = sorted({module.chapter for module in found if module.shown})
     if shown:
-        told.append(f"?: passed in the notebook. `tplab check {' '.join(shown)}` checks it again in a clean process.")
+        chapters = " ".join(map(argument, shown))
+        told.append(f"?: passed in the notebook. `tplab check {chapters}` checks it again in a clean process.")
     return told + [EDITED] * any(module.edited for module in found)
 
 
@@ -102,8 +104,10 @@ class LibraryPage:
         return f'<div style="{font} max-width: 62em;"><b>{escape(self.title)}</b>{rows}{told}</div>'
 
 
-def library(chapter: int | None = None) -> LibraryPage:
+def library(chapter: int | str | None = None) -> LibraryPage:
     """Return what the learner has written so far, and what it can do since a chapter (None: all of it)."""
+    if isinstance(chapter, str):
+        chapter = parse_chapter(chapter)
     course = own_course(Path.cwd())
     found = modules(course) if course else []
     if not (course and found):

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tplab.course.feedback.verdict import AMBER, GREEN, RED
+from tplab.course.notebooks.numbering import START_NUMBER, argument, two_digits
 from tplab.course.tools.exercise_status import ChapterStanding, Standing
 
 _LOOK = {"passed": ("✓", GREEN), "failed": ("✗", RED), "to do": ("○", AMBER)}
@@ -16,6 +17,10 @@ _BAR = (
     "background-color: var(--jp-layout-color3, #bdbdbd);"
 )
 _FAINT = "opacity: 0.75; font-size: 88%;"
+_BUTTON = (
+    "display: inline-block; padding: 0.5em 1.2em; margin: 0.2em 0 0.8em 0; border-radius: 4px; font-weight: 600; "
+    "text-decoration: none; color: white; background-color: #1565c0;"
+)
 
 
 def chapter_summary(chapter: ChapterStanding) -> str:
@@ -32,7 +37,7 @@ def summary(chapters: list[ChapterStanding]) -> str:
     total, minutes = sum(len(one.exercises) for one in chapters), sum(one.minutes_left for one in chapters)
     told = f"{passed} of {total} exercises passed."
     if shown:
-        numbers = " ".join(str(one.number) for one in chapters if one.shown)
+        numbers = " ".join(argument(one.number) for one in chapters if one.shown)
         told += f" {shown} more as the notebooks show them; to verify: tplab check {numbers}."
     following = next((e for one in chapters for e in one.exercises if e.status != "passed"), None)
     return told + (f" Next: {following.number}. About {_time(minutes)} left." if following else "")
@@ -51,7 +56,7 @@ class ProgressPage:
     def __repr__(self) -> str:
         lines = []
         for chapter in self.chapters:
-            lines.append(f"{chapter.number:02d} {chapter.title}: {chapter_summary(chapter)}")
+            lines.append(f"{two_digits(chapter.number)} {chapter.title}: {chapter_summary(chapter)}")
             if chapter.problem:
                 lines.append(f"   {chapter.problem}")
             for exercise in chapter.exercises:
@@ -61,22 +66,44 @@ class ProgressPage:
 
     def _repr_html_(self) -> str:
         chapters = "".join(self._chapter(chapter) for chapter in self.chapters)
-        return f'<div style="{_FONT} max-width: 62em;"><p><b>{escape(summary(self.chapters))}</b></p>{chapters}</div>'
+        told = f"<p><b>{escape(summary(self.chapters))}</b></p>{self._button()}"
+        return f'<div style="{_FONT} max-width: 62em;">{told}{chapters}</div>'
+
+    def _button(self) -> str:
+        """Return the HTML for the one link to go on with: to the chapter of the next exercise."""
+        chapter = next((one for one in self.chapters if one.minutes_left and not one.problem), None)
+        if not chapter:
+            return ""
+        exercise = next(one for one in chapter.exercises if one.status != "passed")
+        if chapter.minutes_left < chapter.minutes or chapter.begun:
+            text = f"Go on with {exercise.number}: {exercise.title}"
+        else:
+            begun = any(one.minutes_left < one.minutes or one.begun for one in self.chapters)
+            text = f"{'Go on' if begun else 'Start'} with {_called(chapter)}: {chapter.title}"
+        return f'<a style="{_BUTTON}" href="{escape(self._link(chapter))}">{escape(text)} →</a>'
+
+    def _link(self, chapter: ChapterStanding) -> str:
+        return quote(os.path.relpath(chapter.path, self.folder).replace(os.sep, "/"))
 
     def _chapter(self, chapter: ChapterStanding) -> str:
         """Return the HTML for a chapter: a line with a progress bar, which unfolds to show the exercises."""
-        link = quote(os.path.relpath(chapter.path, self.folder).replace(os.sep, "/"))
         share = 100 * chapter.passed / max(1, len(chapter.exercises))
         full = f'<span style="display: block; width: {share:.0f}%; height: 100%; background-color: {GREEN};"></span>'
         bar = f'<span style="{_BAR}">{full}</span>'
-        title = f"{chapter.number:02d} · {chapter.title}"
-        name = f'<a style="display: inline-block; width: 19em;" href="{escape(link)}">{escape(title)}</a>'
+        title = f"{two_digits(chapter.number)} · {chapter.title}"
+        name = (
+            f'<a style="display: inline-block; width: 22em;" href="{escape(self._link(chapter))}">{escape(title)}</a>'
+        )
         line = f'<b>{name}</b>{bar}<span style="{_FAINT}">{escape(chapter_summary(chapter))}</span>'
         problem = f'<div style="color: {RED};">{escape(chapter.problem)}</div>' if chapter.problem else ""
         rows = "".join(_row(exercise) for exercise in chapter.exercises)
         table = f'<table style="margin: 0.2em 0 0.6em 1.2em; border: none; font-size: inherit;">{rows}</table>'
         opened = " open" if chapter.begun or chapter.problem else ""
         return f'<details{opened} style="margin: 0.3em 0;"><summary>{line}</summary>{problem}{table}</details>'
+
+
+def _called(chapter: ChapterStanding) -> str:
+    return "the start page" if chapter.number == START_NUMBER else f"chapter {chapter.number:02d}"
 
 
 def _row(exercise: Standing) -> str:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from tplab.course.grading.check_output import LOOK
 from tplab.course.learner.course_files import add_root, chapter, course_of, find_course
+from tplab.course.notebooks.numbering import chapter_argument, two_digits
 from tplab.course.tools import page
 from tplab.course.tools.exercise_status import ChapterStanding, Standing, standings
 
@@ -30,7 +31,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         description="Every exercise: passed, failed or to do. Runs nothing: what it knows was found by `tplab check`.",
     )
     parser.add_argument(
-        "chapters", nargs="*", type=int, metavar="N", help="chapter numbers; without one, every chapter"
+        "chapters", nargs="*", type=chapter_argument, metavar="N", help="chapter numbers; without one, every chapter"
     )
     parser.add_argument("--all", action="store_true", help="also the exercises of chapters that are done or not begun")
     parser.add_argument("--json", action="store_true", help="for another program")
@@ -60,7 +61,8 @@ def show(console: Console, chapter: ChapterStanding, opened: bool = True) -> Non
     heading.add_column(ratio=1)
     heading.add_column(no_wrap=True, justify="right")
     heading.add_row(
-        Text(f"{chapter.number:02d} {chapter.title}", style="bold"), Text(page.chapter_summary(chapter), style="dim")
+        Text(f"{two_digits(chapter.number)} {chapter.title}", style="bold"),
+        Text(page.chapter_summary(chapter), style="dim"),
     )
     console.print(heading)
     if chapter.problem:

@@ -26,6 +26,7 @@ from tplab.course.learner.course_files import (
 )
 from tplab.course.learner.pristine import KEPT, first_state, keep
 from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.numbering import argument, chapter_argument, heading
 from tplab.course.tools.confirm import agreed
 from tplab.course.tools.restore import restore
 
@@ -38,7 +39,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="begin a chapter or an exercise anew; your file is kept",
         description="Begin a chapter or an exercise anew. Your notebook is first kept, in kept/.",
     )
-    parser.add_argument("chapter", nargs="?", type=int, metavar="N", help="the chapter")
+    parser.add_argument("chapter", nargs="?", type=chapter_argument, metavar="N", help="the chapter")
     parser.add_argument("--exercise", metavar="4.2", help="only this exercise")
     parser.add_argument("--yes", action="store_true", help="don't ask first")
     add_root(parser)
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if (options.chapter is None) == (number is None):
         raise Misuse("Say what to begin anew: tplab reset 4, or tplab reset --exercise 4.2")
     if number is None:
-        files, what = chapter(course, options.chapter), f"Chapter {options.chapter}"
+        files, what = chapter(course, options.chapter), heading(options.chapter)
     else:
         files, what = chapter_of_exercise(course, number, "tplab reset --exercise 4.2"), f"Exercise {number}"
         there = list(exercises_of(read_notebook(files.reference)))
@@ -96,7 +97,7 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
     try:
         learner = read_notebook(files.learner)
     except Unreadable as error:
-        whole = f"The whole chapter can be reset: tplab reset {files.number} (it keeps a copy of the file)."
+        whole = f"The whole chapter can be reset: tplab reset {argument(files.number)} (it keeps a copy of the file)."
         raise Unreadable(f"{error} Nothing was changed. {whole}") from error
     raw = json.loads(files.learner.read_text(encoding="utf-8-sig"))
     restore(raw, learner, json.loads(first), read_notebook(files.reference), number)

@@ -27,7 +27,7 @@ from tplab.course.learner.course_files import (
     no_such_exercise,
 )
 from tplab.course.notebooks.cells import read_notebook
-from tplab.course.notebooks.rewrite import BEGIN, END
+from tplab.course.notebooks.rewrite import regions
 from tplab.course.tools.confirm import agreed
 from tplab.course.tools.exercise_status import next_exercise
 from tplab.course.tools.saved_outputs import results
@@ -107,12 +107,9 @@ def without_docstrings(text: str) -> tuple[str, set[int]]:
                 dropped |= set(range(first.lineno, end + 1 + blank))
     kept: list[str] = []
     lit: set[int] = set()
-    inside = False
-    for place, line in enumerate(lines, 1):
-        if line.strip() in (BEGIN, END):
-            inside = line.strip() == BEGIN
-        elif place not in dropped and (line.strip() or kept):
+    for place, (line, where) in enumerate(regions(text), 1):
+        if where in ("given", "answer") and place not in dropped and (line.strip() or kept):
             kept.append(line)
-            if inside:
+            if where == "answer":
                 lit.add(len(kept))
     return "\n".join(kept), lit

@@ -1,4 +1,4 @@
-"""The check for exercise 0.1: the parameters of a GPT, against plain PyTorch modules that are built and counted."""
+"""The check for exercise 0.2: the parameters of a GPT, against plain PyTorch modules that are built and counted."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,22 +13,22 @@ from tplab.memory.config import GPTConfig
 _VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)
 _LENGTHS = (83, 89, 97, 101, 103, 107, 109, 113)
 _OTHERWISE = (
-    "Above is what the model is made of. Which of these lines does your sum not have, or have twice? Try a tiny case "
-    "on paper: one layer, h = 2."
+    "Above you see what the model is made of. Which of these lines is missing from your sum, or counted twice? It may "
+    "help to work through a tiny case on paper, with one layer and h = 2."
 )
-_FOUR = "Attention has four matrices: q, k, v, and `out` behind the heads. Does your sum have them all?"
-_FULL = "Only K and V have kv_heads heads. How large are the matrices of Q and of `out`?"
+_FOUR = "Attention has four matrices, which are q, k, v, and `out` after the heads. Does your sum include all of them?"
+_FULL = "Only K and V have kv_heads heads. How large are the matrices of q and `out`?"
 _MISSING_4H = (
-    "In each layer 4h are missing: as many as in its two norms, in the biases of q, k, v and `out`, or in that of "
-    "`up`. Which of them are in your sum?"
+    "You're missing 4h parameters in each layer. That's as many as there are in its two norms, in the biases of q, k, "
+    "v and `out`, or in the bias of `up`. Which of these does your sum include?"
 )
 _RAISED = (
-    "It is called with one configuration. Which field does that line read? (kv_heads and ffn_size are always numbers; "
-    "num_kv_heads may be None.)"
+    "Your function is called with one configuration. Which of its fields does that line read? (kv_heads and ffn_size "
+    "are always numbers, but num_kv_heads may be None.)"
 )
 
 
-@exercise("0.1", "The parameters of a GPT")
+@exercise("0.2", "The parameters of a GPT")
 def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
     generator = fresh_generator()
     for config in _configs(generator):
@@ -37,8 +37,8 @@ def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
             seen = parameter_count(config)
         right = count(plain_gpt(config))
         suspects = _suspects(config, right)
-        expect("0.1", call, "the number of parameters", seen, right, suspects, _OTHERWISE, _made_of(config))
-    return Verdict("As many as the modules have, for GPT-2, for Llama, and for everything between.")
+        expect("0.2", call, "the number of parameters", seen, right, suspects, _OTHERWISE, _made_of(config))
+    return Verdict("Your counts match the real modules for GPT-2, for Llama, and for everything in between.")
 
 
 def _configs(generator: torch.Generator) -> Iterator[GPTConfig]:
@@ -97,82 +97,121 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
     known = [
         (
             right - (layers - 1) * count(layer),
-            "How many layers does the model have? This is the count for one of them.",
+            "This is the count with a single layer. How many layers does the model have?",
         ),
-        (right + (layers - 1) * (right - layers * count(layer)), "The embedding is there once, not in every layer."),
-        (right - positions, "Where is the table of positions? This model learns one."),
-        (right + positions, "Does this model learn positions? Its configuration says learned_positions=False."),
+        (
+            right + (layers - 1) * (right - layers * count(layer)),
+            "You counted the embedding in every layer, but the model has only one.",
+        ),
+        (right - positions, "This model learns a table of positions. Is it in your sum?"),
+        (
+            right + positions,
+            "This configuration says learned_positions=False. Does your sum include a table of positions anyway?",
+        ),
         (
             right - table,
-            "Where is the embedding? It has one vector for each of vocab_size tokens."
+            "The embedding has one vector for each of vocab_size tokens. Is it in your sum?"
             if config.tied_embedding
-            else "Is there a table for the output layer, or does it use the embedding's? See tied_embedding.",
+            else "Does the output layer use the embedding's table here, or does it have its own? See tied_embedding.",
         ),
-        (right + config.vocab_size, "Has the output layer a bias?"),
-        (right - norms, "Each norm has parameters too. How many norms are there in a layer, and how many behind them?"),
-        (right - last, "There is one more norm, behind the last layer."),
+        (right + config.vocab_size, "You seem to count a bias for the output layer. Does it have one?"),
+        (
+            right - norms,
+            "Norms have parameters, too. How many norms does a layer have, and is there another one after the layers?",
+        ),
+        (right - last, "There's one more norm, after the last layer."),
         *(
             [(right - norms + last, _MISSING_4H)]
             if count(layer, "q.bias", "k.bias", "v.bias", "out.bias") == 4 * h
             else []
         ),
-        (right + (layers - 1) * last, "The last norm is there once, behind all layers, not in each of them."),
-        (right - layers * count(layer, "mlp_norm"), "How many norms has a layer? One before attention, and ...?"),
+        (
+            right + (layers - 1) * last,
+            "You counted the final norm in every layer, but there's only one, after the last layer.",
+        ),
+        (
+            right - layers * count(layer, "mlp_norm"),
+            "A layer has a norm before attention. Where else does it have one?",
+        ),
         (
             right + layers * count(layer, "mlp_norm"),
-            "How many norms has a layer? One before attention, one before the MLP.",
+            "A layer has one norm before attention and one before the MLP. How many did you count?",
         ),
-        (right - biases - count(layer, "norm.weight") * layers - h, "These are the matrices. What else is there?"),
-        (right - biases, "Where are the biases? Each linear layer has one here, and each LayerNorm."),
-        (right - linear_biases, "Where are the biases of the linear layers? Each is as long as the layer's output."),
-        (right - (biases - linear_biases), "A LayerNorm has a weight and a bias. How many numbers are that?"),
+        (
+            right - biases - count(layer, "norm.weight") * layers - h,
+            "You counted all the matrices. What else does the model learn?",
+        ),
+        (right - biases, "In this model, every linear layer and every LayerNorm has a bias. Are they in your sum?"),
+        (
+            right - linear_biases,
+            "Each linear layer has a bias, which is as long as the layer's output. Are these biases in your sum?",
+        ),
+        (right - (biases - linear_biases), "A LayerNorm has a weight and a bias. How many parameters is that?"),
         (
             right - layers * count(layer, "up.bias", "gate.bias", "down.bias"),
-            "Where are the biases of the MLP? Each is as long as its layer's output.",
+            "The linear layers of the MLP have biases, too, and each is as long as its layer's output. Are they in "
+            "your sum?",
         ),
-        (right - layers * one_mlp_bias, "How long is the bias of `up`, and how long that of `down`?"),
-        (right - layers * one_mlp_bias + layers * h, "How long is the bias of `up`: h, or as long as its output?"),
-        (right + layers * (one_mlp_bias - h), "How long is the bias of `down`: as its input, or as its output?"),
-        (right + full_heads, "K and V have kv_heads heads here, fewer than Q. How many rows have their matrices?"),
-        (right + full_heads / 2, "K and V both have fewer heads than Q."),
+        (right - layers * one_mlp_bias, "How long is the bias of `up`, and how long is the bias of `down`?"),
+        (
+            right - layers * one_mlp_bias + layers * h,
+            "Is the bias of `up` as long as its input, or as long as its output?",
+        ),
+        (right + layers * (one_mlp_bias - h), "Is the bias of `down` as long as its input, or as long as its output?"),
+        (
+            right + full_heads,
+            "K and V have kv_heads heads here, which is fewer than Q has. How large are their matrices?",
+        ),
+        (right + full_heads / 2, "You made only one of K and V smaller. Both of them have fewer heads than Q."),
         (right - full_heads / 2, _FULL),
         (right - narrow, _FULL),
         (right - full_heads, _FULL),
         (right - layers * count(layer, "k."), _FOUR),
         (right - layers * count(layer, "out."), _FOUR),
-        (right - layers * count(layer, "q.", "k.", "v."), "Where are Q, K and V?"),
-        (usual, "Is the inner size of the MLP always 4h? See ffn_size."),
-        (right - layers * count(layer, "down."), "The MLP goes from h to ffn_size, and back. Where is the way back?"),
+        (right - layers * count(layer, "q.", "k.", "v."), "Your sum has no matrices for Q, K and V. Where are they?"),
+        (usual, "You used 4h as the inner size of the MLP. Is it always 4h? See ffn_size."),
+        (
+            right - layers * count(layer, "down."),
+            "The MLP goes from h to ffn_size and back again. Which matrix takes it back?",
+        ),
     ]
     if config.gated:
         known = [
-            (right - layers * count(layer, "gate"), "This MLP is gated. How many matrices has it?"),
-            (right - layers * one_mlp_bias, "The gate has a bias as well, if the linear layers have one."),
-            (right - layers * (one_mlp_bias - h), "How long is the bias of the gate: h, or as long as its output?"),
+            (right - layers * count(layer, "gate"), "This MLP is gated. How many matrices does it have?"),
+            (right - layers * one_mlp_bias, "If the other linear layers have biases, the gate has one as well."),
+            (
+                right - layers * (one_mlp_bias - h),
+                "Is the bias of the gate as long as its input, or as long as its output?",
+            ),
             *known,
         ]
     else:
-        known.append((right + layers * count(layer, "up."), "Has this MLP a gate? Its configuration says gated=False."))
+        known.append(
+            (right + layers * count(layer, "up."), "This configuration says gated=False. Did you count a gate anyway?")
+        )
     if config.tied_embedding:
         known.append(
-            (right + table, "Is the output layer's table another one than the embedding's? See tied_embedding.")
+            (right + table, "You counted two tables. Does the output layer have its own here? See tied_embedding.")
         )
     if config.bias:
         keys = config.kv_heads * config.head_dim
         known = [
-            (right - h, "The last norm is a LayerNorm as well. What does it have beside a weight?"),
+            (right - h, "The final norm is a LayerNorm, too. What does it have besides a weight?"),
             (
                 right + layers * 2 * (h - keys),
-                "How long are the biases of K and V: as their input, or as their output?",
+                "Are the biases of K and V as long as their input, or as long as their output?",
             ),
             *known,
         ]
     else:
         extra = layers * (4 * h + f + h)
         known += [
-            (right + (2 * layers + 1) * h, "These norms are RMSNorms. What do they have, and what not?"),
-            (right + extra, "Have the linear layers of this model a bias? Its configuration says bias=False."),
-            (right + extra + (2 * layers + 1) * h, "Does this model have any bias? Its configuration says bias=False."),
+            (right + (2 * layers + 1) * h, "The norms of this model are RMSNorms. Do they have a bias?"),
+            (right + extra, "This configuration says bias=False. Did you count biases of linear layers anyway?"),
+            (right + extra + (2 * layers + 1) * h, "This configuration says bias=False. Did you count biases anyway?"),
         ]
-    known += [(factor * right, "Count numbers, not bytes.") for factor in (2, 4, 16)]
+    known += [
+        (factor * right, "This is a multiple of the right number. Did you count bytes instead of parameters?")
+        for factor in (2, 4, 16)
+    ]
     return [(value, ask) for value, ask in known if value != right]

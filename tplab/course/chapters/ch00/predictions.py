@@ -4,64 +4,77 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "0.a": Prediction(
-        question="After a first step with Adam in float32: bytes for each parameter of weights, gradients, optimizer "
-        "state?",
-        answer={"weights": 4, "gradients": 4, "optimizer": 8},
-        why="One float32 number each for the weight and its gradient; two for Adam's averages, of the gradients and of "
-        "their squares.",
+        question="In which of the two training steps does memory peak, and during which phase of that step does the "
+        "optimizer state first appear: forward (1), backward (2) or optimizer step (3)?",
+        answer={"highest_peak_in_step": 2, "optimizer_state_appears_in_phase": 3},
+        why="Adam only allocates its state during the first optimizer step. From then on, the state stays, so the "
+        "activations of the second step come on top of it, and memory climbs higher than before.",
         wrong={
-            "weights": "float32: how many bits, how many bytes?",
-            "gradients": "One gradient for each weight, of the same dtype.",
-            ("optimizer", 0): "After the first step Adam remembers something. What?",
-            ("optimizer", 4): "Adam keeps two running averages for each weight.",
-            ("optimizer", 12): "There is no copy of the weights here: everything is float32 already.",
-            "optimizer": "How many numbers does Adam remember for each weight? Each has 4 bytes.",
+            "highest_peak_in_step": "What is in memory during the second step that wasn't there during the first?",
+            "optimizer_state_appears_in_phase": "When does Adam see a gradient for the first time, so that it has "
+            "something to remember?",
         },
     ),
     "0.b": Prediction(
-        question="Double b: by which factor do the states grow, by which the activations? Double s instead: by which "
-        "factor do the bytes of the scores grow?",
+        question="Double the batch b. By which factor do weights, gradients and optimizer state grow, and by which the "
+        "activations? Double the sequence length s instead: by which factor do the attention scores grow?",
         answer={"states": 1, "activations": 2, "scores": 4},
-        why="States belong to the parameters, and those don't see the data. Every activation has b as a factor. The "
-        "scores are [b, a, s, s]: s twice.",
+        why="The states belong to the parameters, which never see the data. All activations have a factor of b. The "
+        "scores have the shape [b, a, s, s], so s counts twice.",
         wrong={
-            ("states", 2): "Does a weight get a second copy when more data goes through it?",
+            ("states", 2): "Does a weight get a second copy when more data flows through it?",
             "states": "How does the number of weights depend on the batch?",
-            "activations": "Look at the formula: where does b stand?",
-            ("scores", 2): "The scores are [b, a, s, s]. How often does s occur in their shape?",
-            "scores": "Multiply s by 2 in 5·a·s·s·b.",
+            "activations": "Look at the formula. How often does b appear in it?",
+            ("scores", 2): "The scores have the shape [b, a, s, s]. How often does s appear in it?",
+            "scores": "What becomes of s · s if you double s?",
         },
     ),
     "0.c": Prediction(
-        question="175 billion parameters: how many GPUs of 80 GB hold the weights alone, 2 bytes each, and how many "
-        "hold what training needs, 16 bytes each?",
-        answer={"gpus_to_answer": 5, "gpus_to_train": 35},
-        why="350 GB / 80 GB = 4.4, so 5 GPUs; 2800 GB / 80 GB = 35. Training takes eight times the memory of the "
-        "weights, and activations come on top.",
+        question="total = total + loss over 12 batches. How many batches' activations are alive at the end of the "
+        "validation loop, and of a training loop that calls loss.backward() on each loss first?",
+        answer={"validation": 12, "training": 0},
+        why="The graph of `total` reaches back into every batch, and without a backward pass nothing is ever freed. "
+        "That's the growing staircase which gave the bug away. In a training loop, backward() frees the activations "
+        "of its batch right away, so the same line only leaks small graph nodes, and hardly anyone notices.",
         wrong={
-            ("gpus_to_answer", 4): "350 GB are more than 4 times 80 GB. A GPU comes whole.",
-            (
-                "gpus_to_answer",
-                35,
-            ): "That is for 16 bytes a parameter. Which of the 16 does a model need that only answers?",
-            "gpus_to_answer": "175 · 2 billion bytes. How often do 80 GB go into that? Round up to whole GPUs.",
-            (
-                "gpus_to_train",
-                5,
-            ): "That holds the weights. What else does Adam with mixed precision keep for each of them?",
-            "gpus_to_train": "175 · 16 billion bytes. How often do 80 GB go into that?",
+            ("validation", 1): "`total` depends on all losses, not only on the last one.",
+            "validation": "Which batches does `total` depend on at the end of the loop?",
+            ("training", 12): "What does backward() do to the activations that it has used?",
+            "training": "What happens to the activations of a batch when backward() is through with them?",
         },
     ),
     "0.d": Prediction(
-        question="A layer of GPT-3 keeps 34 + 80 = 114 bytes for each of its s·b·h numbers. How many on each of 8 "
-        "tensor-parallel ranks?",
-        answer={"bytes": 23},
-        why="10 + 24/8 + 80/8 = 10 + 3 + 10. Eight times the GPUs, and five times less on each: the 10 stays.",
+        question="GPT-3 has 175 billion parameters. How many 80 GB GPUs hold just the weights, at 2 bytes each? How "
+        "many hold everything but the activations for training, at 16 bytes each?",
+        answer={"gpus_to_answer": 5, "gpus_to_train": 35},
+        why="350 GB / 80 GB is 4.4, so you need 5 GPUs. 2,800 GB / 80 GB is 35. Training takes eight times the memory "
+        "of the weights, and the activations come on top of that.",
         wrong={
-            ("bytes", 14.25): "114/8 would be right if everything were divided. Which term has no p under it?",
-            ("bytes", 114): "That is the layer on one GPU.",
-            ("bytes", 93): "The scores belong to heads, and each rank has only some of them.",
-            ("bytes", 44): "The scores are divided by p only once; what happens to the 34?",
+            ("gpus_to_answer", 4): "350 GB is more than 4 · 80 GB, and you can't buy 0.4 of a GPU.",
+            (
+                "gpus_to_answer",
+                35,
+            ): "That's for 16 bytes per parameter. Which of them does a model need that only answers questions?",
+            "gpus_to_answer": "How often does 80 GB go into 175 · 2 billion bytes? Round up to whole GPUs.",
+            (
+                "gpus_to_train",
+                5,
+            ): "That's enough for the weights. What else do you need for each of them when you train with Adam?",
+            "gpus_to_train": "How often does 80 GB go into 175 · 16 billion bytes?",
+        },
+    ),
+    "0.e": Prediction(
+        question="A layer of GPT-3 saves 34 + 80 = 114 bytes for each of its s·b·h elements. How many are left on each "
+        "of 8 tensor-parallel ranks?",
+        answer={"bytes": 23},
+        why="10 + 24/8 + 80/8 = 10 + 3 + 10 = 23. You pay for eight times as many GPUs, and each of them saves only "
+        "five "
+        "times less, because the 10 doesn't shrink.",
+        wrong={
+            ("bytes", 14.25): "114/8 would be right if everything were divided by 8. Which term has no p below it?",
+            ("bytes", 114): "That's the layer on a single GPU.",
+            ("bytes", 93): "The scores belong to heads, and each rank has only some of the heads.",
+            ("bytes", 44): "You divided the scores, but not the rest. What does the formula do with the 34?",
             "bytes": "Put p = 8 and 5as/h = 80 into 10 + 24/p + 5as/(hp).",
         },
     ),

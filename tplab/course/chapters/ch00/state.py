@@ -1,4 +1,4 @@
-"""The check for exercise 0.2: bytes of weights, gradients and optimizer state, against real tensors after a step."""
+"""The check for exercise 0.1: bytes of weights, gradients and optimizer state, against real tensors after a step."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,59 +13,74 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
 }
 PARTS = ("weights", "gradients", "optimizer")
-_COPY = "The optimizer's copy of the weights is in float32. How many bytes has a number?"
-_AVERAGES = "Is what the optimizer remembers in 16 bits or in float32? Section 2 measures it."
+LARGE = 418_541, 418_549  # a matrix with more elements than float32 can count exactly
+_COPY = "The optimizer's copy of the weights is in float32. How many bytes does one element of it take?"
+_HALF = "You seem to store the optimizer's running values in 16 bits. In mixed precision they stay in float32."
 _GONE = (
-    "That is as much as all three entries together, or as the optimizer with float32 gradients. But those are gone "
-    "after the step, and this entry is one of three. What does the optimizer keep?"
+    "Your number is all three entries together, or includes float32 gradients. Those are gone after the step. Which "
+    "values does the optimizer still need in the next step?"
+)
+_EXACT = (
+    "Your bytes are right for smaller matrices. Python's integers are exact at any size, so which line turns them into "
+    "something else?"
 )
 _ONE_DICT = (
-    "It was right when it was returned, and a later call has overwritten it. Which dict do your calls have in common? "
-    "Make a new one in each call."
+    "It was right when you returned it, but a later call has overwritten it. Do your calls share one dict? Make a new "
+    "one in each call."
 )
-_RAISED = 'The second argument is "sgd", "momentum" or "adam", the third True or False. What does that line expect?'
+_RAISED = (
+    'The first argument is a shape (n, m), the second is one of "sgd", "momentum", "adam", "amsgrad" and "adafactor", '
+    "and the third is True or False. What does that line expect?"
+)
 
 
-@exercise("0.2", "The bytes of the training state")
-def state(state_bytes: Callable[[int, str, bool], Mapping[str, int]]) -> Verdict:
+def remembered(rows: int, columns: int, optimizer: str) -> int:
+    """Return how many elements the optimizer keeps from one step to the next for a matrix, by its update rule."""
+    n = rows * columns
+    return {"sgd": 0, "momentum": n, "adam": 2 * n, "amsgrad": 3 * n, "adafactor": rows + columns}[optimizer]
+
+
+@exercise("0.1", "What an optimizer has to remember")
+def state(state_bytes: Callable[[tuple[int, int], str, bool], Mapping[str, int]]) -> Verdict:
     generator = fresh_generator()
     earlier: list[tuple[str, Mapping[str, int], dict[str, int]]] = []  # the call, what it returned, and a copy of that
     for mixed in (False, True):
         for optimizer in OPTIMIZERS:
-            rows, columns = pick(generator, 3, 40), pick(generator, 3, 40)
-            measured = measure(rows, columns, optimizer, mixed)
-            n = rows * columns + columns
-            call = f'state_bytes({n}, "{optimizer}", mixed_precision={mixed})'
-            with calling(call, _RAISED):
-                said = state_bytes(n, optimizer, mixed)
-            if not isinstance(said, Mapping) or set(said) != set(PARTS):
-                got = f"a dict with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
-                fail("0.2", f"{call} returned {got}.", f"It should return a dict with the keys {', '.join(PARTS)}.")
-            for part in PARTS:
-                kind = f"bytes of {part}" if part != "optimizer" else "bytes of the optimizer state"
-                asks = _suspects(part, n, optimizer, mixed, measured)
-                expect("0.2", call, kind, said[part], measured[part], asks, _otherwise(part, n, mixed))
-            earlier.append((call, said, dict(said)))
+            small = pick(generator, 3, 40), pick(generator, 41, 80)
+            for shape in (small, small[::-1], LARGE):
+                call = f'state_bytes({shape}, "{optimizer}", mixed_precision={mixed})'
+                with calling(call, _RAISED):
+                    said = state_bytes(shape, optimizer, mixed)
+                if not isinstance(said, Mapping) or set(said) != set(PARTS):
+                    got = f"a dict with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
+                    fail("0.1", f"{call} returned {got}.", f"It should return a dict with the keys {', '.join(PARTS)}.")
+                right = computed(shape, optimizer, mixed) if shape == LARGE else measure(*shape, optimizer, mixed)
+                for part in PARTS:
+                    kind = f"bytes of {part}" if part != "optimizer" else "bytes of the optimizer state"
+                    asks = [] if shape == LARGE else _suspects(part, shape, optimizer, mixed, right)
+                    otherwise = _EXACT if shape == LARGE else _otherwise(part, shape, mixed)
+                    expect("0.1", call, kind, said[part], right[part], asks, otherwise)
+                earlier.append((call, said, dict(said)))
     if overwritten := [call for call, said, copy in earlier if dict(said) != copy]:
-        fail("0.2", f"What {overwritten[0]} returned has changed since.", _ONE_DICT)
-    return Verdict(
-        "As many bytes as real tensors take after a real step. Adam in mixed precision: 16 for each parameter."
-    )
+        fail("0.1", f"What {overwritten[0]} returned has changed since then.", _ONE_DICT)
+    return Verdict("Real tensors take exactly as many bytes after a real step of torch.optim.")
 
 
 def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, int]:
-    """Measure the tensors of a linear layer in bytes after one real step, without the optimizer's step counters."""
-    layer = nn.Linear(rows, columns, dtype=torch.bfloat16 if mixed else torch.float32)
+    """Measure the tensors of one matrix in bytes after a real step, without the optimizer's step counter."""
+    layer = nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16 if mixed else torch.float32)
     trained = [parameter.detach().float().requires_grad_() for parameter in layer.parameters()]
     stepper = OPTIMIZERS[optimizer](trained if mixed else list(layer.parameters()))
-    layer(torch.ones(2, rows, dtype=layer.weight.dtype)).sum().backward()
+    layer(torch.ones(2, columns, dtype=layer.weight.dtype)).sum().backward()
     if mixed:
         for copy, parameter in zip(trained, layer.parameters(), strict=True):
             copy.grad = None if parameter.grad is None else parameter.grad.float()
     stepper.step()
-    remembered = [
+    kept = [
         value
         for state in stepper.state.values()
         for value in state.values()
@@ -74,48 +89,71 @@ def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, i
     return {
         "weights": parameter_bytes(layer),
         "gradients": gradient_bytes(layer),
-        "optimizer": tensor_bytes([*remembered, *trained] if mixed else remembered),
+        "optimizer": tensor_bytes([*kept, *trained] if mixed else kept),
     }
 
 
-def _otherwise(part: str, n: int, mixed: bool) -> str:
-    numbers = "16 bits" if mixed else "32 bits"
+def computed(shape: tuple[int, int], optimizer: str, mixed: bool) -> dict[str, int]:
+    """Return the same amounts by arithmetic, for a matrix that is too large to measure."""
+    n = shape[0] * shape[1]
+    each = (2 if mixed else 4) * n
+    return {
+        "weights": each, "gradients": each, "optimizer": 4 * remembered(*shape, optimizer) + (4 * n if mixed else 0),
+    }  # fmt: skip
+
+
+def _otherwise(part: str, shape: tuple[int, int], mixed: bool) -> str:
     if part == "optimizer":
-        return "Which numbers does this optimizer remember for each parameter, and how many bytes has each?"
-    return f"One number of {numbers} for each of {n} parameters. How many bytes are that?"
+        return (
+            "Go through the update rule. Which of its letters does the next step read before it writes them? Each of "
+            "those has to be remembered, and its shape tells you how many elements it has."
+        )
+    bits = 16 if mixed else 32
+    return f"There's one value with {bits} bits for each element of a {list(shape)} matrix. How many bytes is that?"
 
 
-def _suspects(part: str, n: int, optimizer: str, mixed: bool, measured: Mapping[str, int]) -> list[Suspect]:
-    right = measured[part]
+def _suspects(
+    part: str, shape: tuple[int, int], optimizer: str, mixed: bool, measured: Mapping[str, int]
+) -> list[Suspect]:
+    right, n = measured[part], shape[0] * shape[1]
     total = sum(measured.values())
-    suspects: list[Suspect] = [(n, "Count bytes, not numbers.")] if right != n else []
-    if part == "optimizer" and mixed:
-        suspects.append((total, _GONE))  # also the amount with float32 gradients
-    else:
-        suspects.append((total, "That is all three together. This entry is one of them."))
     if part != "optimizer":
-        bits = "In mixed precision weights and gradients are 16-bit numbers. How many bytes has one?"
-        suspects += [
-            (4 * n, bits) if mixed else (2 * n, "Here everything is float32. How many bytes has a number?"),
-            (6 * n, "The float32 copy of the weights belongs to the optimizer here. Which entry is that?"),
-            (0, "Every parameter has a weight and, after the backward pass, a gradient."),
+        bits = "In mixed precision, weights and gradients have 16 bits. How many bytes is that per element?"
+        return [
+            (n, "This is the number of elements. How many bytes does each of them take?"),
+            (total, "This is all three entries together. What belongs in this one?"),
+            (4 * n, bits) if mixed else (2 * n, "Everything is in float32 here. How many bytes is that per element?"),
+            (6 * n, "You counted the float32 copy of the weights here. Which of the three entries does it belong to?"),
+            (0, "After the backward pass, every element of the matrix has a value and a gradient."),
         ]
-        return suspects
+    suspects: list[Suspect] = [(total, _GONE if mixed else "This is all three entries together.")]
+    own = remembered(*shape, optimizer)
     if mixed:
         suspects += [
-            (right - 4 * n, "In mixed precision the optimizer keeps one thing more, whatever it is: see section 2."),
-            (right - 2 * n, _COPY if optimizer == "sgd" else _AVERAGES),
-            (right // 2, _COPY if optimizer == "sgd" else _AVERAGES),
-            (right - 4 * n, _AVERAGES),
+            (right - 4 * n, "In mixed precision, every optimizer keeps one more thing, even plain SGD. What is it?"),
+            (right - 2 * n, _COPY),
+            (right - 2 * own, _HALF),
+            (right // 2, f"{_COPY} And the running values?"),
+            (right + 4 * n, _GONE),
         ]
+    elif right:
+        suspects.append((own, "This is the number of elements. How many bytes does each of them take?"))
+    plain = 4 * n if mixed else 0
     if optimizer == "sgd":
-        suspects.append((right + 4 * n, "What does plain SGD remember from one step to the next?"))
-        suspects.append((right + 8 * n, "What does plain SGD remember from one step to the next?"))
+        suspects += [(plain + 4 * k * n, "What does plain SGD know in the next step of the last one?") for k in (1, 2)]
     if optimizer == "momentum":
-        suspects.append((right + 4 * n, "Momentum is one running average. How many numbers for each parameter?"))
-        suspects.append((right - 4 * n, "What does SGD remember when it has momentum?"))
+        suspects.append((plain, "The next step of SGD with momentum starts from m. Where does it find m?"))
+        suspects.append((plain + 8 * n, "In the rule with momentum, only m is kept. What else did you count?"))
     if optimizer == "adam":
-        suspects.append((right - 4 * n, "Adam keeps two running averages: of the gradients, and of their squares."))
-        suspects.append((right - 8 * n, "Adam remembers something of earlier gradients. What?"))
-        suspects.append((right + 4 * n, "In float32 there is no copy of the weights. What does Adam keep of its own?"))
-    return suspects
+        suspects.append((plain + 4 * n, "Adam's next step reads two running averages. You counted one. Which?"))
+        suspects.append((plain, "Adam's next step reads m and v again. Where does it find them?"))
+    if optimizer == "amsgrad":
+        suspects.append((plain + 8 * n, "You counted as much as for Adam. Does the next step need to know the old u?"))
+    if optimizer == "adafactor":
+        suspects += [
+            (plain + 4 * n, "r and c aren't matrices. How many elements does the mean of each row give you?"),
+            (plain + 8 * n, "r and c aren't matrices. How many elements does the mean of each row give you?"),
+            (plain + 4 * shape[0], "There's one mean per row. And what about the columns?"),
+            (plain + 4 * shape[1], "There's one mean per column. And what about the rows?"),
+        ]
+    return [(value, ask) for value, ask in suspects if value != right]

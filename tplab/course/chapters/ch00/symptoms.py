@@ -4,35 +4,36 @@ from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(
-        "Building, forward and backward pass; out of memory at the first optimizer step",
-        "Adam allocates its state there: 8 bytes a parameter, 12 in mixed precision",
-        "0.2",
+        "The model loads, and it runs out of memory in the first optimizer step",
+        "That's where Adam allocates its state: 8 bytes per parameter, or 12 in mixed precision",
+        "0.1",
     ),
     Symptom(
-        "The first step passes; out of memory in the second forward or backward pass",
-        "Only now are optimizer state and activations there at the same time",
-        "0.2",
+        "The first step works, and the second forward or backward pass runs out of memory",
+        "Only then do the optimizer state and the activations exist at the same time",
+        "0.1",
     ),
     Symptom(
-        "Fits with a smaller batch, or shorter sequences",
-        "Activations are too large; the scores grow with the square of the sequence",
+        "It fits with a smaller batch or with shorter sequences",
+        "The activations are too large, and the attention scores grow with the square of the sequence length",
     ),
     Symptom(
-        "A batch of one sequence does not fit either",
-        "States are too large: divide the model, by p or by a pipeline",
+        "Not even a batch of one sequence fits",
+        "Weights, gradients and optimizer state are too large: split the model, with tensor or pipeline parallelism",
+        "0.4",
+    ),
+    Symptom(
+        "Memory grows with every batch of a loop that only evaluates",
+        "The losses are added up as tensors, and their graphs keep every batch's activations: use torch.no_grad()",
         "0.3",
     ),
     Symptom(
-        "Memory grows with every batch of a loop that only reads",
-        "The losses are added up as tensors, which keep every batch's graph: use .item() or torch.no_grad()",
+        "You double the GPUs with data parallelism, and the same error comes back",
+        "Every replica holds the full model",
     ),
     Symptom(
-        "Twice as many GPUs with data parallelism, and the same error",
-        "Every replica holds the whole model",
-    ),
-    Symptom(
-        "p doubled, and memory fell by less than half",
-        "Norms, some biases and the activations between the matrices are whole on every rank",
-        "0.3",
+        "You double the tensor-parallel size, and memory shrinks by less than half",
+        "Norms, some biases and the activations between the matmuls are replicated on every rank",
+        "0.4",
     ),
 ]

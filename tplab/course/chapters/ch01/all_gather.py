@@ -1,4 +1,4 @@
-"""The check for exercise 1.3: a ring all-gather."""
+"""The check of the ring all-gather, the first half of exercise 1.3."""
 
 import torch
 
@@ -12,52 +12,56 @@ from tplab.course.chapters.ch01.rings import (
     only_traffic,
     ring_traffic,
 )
-from tplab.course.checks import Expected, Place, Question, Verdict, exercise, kind_is
+from tplab.course.checks import Expected, Place, Question, kind_is
 
 _COPIES = "p copies of this rank's own part"
-_ARRIVAL = "the parts in the order in which they came, this rank's own first"
-_ARRIVAL_LAST = "the parts in the order in which they came, this rank's own last"
-_FLAT = "the parts one after another, without a dimension of their own"
+_ARRIVAL = "the parts in the order of their arrival, this rank's own first"
+_ARRIVAL_LAST = "the parts in the order of their arrival, this rank's own last"
+_FLAT = "the parts one after another, without a new dimension"
 _SUM = "the sum of the parts"
-_NEIGHBOUR = "this rank's own part and its left neighbour's, the latter in all other places"
+_NEIGHBOUR = "this rank's own part, and its left-hand neighbor's part in all other places"
 
 _QUESTIONS = (
     *COMMON,
     Question(
         kind_is("out", _ARRIVAL, _ARRIVAL_LAST, "order"),
-        "All parts are there, in another order. Row i belongs to rank i, on every rank. What comes in at step s was "
-        "made by which rank, and where does it go?",
+        "All the parts are there, but in the wrong order. Row i belongs to rank i, on every rank. Which rank's part "
+        "arrives in "
+        "step s, and where should you put it?",
     ),
     Question(
         kind_is("out", _COPIES),
-        "One part stands in all p places. What do you receive into, and are the p tensors of your list p different "
-        "ones?",
+        "The same part is in all p places. What do you receive into, and does your list hold p different tensors?",
     ),
     Question(
         kind_is("out", _NEIGHBOUR),
-        "Only the left neighbour's part came, again and again. After the first step, what do you send: your own part "
-        "once more, or what has just come in?",
+        "Only your left-hand neighbor's part arrives, again and again. After the first step, do you send your own "
+        "part once "
+        "more, or the part that has just arrived?",
     ),
-    Question(kind_is("out", _SUM), "An all-gather only brings the parts together. Should they be added?"),
+    Question(kind_is("out", _SUM), "You added the parts. What should an all-gather do with them instead?"),
     Question(
         kind_is("out", _FLAT),
-        "The numbers are right. The result is [p, ..]: a new dimension in front counts the ranks. Which of torch.cat "
-        "and torch.stack makes one?",
+        "The values are right, but the result should have the shape [p, ..], with a new first dimension that counts "
+        "the "
+        "ranks. Which of torch.cat and torch.stack adds a dimension?",
     ),
     Question(
         lambda d: d.kind("out") == "partly zero",
-        "Some rows never came. How many parts are missing at the start, and how many come in at each step?",
+        "Some rows never arrived. How many parts are missing at the beginning, and how many arrive in each step?",
     ),
     Question(
         lambda d: only_traffic(d) and d.p == 2,
-        "The numbers are right, but more was sent than one part in each of p - 1 steps. Which parts does your right "
-        "neighbour lack, and how large is one?",
+        "The result is right, but you sent more than one part in each of p - 1 steps. Which parts is your right-hand "
+        "neighbor "
+        "missing, and how large is one of them?",
     ),
     FAR,
     Question(
         lambda d: "out" in d.names and not d.malformed and d.kind("out") != "shape",
-        "Write the table for p = 3: which rank's part does each rank send at each step, and which comes in? After the "
-        "last step every rank must have all of them, row i from rank i.",
+        "Write down a table for p = 3. Which rank's part does each rank send in each step, and which one arrives? "
+        "After the "
+        "last step, every rank must have all of them, with row i from rank i.",
     ),
 )
 
@@ -79,7 +83,5 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
     return Expected(right, {"out": mistakes} if p > 1 else {})
 
 
-@exercise("1.3", "an all-gather in a ring")
-def ring_all_gather(function: Ring) -> Verdict:
-    check_ring("1.3", function, lambda p: ((5,), (2, 3)), expect, _QUESTIONS)
-    return Verdict("p - 1 messages of one part: (p-1)/p of the whole.")
+def check_all_gather(function: Ring) -> None:
+    check_ring("1.3", function, lambda p: ((5,), (2, 3)), expect, _QUESTIONS, name="ring_all_gather")

@@ -1,14 +1,15 @@
-"""The check for exercise 1.4: an all-reduce from a reduce-scatter and an all-gather."""
+"""The check for exercise 1.3: a ring all-gather, and an all-reduce made of it and a reduce-scatter."""
 
 import torch
 
+from tplab.course.chapters.ch01.all_gather import check_all_gather
 from tplab.course.chapters.ch01.rings import COMMON, Input, Ring, Tensors, check_ring, only_traffic, ring_traffic
 from tplab.course.checks import Differences, Expected, Place, Question, Verdict, exercise, kind_is
 
 _OWN = "this rank's own x"
-_FLAT = "the right one as one long row"
-_ROWS = "the right one with its first p-th as a dimension of its own"
-_COLUMNS = "the right numbers, read by columns where they should be read by rows"
+_FLAT = "the right values in one long row"
+_ROWS = "the right values as p rows"
+_COLUMNS = "the right values, read by columns instead of rows"
 _PART = "this rank's part of the sum, p times"
 
 
@@ -28,38 +29,47 @@ _QUESTIONS = (
     *COMMON,
     Question(
         kind_is("out", _OWN),
-        "Every rank returns what it had. Which of your two functions gives the sum, and what did you do with what it "
-        "returned?",
+        "Every rank returns what it started with. Which of your two functions returns the sum, and what did you do "
+        "with "
+        "its result?",
     ),
     Question(
         kind_is("out", _FLAT, _ROWS, "shape"),
-        "The result has the shape of x. You may change shapes on the way, since a reduce-scatter wants [p, ..]: which "
-        "call leads back at the end?",
+        "The result should have the shape of x. Your reduce-scatter needs the shape [p, ..], so you change it on the "
+        "way. "
+        "Which call changes it back in the end?",
     ),
     Question(
         kind_is("out", _PART),
-        "Only this rank's part of the sum is there. Which of the two functions brings the other parts?",
+        "You only have this rank's part of the sum. Which of your two functions brings the other parts?",
     ),
-    Question(kind_is("out", "1/p"), "An all-reduce gives the sum. Is this the mean?"),
-    Question(kind_is("out", "p times"), "Each term is in the sum p times. Is something added that is a sum already?"),
+    Question(kind_is("out", "1/p"), "You returned the mean. Does an all-reduce give the mean or the sum?"),
+    Question(
+        kind_is("out", "p times"), "Each term is in the sum p times. Do you add up something that's already a sum?"
+    ),
     Question(
         kind_is("out", _COLUMNS, "order", "transposed"),
-        "The right numbers in other places. How was x cut into p parts, and are they put together in the same order?",
+        "The values are right, but they're in the wrong places. How do you split x into p parts, and do you join "
+        "them in the "
+        "same order?",
     ),
     Question(
         _whole_tensors,
-        "The numbers are right, but messages of the size of x went out. In a ring every message is a p-th of x: "
-        "2(p-1) of them. What does that make for each rank, against (p-1) whole ones, when p is 8?",
+        "The result is right, but you sent messages as large as x. In a ring, each of the 2(p-1) messages is only a "
+        "p-th of "
+        "x. For p = 8, how much does a rank send then, and how much do you send?",
     ),
     Question(
         only_traffic,
-        "The numbers are right, by more messages than it takes. A reduce-scatter is p - 1 of them, an all-gather p - 1 "
-        "more. Which are yours?",
+        "The result is right, but you sent more messages than you need. A reduce-scatter takes p - 1 messages, and "
+        "so does "
+        "an all-gather. Which ones are yours?",
     ),
     Question(
         lambda d: "out" in d.names and not d.malformed,
-        "Take it apart: what does ring_reduce_scatter return on each rank for your [p, ..], and what does "
-        "ring_all_gather make of these?",
+        "Take it apart. What does ring_reduce_scatter return on each rank for your [p, ..], and what does "
+        "ring_all_gather "
+        "make of that?",
     ),
 )
 
@@ -79,7 +89,9 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
     return Expected(right, {"out": mistakes} if p > 1 else {})
 
 
-@exercise("1.4", "an all-reduce in a ring")
-def ring_all_reduce(function: Ring) -> Verdict:
-    check_ring("1.4", function, lambda p: ((4 * p, 3), (3, p, 2), (5 * p,)), expect, _QUESTIONS, without=())
-    return Verdict("2(p-1) messages of a p-th of x: 2(p-1)/p of x from each rank.")
+@exercise("1.3", "an all-gather and an all-reduce in a ring")
+def all_gather_and_all_reduce(all_gather: Ring, all_reduce: Ring) -> Verdict:
+    check_all_gather(all_gather)
+    shapes = lambda p: ((4 * p, 3), (3, p, 2), (5 * p,))  # noqa: E731 (as short as an argument)
+    check_ring("1.3", all_reduce, shapes, expect, _QUESTIONS, without=(), name="ring_all_reduce")
+    return Verdict("For an all-reduce, each rank sent 2(p-1) messages, each of them a p-th of x.")

@@ -4,107 +4,142 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "1.a": Prediction(
-        question="counter = 0 in the notebook; each of 4 ranks adds 1 to it and returns it. The sum of what they "
-        "return? And counter in the notebook afterwards?",
+        question="In the notebook, counter is 0. Each of 4 ranks adds 1 to it and returns it. What do the returned "
+        "numbers "
+        "add up to, and what's counter in the notebook afterwards?",
         answer={"sum_of_returned": 4, "in_the_notebook": 0},
-        why="Each rank has a copy of its own, which goes from 0 to 1: four times 1. The notebook's own was never "
-        "touched.",
+        why="Each rank has its own copy, which goes from 0 to 1, and four times 1 is 4. Nobody ever touched the "
+        "notebook's variable.",
         wrong={
-            ("sum_of_returned", 10): "1 + 2 + 3 + 4 would be four ranks that share one counter. Do they share memory?",
-            ("sum_of_returned", 16): "4 on every rank would need them to add up together. Did anybody send anything?",
-            ("sum_of_returned", 1): "That is what one rank returns. And all four together?",
-            "sum_of_returned": "What is counter on one rank, before and after it adds 1? And the sum over four ranks?",
-            ("in_the_notebook", 4): "The ranks work on copies. Who would bring their numbers back into the notebook's?",
-            "in_the_notebook": "The ranks are other processes, with copies. Who writes into the notebook's variable?",
+            (
+                "sum_of_returned",
+                10,
+            ): "1 + 2 + 3 + 4 would be right if the ranks shared one counter. Do they share memory?",
+            (
+                "sum_of_returned",
+                16,
+            ): "For 4 on every rank, they would have to count together. Did anybody send anything?",
+            ("sum_of_returned", 1): "That's what one rank returns. What about all four together?",
+            "sum_of_returned": "What's counter on one rank, before and after it adds 1? And what's the sum over four "
+            "ranks?",
+            (
+                "in_the_notebook",
+                4,
+            ): "The ranks work on copies. Who would write their numbers into the notebook's variable?",
+            "in_the_notebook": "The ranks are different processes and work on copies. Who writes into the notebook's "
+            "variable?",
         },
     ),
     "1.b": Prediction(
-        question="Rank r holds 1, 2, 3, 4 times 10^r. What does rank 2 hold after a reduce-scatter? The last number "
-        "of rank 1 after an all-to-all?",
+        question="Rank r holds 1, 2, 3, 4 times 10^r. What does rank 2 get from a reduce-scatter, and what's the last "
+        "number that rank 1 gets from an all-to-all?",
         answer={"reduce_scatter_on_rank_2": 3333, "last_of_all_to_all_on_rank_1": 2000},
-        why="The sum is 1111, 2222, 3333, 4444, and rank 2 gets the part with index 2. In the all-to-all rank 1 gets "
-        "the part with index 1 of every rank, 2, 20, 200, 2000, in rank order.",
+        why="The sum is 1111, 2222, 3333, 4444, and rank 2 gets the part with index 2. In the all-to-all, rank 1 gets "
+        "the part with index 1 from every rank, which is 2, 20, 200, 2000, in rank order.",
         wrong={
-            ("reduce_scatter_on_rank_2", 2222): "Parts are counted from 0, as ranks are.",
-            ("reduce_scatter_on_rank_2", 300): "That is rank 2's own part. It is added up over all ranks first.",
-            "reduce_scatter_on_rank_2": "Write down the sum over the ranks, four numbers. Which one goes to rank 2?",
-            ("last_of_all_to_all_on_rank_1", 40): "That is what rank 1 had. Which parts come to it, and from whom?",
-            ("last_of_all_to_all_on_rank_1", 1000): "Parts are counted from 0, as ranks are.",
+            ("reduce_scatter_on_rank_2", 2222): "Parts are counted from 0, just like ranks.",
+            (
+                "reduce_scatter_on_rank_2",
+                300,
+            ): "That's rank 2's own part. But the parts are added up over all ranks first.",
+            "reduce_scatter_on_rank_2": "Write down the sum over the ranks, which is four numbers. Which of them "
+            "goes to rank 2?",
+            (
+                "last_of_all_to_all_on_rank_1",
+                40,
+            ): "That's what rank 1 started with. Which parts does it get, and from whom?",
+            ("last_of_all_to_all_on_rank_1", 1000): "Parts are counted from 0, just like ranks.",
             (
                 "last_of_all_to_all_on_rank_1",
                 4000,
-            ): "Rank 3 sends its part 3 to rank 3. Which one does it send to rank 1?",
-            "last_of_all_to_all_on_rank_1": "The last comes from rank 3. Which of 1000, 2000, 3000, 4000 is meant for "
-            "rank 1?",
+            ): "Rank 3 keeps its part 3. Which part does it send to rank 1?",
+            "last_of_all_to_all_on_rank_1": "The last number comes from rank 3. Which of 1000, 2000, 3000 and "
+            "4000 goes to rank 1?",
         },
     ),
     "1.c": Prediction(
-        question="In which line does rank 0 wait? Which rank would have to send? How many sends were entered?",
+        question="In which line does rank 0 wait, which rank would have to send something, and how many sends did "
+        "the ranks "
+        "get to?",
         answer={"line_of_rank_0": 6, "rank_that_should_send": 1, "sends_entered": 0},
-        why="Both wait in recv in line 6; the sends stand in line 7, which nobody reaches. Each waits for what the "
-        "other would do next.",
+        why="Both ranks wait in recv, in line 6. The sends are in line 7, and nobody gets there. Each rank waits for "
+        "what "
+        "the other one would do next.",
         wrong={
-            ("line_of_rank_0", 7): "Line 7 sends. Read the line of the report that starts with 'rank 0:'.",
-            "line_of_rank_0": "The line of the report that starts with 'rank 0:' names the line of the cell.",
-            ("rank_that_should_send", 0): "Rank 0 is the one that waits. From whom does it want to receive?",
-            "rank_that_should_send": "Rank 0 waits in a recv. From which rank?",
-            "sends_entered": "The send stands below the recv. Did any rank come past its recv?",
+            ("line_of_rank_0", 7): "Line 7 is the send. Look at the line of the report that starts with 'rank 0:'.",
+            "line_of_rank_0": "Look at the line of the report that starts with 'rank 0:'. It says where rank 0 waits.",
+            ("rank_that_should_send", 0): "Rank 0 is the one that waits. From which rank does it want to receive?",
+            "rank_that_should_send": "Rank 0 waits in a recv. From which rank does it want to receive?",
+            "sends_entered": "The send comes after the recv. Did any rank get past its recv?",
         },
     ),
     "1.d": Prediction(
-        question="Which rank is the odd one? Which number has the all-reduce that the others wait in? In which step "
-        "did it skip? Which of its own steps met the others' step 1?",
-        answer={"odd_rank": 2, "number_of_the_all_reduce": 3, "skipped_step": 1, "paired_with_its_step": 2},
-        why="The others enter three all-reduces, rank 2 only two: those of steps 0 and 2. Its second, of step 2, was "
-        "taken for the others' second, of step 1; and their third waits for one that never comes, since rank 2 has "
-        "returned.",
+        question="For 8 MiB and p = 8, how many MiB does each rank of a ring send, how many does rank 0 of a tree "
+        "send, and how "
+        "many steps does each of them take?",
+        answer={"ring_mib": 14, "tree_mib": 24, "ring_steps": 14, "tree_steps": 6},
+        why="In the ring, each rank sends 2 · 7 messages of 1 MiB. The tree has three levels, and on the way down "
+        "rank 0 "
+        "sends the full 8 MiB to three others. On the way up, it sends nothing.",
         wrong={
-            "odd_rank": "The report's first sentence names a rank that never joined.",
-            (
-                "number_of_the_all_reduce",
-                2,
-            ): "Rank 2 skipped the one of step 1, but its next call was taken for that one. "
-            "Which number does the report name?",
-            "number_of_the_all_reduce": "The report writes it behind a #. Counting starts at 1.",
-            ("skipped_step", 2): "In step 2 rank 2's gradient is finite again. Where does the code put the inf?",
-            "skipped_step": "Which step does the code spoil, for rank 2?",
-            ("paired_with_its_step", 1): "In step 1 rank 2 called nothing. What was its next all-reduce?",
-            "paired_with_its_step": "Write down the steps whose gradients rank 2 did all-reduce, in order. The second "
-            "one?",
+            ("ring_mib", 7): "That's just the reduce-scatter. The all-gather sends as much again.",
+            ("ring_mib", 16): "2N is the limit for very many ranks. With p = 8, it's 2(p-1)/p of N.",
+            ("ring_mib", 112): "Each message is only a p-th of the tensor.",
+            "ring_mib": "Each rank sends 2(p-1) messages, and each of them is a p-th of 8 MiB.",
+            ("tree_mib", 48): "On the way up, rank 0 only receives.",
+            ("tree_mib", 56): "Rank 0 doesn't send to all seven others, because those that have the tensor pass it on.",
+            "tree_mib": "On the way down, rank 0 sends once per step. How many steps are there, and how large is a "
+            "message?",
+            ("ring_steps", 7): "It goes around once to add up, and once more to hand out the result.",
+            "ring_steps": "The reduce-scatter takes p - 1 steps, and so does the all-gather.",
+            ("tree_steps", 3): "It goes up, and then down again.",
+            "tree_steps": "How often can you halve 8 ranks? You need that many steps up and as many down.",
         },
     ),
     "1.e": Prediction(
-        question="Which number has the collective that is not the same everywhere? Which rank brought how many "
-        "elements?",
-        answer={"number_of_the_collective": 2, "rank": 3, "elements": 1},
-        why="The all-reduce of the count was #1 and the same everywhere. In #2, the all-gather, rank 3 brings 1 "
-        "element and the others 3: ten examples don't divide by four.",
+        question="Which rank is the odd one out, which all-reduce are the others stuck in, in which step did that "
+        "rank skip "
+        "one, and which of its own steps met the others' step 1?",
+        answer={"odd_rank": 2, "number_of_the_all_reduce": 3, "skipped_step": 1, "paired_with_its_step": 2},
+        why="The others enter three all-reduces, but rank 2 only enters two, in steps 0 and 2. Its second one, from "
+        "step "
+        "2, was paired with the others' second one, from step 1. Their third one waits for a rank that has already "
+        "returned.",
         wrong={
-            ("number_of_the_collective", 1): "The first was the all-reduce of the count, a single number everywhere.",
-            "number_of_the_collective": "The report writes it behind a #.",
-            "rank": "Compare the shapes in the four lines of the report: three are alike.",
-            ("elements", 2): "10 in chunks of 3: 3, 3, 3, and what remains?",
-            ("elements", 3): "That is what the other ranks bring.",
-            "elements": "The shape stands in the line of that rank.",
+            "odd_rank": "The first sentence of the report names a rank that never joined.",
+            (
+                "number_of_the_all_reduce",
+                2,
+            ): "Rank 2 skipped the one in step 1, but its next call took that one's place. "
+            "Which number does the report give?",
+            "number_of_the_all_reduce": "The report gives it after a #, counted from 1.",
+            ("skipped_step", 2): "In step 2, rank 2's gradient is finite again. Where does the code put the inf?",
+            "skipped_step": "In which step does the code put an inf into rank 2's gradient?",
+            (
+                "paired_with_its_step",
+                1,
+            ): "In step 1, rank 2 didn't call anything. In which step was its next all-reduce?",
+            "paired_with_its_step": "Write down the steps in which rank 2 did all-reduce its gradient. Which is "
+            "the second one?",
         },
     ),
     "1.f": Prediction(
-        question="8 MiB, p = 8: MiB sent by each rank of a ring, by rank 0 of a tree? Steps of each?",
-        answer={"ring_mib": 14, "tree_mib": 24, "ring_steps": 14, "tree_steps": 6},
-        why="Ring: 2 · 7 messages of 1 MiB. Tree: three levels; rank 0 sends the whole 8 MiB to three others on the "
-        "way down, and nothing on the way up.",
+        question="Which collective isn't the same on all ranks, which rank is different, and how many elements did "
+        "it bring?",
+        answer={"number_of_the_collective": 2, "rank": 3, "elements": 1},
+        why="The all-reduce of the count was #1, and it was the same everywhere. In #2, the all-gather, rank 3 "
+        "brings a "
+        "single element and the others bring 3, because ten examples don't divide evenly by four.",
         wrong={
-            ("ring_mib", 7): "That is the reduce-scatter alone. The all-gather sends as much again.",
-            ("ring_mib", 16): "2N is the limit for very many ranks. With p = 8 it is 2(p-1)/p of N.",
-            ("ring_mib", 112): "Each message is a p-th of the tensor.",
-            "ring_mib": "2(p-1) messages, each of a p-th of 8 MiB.",
-            ("tree_mib", 48): "On the way up rank 0 only receives.",
-            ("tree_mib", 56): "Rank 0 doesn't serve all seven: those it has sent to pass it on.",
-            "tree_mib": "On the way down rank 0 sends once in each step. How many steps, and how large is a message?",
-            ("ring_steps", 7): "Once round to add up, and once more to hand out.",
-            "ring_steps": "p - 1 for the reduce-scatter, and as many for the all-gather.",
-            ("tree_steps", 3): "Up, and down again.",
-            "tree_steps": "The number of times that 8 can be halved, up and down.",
+            (
+                "number_of_the_collective",
+                1,
+            ): "The first one was the all-reduce of the count, which is a single number on every rank.",
+            "number_of_the_collective": "The report gives it after a #.",
+            "rank": "Compare the shapes in the four lines of the report. Three of them are the same.",
+            ("elements", 2): "Split 10 into chunks of 3. What's left after three of them?",
+            ("elements", 3): "That's what the other ranks bring.",
+            "elements": "The report shows the shape in that rank's line.",
         },
     ),
 }

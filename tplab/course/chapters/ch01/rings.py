@@ -1,4 +1,4 @@
-"""Run the checks of exercises 1.2 to 1.4, the rings: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
+"""Run the checks of exercises 1.2 and 1.3, the rings: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
 
 Three ranks are the smallest ring with a direction. A ring that runs to the left is as good as one to the right.
 
@@ -26,9 +26,10 @@ TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to
 @dataclass(frozen=True)
 class Input(checks.Case):
     shape: tuple[int, ...]  # shape of x
+    name: str = ""  # of the function, where an exercise has several
 
     def describe(self, name: str) -> str:
-        return f"x of shape {list(self.shape)}"
+        return f"{self.name} of a tensor of shape {list(self.shape)}" if self.name else f"x of shape {list(self.shape)}"
 
 
 def draw(case: Input, generator: torch.Generator, size: int) -> Tensors:
@@ -56,14 +57,15 @@ def check_ring(
     expect: Callable[[Input, Tensors, checks.Place], checks.Expected],
     questions: Sequence[checks.Question],
     without: Collection[checks.Twin] = (checks.Twin.STRIDED,),
+    name: str = "",
 ) -> None:
     """Check a ring with inputs of each shape in shapes(p). Every rank has a different x.
 
     without: twins to leave out. A message has to be contiguous, so x may have gaps only where the answer copies it
     """
     checks.check_cases(
-        number, ring, lambda p: [Input(shape) for shape in shapes(p)], draw=draw, give=give, run=run, expect=expect,
-        questions=questions, ask_instead=about_messages, world_sizes=ORDER, without=without,
+        number, ring, lambda p: [Input(shape, name) for shape in shapes(p)], draw=draw, give=give, run=run,
+        expect=expect, questions=questions, ask_instead=about_messages, world_sizes=ORDER, without=without,
     )  # fmt: skip
 
 
@@ -89,17 +91,17 @@ def direction(observed: Sequence[checks.Observed]) -> int:
 
 
 STUCK = (
-    "What does each rank wait for in the line that the report names, and which call of its neighbour would let it go "
-    "on? Can the neighbour come to that call? (A send may wait for its receiver: start both with "
-    "dist.batch_isend_irecv, then wait for both.)"
+    "In the line that the report names, what does each rank wait for? Which call of its neighbor would let it "
+    "continue, and can the neighbor get to that call? (A send may wait for its receiver, so start both with "
+    "dist.batch_isend_irecv and then wait for both.)"
 )
 LOST = (
-    "Both halves of a message were started, and yet it does not arrive. Does every isend "
-    "and irecv have its wait()? A request that is thrown away may take its message with it."
+    "Both halves of a message were started, but it never arrives. Do you call wait() on every isend and irecv? If you "
+    "throw a request away, its message may disappear with it."
 )
 TO_ITSELF = (
-    "With whom does this rank exchange a message in that line: with itself? What a rank has for itself, it "
-    "only copies. Which ranks must not come to that line?"
+    "In that line, a rank exchanges a message with itself. What a rank already has, it only needs to copy. Which ranks "
+    "must not get to that line?"
 )
 _SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # by torch on send, gloo on recv
 
@@ -128,49 +130,54 @@ def only_traffic(differences: checks.Differences) -> bool:
 
 NOT_WAITED = checks.Question(
     lambda d: "never waited" in d.kinds(),
-    "isend and irecv only start a message. From when on does the received tensor hold the numbers, and the sent one "
-    "may be changed? What do they return, and what do you do with it?",
+    "isend and irecv only start a message. When has the data arrived, and when may you change the tensor that you "
+    "sent? "
+    "What do the two calls return, and what do you do with it?",
 )
 
 CHANGED = checks.Question(
     lambda d: "changed" in d.kinds(),
-    "x belongs to the caller, who still needs it. Which line adds or receives into x, or into a view of it such as "
-    "x[i], instead of into a tensor of your own?",
+    "x belongs to your caller, who still needs it. Which line adds or receives into x, or into a view of it such as "
+    "x[i], instead of a tensor of your own?",
 )
 
 SHARES = checks.Question(
     OWN_MEMORY,
-    "The numbers are right, and they are in the caller's own tensor: the result is that tensor or a view of it. What "
-    "happens to the caller's numbers when somebody adds to the result? Which call always makes new memory?",
+    "The result is right, but it's the caller's own tensor or a view of it. What happens to the caller's data when "
+    "somebody adds something to the result? Which call always makes new memory?",
 )
 
 TORCH_DID_IT = checks.Question(
     sent(*TORCHS_OWN),
-    "torch has a collective that does this, and you called one. The exercise is to build it: which messages to the "
-    "right neighbour, in which order, give the same?",
+    "You called one of torch's collectives, but the exercise is to build it yourself. Which messages to the right-hand "
+    "neighbor, in which order, do the same?",
 )
 
 SILENT = checks.Question(
     lambda d: any(row.name.endswith("traffic") and row.kind == "no traffic" for row in d),
-    "Nothing was sent. The other ranks' numbers are in the memory of other processes: what brings them here? If your "
-    "loop does: how often does it run for this p?",
+    "Nothing was sent, but the other ranks' data is in the memory of other processes. Which line brings it here? If "
+    "it's "
+    "in your loop, how often does the loop run for this p?",
 )
 
 FAR = checks.Question(
     lambda d: only_traffic(d) and d.p > 2,
-    "The numbers are right, but not by the messages of a ring. Compare what was expected with what was seen: to whom "
-    "does each rank send, how often, and how much? On a ring everybody sends to one neighbour only, so each wire "
-    "carries one part at a time.",
+    "The result is right, but these aren't the messages of a ring. Compare them with what was expected: to whom does "
+    "each "
+    "rank send, how often, and how much? In a ring, everybody sends to one neighbor only, so each wire carries one "
+    "part "
+    "at a time.",
 )
 
 ZEROS = checks.Question(
     lambda d: "zeros" in d.kinds() and not d.malformed,
-    "The shape is right, and it is all zeros. Which line puts the numbers in, and is it reached?",
+    "The shape is right, but everything is zero. Which line should fill in the values, and does your code reach it?",
 )
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Which step leaves the dtype of x? torch.empty and torch.zeros give float32 unless they are told otherwise.",
+    "Somewhere your code leaves the dtype of x. (torch.empty and torch.zeros make float32 tensors unless you ask for "
+    "something else.) Which step is it?",
 )
 
 COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, SHARES, ROUNDED, SILENT, ZEROS)  # tried first for every ring

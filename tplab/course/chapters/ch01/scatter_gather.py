@@ -29,9 +29,9 @@ SHAPES = ((5,), (2, 3))
 
 NAMES_SENDER = "every receive names its sender"
 
-_FIRST = "the first one of the parts"
+_FIRST = "the first of the parts"
 _NEXT = "the part of the next rank"
-_BEFORE = "the part of the rank before"
+_BEFORE = "the part of the previous rank"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def give(case: Root, problem: Problem, place: checks.Place) -> Given:
 def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -> checks.Observed:
     scatter, gather = answers
     parts = None if given.parts is None else [part.to(device()) for part in given.parts]
-    out = torch.full(case.shape, 7.0, dtype=case.dtype, device=device())
+    buffer = torch.full((2, *case.shape), 7.0, dtype=case.dtype, device=device())
+    out = buffer[1]  # the caller may look at its memory under another name
     x = given.x.to(device())
     before = checks.Snapshot(x=x, parts=parts, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
     seen: checks.Observed = {}
@@ -88,7 +89,7 @@ def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -
     if case.scatters:
         with record() as section, receives_from_any_rank("scatter", unnamed):
             returned = scatter(out, parts, case.root)
-        seen |= {"out": out, "returned": returned, "scatter traffic": checks.traffic(section)}
+        seen |= {"out": buffer[1], "returned": returned, "scatter traffic": checks.traffic(section)}
     if case.gathers:
         with record() as section, receives_from_any_rank("gather", unnamed):
             gathered = gather(x, case.root)
@@ -141,7 +142,7 @@ def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected
     return checks.Expected(right, {"out": mistakes} if p > 1 else {})
 
 
-@checks.exercise("1.1", "scatter and gather by send and recv")
+@checks.exercise("1.1", "scatter and gather from send and recv")
 def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
     check = partial(
         checks.check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect,
@@ -150,71 +151,74 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
     for case in FIRST:  # separately, because a message that is never waited for can block what follows
         check([case], world_sizes=ORDER[:1])
     check(cases, world_sizes=ORDER)
-    return checks.Verdict("From and to any rank, with p - 1 messages each.")
+    return checks.Verdict("They work from and to any rank, with p - 1 messages each.")
 
 
 _QUESTIONS = (
     NOT_WAITED,
     checks.Question(
         lambda d: NAMES_SENDER in d.names,
-        "dist.recv without a source takes whichever message comes first, and in which order messages come is chance. "
-        "(With GPUs there is no such call: NCCL raises.) Which rank's numbers belong into this tensor?",
+        "dist.recv without a source takes whichever message arrives first, and the order of arrival is a matter of "
+        "luck. "
+        "(On GPUs, NCCL doesn't allow it at all.) Which rank's data belongs in this tensor?",
     ),
     checks.Question(
         lambda d: "changed" in d.kinds(),
-        "Scattering and gathering only copy. Which line writes into a tensor that the caller still needs?",
+        "Scatter and gather only copy. Which line writes into a tensor that your caller still needs?",
     ),
     checks.Question(
         sent(*TORCHS_OWN),
-        "torch has a collective that does this, and you called one. Build it from dist.send and dist.recv: who sends "
-        "what to whom?",
+        "You called one of torch's collectives. Build it from dist.send and dist.recv instead. Who sends what to whom?",
     ),
     SILENT,
     checks.Question(
         lambda d: "out" in d.names and "returned" not in d.names,
-        "What is returned is right, but the tensor `out` that the caller passed in was not filled. `out = ...` only "
-        "gives a name to another tensor; what copies numbers into an existing one? And does the source fill its own?",
+        "You return the right tensor, but `out`, which your caller passed in, wasn't filled. `out = ...` only gives "
+        "a name to "
+        "a different tensor. What copies data into an existing one? And does the source fill its own `out`?",
     ),
     checks.Question(
         lambda d: "returned" in d.names and "out" not in d.names,
-        "`out` is filled rightly. What does the function return, on the source and on the others?",
+        "`out` is filled correctly. What does your function return, on the source and on the other ranks?",
     ),
     checks.Question(
         checks.kind_is("out", _FIRST, _NEXT, _BEFORE),
-        "The right numbers went to the wrong rank. Rank r gets parts[r], also when the source stands in the middle of "
-        "the ranks: which index does each send use?",
+        "The right parts went to the wrong ranks. Rank r gets parts[r], even if the source is somewhere in the middle. "
+        "Which index does each of your sends use?",
     ),
     checks.Question(
         lambda d: "out" in d.names and len(d.ranks("out")) == 1 and d.p > 1,
-        "All ranks but one are right. Is it the source, which sends nothing to itself?",
+        "All ranks are right except one. Is it the source, which doesn't send anything to itself?",
     ),
     checks.Question(
         checks.has_kind("gathered", "none"),
-        "Rank dst got None. Is there a `return` on every way through the function, and is dst always rank 0?",
+        "Rank dst got None. Does every path through your function end in a `return`, and do you assume that dst is "
+        "rank 0?",
     ),
     checks.Question(
         lambda d: (
             "gathered" in d.names and any("where None is right" in row.text for row in d if row.name == "gathered")
         ),
-        "Only rank dst gathers. What do the other ranks return?",
+        "Only rank dst collects the tensors. What should the other ranks return?",
     ),
     checks.Question(
         lambda d: any("where a list" in row.text for row in d if row.name == "gathered"),
-        "A list of p tensors is wanted. Which line makes something else of it?",
+        "The result should be a list with p tensors. Which line turns it into something else?",
     ),
     checks.Question(
         lambda d: "gathered" in d.names,
-        "The list is in rank order, with rank dst's own tensor at its own place. Whose tensor stands where in yours? "
-        "([buffer] * p is p times the same tensor.)",
+        "The list should be in rank order, with rank dst's own tensor in its place. Whose tensor is where in your "
+        "list? "
+        "([buffer] * p holds the same tensor p times.)",
     ),
     checks.Question(
         lambda d: only_traffic(d) and "scatter traffic" in d.names,
-        "Every rank has its part, but more or other messages were sent than have to be. Each rank needs parts[rank] "
-        "and nothing else: how many messages is that, and how large?",
+        "Every rank has its part, but you sent more than you need to. Each rank needs parts[rank] and nothing else. "
+        "How many "
+        "messages is that, and how large are they?",
     ),
     checks.Question(
         lambda d: only_traffic(d) and "gather traffic" in d.names,
-        "Rank dst has the list, but more or other messages were sent than have to be. Who has to send, to whom, and "
-        "how often?",
+        "Rank dst has the list, but you sent more than you need to. Who has to send something, to whom, and how often?",
     ),
 )

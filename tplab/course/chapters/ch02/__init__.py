@@ -1,10 +1,10 @@
-"""Exercises of chapter 02: shards (2.1), the column split (2.2), the row split (2.3), GELU and the row split (2.4).
+"""Exercises of chapter 02: shards (2.1), two matmuls (2.2), GELU and the row split (2.3), a gather to repair (2.4).
 
 Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
 """
 
-from tplab.course.chapters.ch02 import gelu, products, shards
+from tplab.course.chapters.ch02 import gather, gelu, shards, two_matmuls
 from tplab.course.chapters.ch02.predictions import PREDICTIONS
 from tplab.course.chapters.ch02.symptoms import SYMPTOMS
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "gelu", "products", "shards"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "gather", "gelu", "shards", "two_matmuls"]

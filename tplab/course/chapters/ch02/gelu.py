@@ -1,4 +1,4 @@
-"""The check for exercise 2.4: GELU after the sum of a row split, and before it."""
+"""The check for exercise 2.3: GELU after the sum of a row split, and before it."""
 
 from collections.abc import Callable
 
@@ -17,8 +17,8 @@ def gap(x: Tensor, a: Tensor, p: int, activation: Callable[[Tensor], Tensor] = g
     return activation(torch.stack(products).sum(0)) - torch.stack([activation(part) for part in products]).sum(0)
 
 
-_SIGNED = "the largest signed difference: the negative ones don't count"
-_SIGNED_OTHER = "the largest signed difference the other way round: the negative ones don't count"
+_SIGNED = "the largest signed difference, which ignores the negative ones"
+_SIGNED_OTHER = "the largest signed difference with the two sides swapped, which ignores the negative ones"
 _MEAN = "the mean of the absolute differences"
 _TOTAL = "the sum of the absolute differences"
 _TWO = "the gap for p = 2"
@@ -27,29 +27,34 @@ _TANH = "the gap of the tanh approximation of GELU"
 _GAP_QUESTIONS = (
     checks.Question(
         lambda d: d.p == 1 and "gelu_gap" in d.names and not d.malformed,
-        "With p = 1 there is one term and the gap is 0. Does your code use world_size?",
+        "With p = 1 there's only one term, so the gap is 0. Does your code use world_size?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _SIGNED, _SIGNED_OTHER),
-        "Some differences are positive, some negative. How do you measure a size without its sign?",
+        "Some of the differences are positive and some are negative. How do you get the size of a difference without "
+        "its "
+        "sign?",
     ),
     checks.Question(
-        checks.kind_is("gelu_gap", _MEAN, _TOTAL), "Which single number over all entries does the task ask for?"
+        checks.kind_is("gelu_gap", _MEAN, _TOTAL),
+        "You combined the differences of all entries. Which one of them does the task ask for?",
     ),
-    checks.Question(checks.kind_is("gelu_gap", _TWO), "Into how many shards does world_size say to cut?"),
+    checks.Question(
+        checks.kind_is("gelu_gap", _TWO), "You always use two shards. How many should there be for this world_size?"
+    ),
     checks.Question(
         checks.kind_is("gelu_gap", _TANH),
-        "Which GELU does torch.nn.functional.gelu compute if you don't ask for an approximation?",
+        "This is the tanh approximation of GELU. What does torch.nn.functional.gelu compute if you don't ask for it?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", "zeros"),
-        "Your two sides are equal. On one of them GELU comes before the sum over the ranks. And which dimension of X "
-        "and of A does a row split cut? (After a column split there is no gap.)",
+        "Your two sides are equal. On one of them, GELU should come before the sum over the ranks. Also check which "
+        "dimensions of X and A a row split slices, because after a column split there's no gap.",
     ),
     checks.Question(
         lambda d: "gelu_gap" in d.names and not d.malformed,
-        "Write both sides down for p = 2: GELU(X_0 A_0 + X_1 A_1), and GELU(X_0 A_0) + GELU(X_1 A_1). Which line of "
-        "your code is which?",
+        "Write both sides down for p = 2. One is GELU(X_0 A_0 + X_1 A_1), the other is GELU(X_0 A_0) + GELU(X_1 A_1). "
+        "Which of your lines computes which?",
     ),
 )
 
@@ -57,7 +62,7 @@ Gap = Callable[[Tensor, Tensor, int], float]
 Example = Callable[[], tuple[Tensor, Tensor]]
 
 
-@checks.exercise("2.4", "GELU after the sum and before it")
+@checks.exercise("2.3", "GELU after the sum and before it")
 def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> checks.Verdict:
     for p in (2, 4, 1):  # at p = 1 there is no gap; two ranks reveal the most about a mistake
         generator = checks.fresh_generator()
@@ -87,7 +92,7 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
                 _TANH: [gap(x, a, p, lambda t: gelu(t, approximate="tanh")).abs().max()],
             }
             checks.verify(
-                "2.4",
+                "2.3",
                 p,
                 [{"gelu_gap": size, "inputs unchanged": before.changed()}],
                 [{"gelu_gap": right.abs().max().double()}],
@@ -102,40 +107,42 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
     smallest = min(float(x.abs().min()), float(a.abs().min()))
     if smallest < 0.1 - 1e-6:
         checks.fail(
-            "2.4",
-            f"lucky_example holds the number {smallest:.3g}.",
-            "With zeros and tiny numbers both sides are about 0. Where else is GELU a straight line through 0?",
+            "2.3",
+            f"lucky_example has an element of size {smallest:.3g}.",
+            "With zeros or tiny elements, both sides are about 0 anyway. Where else does GELU follow a straight line "
+            "through 0?",
         )
-    return checks.Verdict("The counter-example is off by at least 1, the lucky one looks right.")
+    return checks.Verdict("Your counterexample is off by at least 1, and your lucky example looks right.")
 
 
 def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
     """Check an example's form and its gap at p = 2, and return its two tensors."""
     with checks.calling(f"{name}()"):
         pair = example()
-    form = "x [b, in] and a [in, out], two floating-point tensors of two dimensions with in even"
+    form = "x [b, in] and a [in, out], two floating-point tensors with two dimensions each, and `in` even"
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) and t.dim() == 2 for t in pair)):
-        checks.fail(
-            "2.4", f"{name}() should return {form}.", "What does your last line return, and what are the shapes?"
-        )
+        checks.fail("2.3", f"{name}() should return {form}.", "What does your last line return, and with which shapes?")
     x, a = pair
     shapes = f"{list(x.shape)} and {list(a.shape)}"
     if x.shape[1] != a.shape[0] or x.shape[1] % 2 or not x.numel() or not a.numel() or not x.is_floating_point():
         checks.fail(
-            "2.4", f"{name}() returned {shapes}; it should return {form}.", "Can x @ a be cut into two halves of `in`?"
+            "2.3",
+            f"{name}() returned {shapes}; it should return {form}.",
+            "Can you multiply x by a, and can you split `in` into two halves?",
         )
     size = float(gap(x.double(), a.double(), 2).abs().max())
     if name == "counter_example" and not size >= 1:
         checks.fail(
-            "2.4",
+            "2.3",
             f"the gap of counter_example is {size:.3g}, less than 1.",
-            "GELU bends around 0. Which two terms lie on either side of the bend, and what is their sum?",
+            "GELU bends around 0. Which two terms lie on different sides of the bend, and what is their sum?",
         )
     if name == "lucky_example" and not size < 1e-6:
         checks.fail(
-            "2.4",
+            "2.3",
             f"the gap of lucky_example is {size:.3g}, not below 1e-6.",
-            "For which terms is GELU a straight line through 0, so that both sides agree? How large do they have to "
-            "be?",
+            "For which terms does GELU follow a straight line through 0, so that both sides agree? How large do they "
+            "have "
+            "to be?",
         )
     return x, a

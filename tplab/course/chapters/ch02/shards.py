@@ -15,45 +15,47 @@ OWN_MEMORY = "the shard has memory of its own"
 CONTIGUOUS = "the shard is contiguous"
 
 _EVEN = (
-    "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller "
-    "than the others'?"
+    "What does your code do when size % world_size isn't 0? If one rank ends up with a smaller shard than the others, "
+    "who will notice, and when?"
 )
 
 _DIVIDES = (
-    "The size along `dim` can be divided by the number of ranks in this call. Which size, along which dimension, does "
-    "the line above look at?"
+    "In this call, the size along `dim` can be divided evenly by the number of ranks. Which size does the line above "
+    "look at, and along which dimension?"
 )
 
 _SHARD_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "Cutting and pasting only reads. Which line writes into a tensor that came in?",
+        "Slicing and joining should only read the inputs. Which of your lines writes into one of them?",
     ),
     checks.Question(
-        lambda d: "dtype" in d.kinds(), "A shard holds the same numbers in fewer places. What changed their dtype?"
+        lambda d: "dtype" in d.kinds(),
+        "A shard holds some of the tensor's elements, unchanged. Which step changes their dtype?",
     ),
     checks.Question(
         lambda d: d.names == {CONTIGUOUS},
-        "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory, in "
-        "the order of its dimensions? (clone() alone keeps the layout of what it copies.)",
+        "A collective reads memory from front to back. Are the elements of this shard next to each other in memory, in "
+        "the order of its dimensions? (clone() by itself keeps the layout of the tensor it copies.)",
     ),
     checks.Question(
         lambda d: d.names <= {OWN_MEMORY, CONTIGUOUS} and OWN_MEMORY in d.names,
-        "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the "
-        "whole? (.contiguous() makes no copy of a tensor that is contiguous already.)",
+        "Is your shard a copy, or is it a view of the full tensor? As long as a view exists, the full tensor stays in "
+        "memory. (.contiguous() doesn't copy a tensor that's already contiguous.)",
     ),
     checks.Question(
         lambda d: d.kind("shard") == "zeros",
-        "The shape is right. Which line puts the numbers in?",
+        "The shape is right, but everything is zero. Which line should fill in the values?",
     ),
     checks.Question(
         lambda d: "shard" in d.names and not d.malformed,
-        "Rank r holds the r-th of p equal blocks of neighbours along dim. Where along dim does your rank r start, "
-        "how far does it go, and do all other dimensions stay whole?",
+        "Along `dim`, rank r should hold the r-th of p equal, contiguous blocks. Where does your block for rank r "
+        "start and end, and did you leave all other dimensions alone?",
     ),
     checks.Question(
         "unshard",
-        "The shards were cut along dim, in rank order. Along which dimension, and in which order, do they go back?",
+        "You get the shards in rank order, and the tensor was split along `dim`. Along which dimension, and in which "
+        "order, do you join them?",
     ),
 )
 
@@ -80,7 +82,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
                 says=(shape[dim], p),
                 what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
             )
-    return checks.Verdict("Along any dimension, and a size that can't be divided is refused on every rank.")
+    return checks.Verdict("It works along any dimension, and every rank refuses a size that can't be divided evenly.")
 
 
 def _even_cuts(p: int, dtype: torch.dtype, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:

@@ -4,38 +4,33 @@ from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(
-        "Right shape, every rank has other numbers, and their sum is right",
-        "The tensor is still partial: the all-reduce after a row split is missing, or it wrote into another tensor",
-        "2.3",
-    ),
-    Symptom(
-        "The result has out/p columns",
-        "The tensor is still sharded: the all-gather after a column split is missing",
+        "The shape is right, every rank has different values, and the values of all ranks add up to the right ones",
+        "The tensor is still partial, because the all-reduce after a row split is missing or went into another tensor",
         "2.2",
     ),
     Symptom(
-        "Right numbers in the wrong places, or p·b rows",
-        "Columns were put together along dimension 0, as all_gather_into_tensor does",
+        "The result has only out/p columns",
+        "The tensor is still sharded, because the all-gather after a column split is missing",
         "2.2",
     ),
     Symptom(
-        "All ranks agree, and entries with terms of both signs are too large",
-        "A nonlinearity was applied to partial sums",
+        "The right values in the wrong places, or p·b rows",
+        "Columns were joined along dimension 0, as all_gather_into_tensor does",
         "2.4",
     ),
     Symptom(
-        "The result is None",
-        "dist.all_reduce works in place and returns nothing; its argument holds the sum",
+        "All ranks agree, and entries whose terms have different signs are too large",
+        "A nonlinearity was applied to partial sums",
         "2.3",
     ),
     Symptom(
-        "Shapes differ between ranks, or a collective hangs",
-        "A size that can't be divided evenly was cut all the same",
+        "The shapes differ between ranks, or a collective hangs",
+        "A size that can't be divided evenly was split anyway",
         "2.1",
     ),
     Symptom(
-        "Every rank holds a shard, but memory did not shrink",
-        "The shard is a view, and keeps the whole tensor alive",
+        "Every rank holds a shard, but its memory hasn't shrunk",
+        "The shard is a view, and it keeps the full tensor alive",
         "2.1",
     ),
 ]

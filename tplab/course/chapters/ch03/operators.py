@@ -1,4 +1,4 @@
-"""The checks for exercises 3.1, f, and 3.2, g, and the code that checks any of chapter 03's four operators.
+"""The check for exercise 3.2, f, the questions about g, and the code that checks any of chapter 03's four operators.
 
 Each operator runs alone, on 2, 4 and 1 ranks. Every rank has a different x and a different upstream gradient, even
 where the exercise's docstring says that they are replicated, so that a wrong sum, a wrong slice or an unnecessary
@@ -7,7 +7,7 @@ aren't contiguous, and the expanded gradient of .sum().
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,15 +46,15 @@ class Input(checks.Case):
 
 
 CASES = (
-    Input("x of 2 dimensions"),
-    Input("x of 3 dimensions", (2, 3)),
-    Input("x of 1 dimension", ()),
+    Input("x with 2 dimensions"),
+    Input("x with 3 dimensions", (2, 3)),
+    Input("x with 1 dimension", ()),
     Input("x after exp, whose output autograd has saved", exp=True),
-    Input("x and the gradient transposed in memory", layout="transposed"),
-    Input("x and the gradient every second column of a larger tensor", layout="every second column"),
-    Input("the gradient of .sum(), with strides of 0", (2, 3), expanded=True),
-    Input("a gradient that is zero on rank 0", zero=True),
-    Input("x used twice, in y(x) + 2 y(x)", twice=True),
+    Input("x, transposed in memory, like the gradient", layout="transposed"),
+    Input("x, which is every second column of a larger tensor, like the gradient", layout="every second column"),
+    Input("x, with the gradient of .sum(), which has strides of 0", (2, 3), expanded=True),
+    Input("x, with a gradient that's zero on rank 0", zero=True),
+    Input("x, used twice, in y(x) + 2 y(x)", twice=True),
 )
 
 
@@ -168,36 +168,44 @@ def expect(operator: Operator, case: Input, problem: Problem, place: checks.Plac
     )
 
 
-def check_operator(number: str, answer: Any, operator: Operator, questions: Sequence[checks.Question]) -> None:
+def check_operator(
+    number: str, name: str, answer: Any, operator: Operator, questions: Sequence[checks.Question]
+) -> None:
     """Check the outputs, gradients and traffic of an operator by running it alone on 2, 4 and 1 ranks."""
     if not (isinstance(answer, type) and issubclass(answer, Function)):
         checks.fail(
             number,
-            "the answer is not a class made from torch.autograd.Function.",
+            f"the answer for {name} isn't a class made from torch.autograd.Function.",
             "Is the line `class ...(Function):` still there?",
         )
+    cases = [replace(case, note=f"{name} of {case.note}") for case in CASES]
     checks.check_cases(
-        number, answer, CASES, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
+        number, answer, cases, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
         questions=questions, ask_instead=about_report,
         world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
     )  # fmt: skip
 
 
-_CUT = "Which dimension does the task cut, and in which order does shard take (tensor, dim, rank, world_size)?"
+_CUT = (
+    "Which dimension should you slice, and in which order does shard take its arguments (tensor, dim, rank, "
+    "world_size)?"
+)
 _ASKED_ABOUT = {  # words in a report: the question
     "isn't one of": _CUT,
     "can't be divided over": _CUT,
     "modified by an inplace operation": (
-        "x came out of exp, and autograd keeps that output for the derivative of exp. Who wrote into it? (Putting the "
-        "old numbers back is a second write.)"
+        "x came out of exp, and autograd saved it for the derivative of exp. Which of your lines writes into it? (If "
+        "you "
+        "put the old values back, that's a second write.)"
     ),
     "contiguous": (
-        "A collective wants memory without gaps, and takes what it is given. Is this tensor contiguous in every case? "
-        "(Gradients often are not: that of .sum() is one number with strides of 0.)"
+        "A collective reads and writes memory without gaps. Is the tensor that you give it contiguous in every case? "
+        "(Gradients often aren't. The gradient of .sum() is a single number with strides of 0.)"
     ),
     "returned an invalid gradient": (
-        "A gradient has the shape of the tensor it belongs to: here, of what went into forward. Is that the whole, "
-        "[.., h], or this rank's part, [.., h/p]? And what do you return?"
+        "A gradient has the shape of the tensor that it belongs to, which is the input of your forward. Is that the "
+        "full "
+        "[.., h] or this rank's slice [.., h/p]? And what does your backward return?"
     ),
 }
 
@@ -217,49 +225,56 @@ def traffic_too(name: str, kind: str, traffic: str) -> Callable[[checks.Differen
 
 FORWARD_SENDS = checks.Question(
     lambda d: "forward traffic" in d.names and d.kind("forward traffic") == "traffic" and not d.malformed,
-    "What does this operator have to send in the forward pass? Read its row in the table again.",
+    "What does this operator have to send in the forward pass? Look at its row in your table.",
 )
 
 BACKWARD_SENDS = checks.Question(
     lambda d: d.names == {"backward traffic"},
-    "The gradient is right. What has to be sent for it in the backward pass? Read the operator's row in the table "
-    "again.",
+    "The gradient is right, but you don't send what the backward pass needs. Look at the operator's row in your "
+    "table. What should be sent, and how often?",
 )
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Which step leaves the dtype of the tensor? Fewer bytes are sent that way, and digits are lost.",
+    "Somewhere your code leaves the dtype of the tensor. That sends fewer bytes, but it loses digits. Which step is "
+    "it?",
 )
 
 WROTE = checks.Question(
     lambda d: any(d.kind(name) == "changed" for name in d.names),
-    "A collective writes into the tensor it is given. Was that one yours? The caller still needs x, and autograd the "
-    "upstream gradient: what has to be made first? (.contiguous() makes no copy of a tensor that is contiguous "
-    "already.)",
+    "A collective writes into the tensor that you give it, and this one wasn't yours. The caller still needs x, and "
+    "autograd still needs the upstream gradient. What do you have to make first? (.contiguous() doesn't copy a tensor "
+    "that's already contiguous.)",
 )
 
 NO_GRADIENT = checks.Question(
     checks.kind_is("dx", "none"),
-    "backward returned nothing for x. What is its last line? (dist.all_reduce changes its argument and returns None.)",
+    "Your backward returned nothing for x. What is its last line? (dist.all_reduce changes its argument and returns "
+    "None.)",
 )
 
 ZERO_GRADIENT = checks.Question(
-    checks.kind_is("dx", "zeros"), "The gradient has the right shape. Which line puts numbers in?"
+    checks.kind_is("dx", "zeros"),
+    "The gradient has the right shape, but it's all zeros. Which line should fill in the values?",
 )
 ZERO_OUT = checks.Question(
-    checks.kind_is("out", "zeros"), "The output has the right shape. Which line puts numbers in?"
+    checks.kind_is("out", "zeros"),
+    "The output has the right shape, but it's all zeros. Which line should fill in the values?",
 )
-ONLY_ROOT = "Rank 0 is right, the others are not. Which collective gives its result to one rank only, and which to all?"
+ONLY_ROOT = (
+    "Rank 0 is right and the others aren't. Did you use a collective that gives its result to just one rank? Which one "
+    "gives it to all of them?"
+)
 OWN_X = "this rank's own x"
 
-# 3.1
+# f
 
 OWN_TERM = "this rank's own upstream gradient, before the sum"
 SUM_X = "the sum of x over all ranks"
 MEAN_X = "the mean of x over all ranks"
 X_OF_0 = "the x of rank 0"
 P_TIMES_OWN = "p times this rank's own upstream gradient"
-LARGEST = "the largest over the ranks, entry by entry"
+LARGEST = "the maximum over the ranks, element by element"
 
 F_QUESTIONS = (
     checks.LATE_QUESTION,
@@ -267,7 +282,7 @@ F_QUESTIONS = (
     WROTE,
     checks.Question(
         checks.kind_is("out", SUM_X, X_OF_0, MEAN_X),
-        "Forward, every rank has the right x already. What is left for f to do?",
+        "Every rank has the right x before the forward pass gets to f. Is there anything left to do?",
     ),
     ZERO_OUT,
     FORWARD_SENDS,
@@ -276,23 +291,33 @@ F_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "dx" in d.names and 0 not in d.ranks("dx"), ONLY_ROOT),
     checks.Question(
         traffic_too("dx", OWN_TERM, "backward traffic"),
-        "x went to every rank, and the gradient of each rank covers its own path only. Who adds up the paths?",
+        "x went to every rank, and each rank's gradient only covers its own path. Who adds up the paths?",
     ),
     checks.Question(
         checks.kind_is("dx", OWN_TERM),
-        "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into?",
+        "There was an all-reduce, but the tensor that you return doesn't hold the sum. Which tensor did it write into?",
     ),
     checks.Question(
         checks.kind_is("dx", P_TIMES_OWN),
-        "x went to every rank, and each rank's gradient is a different one. Where do the other ranks' come in?",
+        "You multiplied this rank's own gradient by p. But each rank's gradient is different. Where do the others "
+        "come in?",
     ),
-    checks.Question(checks.kind_is("dx", "1/p"), "The chain rule adds over all uses of x. Does it take their mean?"),
-    checks.Question(checks.kind_is("dx", LARGEST), "The chain rule adds over all uses of x. Does it take the largest?"),
-    checks.Question(checks.kind_is("dx", "p times"), "How many times is each rank's term added?"),
+    checks.Question(
+        checks.kind_is("dx", "1/p"),
+        "You returned the mean over the ranks. Does the chain rule add or average the uses of x?",
+    ),
+    checks.Question(
+        checks.kind_is("dx", LARGEST),
+        "You took the maximum over the ranks. What does the chain rule do with the uses of x?",
+    ),
+    checks.Question(
+        checks.kind_is("dx", "p times"),
+        "The gradient is p times too large. Is every rank's share added more than once?",
+    ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
-        "The gradient is right, but every rank received p tensors to add them up itself. Which collective adds on "
-        "the way?",
+        "The gradient is right, but every rank received p tensors and then added them up on its own. Which collective "
+        "does the adding on the way?",
     ),
     BACKWARD_SENDS,
 )
@@ -310,15 +335,16 @@ def f_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> M
     }
 
 
-@checks.exercise("3.1", "f: copy forward, add backward")
+@checks.exercise("3.2", "f")
 def copy_to_region(operator: Any) -> checks.Verdict:
-    check_operator("3.1", operator, Operator(COPY, ADD, f_mistakes), F_QUESTIONS)
+    check_operator("3.2", "f", operator, Operator(COPY, ADD, f_mistakes), F_QUESTIONS)
     return checks.Verdict(
-        "One all-reduce, backward. Strided and expanded gradients are right too, and nobody's tensor was touched."
+        "It sends one all-reduce, on the way back. Strided and expanded gradients work, too, and nobody's tensor was "
+        "overwritten."
     )
 
 
-# 3.2
+# g
 
 SUM_UP = "the sum of the upstream gradients of all ranks"
 UP_OF_0 = "the upstream gradient of rank 0"
@@ -331,41 +357,43 @@ G_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), ONLY_ROOT),
     checks.Question(
         traffic_too("out", OWN_X, "forward traffic"),
-        "Each rank holds one term of a sum. Who adds them up?",
+        "Your output is only this rank's term of the sum. Who adds up the terms of all ranks?",
     ),
     checks.Question(
         checks.kind_is("out", OWN_X),
-        "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into? "
-        "(.contiguous() makes a copy of a tensor that is not contiguous.)",
+        "There was an all-reduce, but the tensor that you return doesn't hold the sum. Which tensor did it write into? "
+        "(.contiguous() copies a tensor that isn't contiguous.)",
     ),
-    checks.Question(checks.kind_is("out", "1/p"), "The network adds the terms. Does it take their mean?"),
-    checks.Question(checks.kind_is("out", "p times"), "How many times is each rank's term added?"),
+    checks.Question(
+        checks.kind_is("out", "1/p"),
+        "You returned the mean of the terms. Does the network need their mean or their sum?",
+    ),
+    checks.Question(
+        checks.kind_is("out", "p times"), "The output is p times too large. Is every rank's term added more than once?"
+    ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
-        "The sum is right, but every rank received p tensors to add them up itself. Which collective adds on the way?",
+        "The sum is right, but every rank received p tensors and then added them up on its own. Which collective does "
+        "the adding on the way?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         checks.kind_is("dx", SUM_UP),
-        "All ranks share one loss, and each holds its whole gradient already. How often is it counted if you add the "
-        "ranks' copies?",
+        "All ranks share one loss, and each of them already has the full gradient. How often do you count that loss if "
+        "you add up the ranks' copies?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "z = z_0 + z_1: how much does z change when one term changes by 1? Is there a p in it?",
+        "z is z_0 + z_1. If one of the terms changes by 1, how much does z change? Is there a p in your answer?",
     ),
-    checks.Question(checks.kind_is("dx", UP_OF_0), "Every rank holds the gradient already. Why ask rank 0 for it?"),
+    checks.Question(
+        checks.kind_is("dx", UP_OF_0), "Every rank already has the gradient. Why should it come from rank 0?"
+    ),
     BACKWARD_SENDS,
 )
 
 
 def g_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> Mistakes:
     return {"out": {OWN_X: xs[rank]}, "dx": {SUM_UP: total(upstream), UP_OF_0: upstream[0]}}
-
-
-@checks.exercise("3.2", "g: add forward, copy backward")
-def reduce_from_region(operator: Any) -> checks.Verdict:
-    check_operator("3.2", operator, Operator(ADD, COPY, g_mistakes), G_QUESTIONS)
-    return checks.Verdict("One all-reduce, forward. The tensor that autograd saved is still what it was.")

@@ -1,4 +1,4 @@
-"""The checks for exercises 3.3, the operator scatter, and 3.4, the operator gather."""
+"""The check for exercise 3.3: the operators g, scatter and gather."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +8,11 @@ from torch import Tensor
 
 from tplab.course import checks
 from tplab.course.chapters.ch03.operators import (
+    ADD,
     BACKWARD_SENDS,
+    COPY,
     FORWARD_SENDS,
+    G_QUESTIONS,
     GATHER,
     NO_GRADIENT,
     OWN_X,
@@ -22,64 +25,73 @@ from tplab.course.chapters.ch03.operators import (
     Operator,
     all_parts,
     check_operator,
+    g_mistakes,
     total,
 )
 from tplab.runtime import device
 
-COPIES = "p copies of this rank's part"
-SUM_PARTS = "the sum of the parts of all ranks"
-STACKED = "the parts of all ranks, one after another along dimension 0"
+COPIES = "p copies of this rank's slice"
+SUM_PARTS = "the sum of all ranks' slices"
+STACKED = "all ranks' slices, stacked along dimension 0"
 
-# 3.3
+# scatter
 
-PART_OF_0 = "part 0 of x, whatever the rank"
+PART_OF_0 = "slice 0 of x on every rank"
 EVERY_PTH = "every p-th column of x"
-PADDED = "this rank's part of the gradient, and zeros elsewhere"
-WHOLE_X = "the whole x"
-UNEVEN = "a size that can't be divided is refused"
+PADDED = "this rank's slice of the gradient, and zeros elsewhere"
+WHOLE_X = "the full x"
+UNEVEN = "a size that can't be divided evenly is refused"
 
 SCATTER_QUESTIONS = (
     checks.Question(
         UNEVEN,
-        "9 columns on 2 ranks: one rank would hold more than the other. What does the other half of the network make "
-        "of that? (shard refuses such sizes for you.)",
+        "With 9 columns on 2 ranks, one rank would hold more than the other, and a later collective would hang or "
+        "fail. "
+        "How do you refuse such sizes? (shard does it for you.)",
     ),
     checks.LATE_QUESTION,
     ROUNDED,
     WROTE,
     ZERO_OUT,
-    checks.Question(checks.kind_is("out", PART_OF_0), "Which part of x is this rank's own?"),
     checks.Question(
-        checks.kind_is("out", EVERY_PTH, "value"), "A shard is a block of neighbours. Which columns does rank r hold?"
+        checks.kind_is("out", PART_OF_0), "Every rank returned slice 0. Which slice of x is this rank's own?"
     ),
-    checks.Question(checks.kind_is("out", WHOLE_X), "What is left for this rank to cut away?"),
+    checks.Question(
+        checks.kind_is("out", EVERY_PTH, "value"),
+        "A shard is a contiguous block of columns. Which block belongs to rank r?",
+    ),
+    checks.Question(checks.kind_is("out", WHOLE_X), "You returned all of x. Which slice of it should this rank keep?"),
     checks.Question(
         lambda d: "out" in d.names and not d.malformed,
-        "Which dimension does scatter cut, how long is a part, and where does the part of rank r start?",
+        "Which dimension should scatter slice, how long is a slice, and where does the slice of rank r start?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         lambda d: d.kind("dx") in (PADDED, "partly zero"),
-        "The rest of the gradient is not zero: other ranks hold it. How does it get here?",
+        "You filled the rest of the gradient with zeros. But it isn't zero, because other ranks have it. How do you "
+        "get it "
+        "here?",
     ),
     checks.Question(
-        checks.kind_is("dx", COPIES), "Every part came from this rank. Which call brings the other ranks' parts?"
+        checks.kind_is("dx", COPIES),
+        "You put p copies of this rank's own slice side by side. Which call brings the other ranks' slices here?",
     ),
     checks.Question(
         lambda d: d.kind("dx") in (STACKED, "order") or "order" in d.kinds(),
-        "x was cut along the last dimension, in rank order. Along which dimension, and in which order, do the parts "
-        "go back?",
+        "x was sliced along the last dimension, in rank order. Along which dimension, and in which order, do you join "
+        "the slices of its gradient?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of x was used by one rank, once. Is there a p in its gradient?",
+        "Each column of x was used once, by one rank. Should there be a p in its gradient?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
-        "The gradient is right. But an all-reduce adds, and here nothing has to be added. Which collective only "
-        "brings the parts together, for half of what an all-reduce sends?",
+        "The gradient is right. But an all-reduce adds, and here there's nothing to add. Which collective only "
+        "brings the "
+        "slices together, and sends half as much?",
     ),
     BACKWARD_SENDS,
 )
@@ -97,24 +109,16 @@ def scatter_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int
     }
 
 
-@checks.exercise("3.3", "scatter: cut forward, gather backward")
-def scatter_to_region(operator: Any) -> checks.Verdict:
-    check_operator("3.3", operator, Operator(SPLIT, GATHER, scatter_mistakes), SCATTER_QUESTIONS)
-    seen = checks.run_ranks(scatter_unevenly, 2, operator)
-    checks.verify("3.3", 2, list(seen), [{}] * 2, questions=SCATTER_QUESTIONS, note="9 columns")
-    return checks.Verdict("One all-gather, backward.")
-
-
 def scatter_unevenly(operator: Any) -> checks.Observed:
     """Apply the operator to 9 columns on 2 ranks, which must raise ValueError. Runs on every rank."""
     try:
         part = operator.apply(torch.zeros(4, 9, device=device()))
     except ValueError:
         return {UNEVEN: checks.Claim("")}
-    return {UNEVEN: checks.Claim(f"cut all the same, to shape {list(part.shape)}")}
+    return {UNEVEN: checks.Claim(f"it was split anyway, into shape {list(part.shape)}")}
 
 
-# 3.4
+# gather
 
 SLICE_OF_SUM = "this rank's slice of the sum of all ranks' gradients"
 SLICE_OF_MEAN = "this rank's slice of the mean of all ranks' gradients"
@@ -125,32 +129,41 @@ GATHER_QUESTIONS = (
     ROUNDED,
     WROTE,
     ZERO_OUT,
-    checks.Question(checks.kind_is("out", OWN_X), "This is one part. Who holds the others?"),
+    checks.Question(checks.kind_is("out", OWN_X), "You returned this rank's own slice. Who has the others?"),
     checks.Question(
-        checks.kind_is("out", COPIES), "Every part came from this rank. Which call brings the other ranks' parts?"
+        checks.kind_is("out", COPIES),
+        "The output is p copies of this rank's own slice. Which call brings the other ranks' slices here?",
     ),
-    checks.Question(checks.kind_is("out", SUM_PARTS), "The parts are different columns. Should they be added?"),
+    checks.Question(
+        checks.kind_is("out", SUM_PARTS),
+        "You added the slices. But they're different columns. What should you do instead?",
+    ),
     checks.Question(
         lambda d: "out" in d.names and (d.kind("out") in (STACKED, "value") or "order" in d.kinds()),
-        "Along which dimension, and in which order, do the parts go together? (all_gather_into_tensor uses dimension "
-        "0.)",
+        "Along which dimension, and in which order, should the slices be joined? (all_gather_into_tensor always joins "
+        "along dimension 0.)",
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("saw 1 all_reduce" in row.text for row in d),
-        "The output is right. But an all-reduce adds, and here nothing has to be added. Which collective only brings "
-        "the parts together, for half of what an all-reduce sends?",
+        "The output is right. But an all-reduce adds, and here there's nothing to add. Which collective only brings "
+        "the "
+        "slices together, and sends half as much?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         checks.kind_is("dx", SLICE_OF_SUM, SLICE_OF_MEAN),
-        "All ranks share one loss, and each holds its whole gradient already. What is there to add, or to average?",
+        "All ranks share one loss, and each of them already has its full gradient. Is there anything to add or to "
+        "average?",
     ),
-    checks.Question(checks.kind_is("dx", SLICE_0), "Which columns of the whole did this rank put in?"),
+    checks.Question(
+        checks.kind_is("dx", SLICE_0),
+        "Every rank returned slice 0 of the gradient. Which columns did this rank put in?",
+    ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column was put in by one rank, once. Is there a p in its gradient?",
+        "Each column came from one rank, once. Should there be a p in its gradient?",
     ),
     BACKWARD_SENDS,
 )
@@ -173,7 +186,11 @@ def gather_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int)
     }
 
 
-@checks.exercise("3.4", "gather: gather forward, cut backward")
-def gather_from_region(operator: Any) -> checks.Verdict:
-    check_operator("3.4", operator, Operator(GATHER, SPLIT, gather_mistakes), GATHER_QUESTIONS)
-    return checks.Verdict("One all-gather, forward.")
+@checks.exercise("3.3", "g, scatter and gather")
+def g_scatter_and_gather(reduce: Any, scatter: Any, gather: Any) -> checks.Verdict:
+    check_operator("3.3", "g", reduce, Operator(ADD, COPY, g_mistakes), G_QUESTIONS)
+    check_operator("3.3", "scatter", scatter, Operator(SPLIT, GATHER, scatter_mistakes), SCATTER_QUESTIONS)
+    seen = checks.run_ranks(scatter_unevenly, 2, scatter)
+    checks.verify("3.3", 2, list(seen), [{}] * 2, questions=SCATTER_QUESTIONS, note="scatter of 9 columns")
+    check_operator("3.3", "gather", gather, Operator(GATHER, SPLIT, gather_mistakes), GATHER_QUESTIONS)
+    return checks.Verdict("Each of them sends one message, in one direction, and nothing in the other.")

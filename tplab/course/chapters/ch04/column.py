@@ -28,13 +28,14 @@ CASES = (
     Built(leading=(2, 3), transposed=True),
     Built(leading=(2, 3), options={"gather_output": True}),
     Built(bias=False),
+    Built(zero_bias=True),
     Built(leading=(2, 3), options={"skip_bias_add": True}),
     Built(bias=False, options={"skip_bias_add": True}),
     Built(leading=(2, 3), options={"gather_output": True, "skip_bias_add": True}),
     Built(options={"gather_output": True}, groups=checks.GROUPS),
 )
 
-OWN_PART = "the part that this rank's own columns contribute, before any sum"
+OWN_PART = "the term from this rank's own columns, before any sum"
 
 
 def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
@@ -83,76 +84,79 @@ QUESTIONS = (
     WAIT_QUESTION,
     checks.Question(
         checks.differs("shape of weight"),
-        "`weight` is [output features, input features]. Which of the two does a column-parallel layer split, "
-        "and how many does one rank keep?",
+        "`weight` is [output features, input features]. Which of the two does a column-parallel layer split, and how "
+        "many of them does each rank keep?",
     ),
     checks.Question(
         checks.differs("shape of bias"),
-        "The bias has one number per output feature. How many output features does this rank compute, and "
-        "should there be a bias at all when `bias=False`?",
+        "The bias has one element per output feature. How many output features does this rank compute? And should "
+        "there be a bias at all if `bias=False`?",
     ),
     checks.Question(
         checks.has_kind("out", "structure", "type"),
-        "What does the layer return? The output alone, or with `skip_bias_add` the pair (output without the "
-        "bias, bias), also when there is no bias.",
+        "What should the layer return? It's just the output, or with `skip_bias_add` the pair (output without the "
+        "bias, bias), even if there's no bias.",
     ),
     checks.Question(
         checks.has_kind("out", "whole"),
-        "Did anybody ask for the whole output? Without `gather_output` each rank returns only the columns it computed.",
+        "Nobody asked for the full output. Without `gather_output`, each rank returns only the columns that it "
+        "computed. Which line collects the others?",
     ),
     checks.Question(
         checks.has_kind("out", "part"),
-        "With `gather_output` every rank returns all columns. Along which dimension, and with which operator, "
-        "do the slices come together?",
+        "With `gather_output`, every rank should return all columns. Which operator puts the slices together, and "
+        "along which dimension?",
     ),
     checks.Question(checks.has_kind("out", "none"), "Which of your branches ends without a `return`?"),
     SKIPPED_BIAS_QUESTION,
-    checks.Question(checks.has_kind("out", NO_BIAS), "Where is this rank's slice of the bias added?"),
+    checks.Question(
+        checks.has_kind("out", NO_BIAS), "The bias is missing. Which line should add this rank's slice of it?"
+    ),
     checks.Question(
         checks.has_kind("out", BIAS_TWICE),
-        "The bias is in the output twice. Which two lines add it? `F.linear` adds the bias that you give it.",
+        "The bias is in the output twice. Which two lines add it? (`F.linear` adds the bias that you pass to it.)",
     ),
     checks.Question(
         checks.has_kind("out", "order", "other rank", "shape"),
-        "Every slice of the output belongs in one place: rank 0's columns first, along the last dimension. "
-        "Which operator puts them there?",
+        "The slices of the output should stand side by side along the last dimension, and rank 0's columns come "
+        "first. Which operator puts them there?",
     ),
     checks.Question(
         checks.has_no_gradient("dW"),
-        "No gradient reaches the weight. Which step of your forward pass does autograd not know about? `dist` "
-        "calls, `.data` and `.detach()` are such steps; the operators of chapter 03 are not.",
+        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Calls to `dist`, "
+        "`.data` and `.detach()` are, and the operators from chapter 03 aren't.",
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", NO_TRAFFIC)(d) and "dW" not in d.names,
-        "Each rank computes dx through its own columns only. Which operator adds up the p parts in the "
-        "backward pass, and where does it stand?",
+        "Each rank computes dx through its own columns only, so it has one of p terms. Which operator adds the terms "
+        "in the backward pass, and where does it have to stand?",
     ),
     checks.Question(
         lambda d: checks.has_kind("dx", "p times")(d) or d.names == {"dx", "backward traffic"},
-        "How often is the gradient of x summed over the ranks? Look at the backward traffic: each sum is one "
-        "all-reduce.",
+        "How often do you add up the gradient of x over the ranks? Look at the backward traffic, in which each sum "
+        "is one all-reduce.",
     ),
     checks.Question(
         checks.has_kind("dx", "1/p"),
-        "Is dx the sum of the ranks' parts, or their mean? Which of the two does the chain rule ask for?",
+        "Should dx be the sum of the ranks' terms, or their mean? What does the chain rule say?",
     ),
     checks.Question(
         checks.differs("dW", "db", "dx"),
-        "All three gradients are wrong. The backward pass of an operator acts on the gradient of whatever it "
-        "was applied to: did you apply f to the input, or to the output?",
+        "All three gradients are wrong. An operator's backward pass acts on the gradient of the tensor that the "
+        "operator was applied to. So did you apply f to the input, or to the output?",
     ),
     checks.Question(
         checks.has_no_gradient("dx"),
-        "No gradient reaches the input. Which line cuts the way from the output back to x?",
+        "No gradient reaches the input. Which line cuts the path from the output back to x?",
     ),
     checks.Question(
         checks.has_no_gradient("db"),
-        "No gradient reaches the bias. What is returned or added: the parameter, or a copy that autograd does not "
+        "No gradient reaches the bias. Do you add and return the parameter itself, or a copy that autograd doesn't "
         "know?",
     ),
     checks.Question(
         checks.differs("out"),
-        "What is Y = X A + b here, for the columns of this rank? Compute one number by hand with p = 1.",
+        "What's Y = X A + b for the columns of this rank? Set p = 1 and work out one element by hand.",
     ),
     TRAFFIC_QUESTION,
     SHARDING_QUESTION,
@@ -168,16 +172,16 @@ def column_parallel_linear(layer_class: Any) -> checks.Verdict:
         give=give,
         expect=expect,
         questions=QUESTIONS,
-        crash="Write the shapes of one rank next to your lines: x [..., i], weight [o/p, i], bias [o/p], out [..., "
-        "o/p]. Which two do not fit together?",
+        crash="Write one rank's shapes next to your lines: x [.., in], weight [out/p, in], bias [out/p], output [.., "
+        "out/p]. Which two of them don't fit together?",
         odd=(IN, OUT + 1),
         odd_question=checks.Question(
             lambda d: True,
-            "With 9 output features on 2 ranks each would keep 4, and one feature would silently be lost. "
-            "Which function refuses that?",
+            "With 9 output features on 2 ranks, each rank would keep 4, and one feature would silently be lost. "
+            "Which function refuses to do that?",
         ),
     )
     return checks.Verdict(
-        "Each rank owns o/p output features. One all-reduce in the backward pass, nothing in the forward pass "
-        "unless you gather."
+        "Each rank owns out/p of the output features. There's one all-reduce in the backward pass, and nothing in "
+        "the forward pass unless you gather."
     )

@@ -12,9 +12,9 @@ from tplab.tensor.sharding import shard
 
 CUTS = (((16, 3), 0, 1), ((3, 16), 1, 1), ((24,), 0, 2), ((2, 24, 3), 1, 3), ((5, 24), -1, 2))  # sizes, dim, stride
 OWN_MEMORY = "each shard has memory of its own"
-CONTIGUOUS = "the contiguous cut, which is right only for stride 1"
-EVERY_PTH = "every p-th entry, taken one by one"
-GLUED_CONTIGUOUS = "the shards simply put one after another"
+CONTIGUOUS = "one contiguous slice, which is right only for stride 1"
+EVERY_PTH = "every p-th entry"
+GLUED_CONTIGUOUS = "the shards, one after another"
 
 CUT_QUESTIONS = (
     checks.Question(
@@ -23,46 +23,46 @@ CUT_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("shard", CONTIGUOUS),
-        "With `stride` blocks side by side a rank needs its piece of every block. Write the row numbers down "
-        "for p = 2, stride = 2: which rows does rank 0 have now, and which should it have?",
+        "There are several blocks, and a rank needs its slice of each. Write down the rows for p = 2 and stride = 2. "
+        "Which of them does rank 0 have now, and which should it have?",
     ),
     checks.Question(
         checks.has_kind("shard", EVERY_PTH),
-        "A rank takes whole pieces: n / (p·stride) neighbouring entries of each block. Which entries did you "
-        "take for p = 2, stride = 1?",
+        "A rank's slice of a block is n / (p·stride) neighboring entries. Which entries do you take for p = 2 and "
+        "stride = 1?",
     ),
     checks.Question(
         checks.has_kind("shard", "other rank"),
-        "The pieces are right, but a rank has the pieces of another. How does the number of a piece depend on "
-        "the rank, and how on the block?",
+        "The slices are right, but one rank has those of another. How does a slice's number depend on the rank, and "
+        "how does it depend on the block?",
     ),
     checks.Question(
         checks.differs(OWN_MEMORY),
-        "How many bytes does the shard keep alive? A slice is a view of the full tensor, and `contiguous()` "
-        "of a slice along dimension 0 is still that view. Which call always makes new memory?",
+        "How many bytes does the shard keep alive? A slice is a view of the full tensor, and along dimension 0 even "
+        "`contiguous()` returns that same view. Which call always makes new memory?",
     ),
     checks.Question(
         lambda d: (
             checks.has_kind("shard", "shape", "whole", "part", "transposed")(d)
             or checks.has_kind("unshard", "shape", "part", "transposed")(d)
         ),
-        "Which dimension is cut, and by what is it divided? `dim` may be 0, 1 or -1, and the tensor may have "
-        "more than two dimensions.",
+        "Which dimension do you split, and by what do you divide its size? `dim` may be 0, 1 or -1, and the tensor "
+        "may have more than two dimensions.",
     ),
     checks.Question(
         checks.has_kind("unshard", GLUED_CONTIGUOUS),
-        "Glueing undoes cutting: the full tensor starts with all of block 0. Which pieces of which ranks make "
-        "up block 0?",
+        "`unshard` has to undo `shard`, so the full tensor starts with all of block 0. Which slices of which shards "
+        "make up block 0?",
     ),
     checks.Question(
         lambda d: d.names == {"unshard"},
-        "Cutting is right. To glue, cut each shard into its `stride` pieces first: in which order do the "
-        "pieces of all ranks follow each other in the full tensor?",
+        "`shard` is right. For `unshard`, split each shard into its `stride` slices first. In which order do all "
+        "these slices follow each other in the full tensor?",
     ),
 )
 
 
-@checks.exercise("4.3", "Cut and glue")
+@checks.exercise("4.3", "Shard and unshard, with a stride")
 def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> checks.Verdict:
     for twin, p in product(checks.twins.ALONE, checks.WORLD_SIZES):
         for sizes, dim, stride in CUTS:
@@ -113,34 +113,34 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(8, 3), 0, 0, 4, stride=3),
-        "8 rows can't be 3 blocks of 4 equal pieces each. What does `chunk` do with them, and who would notice? "
-        "Raise ValueError and name the numbers.",
+        "8 rows can't be split into 3 blocks of 4 equal slices. What does `chunk` do with them, and would anyone "
+        "notice? Raise ValueError, and name the numbers.",
         says=(8,),
-        what="8 rows cut into 3 blocks for 4 ranks",
+        what="8 rows, in 3 blocks, for 4 ranks",
     )
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(12, 3), 0, 0, 4, stride=6),
-        "12 can be divided by 4 and by 6, but 12 rows aren't 6 blocks of 4 equal pieces each. What does n have to be a "
-        "multiple of? Raise ValueError and name the numbers.",
+        "12 can be divided by 4 and by 6, but 12 rows can't be 6 blocks of 4 equal slices. What does n have to be a "
+        "multiple of? Raise ValueError, and name the numbers.",
         says=(12,),
-        what="12 rows cut into 6 blocks for 4 ranks",
+        what="12 rows, in 6 blocks, for 4 ranks",
     )
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(6, 3), 0, 0, 4),
-        "6 rows can't be cut into 4 equal pieces: `chunk` gives three pieces of 2 without a word, and the "
-        "last rank gets none. Raise ValueError and name the numbers.",
+        "6 rows can't be split into 4 equal slices. `chunk` returns three slices of 2 without a word, and the last "
+        "rank gets nothing. Raise ValueError, and name the numbers.",
         says=(6,),
-        what="6 rows cut for 4 ranks",
+        what="6 rows for 4 ranks",
     )
-    return checks.Verdict("unshard undoes shard, for every dimension and every number of fused blocks.")
+    return checks.Verdict("`unshard` undoes `shard`, for every dimension and every number of blocks.")
 
 
 CRASH = (
-    "Which dimension does this `dim` name, and does every line of yours take it so? -1 is the last one, however many "
-    "there are. By hand for this call: how many pieces are cut along it, how long is each, and which belong to this "
-    "rank?"
+    "Which dimension does this `dim` stand for, and do all of your lines treat it that way? (-1 is the last one, "
+    "however many there are.) Go through this call by hand. How many pieces do you get along this dimension, how "
+    "long are they, and which of them belong to this rank?"
 )
 
 

@@ -20,7 +20,7 @@ TRAINABLE = "the parameters need a gradient"
 IS_DICT = "the result is a dict"
 DETACHED = "the saved tensors are detached from autograd"
 COPIED = "the saved tensors stay as they are when training goes on"
-GLUED = "the shards put one after another along dimension 0"
+GLUED = "the shards, one after another along dimension 0"
 
 
 class SmallModel(nn.Module):
@@ -31,6 +31,7 @@ class SmallModel(nn.Module):
         "column.weight": ((8, 6), Sharding(0)),
         "column.bias": ((8,), Sharding(0)),
         "fused.weight": ((24, 5), Sharding(0, 3)),
+        "fused.bias": ((24,), Sharding(0, 3)),
         "row.weight": ((5, 8), Sharding(1)),
         "row.bias": ((5,), None),
     }
@@ -135,7 +136,7 @@ def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> ch
     for p in checks.WORLD_SIZES:
         for groups in (None, checks.GROUPS) if p == 4 else (None,):
             check_load_and_save(load, save, p, groups)
-    return checks.Verdict("A checkpoint written at any p can be read at any other.")
+    return checks.Verdict("A checkpoint that was saved with any p can be loaded with any other.")
 
 
 def check_load_and_save(
@@ -214,29 +215,29 @@ def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Ten
 LOAD_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "After loading, training goes on, and the dictionary changed with it. Is the parameter a copy, or "
-        "does it share memory with the dictionary?",
+        "After loading, training continued, and the dictionary changed along with it. Does the parameter have memory "
+        "of its own, or does it share the dictionary's?",
     ),
     checks.Question(
         COMPLETE,
         "If a checkpoint lacks a parameter, the parameter keeps whatever it holds, and nobody notices. Which line "
-        "passes over the name without a word?",
+        "skips the name without a word?",
     ),
     checks.Question(
         lambda d: bool({IN_PLACE, STILL_SHARDED, TRAINABLE} & d.names),
-        "The optimizer holds on to the parameter objects, and the attribute `tensor_parallel` sits on them. "
-        "How do you change the numbers in a parameter without making a new one?",
+        "The optimizer holds on to the parameter objects, and they carry the attribute `tensor_parallel`. How do you "
+        "change a parameter's elements without making a new parameter?",
     ),
     checks.Question(
-        checks.differs("traffic"), "Every rank has the whole dictionary already. What is there to communicate?"
+        checks.differs("traffic"), "Every rank already has the entire dictionary. What's there to communicate?"
     ),
     checks.Question(
-        lambda d: d.names == {"fused.weight"},
-        "Only the fused weight is wrong. What does its `tensor_parallel` say beside the dimension?",
+        lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
+        "Only the fused layer is wrong. Besides the dimension, what else does its `tensor_parallel` say?",
     ),
     checks.Question(
         checks.has_kind("column.weight", "other rank"),
-        "A rank got the shard of another rank. Whose number decides, also inside a group?",
+        "A rank got the shard of a different rank. Whose rank decides, also inside a group?",
     ),
     checks.Question(
         lambda d: UNCHANGED in d.kinds(),
@@ -249,54 +250,56 @@ SAVE_QUESTIONS = (
         checks.changed,
         "Saving changed the model. Which line writes into a parameter?",
     ),
-    checks.Question(checks.differs(IS_DICT), "What does the function return, on every rank?"),
+    checks.Question(
+        checks.differs(IS_DICT), "What does your function return on each rank? Every rank should get a dict."
+    ),
     checks.Question(
         checks.differs("names"),
-        "Which names does the full state dict of one process have? Every parameter, once, under the name that "
-        "`named_parameters` gives it.",
+        "Which names does a single process's state dict have? It has every parameter once, under the name from "
+        "`named_parameters`.",
     ),
     checks.Question(
         checks.differs(DETACHED),
-        "A checkpoint needs no gradients. Which call cuts a tensor off from autograd?",
+        "A checkpoint doesn't need gradients. Which call detaches a tensor from autograd?",
     ),
     checks.Question(
         checks.differs(COPIED),
-        "The dictionary changed when training went on, so it shares memory with the parameters. Which values "
+        "The saved tensors changed when training continued, so they share memory with the parameters. Which of them "
         "did you not copy? Think of the replicated ones, and of p = 1.",
     ),
     checks.Question(
         lambda d: checks.has_kind("row.bias", "shape", "whole")(d) or checks.has_kind("norm", "shape", "whole")(d),
-        "A replicated parameter is whole on every rank already. What happens if its p copies are glued together?",
+        "Every rank already has all of a replicated parameter. What happens if you put p copies of it together?",
     ),
     checks.Question(
         lambda d: checks.has_kind("row.bias", "p times")(d) or checks.has_kind("norm", "p times")(d),
-        "A replicated parameter is whole on every rank already. Why add up its copies?",
+        "Every rank already has all of a replicated parameter. Why add up its copies?",
     ),
     checks.Question(
-        lambda d: d.names == {"fused.weight"},
-        "Only the fused weight is wrong: its shards were glued one after another. What does its "
-        "`tensor_parallel` say beside the dimension?",
+        lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
+        "Only the fused layer is wrong, because its shards stand one after another. Besides the dimension, what else "
+        "does its `tensor_parallel` say?",
     ),
     checks.Question(
         checks.has_kind("row.weight", "shape", GLUED),
-        "The row-parallel weight was cut along dimension 1. Along which dimension did you glue it?",
+        "The row-parallel weight was split along dimension 1. Along which dimension do you put its shards together?",
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
-        "The numbers are right, the communication is not. One all-gather for each sharded parameter is "
-        "enough, and a replicated one needs none.",
+        "The numbers are right, but the traffic isn't. You need just one all-gather per sharded parameter, and "
+        "nothing for a replicated one.",
     ),
     checks.Question(
         checks.has_kind("column.weight", "part", "shape"),
-        "Each rank has only its own shard. How does it get those of the others?",
+        "Each rank has only its own shard. How does it get the other ranks' shards?",
     ),
 )
 
 WHOSE_GROUP = (
-    "A group has its own ranks, numbered from 0, and its own size. Which call, of `get_rank`, `get_world_size` or a "
-    "collective, was not given `group` and so used the default group of all ranks?"
+    "A group has its own size, and its own ranks that count from 0. Which of your calls wasn't given `group`, so "
+    "that it used the default group of all ranks?"
 )
 LOAD_CRASH = (
-    "Which parameter was it, and which two shapes met? A replicated parameter has no `tensor_parallel`, and a "
-    "parameter that requires a gradient may be changed in place only under `torch.no_grad()`."
+    "Which parameter was it, and which two shapes met? A replicated parameter has no `tensor_parallel`. And you may "
+    "only change a parameter that requires a gradient in place under `torch.no_grad()`."
 )

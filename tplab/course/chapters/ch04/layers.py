@@ -18,10 +18,10 @@ IN, OUT = 12, 8  # divisible by every p, and different, so that mixing them up i
 NO_TRAFFIC = "no traffic"
 NO_BIAS = "the right one without the bias"
 BIAS_TWICE = "the right one with the bias added twice"
-WITH_P_BIASES = "the output with the bias added p times, where it should be without"
+WITH_P_BIASES = "the output with p times the bias, where it should be without"
 WITH_BIAS = "the output with the bias, where it should be without"
-SHARDED = "weight.tensor_parallel says how the weight is cut"
-REFUSED = "a size that p does not divide is refused"
+SHARDED = "weight.tensor_parallel says how the weight is split"
+REFUSED = "a size that p doesn't divide is refused"
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class Built(checks.Case):
     bias: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
     transposed: bool = False  # the input is not contiguous
+    zero_bias: bool = False  # as it is before the first step
 
     def describe(self, name: str) -> str:
         options = ["bias=False"] * (not self.bias) + [f"{option}={value}" for option, value in self.options.items()]
         call = f"{name}({', '.join([str(IN), str(OUT), *options, *['group=group'] * bool(self.groups)])})"
-        return call + " on a three-dimensional, non-contiguous x" * self.transposed
+        return call + " on a three-dimensional, non-contiguous x" * self.transposed + ", bias 0" * self.zero_bias
 
     @property
     def skipped(self) -> bool:
@@ -68,6 +69,7 @@ def draw(case: Built, generator: torch.Generator, size: int) -> Problem:
     else:
         x = checks.random_tensor(generator, *case.leading, IN)
     weight, bias = checks.random_tensor(generator, OUT, IN), checks.random_tensor(generator, OUT)
+    bias = torch.zeros_like(bias) if case.zero_bias else bias
     dy, d_bias_out = checks.random_tensor(generator, *case.leading, OUT), checks.random_tensor(generator, OUT)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     product = F.linear(x, weight)  # [..., o]
@@ -136,7 +138,7 @@ def check_layer(
         return checks.ask_about_group(GROUP_CRASH) if case.groups else None
 
     def without_bias(case: Built) -> str:
-        return crash if case.bias else f"{NO_BIAS_CRASH} If it is not about that: {crash}"
+        return crash if case.bias else f"{NO_BIAS_CRASH} If that isn't it: {crash}"
 
     checks.check_cases(
         number, layer_class, cases, draw=draw, give=give, run=run, expect=expect,
@@ -148,13 +150,10 @@ def check_layer(
     checks.verify(number, 2, list(refused), [{}] * 2, questions=[odd_question], note=note)
 
 
-NO_BIAS_CRASH = (
-    "Here the layer was built with bias=False, so self.bias is None. Which line adds it, or asks something of it, all "
-    "the same?"
-)
+NO_BIAS_CRASH = "This time, the layer was built with bias=False, so self.bias is None. Which line uses it all the same?"
 GROUP_CRASH = (
-    "Which of your calls takes its size or its rank from the default group of all ranks, or communicates in it, "
-    "instead of `self.group`?"
+    "Which of your calls uses the default group of all ranks instead of `self.group`? Look at the ones that "
+    "communicate, and at the ones that ask for a rank or a size."
 )
 GROUP_IGNORED = checks.group_question(
     "Which of your calls communicates in the default group of all ranks instead of `self.group`?"
@@ -163,24 +162,24 @@ GROUP_IGNORED = checks.group_question(
 
 TRAFFIC_QUESTION = checks.Question(
     lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
-    "The numbers are right, the communication is not. Which collective has to run here and in which "
-    "direction, by the table of the four operators, and which line runs another one?",
+    "The numbers are right, but the traffic isn't. According to the table of the four operators, which collective "
+    "should run here, and in which direction? Which of your lines runs a different one?",
 )
 
 SHARDING_QUESTION = checks.Question(
     SHARDED,
-    "Loading and saving read `weight.tensor_parallel`. Is it still set in the constructor, on the parameter "
+    "Loading and saving rely on `weight.tensor_parallel`. Does the constructor still set it, on the very parameter "
     "that the layer uses?",
 )
 
 SKIPPED_BIAS_QUESTION = checks.Question(
     lambda d: bool({WITH_BIAS, WITH_P_BIASES} & d.kinds()),
-    "With skip_bias_add=True the layer hands the bias back, and the caller adds it. So the output must be without it: "
-    "which line adds it here?",
+    "With skip_bias_add=True, the layer returns its bias, and the caller adds it. So the output must come without "
+    "the bias. Which line adds it here?",
 )
 
 WAIT_QUESTION = checks.Question(
     lambda d: "never waited" in d.kinds(),
-    "A collective was started with async_op=True, and nobody waited for it. From when on may its result be used, and "
-    "is it its result that you use?",
+    "You started a collective with async_op=True, and nothing waits for it. From which moment on may you use its "
+    "result, and do you use it at all?",
 )

@@ -48,8 +48,8 @@ UNTOUCHED = 7.0
 UNCHANGED = "the value from before, untouched"
 IN_PLACE = "the parameters are filled in place"
 TRAINABLE = "the parameters are leaves that need a gradient"
-FLOAT32 = "the shard of a master that was drawn in float32"
-AT_SHARD_SHAPE = "drawn at the shape of the shard"
+FLOAT32 = "the shard of a full weight that was drawn in float32"
+AT_SHARD_SHAPE = "drawn in the shape of the shard"
 
 
 @dataclass(frozen=True)
@@ -132,76 +132,77 @@ def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expecte
     return checks.Expected(right, mistakes)
 
 
-@checks.exercise("4.4", "Init from a master weight")
+@checks.exercise("4.4", "The first values of a weight, repaired")
 def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "4.4", init, CASES, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=CRASH, whose_group=WHOSE_RANK,
     )  # fmt: skip
     return checks.Verdict(
-        "The model starts from the same point for every p, and the random generator ends where one process leaves it."
+        "The model starts from the same weights for every p, and afterwards the random generator is where a single "
+        "process would leave it."
     )
 
 
 WHOSE_RANK = (
-    "Whose rank and whose size did you take: those of the default group of all ranks, or those of `group`? Which call "
-    "was not given it?"
+    "Do your rank and your size come from `group`, or from the default group of all ranks? Which call wasn't given "
+    "`group`?"
 )
 CRASH = (
-    "A parameter that requires a gradient may be changed in place only under `torch.no_grad()`. And does the "
-    "shape of what you copy fit the shard?"
+    "You may only change a parameter that requires a gradient in place under `torch.no_grad()`. And does the shape "
+    "of what you copy match the shard?"
 )
 
 QUESTIONS = (
     checks.Question(
         checks.has_kind("first weight", UNCHANGED),
-        "The parameter still has its old values. Does your function change `param` itself, or a new tensor "
-        "that nobody keeps?",
+        "The parameter still has its old values. Does your function change `param` itself, or a new tensor that is "
+        "then lost?",
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
-        "The numbers are right, but they came over the wire. Every rank has the same seed: what does it need "
+        "The numbers are right, but some of them were sent. All ranks have the same seed, so what would a rank need "
         "the others for?",
     ),
     checks.Question(
         checks.differs(IN_PLACE),
-        "The optimizer and the module hold on to this parameter's memory. How do you change the numbers "
-        "without replacing the memory? And what does a view of the master keep alive?",
+        "The optimizer and the module hold on to this parameter's memory. How do you change its elements without "
+        "replacing the memory? And what does a view of the full weight keep alive?",
     ),
     checks.Question(
-        checks.differs(TRAINABLE), "Is `param` still a leaf that requires a gradient? Which line changed that?"
+        checks.differs(TRAINABLE), "`param` should still be a leaf that requires a gradient. Which line changed that?"
     ),
     checks.Question(
         checks.has_kind("first weight", FLOAT32),
-        "The parameters are float64 here. Which dtype has a tensor that `torch.empty` makes when it is told only a "
-        "shape, and which one must the master have, so that the numbers are those of one process?",
+        "The parameters are float64 here. Which dtype does `torch.empty` choose if you only give it a shape? And "
+        "which one does the full weight need, so that a single process would draw the same numbers?",
     ),
     checks.Question(
         checks.has_kind("first weight", AT_SHARD_SHAPE),
-        "The numbers were drawn at the shape of the shard: xavier then takes its standard deviation from the "
-        "wrong shape, and all ranks draw the same numbers. At which shape must they be drawn?",
+        "You drew the numbers in the shape of the shard, so xavier computes its standard deviation from the wrong "
+        "shape, and all ranks draw the same numbers. In which shape would a single process draw them?",
     ),
     checks.Question(
         checks.has_kind("first weight", "other rank"),
-        "A rank has the numbers of another rank. Which argument decides which piece is taken?",
+        "A rank has the numbers that belong to a different rank. Which argument decides which shard it takes?",
     ),
     checks.Question(
         lambda d: "third weight" in d.names and not d.names & {"first weight", "second weight"},
-        "Only the fused weight is wrong. What does `param.tensor_parallel` say about it beside the dimension?",
+        "Only the fused weight is wrong. Besides the dimension, what else does its `param.tensor_parallel` say?",
     ),
     checks.Question(
         lambda d: "second weight" in d.names and "first weight" not in d.names,
-        "The first weight is right, a later one is not. Did you use each parameter's own dimension? And did "
-        "you set a seed, so that the second weight starts again with the same random numbers as the first?",
+        "The first weight is right, but a later one isn't. Do you use each parameter's own dimension? And do you set "
+        "a seed, so that the second weight starts over with the same random numbers as the first?",
     ),
     checks.Question(
         lambda d: "the next random number" in d.names and d.names <= {"the next random number", "traffic"},
-        "The weights are right, but afterwards the random generator is not where one process would have it. "
-        "How many numbers did this rank draw, and did somebody set a seed?",
+        "The weights are right, but afterwards the random generator isn't where a single process would leave it. How "
+        "many numbers did this rank draw, and does any line set a seed?",
     ),
     checks.Question(
         lambda d: "first weight" in d.names,
-        "One process would call `init_method` once, on a tensor of the full shape with the parameter's dtype, "
-        "from the seed that the caller set. Which of these is different in your function?",
+        "A single process would call `init_method` once, on a tensor of the full shape and with the parameter's "
+        "dtype, after the seed that the caller has set. What does your function do differently?",
     ),
 )

@@ -1,4 +1,4 @@
-"""The check for exercise 5.4: a detector for replicated parameters that drift apart."""
+"""The check for exercise 5.3: a detector for replicated parameters that drift apart."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ NO_SHARD_SENT = "no shard is sent"
 NOT_FINITE = "nan or inf"  # reported for either
 SHARDED_NUMEL = 77  # no other parameter has as many elements, so its collectives can be recognized
 CANCEL = "the differences cancel in the sum"
+CANCEL_IN_COLUMN = "differences that cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
 FINE = "one element differs in its ninth digit"
 
@@ -42,6 +43,7 @@ SCENES: dict[str, Offsets] = {
     "ranks 1 and 2 are furthest apart": {"first": (0, 1, -1, 0.5)},
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
     CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on its first element
+    CANCEL_IN_COLUMN: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on the first element of the same column
     "inside a module": {"inner.second": (0, 0, 0, 4)},
     FROZEN: {"second": (0, 0.5, 0, 0)},
     FINE: {"first": (0, 0, 2.0**-24, 0)},
@@ -83,8 +85,8 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
                 param.copy_(start + (dist.get_rank() % 2 if groups else 0))
             for name, offsets in offsets_on(scene, q).items():
                 params[name].view(-1)[-1] += offsets[rank]
-                if note == CANCEL:
-                    params[name].view(-1)[0] -= offsets[rank]
+                if note in (CANCEL, CANCEL_IN_COLUMN):
+                    params[name].view(-1)[0 if note == CANCEL else 3] -= offsets[rank]
         snapshot = checks.Snapshot(**params)
         with (
             record() as section,
@@ -109,12 +111,12 @@ def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
 
 
 EMPTY = (
-    "A module may have no replicated parameter at all. Then nothing can drift, and the drift is 0. Which line needs at "
-    "least one?"
+    "A module may have no replicated parameters at all. Then nothing can drift, and the result is 0.0. "
+    "Which of your lines needs at least one?"
 )
 
 
-@checks.exercise("5.4", "A detector for drifting replicas")
+@checks.exercise("5.3", "A detector for drifting replicas")
 def detector(detect: Callable[..., Any]) -> checks.Verdict:
     runs = []
     for p in checks.WORLD_SIZES:
@@ -133,13 +135,16 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
                     questions = [CHANGED, checks.group_question(WHOSE_GROUP)] if groups else [CHANGED]
                     questions += detector_questions(note, [mine["drift"] for mine in observed], right["drift"])
                     where = f"{note}, {checks.IN_GROUPS}" if groups else note
-                    checks.verify("5.4", p, observed, [right] * p, questions=questions, note=where)
+                    checks.verify("5.3", p, observed, [right] * p, questions=questions, note=where)
     note = "a module without any replicated parameter"
     empty = checks.run_ranks(watch_nothing, 2, detect, question=EMPTY, note=note)
     checks.verify(
-        "5.4", 2, list(empty), [{"drift": 0.0}] * 2, questions=[checks.Question(lambda d: True, EMPTY)], note=note
+        "5.3", 2, list(empty), [{"drift": 0.0}] * 2, questions=[checks.Question(lambda d: True, EMPTY)], note=note
     )
-    return checks.Verdict("It sees one wrong element on one rank, also a NaN, and does not mind that shards differ.")
+    return checks.Verdict(
+        "It notices a single wrong element on a single rank, even if that's a NaN, and it doesn't mind that "
+        "shards differ."
+    )
 
 
 def detector_questions(note: str, drifts: list[Any], right: float | str) -> list[checks.Question]:
@@ -156,39 +161,61 @@ def detector_questions(note: str, drifts: list[Any], right: float | str) -> list
 
 CHANGED = checks.Question(
     checks.changed,
-    "A detector must not repair what it measures. `dist.all_reduce` writes into the tensor it gets: into which one "
-    "does yours write?",
+    "A detector mustn't repair what it measures. `dist.all_reduce` writes into the tensor that you give "
+    "it. Which tensor is that?",
 )
 WHOSE_GROUP = (
-    "Which collective, or which call for a rank or a size, was not given `group` and so used the default group of all "
-    "ranks?"
+    "Which of your calls wasn't given `group`, so that it used the default group of all ranks? It may be "
+    "a collective, or a call that asks for a rank or a size."
 )
 _NAN = (
-    "A NaN differs from every number, also from another NaN. Two places may swallow it: of a NaN and a number, MAX and "
-    "MIN over the ranks keep now the one, now the other; and what is Python's max(0.0, float('nan'))?"
+    "A NaN differs from every number, even from another NaN. There are two places that can swallow it. "
+    "MAX and MIN over the ranks may keep either the NaN or the number. And what's Python's max(0.0, "
+    "float('nan'))?"
 )
 DETECTOR_ASKS = {
     "one element is NaN on rank 1": _NAN,
     "one element is NaN on every rank": _NAN,
-    "only the shards differ": "Each rank's shard is another part of the weight: it is meant to differ, and it is "
-    "large. How does a parameter say that it is a shard?",
-    "the sign": "The size is right and the sign is not: a drift is a distance, so it's never negative. Which of the "
-    "largest and the smallest do you subtract from which, or where is an absolute value missing?",
-    "type": "The result is a plain float. What turns a tensor with one element into a number?",
-    "not the same on every rank": "Every rank must return the same number, or only one of them raises the alarm. "
-    "What do the others still need to know?",
-    "equal replicas": "The replicas are equal here. Which numbers did you compare, or where does your result start?",
-    "ranks 1 and 2 are furthest apart": "Rank 0 lies between ranks 1 and 2 here. Which two ranks do you compare? For "
-    "one element, what is the largest difference between any two of p numbers?",
-    "the values climb from rank to rank": "From rank to rank the step is small, from the first to the last it is not. "
-    "Which two ranks do you compare?",
-    FROZEN: "A parameter that isn't trained can still differ between ranks, for example after a wrong load. Which "
-    "parameters does your loop leave out?",
-    FINE: "The parameters are float64, and the difference is smaller than float32 can tell at these values. Which line "
-    "converts them?",
-    CANCEL: "Here one element is too large by exactly as much as another one is too small. Does your measure let "
-    "positive and negative differences cancel?",
-    "the first parameter differs more than the second": "Two parameters differ. Which of the numbers do you return?",
-    "inside a module": "The difference is in a parameter of a module inside the module. How far does your loop look?",
-    "else": "One single element on one single rank differs. Where in your code does it get lost, or averaged away?",
+    "only the shards differ": (
+        "Each rank's shard is a different part of the weight, so it's supposed to differ, and it's large. How "
+        "does a parameter say that it's a shard?"
+    ),
+    "the sign": (
+        "The number is right, but its sign isn't: a drift is a distance, so it's never negative. Which do you "
+        "subtract from which, the largest and the smallest? Or do you need an absolute value?"
+    ),
+    "type": "The result should be a plain float. What turns a tensor with one element into a number?",
+    "not the same on every rank": (
+        "Every rank should return the same number, or else only some of them raise the alarm. What do the "
+        "others still have to find out?"
+    ),
+    "equal replicas": "The replicas are equal here. Which numbers do you compare, or what does your result start with?",
+    "ranks 1 and 2 are furthest apart": (
+        "Rank 0 lies between ranks 1 and 2 here. Which two ranks do you compare? What's the largest "
+        "difference between any two of p numbers?"
+    ),
+    "the values climb from rank to rank": (
+        "Neighboring ranks differ just a little here, but the first and the last rank differ a lot. Which two "
+        "ranks do you compare?"
+    ),
+    FROZEN: (
+        "A parameter that isn't trained can still differ between the ranks, for example because it was loaded "
+        "wrong. Which parameters does your loop leave out?"
+    ),
+    FINE: (
+        "The parameters are float64, and they differ by less than float32 can resolve at these values. Which "
+        "line converts them?"
+    ),
+    CANCEL: (
+        "One element is too large here by exactly as much as another one is too small. Do positive and "
+        "negative differences cancel in your code?"
+    ),
+    "the first parameter differs more than the second": (
+        "Two parameters differ here. Which of the differences do you return?"
+    ),
+    "inside a module": "The difference is in a parameter of a module inside the module. How deep does your loop look?",
+    "else": (
+        "One single element differs, on one single rank. Where in your code does this difference get lost, or "
+        "averaged away?"
+    ),
 }

@@ -1,4 +1,4 @@
-"""The checks for exercises 5.1, ParallelMLP, and 5.3, SwiGLU.
+"""The checks for exercises 5.2, ParallelMLP, and 5.4, a gated MLP.
 
 Each MLP loads its weights from a full checkpoint, as its parameters' sharding says. The reference is plain PyTorch in
 float64 in a single process.
@@ -18,18 +18,18 @@ from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.sharding import Sharding, shard
 
-HIDDEN, FFN = 4, 24
+HIDDEN, FFN = 6, 20  # the inner size isn't a multiple of the outer one
 WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # name in the formula: in the module
 
 TANH = "what the tanh approximation of GELU gives"
 RELU, SILU = "what comes out with ReLU", "what comes out with SiLU"
 NO_ACTIVATION = "what comes out without an activation"
-OTHER_GATE = "what comes out with another gate than SiLU"
+OTHER_GATE = "what comes out with a different function than SiLU"
 GELU_GATE = f"{OTHER_GATE} (GELU)"
-SWAPPED = "what comes out when gate and up change places"
-INTERLEAVED = "what comes out when gate and up are taken from every second column"
-PARTIAL = "this rank's partial sum plus the bias"
-BIAS_P_TIMES = "the right one with the last bias added p times"
+SWAPPED = "what comes out if gate and up are swapped"
+INTERLEAVED = "what comes out if every second column is the gate"
+PARTIAL = "this rank's own term of the sum, plus the bias"
+BIAS_P_TIMES = "the right one with p times the final bias"
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ CASES = (
     Built(),
     Built(leading=(2, 3), transposed=True),
     Built(leading=(2, 3), bias=False),
+    Built(leading=(2, 1, 3)),
     Built(groups=checks.GROUPS),
 )
 
@@ -172,7 +173,7 @@ def run(mlp_class: Any, case: Built, given: dict[str, Any], group: Any) -> check
     }
     if seen["parameters"] != given["parameters"]:
         names = ("out", "dx", "dA", "da", "dB", "dc", "forward traffic", "backward traffic")
-        return seen | dict.fromkeys(names, checks.NotRun("the parameters are others"))
+        return seen | dict.fromkeys(names, checks.NotRun("the parameters are different"))
     load_full_state_dict(mlp, {name: value.to(device()) for name, value in given["full"].items()}, group)
     watched = {letter: params.get(name) for letter, name in WEIGHTS.items()}
     return seen | checks.observe(
@@ -203,7 +204,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[check
     checks.check_cases(
         number, mlp_class, CASES, draw=partial(draw, kind), give=partial(give, kind), run=run,
         expect=partial(expect, kind), questions=questions,
-        crash=lambda case: CRASH if case.bias else f"{NO_BIAS_CRASH} If it is not about that: {CRASH}",
+        crash=lambda case: CRASH if case.bias else f"{NO_BIAS_CRASH} If that isn't it: {CRASH}",
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
 
@@ -213,31 +214,35 @@ def default_size(mlp_class: Any) -> checks.Observed:
     return {"parameters": shapes(dict(mlp_class(HIDDEN).named_parameters()))}
 
 
-@checks.exercise("5.1", "ParallelMLP")
+@checks.exercise("5.2", "ParallelMLP")
 def parallel_mlp(mlp_class: Any) -> checks.Verdict:
-    check_mlp("5.1", mlp_class, PLAIN, PLAIN_QUESTIONS)
+    check_mlp("5.2", mlp_class, PLAIN, PLAIN_QUESTIONS)
     seen = checks.run_ranks(default_size, 2, mlp_class)
     sizes = {"up.weight": (2 * HIDDEN, HIDDEN), "up.bias": (2 * HIDDEN,), "down.weight": (HIDDEN, 2 * HIDDEN)}
     zeros = {name: torch.zeros(size) for name, size in {**sizes, "down.bias": (HIDDEN,)}.items()}
     expected = [{"parameters": shapes(zeros)}] * 2
-    checks.verify("5.1", 2, seen, expected, questions=[DEFAULT_SIZE_QUESTION], note=f"ParallelMLP({HIDDEN})")
-    return checks.Verdict("One all-reduce of b·s·h numbers forward and one backward; nothing between the two layers.")
+    checks.verify("5.2", 2, seen, expected, questions=[DEFAULT_SIZE_QUESTION], note=f"ParallelMLP({HIDDEN})")
+    return checks.Verdict(
+        "There's one all-reduce of the size of x forward and one backward, and nothing between the two layers."
+    )
 
 
-@checks.exercise("5.3", "SwiGLU")
+@checks.exercise("5.4", "A gated MLP, repaired")
 def parallel_swiglu(mlp_class: Any) -> checks.Verdict:
-    check_mlp("5.3", mlp_class, GATED, GATED_QUESTIONS)
-    return checks.Verdict("One fused product, one f, one g: the same two all-reduces as without the gate.")
+    check_mlp("5.4", mlp_class, GATED, GATED_QUESTIONS)
+    return checks.Verdict(
+        "It's one fused matmul with one f and one g, so there are just the same two all-reduces as without the gate."
+    )
 
 
 WHOSE_GROUP = (
-    "The MLP is built from two layers. Which of them was not given `group`, and so works in the default group of all "
-    "ranks?"
+    "The MLP consists of two layers. Which of them wasn't given `group`, so that it works in the default "
+    "group of all ranks?"
 )
-NO_BIAS_CRASH = "Here the MLP was built with bias=False. Which line needs a bias that is None?"
+NO_BIAS_CRASH = "This time, the MLP was built with bias=False. Which line uses a bias that's None?"
 CRASH = (
-    "Write the shape of one rank's tensor next to each line: [..., h], [..., m/p], [..., m/p], [..., h]. Does the "
-    "first layer keep its output split, and does the second take it so?"
+    "Write the shape of one rank's tensor next to each line: [.., h], [.., m/p], [.., m/p], [.., h]. Does "
+    "the first layer leave its output split, and does the second one expect it that way?"
 )
 
 
@@ -245,97 +250,106 @@ COMMON_QUESTIONS = (
     checks.INPUTS_QUESTION,
     checks.Question(
         checks.has_kind("out", "none", "type", "structure"),
-        "What does forward return? One tensor [..., h], the sum over all ranks with its bias.",
+        "What does forward return? It should be one tensor [.., h], the sum over all ranks plus the bias.",
     ),
     checks.Question(
         checks.has_kind("out", NO_ACTIVATION),
-        "Two linear maps with nothing between them are one linear map. Where does the activation stand?",
+        "Two linear layers with nothing between them are just one linear layer. Where does the activation belong?",
     ),
     checks.Question(
         checks.has_kind("out", PARTIAL),
-        "Each rank has one term of the sum. Which layer adds up the terms, and is it that layer you use for `down`?",
+        "Each rank returns its own term of the sum. Which layer adds up the terms, and do you really call that layer?",
     ),
-    checks.Question(checks.has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
+    checks.Question(
+        checks.has_kind("out", BIAS_P_TIMES),
+        "The final bias is in the output p times. Which line adds it on every rank, before the sum?",
+    ),
     checks.Question(
         checks.has_no_gradient("dA", "dB", "da", "dc"),
-        "A parameter gets no gradient. Which line does autograd not know about?",
+        "A parameter doesn't get a gradient. Which line is invisible to autograd?",
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", "no traffic")(d),
-        "dx is only this rank's part: f is missing. Which layer brings f with it, and do you go round its forward?",
+        "dx is only this rank's own term, so f is missing. Which layer contains f, and does your code "
+        "bypass its forward?",
     ),
     checks.Question(
         lambda d: checks.has_kind("dx", "p times")(d) and checks.has_kind("backward traffic", "traffic")(d),
-        "f is in the column-parallel layer already. Which line of yours sums dx over the ranks a second time?",
+        "The column-parallel layer already contains f. Which of your lines adds up dx over the ranks a second time?",
     ),
     checks.Question(
         lambda d: bool({"forward traffic", "backward traffic"} & d.names) and "out" not in d.names,
-        "The output is right, the communication is not: one all-reduce forward and one backward are enough. Which call "
-        "gathers, scatters or sums what could stay where it is?",
+        "The output is right, but the traffic isn't. One all-reduce forward and one backward are enough. "
+        "Which call gathers, scatters or adds something that could stay where it is?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and bool({"dx", "dA", "dB"} & d.names),
-        "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd?",
+        "The output is right, but a gradient isn't. Which part of the forward pass is cut off from autograd?",
     ),
 )
 
 PLAIN_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
-        "Which layer is cut by columns and which by rows? `self.up` goes from h to m and splits m, `self.down` "
-        "goes from m to h and splits m too; both are parallel layers, with a bias only if `bias`.",
+        "`self.up` should go from h to m and `self.down` from m to h, and both should split m. Which "
+        "layer is column-parallel, and which is row-parallel? And does either of them have a bias only if "
+        "`bias` says so?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
-        "`self.up` is not cut by columns, or not parallel at all. Which layer keeps its output split, so that GELU "
-        "can work on it?",
+        "`self.up` isn't split by columns, or it isn't parallel at all. Which layer leaves its output "
+        "split, so that GELU can work on it right away?",
     ),
     checks.Question(
         checks.has_kind("out", TANH),
-        "This is GELU by its tanh approximation. Which of the two does the exercise ask for?",
+        "This is the tanh approximation of GELU. Which GELU does the exercise ask for?",
     ),
     checks.Question(
         checks.has_kind("out", RELU, SILU),
-        "The right structure with another activation. Which one does the exercise ask for?",
+        "The structure is right, but it's a different activation. Which one does the exercise ask for?",
     ),
     *COMMON_QUESTIONS,
     checks.Question(
         lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
-        "Y = GELU(X A + a) B + c, nothing before it and nothing after it. Where does your order of steps differ?",
+        "It should be Y = GELU(X A + a) B + c, with nothing before it and nothing after it. Which of your "
+        "steps is different?",
     ),
 )
 
 GATED_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
-        "The parameters should be those of one fused `self.up`, column-parallel from h to 2m, and of `self.down`, "
-        "row-parallel from m to h. Which of them has another name or shape?",
+        "There should be one fused, column-parallel `self.up` from h to 2m, and a row-parallel "
+        "`self.down` from m to h. Which parameter has a different name or shape?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
-        "Rank 0 must hold its rows of the gate and its rows of up. How many matrices are fused in `up`, and which "
-        "argument of ColumnParallelLinear says so? Without it a rank gets rows that don't belong together.",
+        "Rank 0 needs its rows of the gate and its rows of up, but it gets rows that don't belong "
+        "together. How many matrices are fused in `up`, and which argument of ColumnParallelLinear says so?",
     ),
     checks.Question(
         checks.has_kind("out", SWAPPED),
-        "The weight is [gate; up]: the first half of the output is the gate. On which half does SiLU go?",
+        "The weight is [gate; up], so the first half of the output is the gate. To which half does SiLU belong?",
     ),
     checks.Question(
         checks.has_kind("out", INTERLEAVED),
-        "The shard is this rank's rows of the gate, then its rows of up. Which columns of the output are the gate?",
+        "A shard consists of this rank's rows of the gate, followed by its rows of up. Which columns of "
+        "the output are the gate?",
     ),
     checks.Question(
         checks.has_kind("out", OTHER_GATE, GELU_GATE),
-        "SiLU(u) = u · sigmoid(u). Which function did you put on the gate?",
+        "SiLU(u) = u · sigmoid(u). Which function do you apply to the gate?",
     ),
     *COMMON_QUESTIONS,
     checks.Question(
         lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
-        "Y = (SiLU(X G + g) * (X U + u)) D + d. Compute one number by hand with p = 1: where does it differ?",
+        "It should be Y = (SiLU(X G + g) * (X U + u)) D + d. Work out one element by hand for p = 1. "
+        "Where's the difference?",
     ),
 )
 
 DEFAULT_SIZE_QUESTION = checks.Question(
     "parameters",
-    f"When ffn_hidden_size is None it is 4 · hidden_size: here {4 * HIDDEN}, of which each of two ranks keeps half.",
+    f"If ffn_hidden_size is None, it should be 4 · hidden_size. Here, that's {4 * HIDDEN}, and each of two ranks keeps "
+    "half of it. What does your code take?",
 )

@@ -4,54 +4,75 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "5.a": Prediction(
-        question="How many collectives has the naive MLP, forward and backward together, and how many the one without "
-        "anything in between? With m = 4h, how many times b·s·h numbers do the naive messages hold together?",
-        answer={"naive_calls": 4, "calls": 2, "naive_volume": 10},
-        why="Naive: all-gather and all-reduce forward, all-gather and all-reduce backward: 4bsh + bsh in each "
-        "direction, 10 together. Without the middle: g forward and f backward, 2 together. Five times less.",
+        question="A column-parallel layer gathers its output, and a row-parallel layer scatters it again. How many "
+        "collectives run, forward and backward together? With m = 4h, how many times as many elements as "
+        "x do all messages have?",
+        answer={"collectives": 4, "times_n": 10},
+        why="Forward, there's an all-gather in the middle and an all-reduce at the end. Backward, there's an "
+        "all-gather in the middle and an all-reduce at the beginning. That's 4 + 1 in each direction, so "
+        "it's 10 times n, five times as much as your design.",
         wrong={
-            "naive_calls": "f, a gather, a scatter and g, one after the other: in which direction does each "
-            "of them communicate?",
-            "calls": "Which operators stand at the two ends, f at the input and g at the output? In which direction "
-            "does each of them communicate?",
-            "naive_volume": "Which of the messages are as large as x, b·s·h, and which as large as the tensor "
-            "in the middle, b·s·m? How much is b·s·m, if m = 4h?",
-            ("naive_volume", 2.5): "An all-gather counts all parts together, not one rank's part.",
-            ("naive_volume", 5): "That is one direction.",
+            ("collectives", 2): (
+                "That's how many your own design has. What do the gather and the scatter in the middle do, "
+                "and in which direction?"
+            ),
+            "collectives": (
+                "There's f, a gather, a scatter, and g. Each of them communicates in just one direction. In which one?"
+            ),
+            ("times_n", 5): "That's one direction. What about the other one?",
+            ("times_n", 4): (
+                "The tensor in the middle has 4n elements, and it's gathered once in each direction. And what "
+                "do f and g send?"
+            ),
+            ("times_n", 8): "These are the two all-gathers in the middle. What do f and g send?",
+            ("times_n", 2): "That's what f and g send. How large are the messages in the middle?",
+            ("times_n", 2.5): "The message of an all-gather is the full, gathered tensor, not one rank's part.",
+            "times_n": (
+                "Two of the messages are as large as x, and the others are as large as the tensor in the "
+                "middle, which has 4n elements. How many of each are there?"
+            ),
         },
     ),
     "5.b": Prediction(
-        question="A fused weight [gate; up] of 16 rows, p = 2: which rows must rank 1 hold? How many all-reduces has "
-        "the gated MLP, forward and backward together?",
-        answer={"rows_of_rank_1": [4, 5, 6, 7, 12, 13, 14, 15], "calls": 2},
-        why="Rank 1 takes the second half of the gate (4 to 7) and the second half of up (12 to 15), so that every "
-        "column finds its partner on the same rank. One f stands before the fused product, one g after the last.",
+        question="How many all-reduces does one training step on two ranks need, for the MLP and for the gradients "
+        "of all parameters? How many bytes do they have together, in float64, with 128 examples and h = "
+        "128?",
+        answer={"all_reduces": 2, "bytes": 262144},
+        why="There's one for g and one for f, and each has 128 · 128 elements of 8 bytes. The parameters' "
+        "gradients don't need any. The gradient of a shard is of no use to the other ranks, and all "
+        "replicated parameters get the same full gradient on every rank, because f added it up for them.",
         wrong={
-            "rows_of_rank_1": "Row 8 is the first row of up and meets row 0, the first row of the gate. Which rows "
-            "does row 4 meet, and who has it?",
-            (
-                "rows_of_rank_1",
-                (8, 9, 10, 11, 12, 13, 14, 15),
-            ): "That is all of up and nothing of the gate. With what would rank 1 multiply it?",
-            "calls": "Gate and up read the same x and are one product. How many f are needed in front of it?",
-            ("calls", 3): "Two layers would need one f each. Fused, the gradient of x is summed once.",
-            ("calls", 4): "The gate is multiplied with up on the same rank, without asking anybody.",
+            ("all_reduces", 1): "That's one direction. What about the other one?",
+            "all_reduces": (
+                "Which rank needs the gradient of a shard? And what has f already done with the gradient that "
+                "reaches the embedding?"
+            ),
+            ("bytes", 131072): "That's one of the two all-reduces. (Or it's both of them in float32.)",
+            ("bytes", 32768): "That's how many elements there are. How many bytes does a float64 have?",
+            "bytes": (
+                "Each all-reduce has as many elements as x, which is [128, 128]. How many all-reduces are "
+                "there, and how many bytes does an element have?"
+            ),
         },
     ),
     "5.c": Prediction(
-        question="One training step on two ranks: how many all-reduces for the MLP and for the gradients of all "
-        "parameters together, and how many bytes do they hold, in float64 with b = 128, s = 1 and h = 128?",
-        answer={"all_reduces": 2, "bytes": 262144},
-        why="g forward, f backward: 2 · 128 · 128 · 8 bytes. The gradients need nothing: a shard's gradient belongs "
-        "to one rank, and the replicated parameters get the same whole gradient on every rank, because f summed it "
-        "for them.",
+        question="With one block of 16 rows instead of two blocks of 8, on two ranks: which row does gate row 0 "
+        "meet on rank 0, and which row does up row 8 meet on rank 1?",
+        answer={"row_0_meets": 4, "row_8_meets": 12},
+        why="Rank 0 gets rows 0 to 7, which is the entire gate, and multiplies its first half by its second "
+        "half, so row 0 meets row 4. On rank 1, up row 8 plays the gate for row 12. With one rank, "
+        "everything is right, and that's what gave it away: the results depended on the number of ranks.",
         wrong={
-            "all_reduces": "Which ranks need which gradients? A shard's gradient is of no use to anybody else, and "
-            "what does f do to the gradient that reaches the embedding?",
-            ("all_reduces", 1): "One forward. And backward?",
-            "bytes": "Each all-reduce has the size of x, [b, h]. How many of them, how many bytes a number?",
-            ("bytes", 131072): "That is one of them, or both in float32.",
-            ("bytes", 32768): "That is how many numbers the messages hold. How many bytes has a float64?",
+            ("row_0_meets", 8): "That's the row it should meet. But rank 0 only has rows 0 to 7.",
+            "row_0_meets": (
+                "Rank 0 has rows 0 to 7, and `chunk(2)` splits its output in two halves. What's the first row "
+                "of the second half?"
+            ),
+            ("row_8_meets", 0): "That's the row it should meet. But rank 1 only has rows 8 to 15.",
+            "row_8_meets": (
+                "Rank 1 has rows 8 to 15, and `chunk(2)` splits its output in two halves. What's the first "
+                "row of the second half?"
+            ),
         },
     ),
 }

@@ -1,40 +1,40 @@
-"""The table of symptoms and their causes at the end of chapter 05's "Break it" section."""
+"""The table of symptoms and their causes for chapter 05."""
 
 from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(
-        see="The first loss is right, later ones are off a little; replica drift grows",
-        cause="f is missing: each rank's replicated parameters get only its own part of the gradient",
+        see="The first loss is right, the later ones are slightly off, and the replica drift grows",
+        cause="f is missing, so each rank's replicated parameters only get their own term of the gradient",
+        exercise="5.2",
+    ),
+    Symptom(
+        see="Everything is right, but there are four collectives instead of two",
+        cause="The tensor in the middle is gathered and scattered again",
         exercise="5.1",
     ),
     Symptom(
-        see="Everything is right, but four collectives instead of two",
-        cause="The inner activation is gathered and scattered again",
+        see="The output is slightly off in every element, and so are the gradients, for every p",
+        cause="One side uses the tanh approximation of GELU, and the other one the exact GELU",
+        exercise="5.2",
+    ),
+    Symptom(
+        see="The very first loss is wrong for p > 1, and right for p = 1",
+        cause="The first layer is row-parallel, so GELU gets terms of a sum. Or a bias is added p times",
         exercise="5.1",
     ),
     Symptom(
-        see="Output slightly off in every element, gradients too, at every p",
-        cause="GELU by its tanh approximation on one side, exact GELU on the other",
-        exercise="5.1",
-    ),
-    Symptom(
-        see="The loss is already wrong at the first step, at every p > 1 and not at p = 1",
-        cause="Row-parallel first: the activation is applied to partial sums. Or a bias that is added p times",
-        exercise="5.1",
-    ),
-    Symptom(
-        see="Training is fine, the checkpoint gives nonsense at another p",
-        cause="The fused [gate; up] was cut contiguously: stride 1 instead of 2",
-        exercise="5.3",
-    ),
-    Symptom(
-        see="Loss curves of different p agree to almost all digits, not exactly",
-        cause="Nothing is wrong: sums are taken in another order",
-    ),
-    Symptom(
-        see="Replica drift from the first step, before any update",
-        cause="The replicated parameters did not start from the same numbers: another seed on each rank",
+        see="Training looks fine, but the checkpoint is useless for any other p",
+        cause="The fused [gate; up] was split as one block, with stride 1 instead of 2",
         exercise="5.4",
+    ),
+    Symptom(
+        see="The loss curves for different p agree to many digits, but not exactly",
+        cause="Nothing is wrong. The ranks add up the same numbers in a different order",
+    ),
+    Symptom(
+        see="The replicas differ before the first update",
+        cause="The replicated parameters started from different values, because each rank had its own seed",
+        exercise="5.3",
     ),
 ]

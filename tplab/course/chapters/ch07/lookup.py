@@ -58,6 +58,7 @@ CASES = (
     Lookup("the first and the last id of every rank", border_ids),
     Lookup("ids of the last rank only", last_ranks_ids),
     Lookup("with a padding_row", border_ids, padding_idx=VOCAB - 1, transposed=True),
+    Lookup("with a padding_row of 0", border_ids, padding_idx=0),
     Lookup("ids of every rank, beside rows with inf that nobody looks up", inner_ids, broken=True),
     Lookup("ids of every rank", border_ids, groups=checks.GROUPS),
 )

@@ -1,5 +1,6 @@
 """The check for exercise 7.5: a model in which the lookup and the output layer share one table."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,13 +35,15 @@ class Use(checks.Case):
     """One way to build and call the model."""
 
     gather: bool = False
+    copied: bool = False
 
     def describe(self, name: str) -> str:
         group = ", group=group" * bool(self.groups)
-        return f"TiedModel({VOCAB}, {HIDDEN}, body, multiple=1{group})(ids{', gather=True' * self.gather})"
+        copied = ", after copy.deepcopy" * self.copied
+        return f"TiedModel({VOCAB}, {HIDDEN}, body, multiple=1{group})(ids{', gather=True' * self.gather}){copied}"
 
 
-CASES = (Use(), Use(gather=True), Use(groups=checks.GROUPS), Use(gather=True, groups=checks.GROUPS))
+CASES = (Use(), Use(copied=True), Use(gather=True), Use(groups=checks.GROUPS), Use(gather=True, groups=checks.GROUPS))
 
 
 class Problem(NamedTuple):
@@ -106,6 +109,9 @@ def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> check
     full = {"embedding.weight": given["table"].to(device()), "body.weight": given["body"].to(device())}
     load_full_state_dict(model, full, group, strict=False)  # not strict, because a parameter may have a second name
     seen[GIVEN_BODY] = checks.Claim("" if params["body.weight"] is body.weight else "`self.body` is another one")
+    if case.copied:  # a copy, for an average of the weights, has to use its own table in both places
+        model = copy.deepcopy(model)
+        params = own_names(model)
     ids = given["ids"].to(device())
     watched = {"E": params["embedding.weight"], "body": params["body.weight"]}
     called = {"gather": True} if case.gather else {}

@@ -42,6 +42,7 @@ class Batch(checks.Case):
     ignored:         number of tokens whose target is ignore_index
     smoothing:       label_smoothing
     shift:           added to every logit
+    sure:            whether the model is so sure of the first tokens that their loss is 0
     hidden:          whether the logit of id 0 is -inf in the tokens to ignore, as a mask of forbidden tokens makes it
     """
 
@@ -52,6 +53,7 @@ class Batch(checks.Case):
     smoothing: float = 0.0
     shift: float = 0.0
     hidden: bool = False
+    sure: bool = False
 
     def vocab_size(self, p: int) -> int:
         return p * COLUMNS - self.padding - (COLUMNS if self.rank_of_padding and p > 1 else 0)
@@ -67,6 +69,7 @@ class Batch(checks.Case):
             f"{self.ignored} tokens to ignore" if self.ignored else "",
             "padded columns" if self.padding or self.rank_of_padding else "",
             "whose first logit is -inf" if self.hidden else "",
+            "some tokens with a loss of 0" if self.sure else "",
             f"logits of about {self.shift:.0f}" if self.shift else "",
         ]
         text = ", ".join([f"vocab_parallel_loss(logits, target{options})", *filter(None, extras)])
@@ -81,6 +84,7 @@ CASES = (
     Batch(smoothing=0.25),
     Batch(padding=2, shift=-3e4),
     Batch(ignored=5, hidden=True),
+    Batch(sure=True),
     Batch(padding=2, ignored=4, ignore_index=1, smoothing=0.125),
     Batch(padding=1, rank_of_padding=True, ignored=2, smoothing=0.5, shift=1e4),
     Batch(padding=2, ignored=3, smoothing=0.25, groups=checks.GROUPS),
@@ -103,6 +107,8 @@ def draw(case: Batch, generator: torch.Generator, size: int) -> Sample:
         target[target == case.ignore_index] = vocab_size - 1
     places = torch.randperm(target.numel(), generator=generator)[: case.ignored]
     target.view(-1)[places] = case.ignore_index
+    if case.sure:
+        logits[0].scatter_(-1, target[0].unsqueeze(-1), 200.0)
     if case.hidden:
         logits.flatten(0, -2)[places, 0] = -torch.inf
     return Sample(logits, target, vocab_size, checks.random_tensor(generator, 1).squeeze())

@@ -78,7 +78,10 @@ def run(block_class: Any, case: Passes, given: Problem, group: Any) -> checks.Ob
     watched = {letter: params[name] for letter, name in NAMES.items()}
     seen = checks.observe(block, given.dy.to(device()), inputs={"x": x}, parameters=watched)
     block.eval()
-    seen[EVAL] = block(x)
+    with torch.no_grad():
+        before = checks.Snapshot(x=x)
+        seen[EVAL] = block(x)
+        seen["inputs unchanged"] = seen.get("inputs unchanged") or before.changed()
     block.train()
     seen[SECOND] = block(given.second.to(device()))
     seen[AFTERWARDS] = torch.rand(4)

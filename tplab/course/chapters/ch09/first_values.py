@@ -30,6 +30,7 @@ WEIGHTS = {  # shape of the full weight [out, in], and the dimension that is sha
     "weight cut by rows": ((48, 20), 0),
     "weight cut by columns": ((24, 64), 1),
 }
+BEFORE = 3  # numbers drawn before, so that the current state isn't that of its seed
 ELSEWHERE = 10**7  # distance between the current state's seed and the shards' seed
 AFTERWARDS = "numbers drawn afterwards"
 SMALL = "nobody makes a tensor as large as the whole weight"
@@ -66,6 +67,7 @@ def draw(case: Shards, generator: torch.Generator, size: int) -> int:
 
 def run(draw_shard: Callable[..., Any], case: Shards, seed: int, group: Any) -> checks.Observed:
     torch.manual_seed(seed + ELSEWHERE)
+    torch.rand(BEFORE)
     seen: checks.Observed = {}
     with record() as section, Largest() as largest:
         for number, (name, (shape, dim)) in enumerate(WEIGHTS.items()):
@@ -90,9 +92,11 @@ def normal(shape: Sequence[int], seed: int) -> Tensor:
 
 def expect(case: Shards, seed: int, place: checks.Place) -> checks.Expected:
     generator = torch.Generator().manual_seed(seed + ELSEWHERE)
+    torch.rand(BEFORE, generator=generator)
     right: checks.Observed = {AFTERWARDS: torch.rand(4, generator=generator), "traffic": checks.Traffic()}
     mistakes: dict[str, dict[str, Tensor]] = {}
     generator = torch.Generator().manual_seed(seed + ELSEWHERE)
+    torch.rand(BEFORE, generator=generator)
     for number, (name, (full, dim)) in enumerate(WEIGHTS.items()):
         shape = [size // place.size if d == dim else size for d, size in enumerate(full)]
         mine, same = (normal(shape, seed + 100 * number + offset) for offset in (place.index, 0))

@@ -110,6 +110,23 @@ def circle(error: CycleError) -> str:
     return f"{chain[0]} waits for " + ", which waits for ".join(chain[1:])
 
 
+def in_turn(p: int, m: int) -> Lists:
+    """Return 1F1B's lists: a rank goes forward while fewer than p - rank micro-batches are live, else backward."""
+    rows: list[list[Item]] = []
+    for rank in range(p):
+        row: list[Item] = []
+        forward = backward = 0
+        while backward < m:
+            if forward < m and forward - backward < p - rank:
+                row.append(("F", forward))
+                forward += 1
+            else:
+                row.append(("B", backward))
+                backward += 1
+        rows.append(row)
+    return rows
+
+
 def random_lists(p: int, m: int, generator: torch.Generator) -> list[list[Item]]:
     """Return random lists that can run, in an order that no one would choose."""
     rows: list[list[Item]] = [[] for _ in range(p)]

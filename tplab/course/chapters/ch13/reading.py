@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from tplab.course import checks
-from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, peak, random_lists, total_time
+from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, in_turn, peak, random_lists, total_time
 
 SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9), (2, 16), (2, 40))  # (p, m)
+LONG = 64  # micro-batches that take many more rounds than there are ranks
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
 TOLERANCE = 1e-6  # float32 is precise enough
 SECONDS = 1.0  # of CPU time, for a check that takes a hundredth of it
@@ -97,11 +98,14 @@ _CIRCLE_ASKS = (
 @checks.exercise("13.3", "What can be read off the lists")
 def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> checks.Verdict:
     generator = checks.fresh_generator()
-    for p, m in SIZES:
-        lists, forward, backward = _telling_lists(p, m, generator)
+    drawn = [(*_telling_lists(p, m, generator), "an order by chance") for p, m in SIZES]
+    slow: Lists = [[(kind, k) for k in range(LONG) for kind in "FB"] for _ in range(3)]
+    given = [(in_turn(2, LONG), 1.0, 2.0, "1F1B's order"), (slow, 1.0, 2.0, "an order of one micro-batch at a time")]
+    for lists, forward, backward, order in [*drawn, *given]:
+        p, m = len(lists), len(lists[0]) // 2
         said = _ask(peak_live, bubble, lists, forward, backward)
         right = {"peak": _all([peak(row) for row in lists]), "bubble": _scalar(idle_share(lists, forward, backward))}
-        note = f"m = {m}, forward = {forward:g}, backward = {backward:g}, lists in an order by chance"
+        note = f"m = {m}, forward = {forward:g}, backward = {backward:g}, lists in {order}"
         alike = _lookalikes(lists, forward, backward)
         checks.verify(
             "13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, tol=TOLERANCE, note=note, alone=True

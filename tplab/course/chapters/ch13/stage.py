@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from tplab.course import checks
-from tplab.course.chapters.ch13.lists import Item, Lists, actions, peak
+from tplab.course.chapters.ch13.lists import Lists, actions, in_turn, peak
 from tplab.pipeline.p2p import Channels
 from tplab.runtime import device, record
 
@@ -54,21 +54,8 @@ def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
     return [[(kind, k) for kind in "FB" for k in order]] * p
 
 
-def in_turn(p: int, m: int) -> Lists:
-    """Return 1F1B's lists: a rank goes forward while fewer than p - rank micro-batches are live, else backward."""
-    rows: list[list[Item]] = []
-    for rank in range(p):
-        row: list[Item] = []
-        forward = backward = 0
-        while backward < m:
-            if forward < m and forward - backward < p - rank:
-                row.append(("F", forward))
-                forward += 1
-            else:
-                row.append(("B", backward))
-                backward += 1
-        rows.append(row)
-    return rows
+def last_in_first_out(p: int, m: int) -> Lists:
+    return [[("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]] * p
 
 
 def schedules(p: int) -> list[Schedule]:
@@ -78,6 +65,7 @@ def schedules(p: int) -> list[Schedule]:
         Schedule(f"GPipe's lists, m = {p + 1}", all_forwards_first(p, p + 1, range(p + 1)), p + 1),
         Schedule(f"1F1B's lists, m = {m}", in_turn(p, m), m),
         Schedule(backwards, all_forwards_first(p, 3, (2, 1, 0)), 3),
+        Schedule("lists whose last F is their first B, m = 3", last_in_first_out(p, 3), 3),
         Schedule("1F1B's lists, m = 2, where the parameters have gradients already", in_turn(p, 2), 2, earlier=True),
     ] + [Schedule("two pipelines of two stages, m = 3", in_turn(2, 3), 3, groups=checks.GROUPS)] * (p == 4)
 

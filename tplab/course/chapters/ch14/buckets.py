@@ -1,6 +1,6 @@
 """The check for exercise 14.1: gradients summed bucket by bucket while the backward pass is running."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from tplab.course import checks
 from tplab.runtime import device, record
 
 SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3": (2,)}  # the gradients of b3 come first
+OTHER_ORDER = ("W3", "b3", "W1", "b1", "W2", "b2")  # not that of the layers, so the gradients of the last come early
 NO_WAIT = "the backward pass waits for no all-reduce"
 ONLY_A_NUMBER = "finish sends no gradient"
 
@@ -30,14 +31,17 @@ class Step(checks.Case):
 
     buckets: number of elements in each bucket
     number:  number of the step, counted from 1
+    order:   the order of the model's parameters
     """
 
     bucket_size: int
     buckets: tuple[int, ...]
     number: int
+    order: tuple[str, ...] = tuple(SIZES)
 
     def describe(self, name: str) -> str:
-        return f"buckets of {self.bucket_size} numbers, step {self.number}"
+        how = ", the parameters not in the order of the layers" * (self.order == OTHER_ORDER)
+        return f"buckets of {self.bucket_size} numbers, step {self.number}{how}"
 
 
 CASES = tuple(
@@ -48,16 +52,16 @@ CASES = tuple(
         (32, (17, 30, 30), checks.GROUPS),
     )
     for number in (1, 2)
-)
+) + (Step(10**6, (77,), 1, OTHER_ORDER), Step(32, (5, 30, 32, 10), 2, OTHER_ORDER))
 
 
 class Net(nn.Module):
     """Three small layers."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, order: Sequence[str]) -> None:
         super().__init__()
-        for name, value in weights.items():
-            self.register_parameter(name, nn.Parameter(value.clone().to(device())))
+        for name in order:
+            self.register_parameter(name, nn.Parameter(weights[name].clone().to(device())))
 
     def forward(self, x: Tensor) -> Tensor:
         return summed_loss(dict(self.named_parameters()), x)
@@ -101,11 +105,11 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
     """Return the gradients after the last step, and the traffic during it."""
-    model = Net(given.weights)
+    model = Net(given.weights, case.order)
     with checks.called_as(f"DataParallel(model, {case.bucket_size}, group)"):
         parallel = parallel_class(model, case.bucket_size, group)
     between = case.twin is checks.Twin.BETWEEN
-    other = Net({name: -value for name, value in given.weights.items()})
+    other = Net({name: -value for name, value in given.weights.items()}, case.order)
     twin: Any = parallel_class(other, case.bucket_size, group) if between else None
     for x in given.batches:
         x = x.to(device())

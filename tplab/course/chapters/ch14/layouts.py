@@ -34,7 +34,7 @@ class Cluster:
     config: GPTConfig
     gpus: int
     node: int
-    gigabytes: int
+    gpu_bytes: int
     sequences: int
     per_layer: float
     tensor: float
@@ -51,28 +51,34 @@ class Cluster:
     def call(self) -> str:
         c = self.config
         model = f"{c.num_layers} layers, h = {c.hidden_size}, {c.num_heads} heads"
-        cluster = f"{self.gpus} GPUs of {self.gigabytes} GB, {self.node} in a node"
+        cluster = f"{self.gpus} GPUs of {self.gpu_bytes / 1e9:g} GB, {self.node} in a node"
         return f"{self.name}: {model}; {cluster}; {self.sequences} sequences"
 
 
-def gpt(layers: int, hidden: int, heads: int) -> GPTConfig:
-    return GPTConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=50304, seq_length=2048)
-
-
-CLUSTERS = (
-    Cluster("a small model", gpt(24, 1024, 16), 16, 8, 80, 64, 0.01, 0.02, 0.01),
-    Cluster("a model that fills a node", gpt(32, 4096, 32), 8, 8, 80, 32, 0.01, 0.002, 0.05),
-    Cluster("a model larger than a node", gpt(80, 8192, 64), 64, 8, 80, 64, 0.05, 0.01, 0.05),
-    Cluster("few sequences", gpt(48, 6144, 48), 32, 4, 80, 8, 0.05, 0.001, 0.2),
-    Cluster("nodes of 8, 24 heads", gpt(24, 3072, 24), 24, 8, 40, 48, 0.02, 0.0001, 1.0),
-    Cluster("heads that 8 GPUs don't divide", gpt(30, 2560, 20), 8, 8, 80, 2, 0.05, 0.001, 0.05),
-    Cluster("layers that few numbers divide", gpt(30, 5120, 40), 16, 8, 80, 32, 0.01, 0.05, 0.05),
-)
-TOO_SMALL = Cluster("a model that fits nowhere", gpt(96, 12288, 96), 16, 8, 40, 32, 0.01, 0.01, 0.05)
+def gpt(layers: int, hidden: int, heads: int, vocab: int = 50304, seq: int = 2048) -> GPTConfig:
+    return GPTConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=vocab, seq_length=seq)
 
 
 def layout(dp: int, pp: int, tp: int, sequences: int) -> Layout:
     return Layout(dp=dp, pp=pp, tp=tp, micro_batches=sequences // dp, sequence_parallel=True, recompute="attention")
+
+
+GB = 10**9
+SMALL = gpt(24, 1024, 16)
+TO_THE_LAST_BYTE = bill(SMALL, layout(16, 1, 1, 64)).total
+CLUSTERS = (
+    Cluster("a small model", SMALL, 16, 8, 80 * GB, 64, 0.01, 0.02, 0.01),
+    Cluster("a small model that fills its GPUs to the last byte", SMALL, 16, 8, TO_THE_LAST_BYTE, 64, 0.01, 0.02, 0.01),
+    Cluster("a model that fills a node", gpt(32, 4096, 32), 8, 8, 80 * GB, 32, 0.01, 0.002, 0.05),
+    Cluster("a model larger than a node", gpt(80, 8192, 64), 64, 8, 80 * GB, 64, 0.05, 0.01, 0.05),
+    Cluster("few sequences", gpt(48, 6144, 48), 32, 4, 80 * GB, 8, 0.05, 0.001, 0.2),
+    Cluster("nodes of 8, 24 heads", gpt(24, 3072, 24), 24, 8, 40 * GB, 48, 0.02, 0.0001, 1.0),
+    Cluster("heads that 8 GPUs don't divide", gpt(30, 2560, 20), 8, 8, 80 * GB, 2, 0.05, 0.001, 0.05),
+    Cluster("layers that few numbers divide", gpt(30, 5120, 40), 16, 8, 80 * GB, 32, 0.01, 0.05, 0.05),
+    Cluster("sequences that few numbers divide", gpt(24, 1024, 16), 16, 8, 80 * GB, 12, 0.01, 0.02, 0.01),
+    Cluster("a large vocabulary", gpt(8, 1024, 16, 256000, 8192), 8, 8, 10 * GB, 8, 0.01, 0.02, 0.2),
+)
+TOO_SMALL = Cluster("a model that fits nowhere", gpt(96, 12288, 96), 16, 8, 40 * GB, 32, 0.01, 0.01, 0.05)
 
 
 def even(c: Cluster, dp: int, pp: int, tp: int) -> bool:
@@ -86,7 +92,7 @@ def possible(c: Cluster) -> Iterator[Layout]:
             dp = c.gpus // tp // pp
             if dp * pp * tp == c.gpus and even(c, dp, pp, tp) and c.node % tp == 0:
                 found = layout(dp, pp, tp, c.sequences)
-                if bill(c.config, found).total <= c.gigabytes * 10**9:
+                if bill(c.config, found).total <= c.gpu_bytes:
                     yield found
 
 
@@ -99,8 +105,10 @@ def judged(c: Cluster, said: Layout, best: Layout) -> dict[str, Claim]:
     claims[EVEN] = "" if even(c, dp, pp, tp) else f"{spelled} do not divide them"
     claims[EVEN] = claims[EVEN] or ("" if said.steps == c.sequences // dp else f"{said.steps} micro-batches")
     if not any(claims.values()):
-        need = bill(c.config, said).total / 1e9
-        claims[FITS] = "" if need <= c.gigabytes else f"{spelled} needs {need:.0f} GB of {c.gigabytes} GB"
+        need = bill(c.config, said).total
+        claims[FITS] = (
+            "" if need <= c.gpu_bytes else f"{spelled} needs {need / 1e9:.1f} GB of {c.gpu_bytes / 1e9:.1f} GB"
+        )
         if not claims[FITS]:
             mine, least = c.seconds(said), c.seconds(best)
             better = f"dp = {best.dp}, pp = {best.pp}, tp = {best.tp}"
@@ -115,7 +123,7 @@ def a_layout_for_a_cluster(choose_layout: Callable[..., Any]) -> Verdict:
         best = min(possible(c), key=c.seconds)
         possible_one = f"dp = {best.dp}, pp = {best.pp}, tp = {best.tp}"
         with calling(f"choose_layout for {c.call()}", CRASH.format(possible_one)):
-            said = choose_layout(c.config, c.gpus, c.node, c.gigabytes * 10**9, c.sequences, c.seconds)
+            said = choose_layout(c.config, c.gpus, c.node, c.gpu_bytes, c.sequences, c.seconds)
         if not isinstance(said, Layout):
             got = "None" if said is None else f"a {type(said).__name__}"
             fail("14.5", f"choose_layout returned {got} for {c.call()}.", "The result is one of the layouts. Which?")
@@ -123,7 +131,7 @@ def a_layout_for_a_cluster(choose_layout: Callable[..., Any]) -> Verdict:
     c = TOO_SMALL
     must_refuse(
         "14.5",
-        lambda: choose_layout(c.config, c.gpus, c.node, c.gigabytes * 10**9, c.sequences, c.seconds),
+        lambda: choose_layout(c.config, c.gpus, c.node, c.gpu_bytes, c.sequences, c.seconds),
         "No layout fits here. What does your function do when none is left?",
         what=f"choose_layout for {c.call()}",
     )

@@ -35,7 +35,7 @@ class Mesh(checks.Case):
     """How many ranks each axis has.
 
     half:    the gradients are float16 numbers, whose squares float16 can't hold
-    frozen:  the last stage has no gradients, except the shared table's
+    frozen:  one of the later stages has no gradients, except the shared table's if it's the last one
     """
 
     dp: int
@@ -61,7 +61,7 @@ class Mesh(checks.Case):
 MESHES = {
     1: (Mesh(1, 1, 1), Mesh(1, 1, 1, half=True)),
     2: (Mesh(1, 1, 2), Mesh(1, 2, 1), Mesh(2, 1, 1), Mesh(1, 2, 1, frozen=True)),
-    4: (Mesh(1, 2, 2), Mesh(2, 1, 2), Mesh(2, 2, 1), Mesh(1, 2, 2, half=True)),
+    4: (Mesh(1, 2, 2), Mesh(2, 1, 2), Mesh(2, 2, 1), Mesh(1, 2, 2, half=True), Mesh(1, 4, 1, frozen=True)),
 }
 
 
@@ -89,7 +89,7 @@ def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
 
     stages = [{name: gradient(*shape) for name, shape in shapes.items()} for _ in range(case.pp)]
     if case.frozen:
-        stages[-1] = {}
+        stages[case.pp // 2] = {}
     return Problem(stages, gradient(12, 3))
 
 

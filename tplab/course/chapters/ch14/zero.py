@@ -14,6 +14,7 @@ from tplab.runtime import device, record
 SIZES = ((3, 5), (7,), (3, 3))  # 31 elements, divisible by neither 2 nor 4
 NUMBERS = 31
 NO_OPTIMIZER = "`self.optimizer` is an optimizer"
+IN_PLACE = "the new weights are in the parameters' own memory"
 HELD = "numbers in the optimizer's state"
 
 AVERAGED = "what comes out when the gradients are averaged, not added up"
@@ -107,12 +108,15 @@ def another(zero_class: Any, case: Step, given: Given, group: Any) -> tuple[Any,
 def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> checks.Observed:
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient.clone().to(device())
+    views = [param.detach() for param in params]
     with record() as section, checks.called_as("step()"):
         zero.step()
+    left = sum(not torch.equal(view, param) for view, param in zip(views, params, strict=True))
     optimizer = getattr(zero, "optimizer", None)
     return {
         "weights": [checks.portable(param) for param in params],
         "traffic": checks.traffic(section),
+        IN_PLACE: checks.Claim(f"{left} of {len(params)} parameters have other memory now" if left else ""),
         HELD: held(optimizer) if isinstance(optimizer, Optimizer) else None,
         NO_OPTIMIZER: checks.Claim("" if isinstance(optimizer, Optimizer) else f"it is a {type(optimizer).__name__}"),
     }

@@ -1,6 +1,6 @@
 """Given by the course: my blocks, in the form that the transformer of chapter 10 calls.
 
-5.1, 6.2    add their last bias themselves, but 10.1 adds it: it gets my output, and zeros for the bias
+5.2, 6.2    add their last bias themselves, but 10.1 adds it: it gets my output, and zeros for the bias
 6.2         drops no attention weights and has no cache
 8.5         computes in the dtype of the logits: it gets them in float32 at least
 12.3        has a shorter name
@@ -26,7 +26,7 @@ class ParallelMLP(MyMLP):
     ):  # fmt: skip
         if activation != "gelu" or not skip_bias_add:
             raise ValueError(
-                f"5.1 has activation='gelu', not {activation!r}, and 10.1 calls it with skip_bias_add=True"
+                f"5.2 has activation='gelu', not {activation!r}, and 10.1 calls it with skip_bias_add=True"
             )
         super().__init__(hidden_size, group=group, device=device, dtype=dtype)
 

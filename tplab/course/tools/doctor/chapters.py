@@ -5,6 +5,7 @@ import re
 from tplab.course.learner.course_files import ChapterFiles, Course, all_chapters
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
+from tplab.course.notebooks.numbering import START_NUMBER, argument, package
 from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
 
@@ -37,7 +38,7 @@ def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str
     if blocked := [what for what in bad if what in needed]:
         return Finding(name, BAD, f"will not run: first mend {', '.join(blocked)}")
     if unreadable:
-        return Finding(name, BAD, unreadable, f"tplab reset {number} (it keeps a copy of what is there)")
+        return Finding(name, BAD, unreadable, f"tplab reset {argument(number)} (it keeps a copy of what is there)")
     return Finding(name, GOOD, how(ranks, gpus))
 
 
@@ -46,15 +47,19 @@ def look(course: Course, seen: Torch, findings: list[Finding]) -> list[Finding]:
     bad = [finding.what for finding in findings if finding.state == BAD]
     gpus = len(seen.gpus) if seen.nccl else 0
     return [
-        judge(f"chapter {files.number:02d}", _ranks(files), gpus, bad, _unreadable(files), files.number)
+        judge(_name(files), _ranks(files), gpus, bad, _unreadable(files), files.number)
         for files in all_chapters(course).values()
     ]
 
 
+def _name(files: ChapterFiles) -> str:
+    return "start page" if files.number == START_NUMBER else f"chapter {files.number:02d}"
+
+
 def _ranks(files: ChapterFiles) -> set[int]:
-    package = PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{files.number:02d}"
+    folder = PACKAGE_ROOT / "tplab" / "course" / "chapters" / package(files.number)
     cells = [cell.source for cell in read_notebook(files.reference) if cell.kind == "code"]
-    return ranks_of([*cells, *(path.read_text(encoding="utf-8") for path in sorted(package.glob("*.py")))])
+    return ranks_of([*cells, *(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))])
 
 
 def _unreadable(files: ChapterFiles) -> str:

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from tplab.common.files import replace
+from tplab.course.notebooks.numbering import heading
 from tplab.course.tools.grading_many.jobs import Outcome
 from tplab.course.tools.grading_many.submissions import Student
 
@@ -21,6 +22,8 @@ table { border-collapse: collapse; }
 td, th { text-align: left; vertical-align: top; padding: 0.25em 1em 0.25em 0; border-bottom: 1px solid #8884; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #8881; padding: 0.6em; margin: 0.3em 0; }
 td, h1 { overflow-wrap: anywhere; }
+td:first-child { min-width: 8em; }
+td:last-child { min-width: 16em; }
 @media (prefers-color-scheme: dark) { span, .bad { filter: brightness(1.7); } }
 """
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -47,7 +50,7 @@ class Grade:
         """What a teacher should know: problems with files first, then limits, then the checker's notes."""
         told = list(self.student.problems)
         for number, out in self.outcomes.items():
-            where = f"Chapter {number}: " if len(self.outcomes) > 1 else ""
+            where = f"{heading(number)}: " if len(self.outcomes) > 1 else ""
             told += [where + text for text in (out.problem, out.ended, *out.notes) if text]
         return told
 
@@ -100,7 +103,7 @@ def student_page(grade: Grade, total: int) -> str:
     parts = [f"<p>{html(grade.student.entry)}: {grade.passed} of {total} exercises passed.</p>"]
     parts += [f'<p class="bad">{html(problem)}</p>' for problem in grade.student.problems]
     for number, out in grade.outcomes.items():
-        parts.append(f"<h2>Chapter {number}</h2>")
+        parts.append(f"<h2>{heading(number)}</h2>")
         parts += [f"<pre>{html(text)}</pre>" for text in (out.problem, out.ended, *out.notes) if text]
         for verdict in out.verdicts:
             status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tplab.course.learner.course_files import ChapterFiles
+from tplab.course.notebooks import numbering
 
 MOST_BYTES = 50_000_000  # of one file
 MOST_BESIDE = 200_000_000  # of all files that are copied with a notebook
 MOST_FILES = 1_000
 DEEPEST = 4  # folders below the student's
 _IGNORED = ("__MACOSX", "Thumbs.db", "desktop.ini")
-_EXERCISE = re.compile(rb'"exercise-(\d{1,2})-\d{1,3}"|"exercise" *: *"(\d{1,2})\.\d{1,3}"')
+_EXERCISE = re.compile(rb'"exercise-(S|\d{1,2})-\d{1,3}"|"exercise" *: *"(S|\d{1,2})\.\d{1,3}"')
 _MOODLE = re.compile(r"_\d+_assignsubmission_\w*$")
 
 
@@ -122,11 +123,11 @@ def _add(
         found = chapter_of(data, path.stem, chapters)
         number = only if found is None else found
         if number is not None and number not in chapters:
-            student.problems.append(f"{shown} is a notebook of chapter {number}, which this course doesn't have.")
+            student.problems.append(f"{shown} is a notebook of {_called(number)}, which this course doesn't have.")
         elif number is None:
             student.problems.append(f"{shown} doesn't say which chapter it is. If you know: --chapter N.")
         elif only not in (None, number):
-            student.problems.append(f"{shown} is a notebook of chapter {number}, not of chapter {only}.")
+            student.problems.append(f"{shown} is a notebook of {_called(number)}, not of {_called(only)}.")
         else:
             if earlier := student.notebooks.get(number):
                 told = printable(str(earlier.path.relative_to(at_most) if at_most else earlier.path.name))
@@ -143,10 +144,14 @@ def chapter_of(data: bytes, stem: str, chapters: dict[int, ChapterFiles]) -> int
 
     The bytes are searched and not parsed, so that a damaged notebook is recognized, too.
     """
-    counts = Counter(int(a or b) for a, b in _EXERCISE.findall(data))
+    counts = Counter(numbering.chapter_of((a or b).decode()) for a, b in _EXERCISE.findall(data))
     if counts:
         return max(counts, key=lambda number: (number in chapters, counts[number]))
     return next((number for number, files in chapters.items() if files.stem in stem), None)
+
+
+def _called(chapter: int) -> str:
+    return numbering.heading(chapter).lower()
 
 
 def read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The checks for exercises 2.2 and 2.3: one matmul, Y = X A, with A split by columns or by rows.
+"""The checks for exercises S.1 and S.2: one matmul, Y = X A, with A split by rows or by columns.
 
 Both run on 1, 2 and 4 ranks and are compared with X @ A in a single process. X has two or three dimensions. An answer
 may use one collective, with a message as large as Y.
@@ -18,14 +18,14 @@ from tplab.runtime import device, record
 IN, OUT = 8, 12  # divisible by every p, and different, so that mixing them up is detected
 Product = Callable[[Tensor, Tensor], Tensor]
 
-OWN = "this rank's own product"
-STACKED = "the products of all ranks, one after another along dimension 0"
-RESHAPED = "the products of all ranks along dimension 0, reshaped to the shape of Y"
-SUM = "the sum of the products of all ranks"
-COPIES = "p copies of this rank's product side by side"
-BESIDE = "the products of all ranks, side by side"
-P_TIMES_OWN = "p times this rank's own product"
-LARGEST = "the largest of the ranks' products, entry by entry"
+OWN = "this rank's own result"
+STACKED = "the results of all ranks, stacked along dimension 0"
+RESHAPED = "the results of all ranks, stacked along dimension 0 and then reshaped to the shape of Y"
+SUM = "the sum of all ranks' results"
+COPIES = "p copies of this rank's result, side by side"
+BESIDE = "the results of all ranks, side by side"
+P_TIMES_OWN = "p times this rank's own result"
+LARGEST = "the maximum over the ranks' results, element by element"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Input(checks.Case):
     leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
 
     def describe(self, name: str) -> str:
-        return f"x of {len(self.leading) + 1} dimensions"
+        return f"x with {len(self.leading) + 1} dimensions"
 
 
 CASES = (Input(), Input(leading=(2, 3)))
@@ -122,16 +122,16 @@ def check_product(number: str, product: Product, split: Split, questions: Sequen
     )  # fmt: skip
 
 
-@checks.exercise("2.2", "Y = [X A_0, X A_1, ...] on real ranks")
-def column_split(column_product: Product) -> checks.Verdict:
-    check_product("2.2", column_product, COLUMNS, COLUMN_QUESTIONS)
-    return checks.Verdict("One all-gather of b·out numbers. The weights stayed where they were.")
-
-
-@checks.exercise("2.3", "Y = X_0 A_0 + X_1 A_1 + ... on real ranks")
+@checks.exercise("S.1", "A matmul split by rows")
 def row_split(row_product: Product) -> checks.Verdict:
-    check_product("2.3", row_product, ROWS, ROW_QUESTIONS)
-    return checks.Verdict("One all-reduce of b·out numbers. The weights stayed where they were.")
+    check_product("S.1", row_product, ROWS, ROW_QUESTIONS)
+    return checks.Verdict("You sent one message, an all-reduce of a tensor with the shape of Y. No weights were sent.")
+
+
+@checks.exercise("S.2", "A matmul split by columns")
+def column_split(column_product: Product) -> checks.Verdict:
+    check_product("S.2", column_product, COLUMNS, COLUMN_QUESTIONS)
+    return checks.Verdict("You sent one message, an all-gather of the columns of Y. No weights were sent.")
 
 
 # Questions
@@ -151,83 +151,35 @@ def sent(*words: str) -> Callable[[checks.Differences], bool]:
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Which step leaves the dtype of x? Fewer bytes are sent that way, and digits are lost.",
+    "Somewhere your code leaves the dtype of x. That sends fewer bytes, but it loses digits. Which step is it?",
 )
 
 ROOT_ONLY = checks.Question(
     lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
-    "Rank 0 is right, the others are not. Which collective gives its result to one rank, and which to all?",
+    "Rank 0 is right and the others aren't. Did you use a collective that gives its result to just one rank? Which one "
+    "gives it to all of them?",
 )
 
 ZEROS = checks.Question(
     lambda d: "zeros" in d.kinds() and not d.malformed,
-    "The shape is right. Which line puts numbers in, and is it reached?",
+    "The shape is right, but everything is zero. Which line should fill in the values, and does your code reach it?",
 )
 
 WEIGHTS_MOVED = checks.Question(
     sent(f"of {IN * OUT} elements"),
-    f"The numbers are right, but {IN * OUT} elements is the size of A: the weights were sent. They are the large "
-    "part, and the reason to split. Multiply first: what has to be sent then?",
+    f"Y is right, but you sent {IN * OUT} elements, which is the size of A. The weights are the big part, so they "
+    "should stay where they are. What would you have to send if each rank multiplied first?",
 )
 
 TWICE = checks.Question(
     sent(" 2 all_"),
-    "The numbers are right. Is the second collective needed, and what would each cost?",
+    "Y is right, but you called two collectives where one is enough. Which of the two can you do without?",
 )
 
 MORE = checks.Question(
     only_traffic,
-    "The numbers are right, but by more steps or more bytes than it takes. After each rank's product one collective "
-    "is enough: which?",
-)
-
-COLUMN_QUESTIONS = (
-    checks.LATE_QUESTION,
-    ROUNDED,
-    checks.Question(
-        lambda d: "order" in d.kinds(),
-        "The right columns, in another order. all_gather fills its list in rank order, the same on every rank: what "
-        "did you do with it?",
-    ),
-    ROOT_ONLY,
-    ZEROS,
-    checks.Question(
-        checks.kind_is("out", OWN), "These are this rank's columns of Y. Who has the others, and how do they get here?"
-    ),
-    checks.Question(
-        checks.kind_is("out", STACKED, RESHAPED),
-        "The parts of Y are columns. Along which dimension were they put together? (all_gather_into_tensor always uses "
-        "dimension 0, and a reshape doesn't move numbers between rows as you need it.)",
-    ),
-    checks.Question(
-        checks.kind_is("out", SUM), "The parts are different columns of Y, not terms of a sum. Should they be added?"
-    ),
-    checks.Question(
-        lambda d: d.names == {"out"} and any(COPIES in row.text for row in d),
-        "One part stands in all p places. Are the p tensors of your list p different ones? ([tensor] * p is p times "
-        "the same.)",
-    ),
-    checks.Question(
-        checks.kind_is("out", COPIES), "Every part came from this rank. Which call brings the other ranks' parts here?"
-    ),
-    checks.Question(
-        lambda d: d.kind("out") == "shape",
-        "x is [.., in], with any number of dimensions in front. Which dimension of the product is `out`, counted "
-        "from the end?",
-    ),
-    checks.Question(
-        sent("all_reduce"),
-        "The numbers are right. But an all-reduce adds, and here nothing has to be added: each column of Y is "
-        "finished on one rank. Which collective only brings the parts together, for half of what an all-reduce "
-        "sends?",
-    ),
-    checks.Question(
-        sent("broadcast", "all_gather"),
-        "Who already holds x? (It is replicated: look at the docstring.) What does the broadcast change?",
-    ),
-    WEIGHTS_MOVED,
-    TWICE,
-    MORE,
+    "Y is right, but you sent more than you need to. After each rank's matmul, a single "
+    "collective is enough. Which one?",
 )
 
 ROW_QUESTIONS = (
@@ -237,41 +189,100 @@ ROW_QUESTIONS = (
     ZEROS,
     checks.Question(
         checks.kind_is("out", OWN),
-        "Each rank has its own terms of the sum. Who adds up the terms of all ranks? (If you did call all_reduce: "
-        "which tensor did it write to, and which one do you return?)",
+        "Your output is only this rank's share of the sum. Who adds up the shares of all ranks? (If you did call "
+        "all_reduce: which tensor did it write to, and which one do you return?)",
     ),
-    checks.Question(checks.kind_is("out", "1/p"), "Y is the sum of the products. Is it their mean?"),
     checks.Question(
-        checks.kind_is("out", LARGEST), "Which operation over the ranks makes Y out of the terms: their maximum?"
+        checks.kind_is("out", "1/p"), "You returned the mean of the ranks' results. Is Y their mean or their sum?"
     ),
-    checks.Question(checks.kind_is("out", "p times"), "How many times is each term added?"),
+    checks.Question(
+        checks.kind_is("out", LARGEST),
+        "You combined the ranks' results by taking their maximum. Which operation turns terms into a sum?",
+    ),
+    checks.Question(
+        checks.kind_is("out", "p times"), "Your output is p times too large. Is every term added more than once?"
+    ),
     checks.Question(
         checks.kind_is("out", P_TIMES_OWN),
-        "These are p times this rank's own terms. Where do the other ranks' terms come in?",
+        "You multiplied this rank's own share by p. Where do the other ranks' shares come in?",
     ),
     checks.Question(
         checks.kind_is("out", BESIDE, STACKED),
-        "Each product has the full shape of Y already. Do the products stand side by side, or add up?",
+        "Each rank's result already has the full shape of Y. Should the results stand side by side, or be added?",
     ),
     checks.Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) and "out" in d.names,
-        "Y is a sum of products. Is it the product of a sum? What did all_reduce write into?",
+        "You added up the inputs before you multiplied them. Is a sum of products the same as a product of sums? And "
+        "look at which tensor all_reduce wrote into.",
     ),
     WEIGHTS_MOVED,
     checks.Question(
         sent("reduce_scatter", "all_gather"),
-        "The numbers are right, and in a ring the bytes are too: these two together are what an all-reduce does. "
-        "Which single call does both?",
+        "Y is right. But a reduce-scatter followed by an all-gather is exactly what one other collective does by "
+        "itself. Which one?",
     ),
     checks.Question(
         sent("all_gather"),
-        "The numbers are right, but every rank received p tensors of the size of Y to add them up itself. Which "
-        "collective adds on the way?",
+        "Y is right, but every rank received p tensors as large as Y and then added them up on its own. Which "
+        "collective does the adding on the way?",
     ),
     checks.Question(
         sent("broadcast", "reduce"),
-        "The numbers are right, in two steps: to one rank, then from it to all. Which single collective does both?",
+        "Y is right, but it took two steps: you collected the sum on one rank and then sent it to the others. Which "
+        "single collective does both?",
     ),
+    TWICE,
+    MORE,
+)
+
+COLUMN_QUESTIONS = (
+    checks.LATE_QUESTION,
+    ROUNDED,
+    checks.Question(
+        lambda d: "order" in d.kinds(),
+        "You have the right columns in the wrong order. all_gather fills its list in rank order, the same on every "
+        "rank. What did you do with the list afterwards?",
+    ),
+    ROOT_ONLY,
+    ZEROS,
+    checks.Question(
+        checks.kind_is("out", OWN),
+        "You returned only this rank's columns of Y. Who has the others, and how do you get them here?",
+    ),
+    checks.Question(
+        checks.kind_is("out", STACKED, RESHAPED),
+        "Each rank has different columns of Y. Along which dimension did you join them? (all_gather_into_tensor always "
+        "joins along dimension 0, and a reshape afterwards won't turn rows into columns.)",
+    ),
+    checks.Question(
+        checks.kind_is("out", SUM),
+        "You added up the ranks' results. But they're different columns of Y, not terms of the same sum. What should "
+        "you do with them instead?",
+    ),
+    checks.Question(
+        lambda d: d.names == {"out"} and any(COPIES in row.text for row in d),
+        "The same columns appear p times. Does your list hold p different tensors? ([tensor] * p holds one tensor p "
+        "times.)",
+    ),
+    checks.Question(
+        checks.kind_is("out", COPIES),
+        "You put p copies of this rank's own columns side by side. Which call brings the other ranks' columns here?",
+    ),
+    checks.Question(
+        lambda d: d.kind("out") == "shape",
+        "x may have any number of dimensions. Counted from the end, which dimension of your result should "
+        "become `out`?",
+    ),
+    checks.Question(
+        sent("all_reduce"),
+        "Y is right. But an all-reduce adds, and here there's nothing to add, because each column of Y is already "
+        "finished on one rank. Which collective only brings the columns together, and sends half as much?",
+    ),
+    checks.Question(
+        sent("broadcast", "all_gather"),
+        "Every rank already has all of x, as the docstring says. So what does your broadcast achieve?",
+    ),
+    WEIGHTS_MOVED,
     TWICE,
     MORE,
 )

@@ -1,0 +1,284 @@
+"""What the moving pictures share: a movie of pieces that appear, move and vanish, written as an SVG with CSS animation.
+
+A movie needs no script, so it moves wherever a picture may: in a notebook that isn't trusted, and in the book. It runs
+twice and then stays on its last moment, the complete picture. That is also what a reader sees whose browser was told to
+reduce motion, because every piece is written the way it ends. `frames` writes the numbered stills of the same movie,
+so the two can't disagree.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from matplotlib.colors import to_hex
+
+from tplab.viz.colors import FAINT, INK, rank_color, tint
+
+FOLDER = Path(__file__).parent
+FORWARD, BACKWARD = "#0B5FA5", "#B3261E"  # values and arrows; rank colors never mean a direction
+GOLD = "#D4A017"  # finished
+SIZE, SMALL = 15, 13  # font sizes in pixels; pictures may be shown somewhat smaller than they are
+WIDTH = 760
+LOOPS = 2
+FADE = 0.25  # seconds
+MOST_SECONDS = 12
+
+
+@dataclass
+class Piece:
+    """Something that is drawn once, at (x, y), and then appears, moves, or vanishes. It starts invisible.
+
+    Times are in seconds and must be given in order.
+    """
+
+    body: str
+    x: float
+    y: float
+    opacities: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
+    places: list[tuple[float, float, float]] = field(default_factory=list)  # (time, x, y)
+
+    def __post_init__(self) -> None:
+        self.places.append((0.0, self.x, self.y))
+
+    def fade(self, at: float, opacity: float, seconds: float = FADE) -> "Piece":
+        """Change to this opacity, beginning at the time `at`. At time 0, it has it from the start."""
+        if at == 0:
+            self.opacities = [(0.0, opacity)]
+        else:
+            self.opacities += [(at, self.opacities[-1][1]), (at + seconds, opacity)]
+        return self
+
+    def show(self, at: float) -> "Piece":
+        return self.fade(at, 1)
+
+    def hide(self, at: float) -> "Piece":
+        return self.fade(at, 0)
+
+    def move(self, start: float, end: float, x: float, y: float | None = None) -> "Piece":
+        """Move to (x, y) between two times, or only sideways."""
+        _, old_x, old_y = self.places[-1]
+        self.places += [(start, old_x, old_y), (end, x, old_y if y is None else y)]
+        return self
+
+    def at(self, time: float) -> tuple[float, float, float]:
+        """Return (opacity, x, y) at a time."""
+        opacity = _between([(t, (value,)) for t, value in self.opacities], time)
+        return (*opacity, *_between([(t, (x, y)) for t, x, y in self.places], time))  # type: ignore[return-value]
+
+    def times(self) -> list[float]:
+        return sorted({time for time, *_ in [*self.opacities, *self.places]})
+
+
+@dataclass
+class Frame:
+    """A moment of the movie that has a still: when, what happens there, and which part of the picture shows it."""
+
+    time: float
+    caption: str
+    top: float
+    height: float
+
+
+class Movie:
+    """A picture of `seconds` seconds. What is drawn later lies on top."""
+
+    def __init__(self, height: float, seconds: float, title: str, description: str, width: float = WIDTH) -> None:
+        if seconds > MOST_SECONDS:
+            raise ValueError(f"a movie of {seconds} s is longer than {MOST_SECONDS} s")
+        self.width, self.height, self.seconds = width, height, seconds
+        self.title, self.description = title, description
+        self.pieces: list[Piece] = []
+        self.stills: list[Frame] = []
+
+    def draw(self, body: str) -> None:
+        """Draw something that is always there."""
+        self.pieces.append(Piece(body, 0, 0).fade(0, 1))
+
+    def piece(self, body: str, x: float = 0, y: float = 0) -> Piece:
+        """Add a piece, drawn around (0, 0) and placed at (x, y)."""
+        made = Piece(body, x, y)
+        self.pieces.append(made)
+        return made
+
+    def captions(self, x: float, y: float, texts: Sequence[tuple[float, str]], **style) -> None:
+        """Show one text after the other at the same place, each from its time on. The last one stays."""
+        for (start, said), (end, _) in zip(texts, [*texts[1:], (0.0, "")], strict=True):
+            shown = self.piece(text(0, 0, said, **style), x, y).fade(start, 1, 0.1)
+            if end:
+                shown.fade(end, 0, 0.1)
+
+    def frame(self, time: float, caption: str, top: float = 0, height: float | None = None) -> None:
+        """Make a still of this moment, cut out from `top` downward."""
+        self.stills.append(Frame(time, caption, top, self.height if height is None else height))
+
+    def svg(self) -> str:
+        """Return the moving picture."""
+        late = [time for piece in self.pieces for time in piece.times() if time > self.seconds]
+        if late:
+            raise ValueError(f"a piece still changes at {max(late)} s, after the end")
+        defined, bodies = _shared([piece.body for piece in self.pieces])
+        keyframes: dict[str, str] = {}
+        drawn = []
+        for piece, body in zip(self.pieces, bodies, strict=True):
+            opacity, x, y = piece.at(self.seconds)
+            if len(piece.times()) == 1:
+                drawn.append(_placed(body, x, y, opacity))
+                continue
+            steps = "".join(
+                f"{_number(100 * time / self.seconds, 2)}%{{{_state(piece, time)}}}"
+                for time in [*piece.times(), self.seconds]
+            )
+            name = keyframes.setdefault(steps, f"k{len(keyframes)}")
+            end = f"animation-name:{name};{_state(piece, self.seconds)}"
+            drawn.append(_placed(f'<g class="m" style="{end}">{body}</g>', piece.x, piece.y, 1))
+        style = (
+            f".m{{animation-duration:{_number(self.seconds)}s;animation-iteration-count:{LOOPS};"
+            "animation-fill-mode:forwards;animation-timing-function:ease-in-out}\n"
+            "@media (prefers-reduced-motion:reduce){.m{animation:none}}\n"
+            + "\n".join(f"@keyframes {name}{{{steps}}}" for steps, name in keyframes.items())
+        )
+        return self._document(self.height, [f"<style>{style}</style>", defined, *drawn], self.title, self.description)
+
+    def frames(self) -> str:
+        """Return all stills in one picture, below one another, each with its number and caption."""
+        heading, gap = 34, 16
+        defined, bodies = _shared([piece.body for piece in self.pieces for _ in self.stills])
+        bodies = bodies[:: len(self.stills)]
+        body, y = [defined], 0.0
+        for number, frame in enumerate(self.stills, 1):
+            body.append(text(12, y + 23, f"{number}.  {frame.caption}", bold=True))
+            y += heading
+            shown = []
+            for piece, content in zip(self.pieces, bodies, strict=True):
+                opacity, x, top = piece.at(frame.time)
+                if opacity > 0.01:
+                    shown.append(_placed(content, x, top, opacity))
+            box = f'y="{_number(y)}" width="{_number(self.width)}" height="{_number(frame.height)}"'
+            view = f'viewBox="0 {_number(frame.top)} {_number(self.width)} {_number(frame.height)}"'
+            body.append(f"<svg {box} {view}>{''.join(shown)}</svg>")
+            y += frame.height + gap
+            if number < len(self.stills):
+                body.append(line(0, y - gap / 2, self.width, y - gap / 2, "#DDDDDD", 1))
+        told = " ".join(f"{number}. {frame.caption}" for number, frame in enumerate(self.stills, 1))
+        return self._document(y, body, f"{self.title}: {len(self.stills)} stills", told)
+
+    def _document(self, height: float, body: list[str], title: str, description: str) -> str:
+        width, height_ = _number(self.width), _number(height)
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height_}" width="{width}" '
+                f'height="{height_}" role="img" aria-label="{escape(description)}" '
+                f'font-family="Helvetica, Arial, sans-serif" font-size="{SIZE}" fill="{INK}">',
+                f"<title>{escape(title)}</title>",
+                f'<rect width="{width}" height="{height_}" fill="#FFFFFF"/>',
+                *body,
+                "</svg>\n",
+            ]
+        )
+
+    def write(self, name: str) -> None:
+        """Write both files to pictures/moving/."""
+        for path, content in self.files(name).items():
+            path.write_text(content, encoding="utf-8")
+            print(f"wrote pictures/moving/{path.name} ({len(content.encode()) / 1000:.0f} kB)")
+
+    def files(self, name: str) -> dict[Path, str]:
+        return {FOLDER / f"{name}.svg": self.svg(), FOLDER / f"{name}_frames.svg": self.frames()}
+
+
+# What pieces are drawn with
+
+
+def text(
+    x: float, y: float, said: str, *, size: int = SIZE, color: str = INK, anchor: str = "start", bold: bool = False
+) -> str:
+    """Write a line of text, with its baseline at y."""
+    more = f' font-size="{size}"' if size != SIZE else ""
+    more += f' fill="{color}"' if color != INK else ""
+    more += f' text-anchor="{anchor}"' if anchor != "start" else ""
+    more += ' font-weight="bold"' if bold else ""
+    return f'<text x="{_number(x)}" y="{_number(y)}"{more}>{escape(said, quote=False)}</text>'
+
+
+def box(
+    x: float, y: float, width: float, height: float, fill: str = "#FFFFFF", edge: str = INK, stroke: float = 1.5,
+    radius: float = 6, dashed: bool = False,
+) -> str:  # fmt: skip
+    where = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
+    more = f' rx="{_number(radius)}"' if radius else ""
+    more += f' stroke="{edge}" stroke-width="{_number(stroke)}"' if stroke else ""
+    more += ' stroke-dasharray="5 4"' if dashed else ""
+    return f'<rect {where} fill="{fill}"{more}/>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, color: str = FAINT, stroke: float = 2) -> str:
+    path = f"M{_number(x1)},{_number(y1)}L{_number(x2)},{_number(y2)}"
+    return f'<path d="{path}" stroke="{color}" stroke-width="{_number(stroke)}" fill="none"/>'
+
+
+def arrow(x1: float, y1: float, x2: float, y2: float, color: str, stroke: float = 2, head: float = 6) -> str:
+    """Draw an arrow from the first point to the second. Its head grows with `head`, not with the stroke."""
+    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
+    ux, uy = (x2 - x1) / length, (y2 - y1) / length
+    back_x, back_y = x2 - 1.5 * head * ux, y2 - 1.5 * head * uy
+    corners = [(x2, y2), (back_x - head * uy, back_y + head * ux), (back_x + head * uy, back_y - head * ux)]
+    path = "L".join(f"{_number(x)},{_number(y)}" for x, y in corners)
+    return line(x1, y1, back_x, back_y, color, stroke) + f'<path d="M{path}z" fill="{color}"/>'
+
+
+def dot(said: str, color: str) -> str:
+    """Draw a number that travels, around (0, 0)."""
+    return f'<circle r="16" fill="{color}"/>' + text(0, 5, said, color="#FFFFFF", anchor="middle", bold=True)
+
+
+def rank_tint(rank: int, strength: float = 0.32) -> str:
+    return to_hex(tint(rank_color(rank), strength))
+
+
+def number(value: float) -> str:
+    """Write a number as a reader expects it: −4, 20, 1.6."""
+    return f"{value:g}".replace("-", "−")
+
+
+# Helpers
+
+
+def _between(keys: list[tuple[float, tuple[float, ...]]], time: float) -> tuple[float, ...]:
+    """Interpolate between keys, which are in the order of their times."""
+    before = [key for key in keys if key[0] <= time]
+    start, old = before[-1]
+    after = [key for key in keys if key[0] > time]
+    if not after:
+        return old
+    end, new = after[0]
+    share = (time - start) / (end - start)
+    return tuple(a + share * (b - a) for a, b in zip(old, new, strict=True))
+
+
+def _shared(bodies: list[str]) -> tuple[str, list[str]]:
+    """Define each long body that is drawn several times, and return the definitions, and all bodies that use them."""
+    often = [body for body, times in Counter(bodies).items() if times > 1 and len(body) > 60]
+    names = {body: f"d{index}" for index, body in enumerate(often)}
+    defined = "".join(f'<g id="{name}">{body}</g>' for body, name in names.items())
+    used = [f'<use href="#{names[body]}"/>' if body in names else body for body in bodies]
+    return f"<defs>{defined}</defs>", used
+
+
+def _state(piece: Piece, time: float) -> str:
+    """Return a piece's state at a time as CSS. Pieces that move alike share their keyframes."""
+    opacity, x, y = piece.at(time)
+    moved = f"transform:translate({_number(x - piece.x)}px,{_number(y - piece.y)}px)" if len(piece.places) > 1 else ""
+    changes = f"opacity:{_number(opacity, 2)};" if len(piece.opacities) > 1 or piece.opacities[0][1] != 1 else ""
+    return (changes + moved).rstrip(";")
+
+
+def _placed(body: str, x: float, y: float, opacity: float) -> str:
+    more = f' transform="translate({_number(x)},{_number(y)})"' if x or y else ""
+    more += f' opacity="{_number(opacity, 2)}"' if opacity < 1 else ""
+    return f"<g{more}>{body}</g>" if more else body
+
+
+def _number(value: float, digits: int = 1) -> str:
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".") if "." in f"{value:.{digits}f}" else f"{value:.{digits}f}"

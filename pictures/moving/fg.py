@@ -1,0 +1,242 @@
+"""Draws pictures/moving/fg.svg: the operators f and g on two ranks, forward and backward, and what happens without f.
+
+    python -m pictures.moving.fg
+
+Every number comes from two runs on two real ranks, one with f and one without: the network of chapter 03, above a layer
+with the weight w that is replicated, and one step of SGD.
+"""
+
+import torch
+import torch.distributed as dist
+
+from pictures.moving.animation import (
+    BACKWARD,
+    FORWARD,
+    SMALL,
+    Movie,
+    arrow,
+    box,
+    dot,
+    line,
+    number,
+    rank_tint,
+    text,
+)
+from tplab import device, launch
+from tplab.tensor import copy_to_region, reduce_from_region
+from tplab.viz.colors import FAINT, INK, rank_color
+
+W, A, B, RATE = 2.0, (3.0, 5.0), (1.0, -1.0), 0.05
+RANKS = (0, 1)
+SECONDS = 12
+
+# The columns of the picture, from left to right: boxes and bars, and between them places for a blue and a red number
+BELOW, F, SHARD, G, LOSS = (22, 118), (214, 246), (342, 462), (558, 590), (686, 740)  # left and right ends
+BLUES, REDS = (142, 270, 486, 614), (190, 318, 534, 662)  # between two neighbors of these
+LANE, WIRE = 94, 56  # the height of a rank's lane, and of the wire in it
+TOP, SECOND = 66, 350  # the top of the first lane, in the upper and in the lower network
+HEIGHT = 560
+
+
+def one_step(with_f: bool) -> dict[str, float]:
+    """Run on each rank: x = w, z = sum of x·a_r·b_r, L = z²/2, one step. Returns all numbers of the picture."""
+    rank = dist.get_rank()
+    w = torch.tensor(W, device=device(), requires_grad=True)
+    x = w * 1.0  # the layer below, whose input is 1
+    copied = copy_to_region(x) if with_f else x.view_as(x)
+    partial = copied * A[rank] * B[rank]
+    z = reduce_from_region(partial)
+    loss = z * z / 2
+    for tensor in (x, copied, partial, z):
+        tensor.retain_grad()
+    loss.backward()
+    numbers = {
+        "x": x, "partial": partial, "z": z, "loss": loss,
+        "dz": z.grad, "dpartial": partial.grad, "dcopied": copied.grad, "dx": x.grad, "w": w - RATE * w.grad,
+    }  # fmt: skip
+    return {name: round(value.item(), 6) for name, value in numbers.items()}
+
+
+def draw() -> str:
+    return movie().svg()
+
+
+def movie() -> Movie:
+    right, wrong = (launch(one_step, len(RANKS), args=(with_f,)) for with_f in (True, False))
+    made = Movie(
+        HEIGHT,
+        SECONDS,
+        "f and g, forward and backward",
+        _description(right, wrong),
+    )
+    for body in _network(TOP, with_f=True):
+        made.draw(body)
+    for column, said in ((BELOW, "layer below"), (SHARD, "sharded layers"), (LOSS, "loss")):
+        made.draw(text(sum(column) / 2, TOP - 10, said, size=SMALL, color=FAINT, anchor="middle"))
+    _forward(made, TOP, right)
+    _backward(made, TOP, right)
+    _without_f(made, wrong)
+    _tell(made, right, wrong)
+    return made
+
+
+def _description(right: list[dict], wrong: list[dict]) -> str:
+    z, dx = number(right[0]["z"]), number(right[0]["dx"])
+    partial, arrived = (_two(right, name) for name in ("partial", "dcopied"))
+    return (
+        f"Forward, f passes x = {number(right[0]['x'])} on to both ranks without a message. Their shards turn it into "
+        f"{partial}, and g adds these to {z} with an all-reduce. Backward, g passes {number(right[0]['dz'])} on "
+        f"without a message. {arrived} arrive at f, which adds them to {dx} with an all-reduce, so both copies of the "
+        f"layer below take the same step. Without f, one copy gets {number(wrong[0]['dx'])} and the other "
+        f"{number(wrong[1]['dx'])}, and they drift apart."
+    )
+
+
+def _two(results: list[dict], name: str) -> str:
+    return " and ".join(number(result[name]) for result in results)
+
+
+def _sum(results: list[dict], name: str) -> str:
+    first, second = (number(result[name]) for result in results)
+    return f"{first} + ({second})" if second.startswith("−") else f"{first} + {second}"
+
+
+def _wire(top: float, rank: int) -> float:
+    return top + rank * (LANE + 8) + WIRE
+
+
+def _network(top: float, with_f: bool) -> list[str]:
+    """Return both ranks' lanes, the boxes in them, and the bars of f and g across them."""
+    drawn = []
+    for rank in RANKS:
+        y = _wire(top, rank)
+        drawn += [
+            box(10, y - WIRE, 740, LANE, rank_tint(rank, 0.16), stroke=0),
+            box(10, y - WIRE, 5, LANE, rank_color(rank), stroke=0, radius=0),
+            text(24, y - WIRE + 20, f"rank {rank}", bold=True),
+            line(BELOW[1], y, LOSS[0], y),
+            _box_with(SHARD, y, f"× {number(A[rank])}, × {number(B[rank])}", edge=rank_color(rank)),
+            _box_with(LOSS, y, "z²/2"),
+            _layer_below(W, y),
+        ]
+    low, high = _wire(top, 0) - 30, _wire(top, 1) + 30
+    for name, (left, end) in {"f": F, "g": G}.items():
+        there = with_f or name != "f"
+        edge, fill = (INK, "#FFFFFF") if there else (FAINT, "none")
+        drawn.append(box(left, low, end - left, high - low, fill, edge, dashed=not there))
+        if there:
+            drawn.append(text((left + end) / 2, (low + high) / 2 + 6, name, size=20, anchor="middle", bold=True))
+    return drawn
+
+
+def _box_with(ends: tuple[float, float], y: float, said: str, fill: str = "#FFFFFF", edge: str = INK) -> str:
+    left, right = ends
+    return box(left, y - 21, right - left, 42, fill, edge, 2) + text((left + right) / 2, y + 5, said, anchor="middle")
+
+
+def _layer_below(w: float, y: float) -> str:
+    """Draw a copy of the layer below. The larger its weight, the darker it is."""
+    gray = round(250 - 42 * w)
+    return _box_with(BELOW, y, f"w = {number(w)}", fill=f"#{gray:02X}{gray:02X}{gray:02X}")
+
+
+def _forward(made: Movie, top: float, results: list[dict]) -> None:
+    for rank in RANKS:
+        y, found = _wire(top, rank), results[rank]
+        x, partial, z = (dot(number(found[name]), FORWARD) for name in ("x", "partial", "z"))
+        made.piece(x, BELOW[1] - 16, y).show(0.2).move(0.4, 0.9, BLUES[0])
+        made.piece(x, BLUES[0], y).show(0.9).move(1.0, 1.6, BLUES[1])
+        made.piece(x, BLUES[1], y).show(1.9).move(2.0, 2.5, sum(SHARD) / 2).hide(2.4)
+        made.piece(partial, sum(SHARD) / 2, y).show(2.6).move(2.7, 3.2, BLUES[2])
+        made.piece(partial, BLUES[2], y).show(3.4).move(3.5, 3.9, sum(G) / 2).hide(3.9)
+        made.piece(z, sum(G) / 2, y).show(4.2).move(4.4, 4.9, BLUES[3])
+    _message(made, top, G, FORWARD, 3.9)
+    _label(made, F, top - 10, "forward: no message", FORWARD, 1.3)
+    _label(
+        made, G, top - 10, f"forward: all-reduce, {_sum(results, 'partial')} = {number(results[0]['z'])}", FORWARD, 3.9
+    )
+
+
+def _backward(made: Movie, top: float, results: list[dict]) -> None:
+    for rank in RANKS:
+        y, found = _wire(top, rank), results[rank]
+        dz, dpartial, dcopied, dx = (dot(number(found[name]), BACKWARD) for name in ("dz", "dpartial", "dcopied", "dx"))
+        made.piece(dz, LOSS[0] + 16, y).show(5.1).move(5.2, 5.5, REDS[3])
+        made.piece(dpartial, REDS[3], y).show(5.6).move(5.7, 6.2, REDS[2])
+        made.piece(dpartial, REDS[2], y).show(6.4).move(6.5, 6.8, sum(SHARD) / 2).hide(6.8)
+        made.piece(dcopied, sum(SHARD) / 2, y).show(6.9).move(7.0, 7.3, REDS[1])
+        made.piece(dcopied, REDS[1], y).show(7.5).move(7.6, 7.9, sum(F) / 2).hide(7.9)
+        made.piece(dx, sum(F) / 2, y).show(8.1).move(8.2, 8.5, REDS[0])
+        made.piece(_layer_below(found["w"], y)).show(8.4)
+    bottom = top + 2 * LANE + 8 + 22
+    _message(made, top, F, BACKWARD, 7.9)
+    _label(made, G, bottom, "backward: no message", BACKWARD, 6.0)
+    _label(
+        made, F, bottom, f"backward: all-reduce, {_sum(results, 'dcopied')} = {number(results[0]['dx'])}", BACKWARD, 7.9
+    )
+
+
+def _message(made: Movie, top: float, bar: tuple[float, float], color: str, at: float) -> None:
+    """Light up a bar while the ranks exchange numbers, with an arrow from lane to lane on either side of its name."""
+    x, upper, lower = sum(bar) / 2, _wire(top, 0), _wire(top, 1)
+    middle = (upper + lower) / 2
+    arrows = arrow(x, middle - 16, x, upper + 12, color, 4, 7) + arrow(x, middle + 16, x, lower - 12, color, 4, 7)
+    frame = box(bar[0], upper - 30, bar[1] - bar[0], lower - upper + 60, "none", color, 3)
+    made.piece(frame + arrows).show(at)
+
+
+def _label(made: Movie, bar: tuple[float, float], y: float, said: str, color: str, at: float) -> None:
+    made.piece(text(sum(bar) / 2, y, said, size=SMALL, color=color, anchor="middle")).show(at)
+
+
+def _without_f(made: Movie, results: list[dict]) -> None:
+    """Draw the same network without f below, faint until its turn comes; only the way back is shown moving."""
+    drawn = _network(SECOND, with_f=False)
+    for rank in RANKS:
+        y, found = _wire(SECOND, rank), results[rank]
+        blue = (found["x"], found["x"], found["partial"], found["z"])
+        red = (None, None, found["dpartial"], found["dz"])
+        for places, values, color in ((BLUES, blue, FORWARD), (REDS, red, BACKWARD)):
+            for x, value in zip(places, values, strict=True):
+                if value is not None:
+                    drawn.append(f'<g transform="translate({x},{y})">{dot(number(value), color)}</g>')
+    made.piece("".join(drawn)).fade(0, 0.25).fade(8.8, 1, 0.3)
+    for rank in RANKS:
+        y, found = _wire(SECOND, rank), results[rank]
+        dcopied, dx = (dot(number(found[name]), BACKWARD) for name in ("dcopied", "dx"))
+        made.piece(dcopied, sum(SHARD) / 2, y).show(9.1).move(9.2, 9.6, REDS[1])
+        made.piece(dx, REDS[1], y).show(9.6).move(9.7, 10.3, REDS[0])
+        made.piece(_layer_below(found["w"], y)).fade(10.4, 1, 0.5)
+
+
+def _tell(made: Movie, right: list[dict], wrong: list[dict]) -> None:
+    """Write the captions, and choose the stills."""
+    x, z, dz, dx = (number(right[0][name]) for name in ("x", "z", "dz", "dx"))
+    upper = [
+        (0.1, 1.9, f"f hands x = {x} to both ranks. Each rank already has a copy, so nothing is sent."),
+        (1.9, 3.4, f"Each rank multiplies by its own two weights: {_two(right, 'partial')}."),
+        (3.4, 5.1, f"g adds the two with an all-reduce. Both ranks now have z = {z}."),
+        (5.1, 6.4, f"The gradient {dz} goes back through g unchanged, to each rank. Nothing is sent."),
+        (6.4, 7.5, f"Each rank's path gives a different number: {_two(right, 'dcopied')}."),
+        (7.5, 8.8, f"f adds them with an all-reduce: {dx}. Both copies of w take the same step."),
+    ]
+    lower = [
+        (8.8, 10.4, f"Without f, each rank goes on with its own number: {_two(wrong, 'dx')}."),
+        (
+            10.4,
+            SECONDS,
+            f"After one step, the copies of w are {_two(wrong, 'w')}. The ranks now train different networks.",
+        ),
+    ]
+    summary = "g sends a message forward, f sends one backward."
+    made.captions(10, 28, [(start, said) for start, _, said in upper] + [(8.8, summary)], bold=True)
+    made.piece(text(10, SECOND - 14, "The same network without f:", bold=True)).fade(0, 0.35).fade(8.7, 0, 0.1)
+    made.captions(10, SECOND - 14, [(start, said) for start, _, said in lower], bold=True)
+    for _, end, said in upper:
+        made.frame(end - 0.02, said, top=36, height=SECOND - 36 - 36)
+    for _, end, said in lower:
+        made.frame(end - 0.02 if end < SECONDS else end, said, top=SECOND - 4, height=HEIGHT - SECOND + 4)
+
+
+if __name__ == "__main__":
+    movie().write("fg")

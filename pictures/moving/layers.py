@@ -1,0 +1,301 @@
+"""Draws pictures/moving/layers.svg: a column-parallel and a row-parallel layer on two ranks, in both directions.
+
+    python -m pictures.moving.layers
+
+`pictures.moving.joined` draws the same layers, and joins them in the end.
+
+Shapes, collectives and message sizes come from runs of ColumnParallelLinear and RowParallelLinear on two real ranks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pictures.moving.animation import (
+    BACKWARD,
+    FORWARD,
+    SMALL,
+    WIDTH,
+    Movie,
+    Piece,
+    arrow,
+    box,
+    line,
+    rank_tint,
+    text,
+)
+from tplab import device, launch, record
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear
+from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
+
+TOKENS, HIDDEN, INNER = 4, 4, 8
+RANKS = (0, 1)
+APART, SECONDS = 9, 12  # how long the picture takes, without and with the joining
+
+UNIT = 8  # pixels per element
+TOP, LANE, HEIGHT = 84, 124, 424
+BLUE_ROW, RED_ROW = 50, 96  # below the top of a lane: where tiles travel forward and backward
+BAR = 22  # the width of f, gather, scatter and g
+
+# The left ends of everything in a lane, from left to right. The row-parallel layer mirrors the column-parallel one
+X, F, A, Y_SHARD, GATHER, Y = 14, 64, 102, 192, 250, 296
+MIRROR = 2 * 380
+
+
+@dataclass
+class Traffic:
+    """What a layer, or both, sent in one forward and one backward pass, as the recorder saw it on rank 0."""
+
+    forward: dict[str, int]  # kind of collective -> bytes
+    backward: dict[str, int]
+    shapes: dict[str, list[int]]
+
+
+def pass_both_ways(model: nn.Module, features: int) -> Traffic:
+    x = torch.randn(TOKENS, features, device=device(), requires_grad=True)
+    with record() as forward:
+        y = model(x)
+    with record() as backward:
+        y.backward(torch.ones_like(y))
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    sections = ({kind: total.bytes for kind, total in section.totals().items()} for section in (forward, backward))
+    return Traffic(*sections, shapes | {"in": list(x.shape), "out": list(y.shape)})
+
+
+def run() -> dict[str, Traffic]:
+    """Run on each rank: both layers on their own, and then one right after the other."""
+    torch.manual_seed(dist.get_rank())
+    options = {"bias": False, "device": device()}
+    column, row = ColumnParallelLinear(HIDDEN, INNER, **options), RowParallelLinear(INNER, HIDDEN, **options)
+    return {
+        "column": pass_both_ways(ColumnParallelLinear(HIDDEN, INNER, gather_output=True, **options), HIDDEN),
+        "row": pass_both_ways(RowParallelLinear(INNER, HIDDEN, input_is_parallel=False, **options), INNER),
+        "joined": pass_both_ways(nn.Sequential(column, row), HIDDEN),
+    }
+
+
+def movie(joined: bool = False) -> Movie:
+    traffic = launch(run, len(RANKS))[0]
+    column, row, both = traffic["column"], traffic["row"], traffic["joined"]
+    before = sum(sum(part.values()) for one in (column, row) for part in (one.forward, one.backward))
+    after = sum(both.forward.values()) + sum(both.backward.values())
+    end = (
+        f" Joined, the layers need neither gather nor scatter: {before} bytes become {after}, one all-reduce each way."
+    )
+    made = Movie(
+        HEIGHT,
+        SECONDS if joined else APART,
+        "A column-parallel and a row-parallel layer",
+        f"Column-parallel layer: every rank has X and multiplies it by its columns of A, which gives a slice of Y. "
+        f"Gather collects the slices ({_said(column.forward)}). Backward, each rank gets a term of dX, and f adds the "
+        f"terms ({_said(column.backward)}). The row-parallel layer is the mirror image: scatter takes a slice of Y, "
+        f"each rank computes a term of Z, and g adds the terms ({_said(row.forward)}); backward, scatter collects the "
+        f"slices of dY ({_said(row.backward)})." + end * joined,
+    )
+    _lanes(made)
+    left = _column_layer(made, column)
+    right = _row_layer(made, row)
+    if joined:
+        _join(made, left, right)
+    _tell(made, before, after, joined)
+    return made
+
+
+def _said(collectives: dict[str, int]) -> str:
+    """Return something like "all-reduce, 64 bytes"."""
+    ((kind, size),) = collectives.items()
+    return f"{kind.replace('_', '-')}, {size} bytes"
+
+
+@dataclass
+class Layer:
+    """The pieces of one layer: those that stay when the layers are joined, and those in the middle, which fade."""
+
+    stays: list[Piece]
+    fades: list[Piece]
+
+
+def _column_layer(made: Movie, seen: Traffic) -> Layer:
+    """The column layer, forward from 0.3 s on and backward from 2.9 s on."""
+    there = Layer([], [])
+    assert (seen.shapes["in"], seen.shapes["weight"]) == ([TOKENS, HIDDEN], [INNER // 2, HIDDEN])  # torch's [out, in]
+    wide, narrow = INNER, INNER // 2
+    for rank in RANKS:
+        y = _lane(rank)
+        there.stays += [_wires(made, y, X + 16, Y_SHARD + 16), _weight(made, rank, A, "A", columns=True)]
+        there.fades.append(_wires(made, y, Y_SHARD + 16, Y + 32))
+    there.stays += _bar(made, F, "f", (1.0, {}), (4.85, seen.backward))
+    there.fades += _bar(made, GATHER, "gather", (2.1, seen.forward), (3.6, {}))
+    for rank in RANKS:
+        y, slice_ = _lane(rank), rank_tint(rank)
+        # forward: X through f to A, a slice of Y, and all of Y
+        x = _tile(HIDDEN, "X", FORWARD, NOBODY)
+        there.stays.append(made.piece(x, X, y + BLUE_ROW).show(0.2))
+        made.piece(x, X, y + BLUE_ROW).show(0.4).move(0.5, 1.0, A + 16).hide(1.0)
+        shard = _tile(narrow, f"Y{'₀₁'[rank]}", FORWARD, slice_)
+        there.stays.append(made.piece(shard, A + 16, y + BLUE_ROW).show(1.1).move(1.2, 1.6, Y_SHARD))
+        made.piece(shard, Y_SHARD, y + BLUE_ROW).show(1.7).move(1.8, 2.1, GATHER - 5).hide(2.1)
+        full = _tile(wide, "Y", FORWARD, NOBODY)
+        there.fades.append(made.piece(full, GATHER - 5, y + BLUE_ROW).show(2.3).move(2.4, 2.8, Y))
+        # backward: all of dY, its slice, and a term of dX, which f adds up
+        there.fades.append(made.piece(_tile(wide, "dY", BACKWARD, NOBODY), Y, y + RED_ROW).show(3.0))
+        shard = _tile(narrow, f"dY{'₀₁'[rank]}", BACKWARD, slice_)
+        there.stays.append(made.piece(shard, GATHER - 5, y + RED_ROW).show(3.2).move(3.3, 3.6, Y_SHARD))
+        made.piece(shard, Y_SHARD, y + RED_ROW).show(3.7).move(3.8, 4.1, A + 16).hide(4.1)
+        term = _tile(HIDDEN, f"dX{'₀₁'[rank]}", BACKWARD, slice_, dashed=True)
+        made.piece(term, A + 16, y + RED_ROW).show(4.2).move(4.3, 4.6, F - 5).hide(4.8)
+        there.stays.append(
+            made.piece(_tile(HIDDEN, "dX", BACKWARD, NOBODY), F - 5, y + RED_ROW).show(4.9).move(5.0, 5.3, X)
+        )
+    return there
+
+
+def _row_layer(made: Movie, seen: Traffic) -> Layer:
+    """The row layer, forward from 5.4 s on and backward from 7.0 s on."""
+    there = Layer([], [])
+    assert (seen.shapes["in"], seen.shapes["weight"]) == ([TOKENS, INNER], [HIDDEN, INNER // 2])
+    wide, narrow = INNER, INNER // 2
+    y_full, scatter, y_shard = MIRROR - Y - 64, MIRROR - GATHER - BAR, MIRROR - Y_SHARD - 32
+    b, g, z = MIRROR - A - 64, MIRROR - F - BAR, MIRROR - X - 32
+    for rank in RANKS:
+        y = _lane(rank)
+        there.fades.append(_wires(made, y, y_full + 32, y_shard + 16))
+        there.stays += [_wires(made, y, y_shard + 16, z + 16), _weight(made, rank, b, "B", columns=False)]
+    there.stays += _bar(made, g, "g", (6.7, seen.forward), (7.5, {}))
+    there.fades += _bar(made, scatter, "scatter", (5.9, {}), (8.2, seen.backward))
+    for rank in RANKS:
+        y, slice_ = _lane(rank), rank_tint(rank)
+        there.fades.append(made.piece(_tile(wide, "Y", FORWARD, NOBODY), y_full, y + BLUE_ROW).show(5.4))
+        shard = _tile(narrow, f"Y{'₀₁'[rank]}", FORWARD, slice_)
+        there.stays.append(made.piece(shard, scatter - 5, y + BLUE_ROW).show(5.5).move(5.6, 5.9, y_shard))
+        made.piece(shard, y_shard, y + BLUE_ROW).show(5.9).move(6.0, 6.2, b + 16).hide(6.2)
+        term = _tile(HIDDEN, f"Z{'₀₁'[rank]}", FORWARD, slice_, dashed=True)
+        made.piece(term, b + 16, y + BLUE_ROW).show(6.25).move(6.3, 6.5, g - 5).hide(6.65)
+        there.stays.append(
+            made.piece(_tile(HIDDEN, "Z", FORWARD, NOBODY), g - 5, y + BLUE_ROW).show(6.7).move(6.8, 7.0, z)
+        )
+        # backward
+        dz = _tile(HIDDEN, "dZ", BACKWARD, NOBODY)
+        there.stays.append(made.piece(dz, z, y + RED_ROW).show(7.1))
+        made.piece(dz, z, y + RED_ROW).show(7.2).move(7.3, 7.6, b + 16).hide(7.6)
+        shard = _tile(narrow, f"dY{'₀₁'[rank]}", BACKWARD, slice_)
+        there.stays.append(made.piece(shard, b + 16, y + RED_ROW).show(7.6).move(7.7, 7.9, y_shard))
+        made.piece(shard, y_shard, y + RED_ROW).show(7.9).move(8.0, 8.2, scatter - 5).hide(8.2)
+        there.fades.append(
+            made.piece(_tile(wide, "dY", BACKWARD, NOBODY), scatter - 5, y + RED_ROW).show(8.3).move(8.4, 8.6, y_full)
+        )
+    return there
+
+
+def _lanes(made: Movie) -> None:
+    for rank in RANKS:
+        y = _lane(rank)
+        made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.16), stroke=0))
+        made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
+        made.draw(text(17, y + 18, f"rank {rank}", size=SMALL, bold=True))
+    told = (
+        "gray: the same on both ranks",
+        "rank color: a rank's own slice",
+        "dashed: a term of a sum",
+        "thicker arrow: more bytes",
+    )
+    legend = "   ·   ".join(told)
+    made.draw(text(WIDTH / 2, HEIGHT - 10, legend, size=SMALL, color=FAINT, anchor="middle"))
+
+
+def _lane(rank: int) -> float:
+    return TOP + rank * (LANE + 8)
+
+
+def _wires(made: Movie, y: float, left: float, right: float) -> Piece:
+    """Draw the two wires of a lane, an upper one for the way forward and a lower one for the way back."""
+    both = line(left, y + BLUE_ROW, right, y + BLUE_ROW, "#9DB8D0") + line(
+        left, y + RED_ROW, right, y + RED_ROW, "#DDB0AC"
+    )
+    return made.piece(both).fade(0, 1)
+
+
+def _tile(columns: int, name: str, color: str, fill: str, dashed: bool = False) -> str:
+    """Draw an activation or gradient with TOKENS rows, its left edge at x = 0 and its middle at y = 0."""
+    width = columns * UNIT
+    drawn = box(0, -16, width, 32, fill, color, 2.5, radius=3, dashed=dashed)
+    return drawn + text(width / 2, 5, name, size=SMALL, color=color, anchor="middle", bold=True)
+
+
+def _weight(made: Movie, rank: int, left: float, name: str, columns: bool) -> Piece:
+    """Draw a full weight with this rank's half filled: its columns, or else its rows."""
+    y = _lane(rank)
+    wide, high = (64, 32) if columns else (32, 64)
+    x, top = left + (64 - wide) / 2, y + 80 - high / 2
+    half = (wide / 2, high) if columns else (wide, high / 2)
+    at = (x + rank * half[0], top) if columns else (x, top + rank * half[1])
+    drawn = box(left - 4, y + 26, 72, 92, "#FFFFFF", rank_color(rank), 2)
+    drawn += text(left + 32, y + 42, f"{name}{'₀₁'[rank]}", size=SMALL, anchor="middle", bold=True)
+    drawn += box(x, top, wide, high, "none", FAINT, 1, radius=0, dashed=True)
+    drawn += box(*at, *half, rank_tint(rank, 0.6), INK, 1.5, radius=0)
+    return made.piece(drawn).fade(0, 1)
+
+
+def _bar(
+    made: Movie, x: float, name: str, forward: tuple[float, dict[str, int]], backward: tuple[float, dict[str, int]]
+) -> list[Piece]:
+    """Draw an operator across both lanes, and what it sends each way from the given time on."""
+    top, bottom, middle = _lane(0) + 26, _lane(1) + LANE - 6, _lane(1) - 4
+    pieces = [
+        made.piece(box(x, top, BAR, bottom - top)).fade(0, 1),
+        made.piece(text(x + BAR / 2, TOP - 8, name, anchor="middle", bold=True)).fade(0, 1),
+    ]
+    for (time, collectives), color, below in ((forward, FORWARD, 22), (backward, BACKWARD, 42)):
+        if collectives:
+            ((_, size),) = collectives.items()
+            thickness = size / 16
+            head = 4 + thickness / 2
+            arrows = [
+                arrow(x + BAR / 2, middle + s * 2, x + BAR / 2, middle + s * 30, color, thickness, head)
+                for s in (-1, 1)
+            ]
+            frame = box(x, top, BAR, bottom - top, "none", color, 3)
+            pieces.append(made.piece(frame + "".join(arrows)).show(time))
+        said = _said(collectives) if collectives else "no message"
+        label = text(x + BAR / 2, _lane(1) + LANE + below, said, size=SMALL, color=color, anchor="middle")
+        pieces.append(made.piece(label).show(time))
+    return pieces
+
+
+def _join(made: Movie, left: Layer, right: Layer) -> None:
+    """Fade what stands between the two layers, and push them together until both slices of Y are the same one."""
+    shift = MIRROR / 2 - Y_SHARD - 16
+    for piece in left.fades + right.fades:
+        piece.fade(9.0, 0, 0.5)
+    for layer, way in ((left, shift), (right, -shift)):
+        for piece in layer.stays:
+            piece.move(9.6, 10.4, piece.places[-1][1] + way)
+
+
+def _tell(made: Movie, before: int, after: int, joined: bool) -> None:
+    told = [
+        (0.1, 1.7, "Column-parallel: each rank multiplies X by its columns of A and gets a slice of Y."),
+        (1.7, 3.0, "Gather sends the slices around, so that every rank has all of Y."),
+        (3.0, 4.2, "Backward, each rank takes its slice of dY. It already has all of dY, so nothing is sent."),
+        (4.2, 5.4, "Each rank gets only a term of dX. f adds the terms with an all-reduce."),
+        (5.4, 7.1, "Row-parallel: each rank multiplies a slice of Y by its rows of B. g adds the terms of Z."),
+        (7.1, 8.8, "Backward, each rank gets a slice of dY, and scatter has to collect the slices."),
+        (8.8, 10.5, "But gather and scatter undo each other. Each rank already has the slice that B needs."),
+        (10.5, SECONDS, f"What is left is one all-reduce each way: {after} bytes instead of {before}."),
+    ][: None if joined else -2]
+    made.captions(10, 30, [(start, said) for start, _, said in told], bold=True)
+    by_hand = {
+        4.75: "Each rank gets only a term of dX.",
+        5.35: "f adds the terms with an all-reduce, so that both ranks get dX.",
+        6.6: "Row-parallel: each rank multiplies a slice of Y by its rows of B and gets a term of Z.",
+        7.05: "g adds the terms with an all-reduce, so that both ranks get Z.",
+    }
+    for time in (1.65, 2.95, 4.1, 4.75, 5.35, 6.6, 7.05, 8.8, *((9.55, SECONDS) if joined else ())):
+        said = next(said for start, end, said in told if start < time <= end)
+        made.frame(time, by_hand.get(time, said), top=56, height=HEIGHT - 56)
+
+
+if __name__ == "__main__":
+    movie().write("layers")

@@ -1,0 +1,241 @@
+"""Draws pictures/moving/ring.svg: an all-reduce around a ring of four ranks, and beside it a star that does the same.
+
+    python -m pictures.moving.ring
+
+Four real ranks run the course's own ring and record what they send. Rank r's tensor is full of 10**r, so the digits of
+each value tell which ranks it is a sum of: 1011 has terms from ranks 0, 1 and 3.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from pictures.moving.animation import (
+    BACKWARD,
+    GOLD,
+    SMALL,
+    Movie,
+    box,
+    line,
+    rank_tint,
+    text,
+)
+from tplab import device, launch, record
+from tplab.collectives import all_gather_steps, gather, reduce_scatter_steps, scatter
+from tplab.viz.colors import FAINT, INK, rank_color
+
+P, ELEMENTS = 4, 1000  # float32, so a tensor has 4,000 bytes
+SECONDS = 12
+START, STEP = 1.2, 1.25  # seconds: when the first step begins, and how long a step takes
+
+CENTER, ACROSS, DOWN = (236, 236), 146, 128  # of the ring, and how far from it the ranks stand
+SLOT_WIDTH, SLOT_HEIGHT, GAP = 34, 40, 3
+HUB, HEIGHT = (612, 212), 440
+GLOW = BACKWARD  # the red of the overloaded link
+
+
+class Step(NamedTuple):
+    """What a rank has after a step: the chunk that it just received, the ranks in that chunk's sum, bytes received."""
+
+    chunk: int
+    ranks: frozenset[int]
+    bytes: int
+
+
+def around_the_ring() -> tuple[list[Step], int]:
+    """Run a ring all-reduce. Returns a Step for the start and for each of the 2 (p - 1) steps, and the bytes sent."""
+    x = torch.full((ELEMENTS,), 10.0 ** dist.get_rank(), device=device())
+    with record() as sent:
+        reduced = [(chunk, value.clone()) for chunk, value in reduce_scatter_steps(x)]
+        gathered = [(chunk, whole.tensor_split(P)[chunk].clone()) for chunk, whole in all_gather_steps(reduced[-1][1])]
+    steps = [Step(chunk, _ranks_in(value), value.nbytes) for chunk, value in [*reduced, *gathered[1:]]]
+    return steps, sent.totals(dist.get_rank())["send"].bytes
+
+
+def through_a_star() -> tuple[int, int]:
+    """Have rank 0 collect all tensors and send the sum to everybody. Returns the bytes received and sent."""
+    x = torch.full((ELEMENTS,), 10.0 ** dist.get_rank(), device=device())
+    with record() as sent:
+        tensors = gather(x)
+        total = None if tensors is None else torch.stack(tensors).sum(dim=0)
+        scatter(x, None if total is None else [total] * P)
+    totals = sent.totals(dist.get_rank())
+    return totals["recv"].bytes, totals["send"].bytes
+
+
+def _ranks_in(value: torch.Tensor) -> frozenset[int]:
+    digits = str(round(value[0].item()))
+    return frozenset(rank for rank, digit in enumerate(reversed(digits)) if digit == "1")
+
+
+def draw() -> str:
+    return movie().svg()
+
+
+def movie() -> Movie:
+    ran, star = launch(around_the_ring, P), launch(through_a_star, P)
+    steps, sent = [steps for steps, _ in ran], {sent for _, sent in ran}
+    assert len(sent) == 1, "in a ring, every link carries the same"
+    link, tensor = sent.pop(), 4 * ELEMENTS
+    assert star[0] == ((P - 1) * tensor,) * 2
+    made = Movie(
+        HEIGHT,
+        SECONDS,
+        "Ring all-reduce on four ranks",
+        f"Four ranks in a ring, each with a tensor of {P} chunks. In {P - 1} steps, each rank sends one chunk to its "
+        f"right-hand neighbor, which adds its own, until each rank has one finished chunk. In {P - 1} more steps, the "
+        f"finished chunks go around and are copied. Each link carries {link:,} bytes, {link / tensor:g} times the "
+        f"tensor's {tensor:,} bytes. Beside it, a star: rank 0 collects all tensors and sends the sum back, so "
+        f"{star[0][0]:,} bytes come in through its link and {star[0][1]:,} bytes go out.",
+    )
+    _ring(made, steps)
+    _steps(made, steps)
+    _star(made, star)
+    _tell(made, link / tensor, tensor, star[0][0] / tensor)
+    return made
+
+
+def _begin(step: int) -> float:
+    """When a step begins, counted from 1."""
+    return START + (step - 1) * STEP
+
+
+def _place(rank: int, chunk: int) -> tuple[float, float]:
+    """The top left corner of a slot. Rank 0 is at the top, and the others follow clockwise."""
+    across, down = ((0, -1), (1, 0), (0, 1), (-1, 0))[rank]
+    left = CENTER[0] + across * ACROSS - (P * SLOT_WIDTH + (P - 1) * GAP) / 2
+    return left + chunk * (SLOT_WIDTH + GAP), CENTER[1] + down * DOWN - SLOT_HEIGHT / 2
+
+
+def _slot(ranks: frozenset[int]) -> str:
+    """Draw a chunk: a stripe for each rank in the sum, and a gold frame around the complete sum."""
+    high = SLOT_HEIGHT / P
+    stripes = [
+        box(0, rank * high, SLOT_WIDTH, high, rank_tint(rank, 0.75), stroke=0, radius=0) for rank in sorted(ranks)
+    ]
+    edge, stroke = (GOLD, 5) if len(ranks) == P else (INK, 1)
+    paper = box(0, 0, SLOT_WIDTH, SLOT_HEIGHT, "#FFFFFF", stroke=0, radius=0)
+    return paper + "".join(stripes) + box(0, 0, SLOT_WIDTH, SLOT_HEIGHT, "none", edge, stroke, radius=2)
+
+
+def _ring(made: Movie, steps: list[list[Step]]) -> None:
+    x, y = CENTER
+    made.draw(f'<ellipse cx="{x}" cy="{y}" rx="{ACROSS}" ry="{DOWN}" fill="none" stroke="#C4C4C4" stroke-width="2"/>')
+    for rank in range(P):
+        left, top = _place(rank, 0)
+        made.draw(
+            box(left - 5, top - 5, 4 * SLOT_WIDTH + 3 * GAP + 10, SLOT_HEIGHT + 10, "#FFFFFF", rank_color(rank), 2)
+        )
+        below = top - 13 if rank == 0 else top + SLOT_HEIGHT + 22
+        made.draw(text(left + (72, 116, 72, 28)[rank], below, f"rank {rank}", size=SMALL, anchor="middle", bold=True))
+        # the link to the right-hand neighbor, with its direction and how much it has carried
+        across, down = ((1, -1), (1, 1), (-1, 1), (-1, -1))[rank]
+        at_x, at_y = x + across * ACROSS * 0.707, y + down * DOWN * 0.707
+        turn = (41, 139, 221, 319)[rank]
+        made.draw(
+            f'<path d="M8,0L-6,-7V7z" fill="{FAINT}" transform="translate({at_x:.0f},{at_y:.0f}) rotate({turn})"/>'
+        )
+        receiver, carried = steps[(rank + 1) % P], 0
+        counts = [(0.01, "0 bytes")]
+        for step in range(1, len(receiver)):
+            carried += receiver[step].bytes
+            counts.append((_begin(step) + 0.8, f"{carried:,} bytes"))
+        anchor = "start" if across > 0 else "end"
+        made.captions(at_x + across * 16, at_y + (2 if down < 0 else 12), counts, size=SMALL, anchor=anchor, bold=True)
+
+
+def _steps(made: Movie, steps: list[list[Step]]) -> None:
+    """Move the chunks. In the first half a chunk is added to the neighbor's, in the second half it is copied."""
+    slots = {}
+    for rank in range(P):
+        for chunk in range(P):
+            slots[rank, chunk] = made.piece(_slot(frozenset({rank})), *_place(rank, chunk)).fade(0, 1)
+    for step in range(1, len(steps[0])):
+        begin, adding = _begin(step), step < P
+        travelers = []
+        for rank in range(P):
+            receiver = (rank + 1) % P
+            chunk, ranks, _ = steps[receiver][step]
+            before = steps[rank][step - 1]
+            assert before.chunk == chunk, "what a rank receives is what its left neighbor had"
+            traveler = made.piece(_slot(before.ranks), *_place(rank, chunk)).fade(begin, 1, 0.05)
+            travelers.append(
+                (traveler.move(begin + 0.05, begin + 0.8, *_place(receiver, chunk)), receiver, chunk, ranks)
+            )
+            if adding:
+                slots[rank, chunk].fade(begin, 0.15)
+        for traveler, receiver, chunk, ranks in travelers:
+            old = slots[receiver, chunk]
+            if adding:
+                traveler.fade(begin + 0.85, 0, 0.15)
+                old.fade(begin + 0.85, 0, 0.15)
+                traveler = made.piece(_slot(ranks), *_place(receiver, chunk)).fade(begin + 0.8, 1, 0.15)
+            slots[receiver, chunk] = traveler
+
+
+def _star(made: Movie, star: list[tuple[int, int]]) -> None:
+    """Draw rank 0 in the middle of everything. Its link carries what all the others send and receive."""
+    x, y = HUB
+    begin = _begin(2 * P - 1) + 0.1
+    places = [(x, y + 110), (x - 88, y - 84), (x, y - 108), (x + 88, y - 84)]
+    drawn = [line(x, y, *places[0], FAINT, 12)]
+    drawn += [line(x, y, *place, FAINT, 4) for place in places[1:]]
+    drawn.append(f'<circle cx="{x}" cy="{y}" r="9" fill="{INK}"/>')
+    drawn.append(text(x, y - 158, "A star instead: rank 0 adds everything", size=SMALL, anchor="middle", bold=True))
+    nodes = []
+    for rank, (at_x, at_y) in enumerate(places):
+        nodes.append(box(at_x - 32, at_y - 15, 64, 30, rank_tint(rank), rank_color(rank), 2))
+        nodes.append(text(at_x, at_y + 5, f"rank {rank}", size=SMALL, anchor="middle", bold=True))
+    for rank, at_x, at_y, anchor in ((1, x - 58, y - 36, "end"), (3, x + 58, y - 36, "start")):
+        for at, bytes_, way in ((0, star[rank][1], "out"), (16, star[rank][0], "in")):
+            drawn.append(text(at_x, at_y + at, f"{bytes_:,} {way}", size=SMALL, anchor=anchor))
+    made.piece("".join(drawn)).show(begin)
+    red = line(x, y + 9, *places[0], GLOW, 14)
+    halo = f'<path d="M{x},{y + 9}V{places[0][1]}" stroke="{GLOW}" stroke-width="34" stroke-linecap="round"/>'
+    glowing = made.piece(halo)
+    for pulse in range(3):
+        glowing.fade(begin + 0.6 + 0.6 * pulse, 0.45, 0.3)
+        if pulse < 2:
+            glowing.fade(begin + 0.9 + 0.6 * pulse, 0.1, 0.3)
+    made.piece(red).show(begin + 0.6)
+    made.piece("".join(nodes)).show(begin)
+    for at, bytes_, way in ((50, star[0][0], "in"), (68, star[0][1], "out")):
+        label = text(x + 26, y + at, f"{bytes_:,} bytes {way}", size=SMALL, color=GLOW, bold=True)
+        made.piece(label).show(begin + 0.6)
+
+
+def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
+    last = 2 * (P - 1)
+    end = _begin(last + 1)
+    told = [
+        (0.01, f"Each rank has its own tensor of {tensor:,} bytes, in {P} chunks. Every rank wants the sum."),
+        (START - 0.1, "Each rank sends one chunk to its right-hand neighbor, which adds its own chunk to it."),
+        (_begin(P) - 0.25, "Now each rank has one finished chunk, in gold. The finished chunks are passed on."),
+        (
+            end,
+            f"Each link carried 2(p − 1)/p = {link:g} times the tensor. "
+            f"The star's red link: {star:g} times in, {star:g} times out.",
+        ),
+    ]
+    made.captions(10, 28, told, bold=True)
+    x, y = CENTER
+    legend = "A chunk has a stripe for each rank that is in its sum. In a gold frame, all of them are."
+    made.draw(text(10, HEIGHT - 8, legend, size=SMALL, color=FAINT))
+    names = [(0.01, "")] + [(_begin(step), f"step {step} of {last}") for step in range(1, last + 1)]
+    made.captions(x, y - 2, names, size=20, anchor="middle", bold=True)
+    phases = [(0.01, ""), (START, "reduce-scatter: add"), (_begin(P), "all-gather: copy")]
+    made.captions(x, y + 20, phases, size=SMALL, color=FAINT, anchor="middle")
+    made.frame(START - 0.2, told[0][1], top=40, height=HEIGHT - 40)
+    for step in range(1, last + 1):
+        on_its_way = f"Step {step} of {last}: " + (
+            "each chunk is added to the next rank's chunk."
+            if step < P
+            else "each finished chunk is copied to the next rank."
+        )
+        made.frame(_begin(step) + 1.0, on_its_way, top=40, height=HEIGHT - 40)
+    made.frame(SECONDS, told[-1][1], top=40, height=HEIGHT - 40)
+
+
+if __name__ == "__main__":
+    movie().write("ring")

@@ -1,0 +1,88 @@
+"""A moving picture in a notebook that isn't trusted, and in a page of the book: it starts once the reader is there."""
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.sync_api import Locator, Page
+
+from tests import ROOT
+from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+ALT = "f and g on two ranks"
+LINK = f"![{ALT}](pictures/fg.svg)"
+FAR = 60  # cells or paragraphs between the top of the page and the picture
+SECONDS = 4  # a loop of the picture in these tests
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if chromium_path() is None:
+        pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")
+    with browser() as found:
+        yield found
+
+
+def put_quick_picture(folder: Path) -> None:
+    """Put fg.svg into the folder, but with a shorter loop."""
+    drawn = (ROOT / "pictures" / "moving" / "fg.svg").read_text(encoding="utf-8")
+    quick = drawn.replace("animation-duration:12s", f"animation-duration:{SECONDS}s")
+    assert quick != drawn
+    folder.mkdir(parents=True)
+    (folder / "fg.svg").write_text(quick, encoding="utf-8")
+
+
+def moves(page: Page, picture: Locator) -> bool:
+    before = picture.screenshot()
+    page.wait_for_timeout(1000)
+    return picture.screenshot() != before
+
+
+def starts_in_view_and_by_a_click(page: Page) -> None:
+    """Whether the picture, whose two loops are long over, plays as soon as it's in view, and after a click."""
+    picture = page.get_by_alt_text(ALT)
+    address = picture.get_attribute("src")
+    page.wait_for_timeout(2 * SECONDS * 1000 + 500)
+    assert picture.get_attribute("src") == address, "nobody has seen it yet"
+    picture.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    assert moves(page, picture)
+    page.wait_for_timeout(2 * SECONDS * 1000)
+    assert not moves(page, picture)
+    picture.click()
+    page.wait_for_timeout(500)
+    assert moves(page, picture)
+    assert picture.evaluate("picture => picture.naturalWidth") > 0
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_in_a_notebook_that_is_not_trusted(chromium, tmp_path: Path) -> None:
+    put_quick_picture(tmp_path / "chapters" / "pictures")
+    cells = [nbformat.v4.new_markdown_cell(f"# A heading, number {number}") for number in range(FAR)]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    notebook = nbformat.v4.new_notebook(
+        cells=[*cells, nbformat.v4.new_markdown_cell(LINK), nbformat.v4.new_code_cell("1 + 1")],
+        metadata={"kernelspec": kernel},
+    )
+    nbformat.write(notebook, tmp_path / "chapters" / "90_tiny.ipynb")
+    with lab_server(tmp_path) as server:
+        page = NotebookPage(chromium, server, "chapters/90_tiny.ipynb")
+        assert page.page.get_by_title("Notebook not trusted").count()
+        starts_in_view_and_by_a_click(page.page)
+        assert page.refused == []
+        assert page.errors == []
+
+
+def test_in_a_page_of_the_book(chromium, tmp_path: Path) -> None:
+    put_quick_picture(tmp_path / "_images")
+    script = (ROOT / "docs" / "_static" / "replay.js").read_text(encoding="utf-8")
+    text = "<p>Text.</p>" * FAR * 3
+    (tmp_path / "page.html").write_text(
+        f'<!doctype html><script>{script}</script>{text}<img alt="{ALT}" src="_images/fg.svg">', encoding="utf-8"
+    )
+    page = chromium.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    starts_in_view_and_by_a_click(page)

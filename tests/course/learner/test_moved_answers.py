@@ -1,0 +1,170 @@
+"""Answers move along when the course gives their exercises other numbers, and never into a different task."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tplab.course.learner import library, moved_answers
+from tplab.course.learner.course_files import Course
+from tplab.course.learner.passages import Passage
+from tplab.course.learner.update_notebook import update_notebook
+
+
+def stub(number: str, *heads: str) -> str:
+    raises = f'raise NotImplementedError("exercise {number}")'
+    return "\n\n\n".join(
+        f"{head}:\n    def forward(self):\n        {raises}" if head.startswith("class") else f"{head}:\n    {raises}"
+        for head in heads
+    )
+
+
+def notebook(**sources: str) -> dict:
+    """A notebook of exercise cells: notebook(e2_2="def f(x): ...")."""
+    cells = []
+    for key, source in sources.items():
+        number = key[1:].replace("_", ".")
+        cells.append({
+            "cell_type": "code", "id": f"exercise-{number.replace('.', '-')}", "source": source, "outputs": [],
+            "execution_count": None, "metadata": {"tplab": {"exercise": number}},
+        })  # fmt: skip
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+class Chapters:
+    """The pages of a course: what they were (base), what the learner made of them, and what they are now (blank)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.course = Course(folder, folder)
+        self.course.memory.mkdir()
+        self.pages: list = []
+        self.blanks: dict[str, bytes] = {}
+
+    def add(self, stem: str, base: dict | None, mine: dict | None, blank: dict) -> None:
+        page = SimpleNamespace(
+            stem=stem, base=self.course.memory / f"{stem}.ipynb", learner=self.course.folder / f"{stem}.ipynb"
+        )
+        for path, content in ((page.base, base), (page.learner, mine)):
+            if content is not None:
+                path.write_text(json.dumps(content))
+        self.pages.append(page)
+        self.blanks[stem] = json.dumps(blank).encode()
+
+    def plan(self) -> moved_answers.Moves:
+        return moved_answers.plan(self.course, [page for page in self.pages if page.learner.exists()], self.blanks)
+
+    def update(self) -> list[str]:
+        moves = self.plan()
+        carried = {number for numbers in moves.was.values() for number in numbers}
+        for page in self.pages:
+            new = json.loads(self.blanks[page.stem])
+            mine = new
+            if page.learner.exists():
+                base, there = (json.loads(path.read_text()) for path in (page.base, page.learner))
+                mine, _ = update_notebook(base, there, new, moves.changed, carried)
+            page.learner.write_text(json.dumps(mine))
+            page.base.write_bytes(self.blanks[page.stem])
+        return moved_answers.fill_in(self.course, self.pages, moves)
+
+    def cell(self, stem: str, number: str) -> str:
+        cells = json.loads((self.course.folder / f"{stem}.ipynb").read_text())["cells"]
+        (found,) = [cell for cell in cells if cell["metadata"].get("tplab", {}).get("exercise") == number]
+        return "".join(found["source"])
+
+
+@pytest.fixture
+def chapters(tmp_path: Path) -> Chapters:
+    """Exercise 2.2, `split(x)`, has moved to a new page as S.1, and 2.2 is a different task now."""
+    made = Chapters(tmp_path)
+    answer = "import math\n\n\ndef split(x):\n    return math.floor(x)  # mine"
+    made.add("02_old", notebook(e2_2=stub("2.2", "def split(x)")), notebook(e2_2=answer),
+             notebook(e2_2=stub("2.2", "def other(y)")))  # fmt: skip
+    made.add("start", None, None, notebook(eS_1=stub("S.1", "def split(x)")))
+    return made
+
+
+def test_an_answer_follows_its_exercise_with_all_it_needs(chapters):
+    assert chapters.update() == ["Your answer to 2.2 is now in exercise S.1 in start.ipynb."]
+    assert chapters.cell("start", "S.1") == "import math\n\n\ndef split(x):\n    return math.floor(x)  # mine"
+    assert chapters.cell("02_old", "2.2") == stub("2.2", "def other(y)")
+    assert chapters.update() == []
+
+
+def test_a_killed_update_is_finished_by_the_next(chapters):
+    chapters.plan()
+    page = chapters.pages[0]  # the notebook was updated and the old answer is gone from it, but nothing was filled in
+    for path in (page.base, page.learner):
+        path.write_bytes(chapters.blanks["02_old"])
+    for path in (chapters.pages[1].base, chapters.pages[1].learner):
+        path.write_bytes(chapters.blanks["start"])
+    assert chapters.update() == ["Your answer to 2.2 is now in exercise S.1 in start.ipynb."]
+    assert "# mine" in chapters.cell("start", "S.1")
+    assert not (chapters.course.memory / moved_answers.PLAN).exists()
+
+
+def test_an_answer_that_the_learner_has_written_there_already_stays(chapters):
+    mine = notebook(eS_1="def split(x):\n    return 7")
+    chapters.pages[1].learner.write_text(json.dumps(mine))
+    chapters.pages[1].base.write_bytes(chapters.blanks["start"])
+    assert chapters.update() == []
+    assert chapters.cell("start", "S.1") == "def split(x):\n    return 7"
+
+
+def test_a_function_with_other_arguments_is_a_different_task(tmp_path):
+    made = Chapters(tmp_path)
+    made.add("02_old", notebook(e2_1=stub("2.1", "def count(n)")), notebook(e2_1="def count(n):\n    return n"),
+             notebook(e2_1=stub("2.1", "def count(shape)")))  # fmt: skip
+    assert made.update() == []
+    cells = json.loads((tmp_path / "02_old.ipynb").read_text())["cells"]
+    assert [cell["source"] for cell in cells] == [stub("2.1", "def count(shape)"), "def count(n):\n    return n"]
+    assert cells[1]["metadata"] == {}, "the old answer stays below, as a cell of the learner's own"
+
+
+def test_exercises_that_were_joined_are_filled_in_as_far_as_they_were_answered(tmp_path):
+    made = Chapters(tmp_path)
+    old = notebook(e3_2=stub("3.2", "class G"), e3_3=stub("3.3", "class Scatter"), e3_4=stub("3.4", "class Gather"))
+    mine = notebook(
+        e3_2="class G:\n    mine = 2", e3_3="class Scatter:\n    mine = 3", e3_4=stub("3.4", "class Gather")
+    )
+    new = notebook(e3_3=stub("3.3", "class G", "class Scatter", "class Gather"))
+    made.add("03_ops", old, mine, new)
+    assert made.update() == ["Your answers to 3.2 and 3.3 are now in exercise 3.3 in 03_ops.ipynb."]
+    text = made.cell("03_ops", "3.3")
+    assert text.startswith("class G:\n    mine = 2\n\n\nclass Scatter:\n    mine = 3\n\n\nclass Gather:\n")
+    assert 'raise NotImplementedError("exercise 3.3")' in text
+
+
+def test_two_exercises_that_ask_for_the_same_names_stay_apart(tmp_path):
+    """As 2.1 and 4.3, which both ask for `shard`: an answer to one is none to the other."""
+    made = Chapters(tmp_path)
+    both = notebook(e2_1=stub("2.1", "def shard(x)"), e4_3=stub("4.3", "def shard(x)"))
+    mine = notebook(e2_1="def shard(x):\n    return x", e4_3=stub("4.3", "def shard(x)"))
+    made.add("02_both", both, mine, both)
+    assert made.update() == []
+    assert made.cell("02_both", "4.3") == stub("4.3", "def shard(x)")
+
+
+def test_a_prediction_that_asks_for_other_values_is_new():
+    def predicting(source: str) -> dict:
+        made = notebook(e2_1=source)
+        made["cells"][0] |= {"id": "predict-2-a", "metadata": {"tplab": {"predict": "2.a"}}}
+        return made
+
+    old, mine = predicting('predict("2.a", rows=...)'), predicting('predict("2.a", rows=3)')
+    new = predicting('predict("2.a", weights=...)')
+    assert update_notebook(old, mine, new)[0]["cells"][0]["source"] == 'predict("2.a", weights=...)'
+    assert update_notebook(old, mine, old)[0]["cells"][0]["source"] == 'predict("2.a", rows=3)'
+
+
+def test_the_library_follows(tmp_path, monkeypatch):
+    course = Course(tmp_path, tmp_path)
+    course.memory.mkdir()
+    monkeypatch.setattr(library, "write", lambda course, written: None)
+    passage = {number: Passage(code=[f"def f_{number[-1]}(): ..."]) for number in ("2.1", "2.2", "2.3")}
+    library.add(course, passage)
+    library.renumber(course, {"2.2": "S.1"}, {"2.2", "2.3"})
+    assert {number: one.passage for number, one in library.load(course).items()} == {
+        "S.1": passage["2.2"],
+        "2.1": passage["2.1"],
+    }

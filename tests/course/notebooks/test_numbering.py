@@ -1,0 +1,53 @@
+"""Chapters and exercises are named, parsed and ordered alike everywhere, the start page among them."""
+
+import argparse
+
+import pytest
+
+from tests import ROOT
+from tplab.course.notebooks import numbering
+from tplab.course.notebooks.numbering import START_NUMBER
+
+
+def test_the_start_page_comes_first():
+    stems = [path.stem for path in numbering.chapter_files(ROOT / "solutions", ".py")]
+    assert stems[0] == "start"
+    assert [stem[:2] for stem in stems[1:]] == [f"{number:02d}" for number in range(len(stems) - 1)]
+    assert [numbering.number_of(stem) for stem in stems] == list(range(START_NUMBER, len(stems) - 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("4", 4), ("04", 4), ("15", 15), ("start", START_NUMBER), ("S", START_NUMBER), ("s", START_NUMBER)],
+)
+def test_a_chapter_is_found_by_what_a_user_types(text, number):
+    assert numbering.parse_chapter(text) == number
+    assert numbering.chapter_argument(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "-1", "four", "4.2", "²", "index"])
+def test_what_names_no_chapter_is_refused(text):
+    assert numbering.parse_chapter(text) is None
+    with pytest.raises(argparse.ArgumentTypeError, match="give its number, such as 4, or start"):
+        numbering.chapter_argument(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (START_NUMBER, ("S", "start", "start", "The start page", "start")),
+        (0, ("0", "0", "00", "Chapter 0", "ch00")),
+        (15, ("15", "15", "15", "Chapter 15", "ch15")),
+    ],
+)
+def test_names_of_a_chapter(number, expected):
+    names = numbering.prefix, numbering.argument, numbering.two_digits, numbering.heading, numbering.package
+    assert tuple(name(number) for name in names) == expected
+
+
+def test_exercises_are_sorted_by_chapter_and_place():
+    assert sorted(["10.1", "2.11", "2.2", "S.2", "0.1", "S.1"], key=numbering.place) == [
+        "S.1", "S.2", "0.1", "2.2", "2.11", "10.1",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"'x.1' is no number of an exercise"):
+        numbering.chapter_of("x.1")

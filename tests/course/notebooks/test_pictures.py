@@ -1,0 +1,141 @@
+"""Moving pictures in a chapter's text: what a source must write, and how the files reach notebook, learner and book."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests import ROOT
+from tests.course import tiny
+from tplab.course.learner import start
+from tplab.course.learner.course_files import Course
+from tplab.course.notebooks import build
+from tplab.course.notebooks.pictures import copy_pictures, shown_in, stale_pictures
+from tplab.course.notebooks.rules import validate
+from tplab.course.notebooks.source import SourceError, read
+
+ALT = "A dot moves from left to right"
+CELL = f"\n# %% [markdown]\n# Look:\n#\n# ![{ALT}](pictures/dot.svg)\n"
+COPIES = ["solutions/pictures/dot.svg", "chapters/pictures/dot.svg"]
+
+
+def draw(root: Path, text: str = "<svg>1</svg>") -> Path:
+    path = root / "pictures" / "moving" / "dot.svg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A clone of the course, in which the chapter shows a picture. Nothing is executed."""
+    root = tmp_path / "clone"
+    draw(root)
+    tiny.make_unexecuted(root, tiny.source(1) + CELL)
+    copy_pictures(chapter_of(root))
+    return root
+
+
+def chapter_of(root: Path):
+    return read(root / "solutions" / "90_tiny.py")
+
+
+def test_it_is_copied_beside_both_notebooks_which_link_it(root: Path) -> None:
+    for folder in ("solutions", "chapters"):
+        assert (root / folder / "pictures" / "dot.svg").read_text() == "<svg>1</svg>"
+        cells = nbformat.read(root / folder / "90_tiny.ipynb", as_version=4).cells
+        assert f"![{ALT}](pictures/dot.svg)" in cells[-1].source
+        assert not any("attachments" in cell for cell in cells)
+
+
+def test_build_copies_a_changed_picture_and_executes_nothing(root: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(build, "execute", None)
+    draw(root, "<svg>2</svg>")
+    assert build.build(chapter_of(root), root) == COPIES
+    assert (root / COPIES[1]).read_text() == "<svg>2</svg>"
+    assert build.build(chapter_of(root), root) == []
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_changed_or_missing_copy_is_stale(name: str, root: Path, capsys) -> None:
+    assert build.main(["--root", str(root), "--check"]) == 0
+    (root / name).write_text("<svg>old</svg>")
+    assert build.main(["--root", str(root), "--check"]) == 1
+    assert f"stale       {name}; run `make notebooks`" in capsys.readouterr().out
+    (root / name).unlink()
+    assert stale_pictures(chapter_of(root)) == [name]
+
+
+REFUSED = {
+    "an unknown file": (
+        "pictures/dot.svg",
+        "pictures/dots.svg",
+        r"no picture 'pictures/dots\.svg'.*which has dot\.svg",
+    ),
+    "another folder": ("pictures/dot.svg", "dot.svg", r"no picture 'dot\.svg'; a chapter shows pictures/NAME"),
+    "the network": ("pictures/dot.svg", "https://a.b/dot.svg", "no picture 'https"),
+    "an attachment": ("pictures/dot.svg", "attachment:dot.svg", r"write \(pictures/dot\.svg\) instead"),
+    "no description": (f"[{ALT}]", "[ ]", "has no description; say what it shows"),
+    "an img tag": (f"![{ALT}](pictures/dot.svg)", '<img src="pictures/dot.svg">', "an <img> tag; write"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_picture_that_cannot_be_shown_or_is_not_described_is_refused(name: str, root: Path) -> None:
+    old, new, says = REFUSED[name]
+    tiny.write(root, tiny.source(1) + CELL.replace(old, new))
+    with pytest.raises(SourceError, match=r"cell \d+ \(line \d+\): .*" + says):
+        validate(chapter_of(root))
+
+
+def test_code_that_only_looks_like_a_picture_is_none(root: Path) -> None:
+    text = "\n# %% [markdown]\n# Write `![what](x.png)` or\n#\n# ```\n# ![](y.png) <img>\n# ```\n"
+    tiny.write(root, tiny.source(1) + CELL + text + CELL + '\n# %%\n"![](z.png)"\n')
+    chapter = chapter_of(root)
+    validate(chapter)
+    assert shown_in(chapter) == ["dot.svg"]
+
+
+def test_start_and_update_bring_the_picture_to_the_learner(root: Path) -> None:
+    course = Course(root, root / "my_course")
+    assert start.start(course).moved == []  # it is the course's, so it stays in chapters/
+    mine = course.folder / "pictures" / "dot.svg"
+    assert mine.read_text() == "<svg>1</svg>"
+    draw(root, "<svg>2</svg>")
+    copy_pictures(chapter_of(root))
+    start.update(course)
+    assert mine.read_text() == "<svg>2</svg>"
+    assert (root / COPIES[1]).exists()
+    mine.unlink()
+    start.start(course)
+    assert mine.exists()
+
+
+def test_start_leaves_the_learners_own_pictures_alone(root: Path) -> None:
+    course = Course(root, root / "my_course")
+    own = course.folder / "pictures" / "mine.png"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"mine")
+    start.start(course)
+    assert own.read_bytes() == b"mine"
+
+
+def test_the_book_has_the_picture_beside_its_pages(root: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.delitem(sys.modules, "pages", raising=False)
+    from pages import write_pages
+
+    (page,) = write_pages(root, tmp_path / "pages")
+    assert f"![{ALT}](pictures/dot.svg)" in nbformat.read(page, as_version=4).cells[-1].source
+    assert (tmp_path / "pages" / "pictures" / "dot.svg").read_text() == "<svg>1</svg>"
+    shutil.rmtree(root / "solutions" / "pictures")
+    write_pages(root, tmp_path / "pages")
+    assert not (tmp_path / "pages" / "pictures").exists()
+
+
+def test_the_courses_folders_hold_the_pictures_that_its_chapters_show_and_no_others() -> None:
+    shown = {name for path in sorted((ROOT / "solutions").glob("*.py")) for name in shown_in(read(path))}
+    for folder in ("solutions", "chapters"):
+        assert {path.name for path in (ROOT / folder / "pictures").glob("*")} == shown, f"in {folder}/pictures"

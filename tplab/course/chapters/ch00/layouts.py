@@ -1,0 +1,127 @@
+"""The check for exercise 0.4: the layout with the fewest GPUs, against a search over all layouts."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tplab.course.chapters.ch00.amounts import pick, spelled
+from tplab.course.checks import Verdict, calling, current, exercise, fail, fresh_generator, must_refuse
+from tplab.memory.config import PRESETS, GPTConfig
+from tplab.memory.memory_bill import GPUS, Layout, bill
+
+MOST = 8  # GPUs in a machine
+
+
+def possible(config: GPTConfig, largest: int) -> dict[tuple[int, int], int]:
+    """Return what the fullest GPU needs for every allowed (tp, pp)."""
+    return {
+        (tp, pp): max(bill(config, Layout(tp=tp, pp=pp), stage=stage).total for stage in range(pp))
+        for tp in range(1, largest + 1) if config.num_heads % tp == 0
+        for pp in range(1, config.num_layers + 1) if config.num_layers % pp == 0
+    }  # fmt: skip
+
+
+def best(needs: dict[tuple[int, int], int], capacity: int) -> tuple[int, int] | None:
+    """Return the layout with the fewest GPUs that fits, and of several the one with the smallest tp."""
+    fitting = [layout for layout, size in needs.items() if size <= capacity]
+    return min(fitting, key=lambda layout: (layout[0] * layout[1], layout[0]), default=None)
+
+
+@exercise("0.4", "The fewest GPUs for a model")
+def fewest_gpus(smallest_layout: Callable[..., Any]) -> Verdict:
+    generator = fresh_generator()
+    small = GPTConfig(num_layers=12, hidden_size=96, num_heads=12, vocab_size=500, seq_length=64)
+    layers, tokens = pick(generator, 5, 9), pick(generator, 40, 4000)
+    odd = GPTConfig(num_layers=layers, hidden_size=50, num_heads=5, vocab_size=tokens, seq_length=32)
+    wide = GPTConfig(num_layers=4, hidden_size=48, num_heads=6, vocab_size=tokens + 6000, seq_length=16)
+    for config in (small, odd, wide):  # in the last one, the last stage is the fullest
+        needs = possible(config, MOST)
+        sizes = sorted(set(needs.values()))
+        for capacity in dict.fromkeys([*sizes, *(size - 1 for size in sizes[1:]), 2 * sizes[-1]]):
+            _compare(smallest_layout, config, capacity, MOST, needs)
+        _must_refuse(smallest_layout, config, sizes[0] - 1, MOST, needs)
+        for largest in (1, 4):
+            needs = possible(config, largest)
+            least = min(needs.values())
+            _compare(smallest_layout, config, least, largest, needs)
+            _must_refuse(smallest_layout, config, least - 1, largest, needs)
+    for name in ("GPT-2 1.5B", "GPT-3 175B", "Llama 3 70B"):
+        config = PRESETS[name]
+        _compare(smallest_layout, config, GPUS["H100, 80 GB"], None, possible(config, MOST))
+    current().compared["the layout"] = None
+    return Verdict("No layout with fewer GPUs fits, and nothing is split across machines that doesn't have to be.")
+
+
+def _compare(
+    answer: Callable[..., Any], config: GPTConfig, capacity: int, largest: int | None, needs: dict[tuple[int, int], int]
+) -> None:
+    options = {} if largest is None else {"largest_tp": largest}
+    limit = "" if largest is None else f", largest_tp={largest}"
+    call = f"smallest_layout({spelled(config)}, gpu_bytes={capacity}{limit})"
+    right = best(needs, capacity)
+    assert right is not None
+    with calling(call, f"The layout tp={right[0]}, pp={right[1]} fits. What does your search do when it gets there?"):
+        said = answer(config, capacity, **options)
+    if not isinstance(said, Layout):
+        fail("0.4", f"{call} returned {said!r}.", "It should return a Layout. What does your last line return?")
+    if (said.tp, said.pp, said.dp, said.micro_batch) == (*right, 1, 1):
+        return
+    fail("0.4", f"{call} returned {_shown(said)}, right is Layout(tp={right[0]}, pp={right[1]}).",
+         _ask(said, right, config, capacity, largest or MOST, needs))  # fmt: skip
+
+
+def _ask(
+    said: Layout,
+    right: tuple[int, int],
+    config: GPTConfig,
+    capacity: int,
+    largest: int,
+    needs: dict[tuple[int, int], int],
+) -> str:
+    if said.dp != 1 or said.micro_batch != 1:
+        return "Replicas make training faster, not smaller. Leave dp and micro_batch at 1."
+    if config.num_heads % said.tp:
+        return f"Each rank takes whole heads. Can {config.num_heads} heads be divided evenly by tp={said.tp}?"
+    if config.num_layers % said.pp:
+        return f"Every stage should have the same number of layers. Can {config.num_layers} be divided by pp={said.pp}?"
+    if said.tp > largest:
+        return f"tp={said.tp} is more than largest_tp, which is {largest}."
+    size = needs[said.tp, said.pp]
+    if size > capacity:
+        return (
+            f"With {_shown(said)}, the fullest GPU needs {size:,} bytes, and it only has {capacity:,}. Which stage "
+            f"needs "
+            "the most, and did you look at that one?"
+        )
+    if said.gpus > right[0] * right[1]:
+        enough = right[0] * right[1]
+        return f"Your layout takes {said.gpus} GPUs, but {enough} are enough. Did you try all combinations?"
+    return "Both take the same number of GPUs. Which of the two does the task prefer?"
+
+
+def _must_refuse(
+    answer: Callable[..., Any], config: GPTConfig, capacity: int, largest: int, needs: dict[tuple[int, int], int]
+) -> None:
+    """Require a ValueError whose message contains the least number of bytes. It may have thousands separators."""
+    call = f"smallest_layout({spelled(config)}, gpu_bytes={capacity}, largest_tp={largest})"
+    least = min(needs.values())
+    ask = f"Even the best layout needs {least:,} bytes on its fullest GPU. What should happen if nothing fits?"
+    told: list[str] = []
+
+    def tell() -> Any:
+        try:
+            return answer(config, capacity, largest_tp=largest)
+        except ValueError as error:
+            told.append(str(error))
+            raise
+
+    must_refuse("0.4", tell, ask, what=call)
+    numbers = map(int, re.findall(r"\d+", re.sub(r"(?<=\d)[,_' ](?=\d{3})", "", told[0])))
+    if least not in numbers:
+        ask = f"The message should say how many bytes even the best layout needs: {least}. What does yours say?"
+        fail("0.4", f"{call} raises ValueError, but its message doesn't name {least}.", ask, told[0])
+
+
+def _shown(layout: Layout) -> str:
+    more = f", dp={layout.dp}" * (layout.dp != 1) + f", micro_batch={layout.micro_batch}" * (layout.micro_batch != 1)
+    return f"Layout(tp={layout.tp}, pp={layout.pp}{more})"

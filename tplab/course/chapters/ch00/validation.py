@@ -1,0 +1,126 @@
+"""The check for exercise 0.3: a validation loop that keeps no activations, repaired."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tplab.course.checks import Verdict, calling, current, exercise, fail, fresh_generator
+from tplab.memory.meter import MemoryMeter
+
+Batch = tuple[Tensor, Tensor]
+WIDTH, ROWS = 64, 32
+SPARE = 4096  # bytes that the results of the batches may take
+
+
+class Model(nn.Module):
+    """Layers whose activations are easy to tell apart from their weights. Like a GPT, it returns the mean loss."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / WIDTH**0.5
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return (x - targets).square().mean()
+
+
+def batches(generator: torch.Generator, number: int) -> list[Batch]:
+    def draw() -> Tensor:
+        return torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+
+    return [(draw(), draw()) for _ in range(number)]
+
+
+def needed(model: Model, data: list[Batch]) -> int:
+    """Return the peak of a loop that keeps nothing, in bytes above what is there before."""
+    with MemoryMeter() as meter, torch.no_grad():
+        for batch in data:
+            model(*batch).item()
+    return meter.peak
+
+
+@exercise("0.3", "A validation loop that keeps nothing")
+def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
+    generator = fresh_generator()
+    model = Model(generator)
+    for number in (7, 1, 2):  # many first, because they show best what stays in memory
+        data = batches(generator, number)
+        call = f"average_loss(model, {number} batch{'es' * (number > 1)})"
+        with torch.no_grad():
+            right = sum(model(*batch).item() for batch in data) / number
+        before = [(p.requires_grad, p.grad, p.detach().clone()) for p in model.parameters()]
+        model.train(number != 2)
+        least = needed(model, data)
+        with MemoryMeter() as meter, calling(call):
+            seen = average_loss(model, iter(data) if number == 7 else data)
+        _compare(call, number, seen, right)
+        _is_as_before(call, model, before, number != 2)
+        _keeps_nothing(call, number, meter, least)
+    current().compared["the average loss"] = None
+    current().compared["the memory"] = None
+    if not torch.is_grad_enabled():
+        fail("0.3", "Autograd is switched off after your function has returned.", _SWITCHED_OFF)
+    return Verdict("However many batches there are, no activations stay in memory.")
+
+
+def _compare(call: str, number: int, seen: object, right: float) -> None:
+    if isinstance(seen, Tensor) and seen.requires_grad:
+        fail(
+            "0.3",
+            f"{call} returned a tensor with a graph behind it.",
+            "As long as somebody holds your result, its graph stays alive, with all the activations in it. What could "
+            "you return instead?",
+        )
+    if not isinstance(seen, (int, float, Tensor)) or (isinstance(seen, Tensor) and seen.numel() != 1):
+        fail("0.3", f"{call} returned {type(seen).__name__}.", "It should return one number. What does yours return?")
+    value = float(seen)
+    if abs(value - right) > 1e-9 * right:
+        ask = "The result should still be the average of the batches' losses. What do you divide, and by what?"
+        if number > 1 and abs(value - number * right) < 1e-9 * number * right:
+            ask = "You returned the sum of the losses. How do you get their average?"
+        fail("0.3", f"{call} returned {value:.6g}, right is {right:.6g}.", ask)
+
+
+_SWITCHED_OFF = (
+    "After the validation, people go on training. Does your function switch autograd back on, even if something fails "
+    "in between? (torch.no_grad() can be used in a with statement or as a decorator.)"
+)
+
+
+def _is_as_before(call: str, model: Model, before: list, training: bool) -> None:
+    for parameter, (requires_grad, grad, value) in zip(model.parameters(), before, strict=True):
+        if parameter.requires_grad != requires_grad or parameter.grad is not grad or not torch.equal(parameter, value):
+            fail(
+                "0.3",
+                f"After {call}, the model's parameters aren't as they were before.",
+                "Validation shouldn't change the model, because people go on training it. Which of your lines changes "
+                "a parameter, its gradient or its requires_grad?",
+            )
+    if model.training != training:
+        fail(
+            "0.3",
+            f"After {call}, model.training is {model.training}. Before, it was {training}.",
+            "Whoever calls your function decides between train() and eval(). If you switch, do you switch back?",
+        )
+
+
+def _keeps_nothing(call: str, number: int, meter: MemoryMeter, least: int) -> None:
+    if meter.peak <= least + SPARE:
+        return
+    extra = meter.peak - least
+    one = 4 * ROWS * WIDTH * 8  # bytes of the activations of one batch
+    if extra > 1.5 * one:
+        ask = (
+            "At its peak, it holds the activations of several batches. Which of your variables is alive in all rounds "
+            "of the loop, and what does it drag along?"
+        )
+    else:
+        ask = (
+            "It no longer grows with the number of batches, but it still keeps the activations of one batch for a "
+            "backward pass. Will there be one? How do you tell autograd?"
+        )
+    fail("0.3", f"{call} takes {extra:,} bytes more than it needs.", ask)

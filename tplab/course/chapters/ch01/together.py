@@ -1,0 +1,137 @@
+"""The check for exercise 1.5: a training step that all ranks skip together, repaired."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tplab.course import checks
+from tplab.course.chapters.ch01.rings import NOT_WAITED
+from tplab.runtime import Deadlock, device, record
+
+Step = Callable[[Tensor, Tensor, float], bool]
+RATE = 0.25
+LITTLE = "it sends at most the gradient and one more element"
+OWN = "the weight after a step with this rank's own gradient only"
+MEAN = "the weight after a step with the mean of the gradients"
+AS_BEFORE = "the weight as it was before the step"
+
+
+@dataclass(frozen=True)
+class Scene(checks.Case):
+    """What is wrong with the gradients.
+
+    broken: {rank counted from the last: the value that one element of its gradient has}
+    """
+
+    note: str
+    broken: tuple[tuple[int, float], ...] = ()
+    shape: tuple[int, ...] = (8,)
+
+    def describe(self, name: str) -> str:
+        return self.note
+
+
+INF, NAN = float("inf"), float("nan")
+CASES = (
+    Scene("all gradients finite"),
+    Scene("inf on the last rank", ((1, INF),)),
+    Scene("NaN on the first rank", ((0, NAN),)),
+    Scene("-inf on the last rank and inf on the one before", ((1, -INF), (2, INF)), (2, 3)),
+    Scene("all gradients finite, in two dimensions", (), (2, 3)),
+    Scene("gradients that add up to zero", (), (1,)),
+)
+
+
+class Problem(NamedTuple):
+    weight: Tensor
+    gradients: list[Tensor]
+
+
+def draw(case: Scene, generator: torch.Generator, size: int) -> Problem:
+    gradients = [checks.random_tensor(generator, *case.shape) for _ in range(size)]
+    if "zero" in case.note and size > 1:
+        gradients[-1] = -torch.stack(gradients[:-1]).sum(0)
+    for back, value in case.broken:
+        gradients[-back % size].view(-1)[-1] = value
+    return Problem(checks.random_tensor(generator, *case.shape), gradients)
+
+
+def give(case: Scene, problem: Problem, place: checks.Place) -> tuple[Tensor, Tensor]:
+    return problem.weight, problem.gradients[place.index]
+
+
+def run(step: Step, case: Scene, given: tuple[Tensor, Tensor], group: Any) -> checks.Observed:
+    weight, gradient = (tensor.to(device()).clone() for tensor in given)
+    with record() as section:
+        taken = step(weight, gradient, RATE)
+    sent = sum(call.numel for call in checks.traffic(section))
+    said = f"it sends {sent} elements, and the gradient has {gradient.numel()}" if sent > gradient.numel() + 1 else ""
+    return {"weight": weight, "step taken": bool(taken), LITTLE: checks.Claim(said)}
+
+
+def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expected:
+    total = torch.stack(problem.gradients).sum(0)
+    taken = not case.broken
+    mistakes = {
+        OWN: problem.weight - RATE * problem.gradients[place.index],
+        MEAN: problem.weight - RATE * total / place.size,
+        AS_BEFORE: problem.weight,
+    }
+    right = problem.weight - RATE * total if taken else problem.weight
+    alike = mistakes if taken and place.size > 1 and total.abs().max() > 1e-6 else {}
+    return checks.Expected({"weight": right, "step taken": taken}, {"weight": alike})
+
+
+@checks.exercise("1.5", "a training step that all ranks skip together")
+def careful_step(step: Step) -> checks.Verdict:
+    for case in CASES:  # separately, because a rank that skips a collective would take part in the next case with it
+        checks.check_cases(
+            "1.5", step, [case], draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
+            stuck=STUCK, ask_instead=_about_report, world_sizes=(2, 4, 1), without=tuple(checks.Twin),
+        )  # fmt: skip
+    return checks.Verdict("All ranks take the step, or none of them does.")
+
+
+STUCK = (
+    "One rank doesn't join a collective that the others are waiting in. On which condition does it leave, and do the "
+    "other ranks know about that condition? Which message would tell them?"
+)
+
+
+def _about_report(failure: checks.CheckFailed) -> str | None:
+    return STUCK if isinstance(failure.__cause__, Deadlock) else None
+
+
+QUESTIONS = (
+    NOT_WAITED,
+    checks.Question(
+        lambda d: d.names == {LITTLE},
+        "Every rank does the right thing, but it costs too much. What do the other ranks have to know about a gradient "
+        "to decide whether to skip, and how many elements does that take?",
+    ),
+    checks.Question(
+        lambda d: "step taken" in d.names and "weight" not in d.names,
+        "The weights are right. What should your function return, on ranks that take the step and on ranks that don't?",
+    ),
+    checks.Question(
+        checks.kind_is("weight", OWN), "Each rank used its own gradient. Which collective gives them all the sum?"
+    ),
+    checks.Question(
+        checks.kind_is("weight", MEAN), "You used the mean of the gradients. Does the task ask for the mean or the sum?"
+    ),
+    checks.Question(
+        checks.kind_is("weight", AS_BEFORE),
+        "The gradients are finite, but the weight didn't change. On which condition do you skip the step? (And "
+        "remember "
+        "that `weight` has to be changed in place.)",
+    ),
+    checks.Question(
+        lambda d: "weight" in d.names,
+        "Some rank changed its weight although another rank's gradient isn't finite, or by the wrong amount. Who "
+        "decides "
+        "whether to skip, and does everyone use the same decision?",
+    ),
+)

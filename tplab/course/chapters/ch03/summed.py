@@ -1,0 +1,106 @@
+"""The check for exercise 3.4: the sum of a tensor over all ranks, repaired."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tplab.course import checks
+from tplab.course.chapters.ch03.operators import laid_out, total
+from tplab.runtime import device, record
+
+OWN_X = "this rank's own x"
+
+
+@dataclass(frozen=True)
+class Layout(checks.Case):
+    layout: str = "contiguous"
+    shape: tuple[int, ...] = (3, 4)
+
+    def describe(self, name: str) -> str:
+        return f"x of shape {list(self.shape)}, {self.layout}"
+
+
+CASES = (
+    Layout(),
+    Layout("transposed"),
+    Layout("every second column"),
+    Layout("expanded"),
+    Layout("transposed on rank 0 only"),
+    Layout("transposed", (2, 3, 4)),
+    Layout(shape=(5,)),
+    Layout(shape=()),
+)
+
+
+def draw(case: Layout, generator: torch.Generator, size: int) -> list[Tensor]:
+    shape = (1, *case.shape[1:]) if case.layout == "expanded" else case.shape
+    return [checks.random_tensor(generator, *shape, 1)[..., 0].expand(case.shape) for _ in range(size)]
+
+
+def give(case: Layout, problem: list[Tensor], place: checks.Place) -> tuple[Tensor, str]:
+    layout = case.layout.removesuffix(" on rank 0 only")
+    return problem[place.index].contiguous().clone(), "contiguous" if layout != case.layout and place.index else layout
+
+
+def run(answer: Callable[[Tensor], Tensor], case: Layout, given: tuple[Tensor, str], group: Any) -> checks.Observed:
+    x, layout = given[0].to(device()), given[1]
+    x = x[:1].expand(case.shape) if layout == "expanded" else laid_out(x, layout)
+    before = checks.Snapshot(x=x)
+    with record() as section:
+        out = answer(x)
+    seen: checks.Observed = {"out": out, "traffic": checks.traffic(section), "inputs unchanged": before.changed()}
+    shares = isinstance(out, Tensor) and checks.same_memory(out, x)
+    return seen | {"the result has memory of its own": checks.Claim("it shares that of x" if shares else "")}
+
+
+def expect(case: Layout, problem: list[Tensor], place: checks.Place) -> checks.Expected:
+    right = total(problem)
+    mistakes = {OWN_X: problem[place.index]} if place.size > 1 else {}
+    traffic = place.traffic(("all_reduce", right.numel()))
+    return checks.Expected({"out": right, "traffic": traffic}, {"out": mistakes})
+
+
+@checks.exercise("3.4", "The sum over all ranks, repaired")
+def repaired_sum(sum_over_ranks: Callable[[Tensor], Tensor]) -> checks.Verdict:
+    checks.check_cases(
+        "3.4", sum_over_ranks, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
+        ask_instead=_about_report, world_sizes=(2, 4, 1),
+    )  # fmt: skip
+    return checks.Verdict("The sum is right in any memory layout, and the caller's tensor stays as it was.")
+
+
+def _about_report(failure: checks.CheckFailed) -> str | None:
+    return _GAPS if "contiguous" in failure.report or "memory layout" in failure.report else None
+
+
+_GAPS = (
+    "A collective reads and writes memory without gaps. Is the tensor that you give it contiguous in every case? "
+    "(clone() by itself keeps the layout of the tensor it copies.)"
+)
+QUESTIONS = (
+    checks.LATE_QUESTION,
+    checks.Question(
+        lambda d: "out" in d.names and d.kind("out") == OWN_X,
+        "You returned this rank's own x. There was an all-reduce, but which tensor did it write into?",
+    ),
+    checks.Question(
+        lambda d: any(d.kind(name) == "changed" for name in d.names) or "the result has memory of its own" in d.names,
+        "Your caller still needs x, but its values have changed, or your result shares its memory. Is the tensor that "
+        "you give to the all-reduce really a copy? (.contiguous() doesn't copy a tensor that's already contiguous.)",
+    ),
+    checks.Question(
+        lambda d: bool({"rounded", "dtype"} & d.kinds()),
+        "Somewhere your code leaves the dtype of x, and digits get lost. Which step is it?",
+    ),
+    checks.Question(
+        lambda d: d.names == {"traffic"},
+        "The sum is right, but it should take a single all-reduce of x. What else do you send, and why?",
+    ),
+    checks.Question(
+        lambda d: "out" in d.names and not d.malformed,
+        "This isn't the sum of the ranks' x. What does each rank contribute to it, and how often is it counted?",
+    ),
+)

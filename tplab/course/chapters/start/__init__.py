@@ -1,0 +1,12 @@
+"""Exercises of the start page: one matmul split by rows (S.1) and by columns (S.2).
+
+Importing this package registers their checks. It also provides the page's predictions; it has no table of symptoms.
+"""
+
+from tplab.course.chapters.start import products
+from tplab.course.chapters.start.predictions import PREDICTIONS
+from tplab.course.checks import Symptom
+
+SYMPTOMS: list[Symptom] = []
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "products"]

@@ -1,0 +1,163 @@
+"""Carry a learner's answers over when the course has moved their exercises: to other numbers, or into one another.
+
+An exercise is known by the classes and the functions, with their arguments, that it asks for. Where the old and the new
+course ask for the same under different numbers, the learner's definitions go into the new exercise. What should go
+where is first written to `.tplab/moving.json`, so that an update which is killed can finish the next time.
+
+    {"S.2": {"was": ["2.2"], "source": "def column_product(x, a_shard): ..."}}
+"""
+
+import ast
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tplab.common.files import replace
+from tplab.course.grading.merge import is_stub, names_in
+from tplab.course.learner.course_files import ChapterFiles, Course
+from tplab.course.learner.update_notebook import as_text
+from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook
+from tplab.course.notebooks.numbering import place
+from tplab.course.notebooks.source import DEFINITIONS
+
+PLAN = "moving.json"
+Asked = dict[str, dict[str, str]]  # exercise -> what it asks for: name -> the name with its arguments
+
+
+@dataclass
+class Moves:
+    """What an update has to move.
+
+    changed:  exercises whose number now belongs to a different task
+    sources:  exercise -> its new cell, filled in as far as the learner has answered it under other numbers
+    was:      exercise -> the numbers that these answers had
+    """
+
+    changed: set[str]
+    sources: dict[str, str]
+    was: dict[str, list[str]]
+
+
+def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]) -> Moves:
+    """Return what has to be moved. Also remembers it, together with what an earlier update left undone.
+
+    pages:  those that the learner had before the update
+    blanks: the new blank chapters by the stems of their files
+    """
+    old: Asked = {}
+    answers: dict[str, tuple[str, str, str]] = {}  # name with arguments -> name, the exercise it answers, and the cell
+    for page in pages:
+        try:
+            base = read_notebook(page.base) if page.base.exists() else []
+            mine = read_notebook(page.learner)
+        except Unreadable:
+            continue  # the update says so
+        old |= _asked(base)
+        for cell in mine:
+            number = str(cell.marks.get("exercise", ""))
+            if number in old and not is_stub(cell.source, number):
+                there = names_in(cell.source)
+                answers |= {as_: (name, number, cell.source) for name, as_ in old[number].items() if name in there}
+    stubs = {
+        str(cell.marks["exercise"]): cell.source
+        for text in blanks.values()
+        for cell in parse_cells(json.loads(text))
+        if "exercise" in cell.marks
+    }
+    new: Asked = {number: _definitions(stub) for number, stub in stubs.items()}
+    changed = {number for number in old if old[number] != new.get(number)}
+    found = Moves(changed, {}, {})
+    for number in new:
+        wanted = new[number].values() if old.get(number) != new[number] else ()
+        moved = [answers[each] for each in wanted if each in answers and answers[each][1] in changed]
+        filled = _filled(stubs[number], {name: source for name, _, source in moved}) if moved else ""
+        if filled:
+            found.sources[number] = filled
+            found.was[number] = sorted({exercise for _, exercise, _ in moved}, key=place)
+    _remember(course, found)
+    return found
+
+
+def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list[str]:
+    """Put the moved answers into exercises that are still unwritten, and return sentences about them."""
+    told = []
+    for page in pages:
+        try:
+            notebook = load_notebook(page.learner)
+        except Unreadable:
+            continue
+        filled = []
+        for cell, raw in zip(parse_cells(notebook), notebook["cells"], strict=True):
+            number = str(cell.marks.get("exercise", ""))
+            if number in moves.sources and is_stub(cell.source, number):
+                raw["source"] = moves.sources[number]
+                filled.append(number)
+        if filled:
+            replace(page.learner, as_text(notebook).encode())
+        for number in filled:
+            were, now = " and ".join(moves.was[number]), f"exercise {number} in {page.learner.name}"
+            answer = "answer to" if len(moves.was[number]) == 1 else "answers to"
+            told.append(f"Your {answer} {were} {'is' if answer == 'answer to' else 'are'} now in {now}.")
+    (course.memory / PLAN).unlink(missing_ok=True)
+    return told
+
+
+def _asked(cells: list) -> Asked:
+    return {str(cell.marks["exercise"]): _definitions(cell.source) for cell in cells if "exercise" in cell.marks}
+
+
+def _definitions(source: str) -> dict[str, str]:
+    """Return what a cell defines: {"shard": "shard(tensor, dim, rank, world_size)", "Layer": "Layer"}."""
+    return {
+        node.name: node.name if isinstance(node, ast.ClassDef) else f"{node.name}({ast.unparse(node.args)})"
+        for node in ast.parse(source).body
+        if isinstance(node, DEFINITIONS)
+    }
+
+
+def _remember(course: Course, found: Moves) -> None:
+    path = course.memory / PLAN
+    try:
+        for number, move in json.loads(path.read_text(encoding="utf-8")).items():
+            found.sources.setdefault(number, str(move["source"]))
+            found.was.setdefault(number, [str(each) for each in move["was"]])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # there is none
+    if found.sources:
+        moving = {number: {"was": found.was[number], "source": source} for number, source in found.sources.items()}
+        replace(path, json.dumps(moving, indent=1).encode())
+
+
+def _filled(stub: str, sources: dict[str, str]) -> str:
+    """Return the new cell with the learner's definitions of these names in place of its own, or "" if it can't be.
+
+    What else the learner's cells hold, such as imports and helpers, stands in front of them.
+    """
+    try:
+        tree, cells = ast.parse(stub), {source: ast.parse(source) for source in dict.fromkeys(sources.values())}
+    except SyntaxError:
+        return ""
+    lines = stub.split("\n")
+    for node in reversed([node for node in tree.body if isinstance(node, DEFINITIONS) and node.name in sources]):
+        theirs = [
+            each for each in cells[sources[node.name]].body if isinstance(each, DEFINITIONS) and each.name == node.name
+        ]
+        text = "\n".join(_text(sources[node.name], theirs[-1]))
+        lines[_first(node) - 1 : node.end_lineno] = text.split("\n")
+    helpers = [
+        "\n".join(_text(source, node))
+        for source, cell in cells.items()
+        for position, node in enumerate(cell.body)
+        if not (isinstance(node, DEFINITIONS) and node.name in sources)
+        and not (position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+    return "\n\n\n".join([*dict.fromkeys(helpers), "\n".join(lines)])
+
+
+def _first(node: ast.AST) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])  # type: ignore[attr-defined]
+
+
+def _text(source: str, node: ast.AST) -> list[str]:
+    return source.split("\n")[_first(node) - 1 : node.end_lineno]  # type: ignore[attr-defined]

@@ -1,0 +1,56 @@
+"""The text of the learner's train.py. Its settings are those of the newest run that they made with the capstone."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tplab.course.learner.given_code import TEMPLATES
+
+SCRIPT = "train.py"
+_RUNS = "runs/*/settings.yaml"  # where the capstone keeps the settings of a run
+_NAMES = {  # a setting of the capstone -> the one of train.py
+    "tp": "tp",
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_heads",
+    "seq_length": "seq_length",
+    "precision": "precision",
+    "steps": "steps",
+    "batch_size": "batch_size",
+    "learning_rate": "highest_rate",
+    "min_learning_rate": "lowest_rate",
+    "warmup_steps": "warmup",
+    "weight_decay": "weight_decay",
+    "max_norm": "max_norm",
+    "seed": "seed",
+}
+
+
+def train_script(folder: Path) -> str:
+    """Return train.py for the learner's folder, with the course's own settings if nothing was trained in its runs/."""
+    text = (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
+    paths = sorted(folder.glob(_RUNS), key=lambda path: path.stat().st_mtime, reverse=True)
+    run = next((path for path in paths if settings_of(path)), None)
+    if not run:
+        return text
+    for name, value in settings_of(run).items():
+        text = re.sub(rf"(?m)^(    {name}: \w+ = )[^#\n]*?(  #.*)?$", rf"\g<1>{value!r}\g<2>", text)
+    return text.replace("class Settings:\n", f'class Settings:\n    """As in {run.relative_to(folder)}."""\n\n', 1)
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Return the settings of train.py that stand for those of a run, or {} if it can't take them."""
+    try:
+        run = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = {name: run[key] for key, name in _NAMES.items()}
+        found["micro_batches"] = run["batch_size"] // run["dp"] // run["micro_batch_size"]
+        if run["data"]:
+            found["text"] = str(Path(run["data"]).absolute())
+        if run["data_limit"]:
+            found["megabytes"] = run["data_limit"] / 1e6
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, yaml.YAMLError):  # of another version, edited
+        return {}
+    numbers = all(isinstance(value, (int, float)) for name, value in found.items() if name not in ("precision", "text"))
+    return found if numbers and found["precision"] in ("float32", "bfloat16") else {}

@@ -1,0 +1,85 @@
+"""How the course's notebooks and exercises are named and ordered.
+
+    start.ipynb                  the first page, before chapter 00, with exercises S.1, S.2 and predictions S.a, ...
+    00_why_parallel.ipynb ...    chapters 00, 01, ... with exercises 0.1, 0.2, ...
+    index.ipynb                  the page with the table of contents, which has no exercises
+
+In the code, a chapter is a whole number. That of `start` is START_NUMBER, so it sorts before chapter 0.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+START, START_NUMBER, START_PREFIX = "start", -1, "S"
+INDEX = "index"
+EXERCISE = rf"(?:{START_PREFIX}|\d+)\.\d+"  # a regular expression for the number of an exercise
+
+
+def is_chapter(stem: str) -> bool:
+    """Return whether a notebook with this name (without its suffix) is a chapter."""
+    return stem == START or re.match(r"\d\d_", stem) is not None
+
+
+def number_of(stem: str) -> int:
+    """Return the number of the chapter with this file name: 4 for "04_parallel_linear"."""
+    return START_NUMBER if stem == START else int(stem[:2])
+
+
+def chapter_files(folder: Path, suffix: str) -> list[Path]:
+    """Return the chapters' files with this suffix (".py" or ".ipynb") in a folder, in course order."""
+    found = [path for path in folder.glob(f"*{suffix}") if is_chapter(path.stem)]
+    return sorted(found, key=lambda path: (number_of(path.stem), path.name))
+
+
+def parse_chapter(text: str) -> int | None:
+    """Return the number of the chapter that a user named: 4 for "4" or "04", START_NUMBER for "start" or "S"."""
+    if text.lower() in (START, START_PREFIX.lower()):
+        return START_NUMBER
+    return int(text) if text.isdecimal() and text.isascii() else None
+
+
+def chapter_argument(text: str) -> int:
+    """Return the number of the chapter that an argument of a command names. Raises ArgumentTypeError."""
+    number = parse_chapter(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no chapter: give its number, such as 4, or {START}")
+    return number
+
+
+def chapter_of(exercise: str) -> int:
+    """Return the number of an exercise's or a prediction's chapter. Raises ValueError if it has none."""
+    chapter = parse_chapter(exercise.partition(".")[0])
+    if chapter is None:
+        raise ValueError(f"{exercise!r} is no number of an exercise, such as 4.1 or {START_PREFIX}.1")
+    return chapter
+
+
+def place(exercise: str) -> tuple[int, int]:
+    """Return the key by which exercises are sorted: (4, 2) for "4.2"."""
+    return chapter_of(exercise), int(exercise.partition(".")[2])
+
+
+def prefix(chapter: int) -> str:
+    """Return how the numbers of a chapter's exercises begin: "4", or "S" for the start page."""
+    return START_PREFIX if chapter == START_NUMBER else str(chapter)
+
+
+def argument(chapter: int) -> str:
+    """Return how a chapter is named on the command line: "4" or "start"."""
+    return START if chapter == START_NUMBER else str(chapter)
+
+
+def two_digits(chapter: int) -> str:
+    """Return how a chapter is named where chapters are listed: "04" or "start"."""
+    return START if chapter == START_NUMBER else f"{chapter:02d}"
+
+
+def heading(chapter: int) -> str:
+    """Return how a chapter is named at the start of a sentence: "Chapter 4" or "The start page"."""
+    return "The start page" if chapter == START_NUMBER else f"Chapter {chapter}"
+
+
+def package(chapter: int) -> str:
+    """Return the name of the chapter's package in tplab/course/chapters: "ch04" or "start"."""
+    return START if chapter == START_NUMBER else f"ch{chapter:02d}"

@@ -1,0 +1,55 @@
+// A JupyterLab extension that adds a style sheet, and starts moving pictures when they come into view. It's written as
+// what a bundler would make of it, because it's so small.
+
+// Our pictures are dark on white. In a dark theme their lightness is turned around and the hues stay, so blue is still
+// blue. White becomes #111111, which is what JupyterLab's dark theme has below its outputs.
+const STYLE = `
+body[data-jp-theme-light="false"] .jp-OutputArea .jp-RenderedImage img[src^="data:image/png"],
+body[data-jp-theme-light="false"] .jp-MarkdownOutput img[src*="/pictures/"][src*=".svg"] {
+  filter: invert(0.9333) hue-rotate(180deg);
+}
+#jp-left-stack {
+  min-width: 290px !important;
+}
+`;
+
+// At once: JupyterLab measures its side bar when it starts.
+const sheet = document.createElement("style");
+sheet.textContent = STYLE;
+document.head.append(sheet);
+
+// What follows is docs/_static/replay.js, which the book uses, too.
+
+// A moving picture plays twice as soon as the page is loaded, but its reader may scroll to it minutes later. So it starts
+// again when it first comes into view, and whenever it's clicked. Without this, it stands still on its last moment.
+{
+  const isMoving = (node) => node instanceof HTMLImageElement && /\/(pictures|_images)\/\w+\.svg/.test(node.src);
+  const play = (picture) => {
+    const address = new URL(picture.src);
+    address.searchParams.set("play", Date.now()); // a new address: the browser shows a known one at its last moment
+    picture.src = address;
+  };
+  const seen = new WeakSet();
+  const watch = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      watch.unobserve(target);
+      play(target);
+    }
+  }, { threshold: 0.5 });
+  const meet = (node) => {
+    if (!isMoving(node) || node.src.includes("_frames.svg") || seen.has(node)) return;
+    seen.add(node);
+    node.title = "Click to play it again";
+    watch.observe(node);
+  };
+  document.addEventListener("load", (event) => meet(event.target), true); // pictures don't bubble their load event
+  document.addEventListener("click", (event) => seen.has(event.target) && play(event.target));
+  document.querySelectorAll("img").forEach(meet);
+}
+
+window._JUPYTERLAB = window._JUPYTERLAB ?? {};
+window._JUPYTERLAB["tplab-look"] = {
+  init: () => {},
+  get: async () => () => ({ __esModule: true, default: { id: "tplab-look:style", autoStart: true, activate: () => {} } }),
+};
