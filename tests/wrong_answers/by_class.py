@@ -58,7 +58,6 @@ NAMES_FLOAT64: list[Changed] = [
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=value.dtype")]),
-    ("1.3", [("x.reshape(dist", "x.cpu().reshape(dist")]),
     ("2.1", [("part = tensor.narrow", 'part = tensor.to("cpu").narrow')]),
     ("S.1", [("y = x_shard @ a_shard", "y = torch.zeros(*x_shard.shape[:-1], a_shard.shape[1], dtype=x_shard.dtype) + x_shard @ a_shard")]),
     ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "dx = torch.empty(grad_output.shape, dtype=grad_output.dtype)\n        dx.copy_(grad_output)")]),

@@ -61,7 +61,7 @@ HEADS = [
     ("the softmax is detached", heads(swap(ATTEND, "scores.softmax(dim=-1)", "scores.softmax(dim=-1).detach()")), "a gradient is not"),
     ("scales q in place", heads("q.data.div_(math.sqrt(q.shape[3]))\n" + swap(ATTEND, " / math.sqrt(q.shape[3])", "")), "still needs the tensors that it gave"),
     ("returns the weights", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1)")), "the shape of q"),
-    ("returns nothing", heads(swap(ATTEND, "return scores", "scores")), "What should your function give back"),
+    ("returns nothing", heads(swap(ATTEND, "return scores", "scores")), "What should your function return"),
     ("a softmax in float32, and back", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v")), "which of your lines goes through float32"),
     ("a float32 mask makes float32", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.float().softmax(dim=-1) @ v.float()")), "its dtype is float32, but float64 is"),
 ]  # fmt: skip
@@ -176,7 +176,7 @@ SLICING = [
     ("rank 0 always", slicing(REFUSE + SIZES + CUT + PIECES.replace("[rank]", "[0]").replace("[rank // copies]", "[0]") + JOIN), "those of another rank"),
     ("the whole", slicing(REFUSE + "return weight.clone()"), "A rank's part has"),
     ("writes into the weight", slicing(REFUSE + SIZES + CUT + PIECES + "mine = torch.cat([q, k, v])\nweight.zero_()\nreturn mine"), "still needs the tensors that it gave"),
-    ("returns three", slicing(REFUSE + SIZES + CUT + PIECES + "return q, k, v"), "What should your function give back"),
+    ("returns three", slicing(REFUSE + SIZES + CUT + PIECES + "return q, k, v"), "What should your function return"),
     ("uneven heads are cut inside", slicing(swap(REFUSE, "divide(num_heads, world_size)\n", "") + SIZES + CUT + PIECES + JOIN), "each takes whole heads"),
     ("uneven heads of K and V are taken", slicing("divide(num_heads, world_size)\n" + SIZES + CUT + PIECES + JOIN), "can neither be divided"),
     ("copies are refused", slicing("divide(num_heads, world_size)\ndivide(num_kv_heads, world_size)\n" + SIZES + CUT + PIECES + JOIN), "With fewer heads than ranks, neighbours hold copies"),

@@ -15,6 +15,7 @@ from tplab.capstone.training.build_model import backward, copy_shards, finish_gr
 from tplab.course.learner.statements import needed_statements
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
+from tplab.runtime.forkserver import fork_server
 
 pytestmark = pytest.mark.share(3)
 
@@ -158,6 +159,7 @@ def outcomes(libraries):
         "11.3": (beside, answers),
         "sequence": (cut, answers),
     }
+    fork_server().stop()  # it has imported what the ranks of earlier tests needed; the next launch starts a new one
     return launch(_steps, 2, args=(cases, tried))
 
 

@@ -28,6 +28,7 @@ HINTS = [
         (r"$\bar z$", "z\N{COMBINING MACRON}"),
         ("$x_q + x^{-1} + x^{ab}$", "x_q + x⁻¹ + x^(ab)"),
         (r"$\alpha\,n \,/\, 2$", "α n / 2"),
+        (r"$\mathrm{GeLU}(x)$", "GeLU(x)"),
         ("costs $5 or `$HOME` and $x$", "costs $5 or `$HOME` and x"),
     ],
 )

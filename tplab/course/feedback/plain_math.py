@@ -23,6 +23,7 @@ def plain(text: str) -> str:
 
 def _plain(formula: str) -> str:
     formula = re.sub(r"\\[,;:]", " ", formula)
+    formula = re.sub(r"\\mathrm\{(\w+)\}", r"\1", formula)
     formula = re.sub(r"\\bar\s*\{?(\w)\}?", rf"\1{_BAR}", formula)
     formula = re.sub(r"\\([A-Za-z]+)(\s*)", _macro, formula)
     formula = re.sub(r"_(?:\{([^}]*)\}|(\w))", lambda found: _small(found[1] or found[2], _LOW, "_"), formula)
