@@ -153,7 +153,7 @@ REDUCES = [
     ("g: adds twice", g(swap(SUM, "return", "dist.all_reduce(y)\nreturn")), "Is every rank's term added more than once"),
     ("g: adds on rank 0 only", g(swap_all(SUM, ("all_reduce(y)", "reduce(y, dst=0)"), ("return y", "return y if dist.get_rank() == 0 else x * 1"))), "gives its result to just one rank"),
     ("g: gathers and adds", g(swap(GATHER, "unshard(parts, -1)", "sum(parts)")), "does the adding on the way"),
-    ("g: returns what all_reduce returns", g(f"return dist.all_reduce(x.{COPY})"), "returns None"),
+    ("g: returns what all_reduce returns", g(f"return dist.all_reduce(x.{COPY})"), "both return None"),
     ("g: the forward returns zeros", g("return torch.zeros_like(x)"), "should fill in the values"),
     ("g: the gradient is divided by p", g(backward="return grad_output / dist.get_world_size()"), "Is there a p in your answer"),
     ("g: the gradient is multiplied by p", g(backward="return grad_output * dist.get_world_size()"), "Is there a p in your answer"),

@@ -96,7 +96,7 @@ dist.all_gather(parts, y)
 ROW = [
     ("no communication", row("return x_shard @ a_shard"), "Who adds up the shares of all ranks"),
     ("reduces a copy", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y.clone())")), "which tensor did it write to"),
-    ("returns what all_reduce returns", row("y = x_shard @ a_shard\nreturn dist.all_reduce(y)"), "returns None"),
+    ("returns what all_reduce returns", row("y = x_shard @ a_shard\nreturn dist.all_reduce(y)"), "both return None"),
     ("the mean", row(swap(REDUCE, "return y", "return y / dist.get_world_size()")), "Is Y their mean or their sum"),
     ("the maximum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, op=dist.ReduceOp.MAX)")), "Which operation turns terms into a sum"),
     ("gathers and adds", row(GATHER_TERMS + "return sum(parts)"), "Which collective does the adding on the way"),

@@ -193,9 +193,4 @@ QUESTIONS = (
         "The output is right, but a gradient isn't. Go backward from Y. Before and after each operator, "
         "does every rank have the full gradient, a slice of it, or one term of a sum?",
     ),
-    checks.Question(
-        "out",
-        "Go through your lines with the splits that you've chosen. After each line, does every rank have the full "
-        "tensor, a slice of it, or one term of a sum? And what does the next line expect?",
-    ),
 )
