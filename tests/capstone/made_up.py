@@ -98,8 +98,8 @@ MEASURED: dict[str, Any] = {
         "work": {"1": 1e9, "2": 1.9e9},
         "predicted": {"strong": {"1": 0.17, "2": 0.10}, "weak": {"1": 0.17, "2": 0.2}},
         "parts": {
-            "1": {"matrix products": 0.13, "element-wise": 0.03, "optimizer": 0.01, "communication": 0.0},
-            "2": {"matrix products": 0.065, "element-wise": 0.02, "optimizer": 0.005, "communication": 0.01},
+            "1": {"matmuls": 0.13, "element-wise": 0.03, "optimizer": 0.01, "communication": 0.0},
+            "2": {"matmuls": 0.065, "element-wise": 0.02, "optimizer": 0.005, "communication": 0.01},
         },
     },
 }  # fmt: skip

@@ -71,7 +71,10 @@ def test_every_layout_that_divides_is_there_once_and_no_other(gpus, sequences):
             continue
         for cut, again in itertools.product((False, True), ("nothing", "attention", "layers")):
             if not cut or (tp > 1 and 32 % tp == 0):
-                wanted.add(Layout(tp, pp, dp, b, sequences // (dp * b), cut, again))
+                steps = sequences // (dp * b)
+                interleaved = pp > 1 and 6 % pp == steps % pp == 0
+                for chunks in (v for v in range(1, 7) if v == 1 or (interleaved and 6 % (pp * v) == 0)):
+                    wanted.add(Layout(tp, pp, dp, b, steps, cut, again, chunks))
     found = list(layouts(SMALL, gpus, sequences))
     assert len(found) == len(set(found))
     assert set(found) == wanted
@@ -100,7 +103,7 @@ def test_plans_fit_are_fastest_first_and_say_what_memory_and_time_say():
     for one in found[:3] + found[-3:]:
         assert one.bill == bill(LLAMA, one.layout)  # of the fullest of all stages
         assert one.bill.total <= 0.9 * H100.memory
-        assert one.time == step_time(LLAMA, one.layout, H100, Program())
+        assert one.time == step_time(LLAMA, one.layout, H100, Program(overlap_gradients=True))
         assert one.achieved.seconds == one.time.total
         assert one.layout.gpus == 64
         assert one.layout.sequences == 512
@@ -184,6 +187,10 @@ def test_the_command_prints_the_best_layouts_first(capsys):
     assert first[9:12] == [f"{best.time.total:.3g}", f"{reached.model / 1e12:.0f}", f"{reached.mfu:.0%}"]
     assert f"init_device_mesh('cuda', ({layout.dp}, {layout.pp}, {layout.tp})" in text
     assert f"{layout.steps} micro-batches of {layout.micro_batch}." in text
+    matmuls = best.time.products
+    assert f"Where the time goes: matmuls {matmuls:.3g} s {matmuls / best.time.total:.1%} ████" in text
+    assert "The same layout with one other choice: without sequence parallelism doesn't fit" in text
+    assert text.count("catches up") + text.count("doesn't catch up") == 3
 
 
 def test_every_row_fits_a_terminal_of_80_columns(capsys, monkeypatch):

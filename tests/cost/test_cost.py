@@ -227,7 +227,7 @@ def even(stages: int, m: int, **kwargs) -> tuple[GPTConfig, Layout]:
 )
 def test_the_bubble_is_that_of_the_schedule_when_it_is_played(schedule):
     config, layout = even(schedule.world_size, schedule.micro_batches)
-    time = step_time(config, layout, FREE, Program(chunks=schedule.chunks))
+    time = step_time(config, dataclasses.replace(layout, chunks=schedule.chunks), FREE)
     played = bubble(simulate(schedule, {"F": 1.0, "B": 2.0}))
     assert time.bubble / (time.compute + time.tensor_parallel) == pytest.approx(played, rel=0.02)
 
@@ -299,7 +299,7 @@ def test_stages_send_each_micro_batch_there_and_back():
     gathered = step_time(config, dataclasses.replace(layout, tp=4), PLAIN, Program(scatter_gather=True))
     gather = 3 * (0.0157 + 1.3e-6 * size / 4)
     assert gathered.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.17 + 2.9e-5 * size / 4 + gather))
-    chunks = step_time(config, layout, PLAIN, Program(chunks=3))
+    chunks = step_time(config, dataclasses.replace(layout, chunks=3), PLAIN)
     assert chunks.pipeline_sends == pytest.approx(2 * (4 * 3 + 1) * (0.0157 + 1.3e-6 * size))
 
 
@@ -325,6 +325,7 @@ def test_throughput_is_flops_over_seconds_and_gpus():
 
 def test_the_limit_is_the_largest_part_beside_the_products():
     assert StepTime(9, 1, 2, 3, 1, 1, 1).limit == "pipeline bubble"
+    assert StepTime(9, 1, 2, 3, 1, 1, 1, launches=4).limit == "kernel launches"
     assert StepTime(0, 1, 2, 0, 1, 5, 1).limit == "data parallel"
 
 
@@ -354,10 +355,10 @@ REFUSED = [
     (lambda: layer_time(SMALL, PLAIN, tp=3), "num_heads=4 can't be divided over 3"),
     (lambda: layer_time(SMALL, PLAIN, recompute="all"), "'all' is not one of"),
     (lambda: layer_time(ODD, PLAIN, tp=4, sequence_parallel=True), "seq_length=18"),
-    (lambda: step_time(SMALL, Layout(pp=2, micro_batches=4), PLAIN, Program(chunks=2)), "chunks=2"),
-    (lambda: step_time(SMALL, Layout(pp=3, micro_batches=4), PLAIN, Program(chunks=2)), "chunks=2"),
-    (lambda: step_time(SMALL, Layout(micro_batches=4), PLAIN, Program(chunks=2)), "chunks=2"),
-    (lambda: step_time(SMALL, Layout(), PLAIN, Program(chunks=0)), "chunks=0"),
+    (lambda: step_time(SMALL, Layout(pp=2, micro_batches=4, chunks=2), PLAIN), "chunks=2"),
+    (lambda: step_time(SMALL, Layout(pp=3, micro_batches=4, chunks=2), PLAIN), "chunks=2"),
+    (lambda: step_time(SMALL, Layout(micro_batches=4, chunks=2), PLAIN), "chunks=2"),
+    (lambda: step_time(SMALL, Layout(chunks=0), PLAIN), "chunks is 0"),
 ]
 
 

@@ -25,7 +25,7 @@ def test_every_figure_of_a_machine_has_its_source(known):
 @pytest.mark.parametrize(
     ("name", "tflops", "reached", "gigabytes", "nvlink", "network"),
     [
-        ("V100 DGX-2H", 131.25, 87.1, 32, 120, 6.25),
+        ("V100 DGX-2H", 131.25, 118.36, 32, 120, 6.25),
         ("A100 DGX", 312, 271.2, 80, 240, 25),
         ("H100 DGX", 989, 794.5, 80, 370.8, 50),
         ("H200 DGX", 989, 794.5, 141, 370.8, 50),

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from tplab.memory.memory_bill import (
     bill,
     layer_activations,
     layers_of_stage,
+    micro_batches_in_flight,
     rank_parameters,
     smallest_p,
 )
@@ -39,6 +41,7 @@ from tplab.memory.meter import (
     saved_for_backward,
     tensor_bytes,
 )
+from tplab.pipeline.schedules import interleaved, one_f_one_b
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 GB = 10**9
@@ -367,6 +370,33 @@ def test_the_whole_model_keeps_what_the_bill_says() -> None:
         model(ids, ids)
     numbers = sum(size for shape, dtype, size in kept.pieces if dtype != torch.int64 and shape[-1:] != (1,) and shape)
     assert bill(SMALL, Layout(micro_batch=b)).activations == numbers
+
+
+@pytest.mark.parametrize(("pp", "m", "v"), [(2, 4, 1), (3, 6, 2), (4, 8, 3), (4, 4, 2), (2, 2, 6), (3, 2, 1)])
+def test_micro_batches_in_flight_are_those_of_the_schedule(pp, m, v) -> None:
+    config = replace(SMALL, num_layers=12)
+    schedule = interleaved(pp, m, v) if v > 1 else one_f_one_b(pp, m)
+    played = [
+        max(accumulate(1 if action.kind == "F" else -1 for action in row)) for row in schedule.actions
+    ]  # chunks whose backward pass hasn't run
+    layout = Layout(pp=pp, micro_batches=m, chunks=v)
+    assert [micro_batches_in_flight(config, layout, stage) * v for stage in range(pp)] == pytest.approx(played)
+
+
+@pytest.mark.parametrize(("name", "pp"), [("175B", 8), ("530B", 35)])
+def test_interleaving_needs_more_activations_by_the_factor_of_korthikanti(name, pp) -> None:
+    """1 + (pp-1)/(pp v) on the first stage, Korthikanti et al. 2022, section 4.2.3."""
+    config = replace(SMALL, num_layers=3 * pp, dropout=0.0)
+    plain, chunks = (bill(config, Layout(pp=pp, micro_batches=4 * pp, chunks=v), stage=0).activations for v in (1, 3))
+    assert chunks / plain == pytest.approx(1 + (pp - 1) / (3 * pp))
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(chunks=2), Layout(pp=2, micro_batches=3, chunks=3), Layout(pp=2, micro_batches=4, chunks=5)]
+)
+def test_chunks_that_cant_be_are_refused(layout) -> None:
+    with pytest.raises(ValueError, match=rf"chunks={layout.chunks} on pp={layout.pp} stages need"):
+        bill(replace(SMALL, num_layers=12), layout, stage=0)
 
 
 # The bill of one GPU

@@ -2,10 +2,12 @@
 
     n GPUs = tp · pp · dp          tp divides heads and MLP, dp · micro-batch the sequences; each stage has a layer
 
-We try every such factorization of n with every micro-batch size that is a power of two, with and without sequence
-parallelism, and with nothing, attention or full layers recomputed. We keep layouts that fit into a GPU's memory
-(`tplab.memory.bill`) and sort them by step time (`tplab.cost.step.step_time`). A tenth of the memory is left free for
-what the bill doesn't count, such as library buffers and fragmentation. `python -m tplab plan` prints the same.
+We try every such factorization of n with every micro-batch size that is a power of two, every number of chunks that
+the pipeline can interleave, with and without sequence parallelism, and with nothing, attention or full layers
+recomputed. We keep layouts that fit into a GPU's memory (`tplab.memory.bill`) and sort them by step time
+(`tplab.cost.step.step_time`). A tenth of the memory is left free for what the bill doesn't count, such as library
+buffers and fragmentation. Gradients are summed over replicas during the backward pass, as DistributedDataParallel does.
+`python -m tplab plan` prints the same, and `tplab.cluster.alternatives` says why the first is first.
 """
 
 import math
@@ -65,7 +67,7 @@ def plans(
             f"another number of GPUs, or a batch that is a multiple of {gpus}."
         )
     usable = machine.memory * (1 - RESERVE)
-    program = Program(shard_optimizer=shard_optimizer)
+    program = program_of(shard_optimizer)
     fitting = []
     for layout, need in candidates:
         if need.total <= usable:
@@ -74,6 +76,11 @@ def plans(
     if not fitting:
         raise NothingFits(_why_not(config, machine, gpus, usable, *min(candidates, key=lambda pair: pair[1].total)))
     return sorted(fitting, key=lambda plan: (plan.time.total, plan.bill.total))
+
+
+def program_of(shard_optimizer: bool = False) -> Program:
+    """Return the program that a plan assumes: communication overlaps with computation wherever it can."""
+    return Program(overlap_input_gradient=True, overlap_gradients=True, shard_optimizer=shard_optimizer)
 
 
 def best_of_each_split(found: list[Plan]) -> list[Plan]:
@@ -100,7 +107,8 @@ def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
                 for sequence_parallel in (False, True) if tp > 1 and config.seq_length % tp == 0 else (False,):
                     for recompute in get_args(Recompute):
                         if recompute != "attention" or not config.flash_attention:  # flash attention saves no scores
-                            yield Layout(tp, pp, dp, micro_batch, steps, sequence_parallel, recompute)
+                            for chunks in _chunks(config, pp, steps):
+                                yield Layout(tp, pp, dp, micro_batch, steps, sequence_parallel, recompute, chunks)
 
 
 def default_sequences(config: GPTConfig, gpus: int) -> int:
@@ -168,6 +176,13 @@ def _why_not(config: GPTConfig, machine: Machine, gpus: int, usable: float, layo
         f"{need.parts()[largest] / GB:.0f} GB), and {machine.name} has {machine.memory / GB:.0f} GB, of which "
         f"{usable / GB:.0f} are counted on. Take more GPUs, or GPUs with more memory."
     )
+
+
+def _chunks(config: GPTConfig, pp: int, steps: int) -> list[int]:
+    """Return the numbers of chunks that each rank of the pipeline can have."""
+    if pp == 1 or config.num_layers % pp or steps % pp:
+        return [1]
+    return _divisors(config.num_layers // pp, config.num_layers)
 
 
 def _divisors(n: int, largest: int) -> list[int]:

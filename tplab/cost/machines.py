@@ -12,7 +12,7 @@ that it runs on.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 import torch
@@ -26,6 +26,47 @@ GB = 10**9
 
 
 @dataclass(frozen=True)
+class Losses:
+    """What keeps a GPU from its best figures in a real layer. The default is no loss. See `without`.
+
+    matmul_traffic    a matmul takes the time of its FLOPs and, in addition, of the bytes that it reads and writes
+    multiprocessors   SMs that share the tiles of a matmul (wave quantization, see `tplab.cost.matmul`); 0: no tiles
+    ring              share of the bandwidth inside a node that the large messages of a ring reach
+    memory            share of the memory bandwidth that element-wise kernels reach
+    contention        share of the SMs that a collective keeps busy while it runs beside a matmul
+    launch            seconds from the end of a kernel to the start of the next one
+    bookkeeping       autograd's own passes over memory: bias gradients, sums of the micro-batches' weight gradients,
+                      and copies of Q, K, V and the context to another layout (without FlashAttention)
+    """
+
+    matmul_traffic: bool = False
+    multiprocessors: int = 0
+    ring: float = 1.0
+    memory: float = 1.0
+    contention: float = 0.0
+    launch: float = 0.0
+    bookkeeping: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ring", "memory"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} should be a share, above 0, up to 1")
+        if not 0 <= self.contention < 1 or self.launch < 0 or self.multiprocessors < 0:
+            raise ValueError(f"{self}: contention should be a share below 1, and nothing may be negative")
+
+
+TERMS: dict[str, dict[str, float]] = {  # each term of the model, and what it is without that term
+    "matmul traffic": {"matmul_traffic": False},
+    "wave quantization": {"multiprocessors": 0},
+    "ring bandwidth": {"ring": 1.0},
+    "memory bandwidth": {"memory": 1.0},
+    "busy SMs": {"contention": 0.0},
+    "kernel launches": {"launch": 0.0},
+    "bookkeeping": {"bookkeeping": False},
+}
+
+
+@dataclass(frozen=True)
 class Machine:
     """A cluster of identical nodes. Raises ValueError for impossible figures.
 
@@ -36,6 +77,7 @@ class Machine:
     gpus_per_node   number of GPUs per node
     inside          link between two GPUs of a node, in one direction
     between         link between GPUs of different nodes, in one direction, when all GPUs of the node send
+    losses          what a real layer loses against these figures
     sources         the source of each figure
     """
 
@@ -47,6 +89,7 @@ class Machine:
     gpus_per_node: int
     inside: Link
     between: Link
+    losses: Losses = Losses()
     sources: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +106,11 @@ class Machine:
         """FLOP/s of large matmuls."""
         return self.flops * self.fraction
 
+    @property
+    def memory_rate(self) -> float:
+        """Bytes per second that element-wise kernels read and write."""
+        return self.bandwidth * self.losses.memory
+
     def link(self, p: int, stride: int = 1) -> Link:
         """Return the link between neighbors in a ring of p ranks that are `stride` GPUs apart, filling node after node.
 
@@ -74,9 +122,9 @@ class Machine:
         if p < 1 or stride < 1:
             raise ValueError(f"a group has p >= 1 ranks that stand stride >= 1 GPUs apart, got {p=}, {stride=}")
         if p == 1 or p * stride <= self.gpus_per_node:
-            return self.inside
+            return Link(self.inside.alpha, self.inside.beta / self.losses.ring, self.inside.source)
         in_a_node = max(self.gpus_per_node // stride, 1)
-        beta = max(self.between.beta / in_a_node, self.inside.beta)
+        beta = max(self.between.beta / in_a_node, self.inside.beta / self.losses.ring)
         return Link(self.between.alpha, beta, f"{in_a_node} at once: {self.between.source}")
 
 
@@ -99,16 +147,27 @@ _HOPPER_FRACTION = f"794.5 of 989 TFLOP/s on an H100 SXM: {_MATMUL}"
 _DGX_NDR = "8 adapters of 400 Gb/s for 8 GPUs: NVIDIA DGX {} data sheet"
 _HOPPER_PEAK = "dense, that is half of the figure with sparsity: NVIDIA {} data sheet"
 
+
+def _losses(multiprocessors: int) -> Losses:
+    """The losses of NVIDIA's GPUs with NVLink. The shares are those that Calculon's file gives for the A100.
+
+    Calculon counts on 195 of NVLink's 300 GB/s (efficiency 0.65); `inside` are the 240 that NCCL reaches at best. A
+    kernel takes about 5 microseconds to launch (NVIDIA, "Getting Started with CUDA Graphs", developer blog, 2019).
+    """
+    return Losses(True, multiprocessors, ring=195 / 240, memory=0.9, contention=0.15, launch=5e-6, bookkeeping=True)
+
+
 MACHINES: dict[str, Machine] = {
     machine.name: machine
     for machine in (
         Machine(
-            "V100 DGX-2H", flops=2.1e15 / 16, fraction=83 / 125, memory=32 * GB, bandwidth=900e9, gpus_per_node=16,
+            "V100 DGX-2H", flops=2.1e15 / 16, fraction=101 / 112, memory=32 * GB, bandwidth=900e9, gpus_per_node=16,
             inside=_nvlink(6, 20.0, "SM70_NVLINK_BW"),
             between=_network(100 / 16, "100 GB/s a server of 16 GPUs, 8 adapters: Shoeybi et al. 2019, section 5"),
+            losses=replace(_losses(80), ring=1.0),  # Calculon has no file for it, and NCCL's constant is 80 % of NVLink
             sources={
                 "flops": "2.1 PFLOP/s for 16 GPUs: NVIDIA DGX-2H data sheet",
-                "fraction": "83 of 125 TFLOP/s: Markidis et al. 2018, NVIDIA tensor core programmability, abstract",
+                "fraction": "101 of 112 TFLOP/s, [8192, 8192] matrices on a V100 PCIe: NVIDIA developer forums, 79781",
                 "memory": "Shoeybi et al. 2019, section 5",
                 "bandwidth": "NVIDIA V100 architecture whitepaper",
             },
@@ -117,6 +176,7 @@ MACHINES: dict[str, Machine] = {
             "A100 DGX", flops=312e12, fraction=271.2 / 312, memory=80 * GB, bandwidth=2039e9, gpus_per_node=8,
             inside=_nvlink(12, 20.0, "SM80_NVLINK_BW"),
             between=_network(25, "8 adapters of 200 Gb/s for 8 GPUs: Korthikanti et al. 2022, section 6"),
+            losses=_losses(108),
             sources={
                 "flops": "Narayanan et al. 2021, section 5; NVIDIA A100 data sheet",
                 "fraction": f"271.2 of 312 TFLOP/s on an A100 SXM: {_MATMUL}",
@@ -128,6 +188,7 @@ MACHINES: dict[str, Machine] = {
             "H100 DGX", flops=989e12, fraction=794.5 / 989, memory=80 * GB, bandwidth=3350e9, gpus_per_node=8,
             inside=_nvlink(18, 20.6, "SM90_NVLINK_BW"),
             between=_network(50, _DGX_NDR.format("H100")),
+            losses=_losses(132),
             sources={
                 "flops": _HOPPER_PEAK.format("H100"),
                 "fraction": _HOPPER_FRACTION,
@@ -139,6 +200,7 @@ MACHINES: dict[str, Machine] = {
             "H200 DGX", flops=989e12, fraction=794.5 / 989, memory=141 * GB, bandwidth=4800e9, gpus_per_node=8,
             inside=_nvlink(18, 20.6, "SM90_NVLINK_BW"),
             between=_network(50, _DGX_NDR.format("H200")),
+            losses=_losses(132),
             sources={
                 "flops": _HOPPER_PEAK.format("H200"),
                 "fraction": f"the same chip: {_HOPPER_FRACTION}",
@@ -148,6 +210,15 @@ MACHINES: dict[str, Machine] = {
         ),
     )
 }  # fmt: skip
+
+
+def without(machine: Machine, *terms: str) -> Machine:
+    """Return the machine as a model without some of the `TERMS` sees it. Raises ValueError for unknown terms."""
+    unknown = sorted({*terms} - {*TERMS})
+    if unknown:
+        raise ValueError(f"no term is called {unknown[0]!r}; the terms are {', '.join(TERMS)}")
+    off = {name: value for term in terms for name, value in TERMS[term].items()}
+    return replace(machine, losses=replace(machine.losses, **off))  # type: ignore[arg-type]
 
 
 def machine(name: str) -> Machine:

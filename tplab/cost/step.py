@@ -23,20 +23,20 @@ section 3; Korthikanti et al. 2022, section 6.3; Chowdhery et al. 2022, "PaLM", 
 from dataclasses import dataclass, fields
 
 from tplab.cost.collective import all_gather, all_reduce, send
-from tplab.cost.flops import hardware_flops, logits, model_flops
+from tplab.cost.flops import hardware_flops, model_flops
 from tplab.cost.layer import LayerTime, Pass, layer_time
 from tplab.cost.machines import Machine
+from tplab.cost.matmul import Matmul
 from tplab.memory.config import GPTConfig
-from tplab.memory.memory_bill import ADAM, Layout, Recipe, layers_of_stage, rank_parameters
+from tplab.memory.memory_bill import ADAM, Layout, Recipe, layers_of_stage, micro_batches_in_flight, rank_parameters
 
 
 @dataclass(frozen=True)
 class Program:
-    """The options of a training program besides its layout. Raises ValueError for less than one chunk.
+    """The options of a training program besides its layout.
 
     overlap_input_gradient    sum the gradient of a column-parallel input while the weight gradient is computed
     overlap_gradients         sum the gradients over replicas during the backward pass of the last micro-batch
-    chunks                    v, the number of stages on each pipeline rank (interleaved 1F1B)
     scatter_gather            without sequence parallelism, each tp rank sends 1/tp of a stage's output, and the next
                               stage's ranks gather it (Narayanan et al. 2021, section 4.1)
     shard_optimizer           each replica updates 1/dp of the weights (ZeRO-1): reduce-scatter, then all-gather
@@ -44,13 +44,8 @@ class Program:
 
     overlap_input_gradient: bool = True
     overlap_gradients: bool = False
-    chunks: int = 1
     scatter_gather: bool = False
     shard_optimizer: bool = False
-
-    def __post_init__(self) -> None:
-        if self.chunks < 1:
-            raise ValueError(f"chunks={self.chunks}: each rank of a pipeline holds at least one")
 
 
 @dataclass(frozen=True)
@@ -64,10 +59,11 @@ class StepTime:
     pipeline_sends: float
     data_parallel: float
     optimizer: float
+    launches: float = 0.0
 
     @property
     def compute(self) -> float:
-        return self.products + self.elementwise
+        return self.products + self.elementwise + self.launches
 
     @property
     def total(self) -> float:
@@ -75,15 +71,15 @@ class StepTime:
 
     def parts(self) -> dict[str, float]:
         return {
-            "matrix products": self.products, "element-wise": self.elementwise, "tensor parallel": self.tensor_parallel,
-            "pipeline bubble": self.bubble, "pipeline sends": self.pipeline_sends,
-            "data parallel": self.data_parallel, "optimizer": self.optimizer,
+            "matmuls": self.products, "element-wise": self.elementwise, "kernel launches": self.launches,
+            "tensor parallel": self.tensor_parallel, "pipeline bubble": self.bubble,
+            "pipeline sends": self.pipeline_sends, "data parallel": self.data_parallel, "optimizer": self.optimizer,
         }  # fmt: skip
 
     @property
     def limit(self) -> str:
         """The name of the most expensive category besides the matmuls."""
-        beside = {name: seconds for name, seconds in self.parts().items() if name != "matrix products"}
+        beside = {name: seconds for name, seconds in self.parts().items() if name != "matmuls"}
         return max(beside, key=lambda name: beside[name])
 
 
@@ -102,8 +98,8 @@ def step_time(
     config: GPTConfig, layout: Layout, machine: Machine, program: Program = Program(), recipe: Recipe = ADAM
 ) -> StepTime:
     """Return the time of one step. Raises ValueError if the layout doesn't fit the model, or the chunks its stages."""
-    m, v = layout.steps, program.chunks
-    _check_chunks(config, layout, v)
+    m, v = layout.steps, layout.chunks
+    micro_batches_in_flight(config, layout, 0)  # checks the chunks
     layer = layer_time(
         config, machine, micro_batch=layout.micro_batch, tp=layout.tp, sequence_parallel=layout.sequence_parallel,
         recompute=layout.recompute, overlap=program.overlap_input_gradient,
@@ -124,7 +120,8 @@ def step_time(
         bubble=others / v,
         pipeline_sends=2 * (m * v + layout.pp - 1) * message,
         data_parallel=summing,
-        optimizer=(recipe.gradients + 2 * recipe.optimizer + recipe.weights) * updated / machine.bandwidth,
+        optimizer=(recipe.gradients + 2 * recipe.optimizer + recipe.weights) * updated / machine.memory_rate,
+        launches=m * slowest.launches,
     )
 
 
@@ -149,14 +146,18 @@ def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) 
     reads it, writes it in 16 bits, and reads it for two matmuls (10). The all-reduces of the loss are left out.
     """
     tokens = micro_batch * config.seq_length
-    products = 3 * tokens * logits(config) / tp / machine.rate
-    elementwise = (12 + 10) * tokens * config.vocab_size / tp / machine.bandwidth
-    return Pass(products, elementwise, all_reduce(machine.link(tp), 2 * tokens * config.hidden_size, tp))
+    forward = Matmul(tokens, config.hidden_size, config.vocab_size / tp)
+    products = sum(matmul.seconds(machine) for matmul in (forward, *forward.backward()))
+    elementwise = (12 + 10) * tokens * config.vocab_size / tp / machine.memory_rate
+    summing = all_reduce(machine.link(tp), 2 * tokens * config.hidden_size, tp)
+    return Pass(products, elementwise, summing, launches=8 * machine.losses.launch)
 
 
 def _stage_time(config: GPTConfig, layout: Layout, machine: Machine, layer: LayerTime, stage: int) -> Pass:
     """Return the seconds of one micro-batch on one stage, forward and backward."""
     time = layer.whole * layers_of_stage(config.num_layers, layout.pp, stage)
+    if machine.losses.bookkeeping and layout.steps > 1:  # adding 16-bit gradients reads two and writes one
+        time += Pass(elementwise=6 * rank_parameters(config, layout, stage) / machine.memory_rate)
     if stage == 0:  # the embedding's output is summed over ranks
         size = 2 * layout.micro_batch * config.seq_length * config.hidden_size
         time += Pass(communication=all_reduce(machine.link(layout.tp), size, layout.tp))
@@ -174,11 +175,3 @@ def _send_time(config: GPTConfig, layout: Layout, machine: Machine, scatter_gath
     if scatter_gather:
         return send(link, size / layout.tp) + all_gather(machine.link(layout.tp), size, layout.tp)
     return send(link, size)
-
-
-def _check_chunks(config: GPTConfig, layout: Layout, chunks: int) -> None:
-    if chunks > 1 and (config.num_layers % (layout.pp * chunks) or layout.steps % layout.pp or layout.pp == 1):
-        raise ValueError(
-            f"chunks={chunks} on pp={layout.pp} stages need at least two stages, num_layers={config.num_layers} "
-            f"divisible by pp chunks={layout.pp * chunks}, and micro_batches={layout.steps} divisible by pp"
-        )

@@ -65,6 +65,7 @@ class Layout:
     micro_batch:   number of sequences per micro-batch
     micro_batches: micro-batches per replica and step; None: pp, the fewest that keep every stage busy
     sequence_parallel, recompute: as in `layer_activations`
+    chunks:        v, the number of chunks of layers on each pipeline rank (interleaved 1F1B)
     """
 
     tp: int = 1
@@ -74,9 +75,10 @@ class Layout:
     micro_batches: int | None = None
     sequence_parallel: bool = False
     recompute: Recompute = "nothing"
+    chunks: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "micro_batch", "micro_batches"):
+        for name in ("tp", "pp", "dp", "micro_batch", "micro_batches", "chunks"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"{name} is {size}; it must be at least 1")
@@ -209,7 +211,7 @@ def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, st
     outside = tokens * config.hidden_size // (layout.tp if layout.sequence_parallel else 1)  # elements
     kept = layers_of_stage(config.num_layers, layout.pp, stage) * sum(of_layer.values())
     kept += outside * (stage == 0 and config.dropout > 0)
-    activations = kept * min(layout.pp - stage, layout.steps)  # 1F1B: Narayanan et al. 2021, section 2.2
+    activations = int(kept * micro_batches_in_flight(config, layout, stage))
     if stage == layout.pp - 1:
         activations += 4 * outside + 4 * tokens * -(-config.vocab_size // layout.tp)
     return Bill(
@@ -218,6 +220,24 @@ def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, st
         optimizer=recipe.optimizer * parameters,
         activations=activations,
     )
+
+
+def micro_batches_in_flight(config: GPTConfig, layout: Layout, stage: int) -> float:
+    """Return the largest number of micro-batches whose activations a stage stores at the same time, in units of stages.
+
+    1F1B stores pp - stage of them. With v chunks per rank, the first rank starts 2(pp-1) + (v-1)pp + 1 chunks before
+    it finishes one, each 1/v of a stage, which is 1 + (pp-1)/(pp v) times as much (Narayanan et al. 2021, section 2.2;
+    Korthikanti et al. 2022, section 4.2.3). Raises ValueError if the layers or micro-batches can't be interleaved.
+    """
+    pp, v, m = layout.pp, layout.chunks, layout.steps
+    if v == 1:
+        return min(pp - stage, m)
+    if pp == 1 or config.num_layers % (pp * v) or m % pp:
+        raise ValueError(
+            f"chunks={v} on pp={pp} stages need at least two stages, num_layers={config.num_layers} divisible by "
+            f"pp chunks={pp * v}, and micro_batches={m} divisible by pp"
+        )
+    return min(2 * (pp - stage - 1) + (v - 1) * pp + 1, m * v) / v
 
 
 def smallest_p(

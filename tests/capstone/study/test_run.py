@@ -193,6 +193,6 @@ def test_wider_numbers_take_as_much_longer():
     assert half.flops == h100.flops
     wide = predicted_step(TINY, machine_of(MACHINE))
     narrow = predicted_step(replace(TINY, precision="bfloat16"), machine_of(MACHINE))
-    assert wide["matrix products"] == narrow["matrix products"]
+    assert wide["matmuls"] == narrow["matmuls"]
     assert wide["optimizer"] == pytest.approx(narrow["optimizer"]), "AdamW works in float32 in both"
     assert wide["element-wise"] == pytest.approx(2 * narrow["element-wise"])

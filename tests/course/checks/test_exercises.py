@@ -197,7 +197,10 @@ WRONG = [
     (bias_on_rank_0, ["db  rank 1  None: no gradient arrives here", "wrong on rank 1", "Whose bias"]),
     (no_sum, ["one term of the sum", "expected 1 all_reduce of 12 elements (float64); saw no collective"]),
     (gradient_summed_too, ["dx, dW", "exactly 2 times", "wrote into the upstream gradient", "Whose tensor was that"]),
-    (returns_nothing, ["p = 1", "None: is there a `return`", "dx, dW, db, backward traffic", "What should your function return"]),
+    (
+        returns_nothing,
+        ["p = 1", "None: is there a `return`", "dx, dW, db, backward traffic", "What should your function return"],
+    ),
     (returns_nothing_on_rank_1, ["out", "rank 1", "is there a `return`", "not run"]),
     (returns_a_pair, ["got a tuple of 2 (tensor [3, 4], tensor [4]), not a tensor"]),
     (returns_the_handle, ["got a ", "not a tensor", "both return None"]),

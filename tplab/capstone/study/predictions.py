@@ -42,7 +42,7 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
     recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
     time = step_time(_as_run(settings), settings.layout, slower(machine, width), program, recipe)
     return {
-        "matrix products": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
+        "matmuls": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
         "communication": time.tensor_parallel + time.data_parallel,
     }  # fmt: skip
 

@@ -4,10 +4,14 @@ Each row gives its configuration and what was measured. Every GPT here has a voc
 ranks share it in multiples of 128), dropout 0.1, a tied embedding and learned positions, as in the papers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
-from tplab.cost.step import Program
-from tplab.memory.config import GPTConfig, Recompute
+from tplab.cost.layer import layer_time
+from tplab.cost.machines import Machine
+from tplab.cost.step import Program, step_time, throughput
+from tplab.memory.config import PRESETS, GPTConfig, Recompute
 from tplab.memory.memory_bill import Layout
 
 VOCABULARY = 51200
@@ -58,8 +62,8 @@ _TABLE_1 = (
 def _narayanan(row: tuple) -> Run:
     billions, heads, hidden, layers, tp, pp, gpus, batch, tflops, percent, micro_batch, chunks = row
     dp = gpus // (tp * pp)
-    layout = Layout(tp, pp, dp, micro_batch, batch // (dp * micro_batch), recompute="layers")
-    program = Program(overlap_input_gradient=False, overlap_gradients=pp == 1, chunks=chunks, scatter_gather=True)
+    layout = Layout(tp, pp, dp, micro_batch, batch // (dp * micro_batch), recompute="layers", chunks=chunks)
+    program = Program(overlap_input_gradient=False, overlap_gradients=pp == 1, scatter_gather=True)
     return Run(f"{billions:g}B", gpt(layers, hidden, heads), layout, program, billions * 1e9, tflops, percent / 100)
 
 
@@ -135,8 +139,8 @@ class Iteration:
 # The same paper, tables 3 and 5. Three chunks for 175B and 530B (section 6).
 def _korthikanti(row: tuple) -> Iteration:
     name, config, pp, batch, micro_batch, chunks, again, present, mfu, hfu = row
-    layout = Layout(8, pp, 1, micro_batch, batch // micro_batch, sequence_parallel=True, recompute="attention")
-    return Iteration(name, config, layout, Program(chunks=chunks), again, present, mfu, hfu)
+    layout = Layout(8, pp, 1, micro_batch, batch // micro_batch, True, "attention", chunks)
+    return Iteration(name, config, layout, Program(), again, present, mfu, hfu)
 
 
 KORTHIKANTI_TABLE_5 = tuple(
@@ -149,4 +153,74 @@ KORTHIKANTI_TABLE_5 = tuple(
             ("1T", gpt(128, 25600, 160), 64, 512, 1, 1, 94.42, 71.49, 0.563, 0.570),
         ),
     )
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One published value, as a speed: FLOP/s per GPU, layers per second, or iterations per second."""
+
+    name: str
+    published: float
+    predicted: Callable[[Machine], float]
+
+
+def published_rows() -> list[Measured]:
+    """Return the 28 published values on A100s: ten runs, and five layers and four iterations with two times each."""
+    rows = [
+        Measured(f"{run.name}, Narayanan", run.tflops * 1e12, partial(_run_speed, run)) for run in NARAYANAN_TABLE_1
+    ]
+    for row in KORTHIKANTI_TABLE_4:
+        rows.append(Measured(f"layer forward, {row.name}", 1e3 / row.forward, partial(_layer_speed, row, False)))
+        rows.append(Measured(f"layer backward, {row.name}", 1e3 / row.backward, partial(_layer_speed, row, True)))
+    for iteration in KORTHIKANTI_TABLE_5:
+        name = f"{iteration.name}, Korthikanti"
+        rows.append(Measured(name, 1 / iteration.present_work, partial(_iteration_speed, iteration, False)))
+        again = Measured(
+            f"{name}, layers again", 1 / iteration.layers_again, partial(_iteration_speed, iteration, True)
+        )
+        rows.append(again)
+    return rows
+
+
+def _run_speed(run: Run, machine: Machine) -> float:
+    return throughput(run.config, run.layout, machine, run.program).hardware
+
+
+def _layer_speed(row: LayerRow, backward: bool, machine: Machine) -> float:
+    time = layer_time(
+        LAYER_22B, machine, micro_batch=4, tp=8, sequence_parallel=row.sequence_parallel, recompute=row.recompute,
+        overlap=True,
+    )  # fmt: skip
+    return 1 / ((time.recompute + time.backward).total if backward else time.forward.total)
+
+
+def _iteration_speed(row: Iteration, again: bool, machine: Machine) -> float:
+    layout, program = row.layout, row.program
+    if again:
+        layout = replace(layout, sequence_parallel=False, recompute="layers")
+        program = replace(program, scatter_gather=True)
+    return 1 / step_time(row.config, layout, machine, program).total
+
+
+@dataclass(frozen=True)
+class LlamaRun:
+    """A stage of Llama 3 405B's pre-training on H100s."""
+
+    config: GPTConfig
+    layout: Layout
+    program: Program
+    tflops: float  # model FLOPs per GPU
+
+
+# Dubey et al. 2024, "The Llama 3 herd of models", table 4, without the row that divides the context. Sequences of 8192,
+# 16 million tokens a step; FSDP shards the optimizer and doesn't reshard the weights after forward (section 3.3.2).
+LLAMA_3_TABLE_4 = tuple(
+    LlamaRun(
+        PRESETS["Llama 3 405B"],
+        Layout(tp=8, pp=16, dp=dp, micro_batches=sequences, sequence_parallel=True),
+        Program(overlap_gradients=True, shard_optimizer=True),
+        tflops,
+    )
+    for dp, sequences, tflops in ((64, 32, 430), (128, 16, 400))
 )

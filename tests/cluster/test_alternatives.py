@@ -1,0 +1,88 @@
+"""Why a plan is the first, and what would have to change: against plans that are made and timed here."""
+
+import dataclasses
+
+import pytest
+
+from tplab.cluster.alternatives import LARGEST, Change, change_needed, reasons, runners_up
+from tplab.cluster.plan import plans, program_of
+from tplab.collectives.links import Link
+from tplab.cost.machines import MACHINES, Machine
+from tplab.cost.step import step_time
+from tplab.memory.config import PRESETS
+from tplab.memory.memory_bill import bill
+
+H100 = MACHINES["H100 DGX"]
+GPT_3 = PRESETS["GPT-3 175B"]
+FOUND = plans(GPT_3, 96, H100, sequences=1152, shard_optimizer=True)
+
+
+def test_the_next_best_divide_the_model_in_other_ways():
+    splits = [(plan.layout.tp, plan.layout.pp, plan.layout.dp) for plan in (FOUND[0], *runners_up(FOUND))]
+    assert len(set(splits)) == 4
+    fastest_of_others = next(plan for plan in FOUND if (plan.layout.tp, plan.layout.pp, plan.layout.dp) != splits[0])
+    assert runners_up(FOUND)[0] == fastest_of_others
+
+
+def test_each_other_choice_is_timed_with_everything_else_unchanged():
+    best, seen = FOUND[0], 0
+    for option, others in reasons(FOUND).items():
+        for value, longer in others:
+            layout = dataclasses.replace(best.layout, **{option: value})
+            if option == "micro_batch":
+                layout = dataclasses.replace(layout, micro_batches=best.layout.sequences // (layout.dp * value))
+            assert layout.sequences == best.layout.sequences
+            if longer is None:
+                of_stages = (bill(GPT_3, layout, stage=stage) for stage in (0, layout.pp - 1))
+                needs = max(one.total - one.optimizer * (1 - 1 / layout.dp) for one in of_stages)
+                assert needs > 0.9 * H100.memory
+            else:
+                seconds = step_time(GPT_3, layout, H100, program_of(True)).total
+                assert longer == pytest.approx(seconds / best.time.total - 1)
+                assert longer >= 0
+            seen += 1
+    assert seen >= 6
+
+
+def changed(change: Change, factor: float) -> Machine:
+    def faster(link: Link) -> Link:
+        return Link(link.alpha, link.beta / factor)
+
+    return {
+        "the links within a node": dataclasses.replace(H100, inside=faster(H100.inside)),
+        "the network between nodes": dataclasses.replace(H100, between=faster(H100.between)),
+        "the GPUs' memory": dataclasses.replace(H100, bandwidth=H100.bandwidth * factor),
+        "the GPUs' matmuls": dataclasses.replace(H100, flops=H100.flops * factor),
+    }[change.what]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_next_best_is_as_fast_after_the_change_and_not_yet_after_half_of_it(place):
+    other = runners_up(FOUND)[place]
+    change = change_needed(GPT_3, FOUND[0], other, H100, program_of(True))
+    assert change is not None
+    assert 1 / LARGEST <= change.factor <= LARGEST
+
+    def gap(factor: float) -> float:
+        machine = changed(change, factor)
+        first, second = (step_time(GPT_3, one.layout, machine, program_of(True)).total for one in (FOUND[0], other))
+        return second - first
+
+    assert gap(change.factor) <= 0 < gap(change.factor**0.5)
+    assert gap(change.factor) == pytest.approx(0, abs=0.02 * FOUND[0].time.total)
+
+
+def test_a_larger_batch_is_tried_too():
+    few = plans(GPT_3, 96, H100, sequences=96, shard_optimizer=True)
+    pipelined = max(few, key=lambda plan: plan.time.bubble / plan.time.total)
+    change = change_needed(GPT_3, few[0], pipelined, H100, program_of(True))
+    assert change is None or change.what == "batch" or 1 / LARGEST <= change.factor <= LARGEST
+    assert str(Change("batch", 3)) == "with 3 times the batch"
+    assert str(Change("the GPUs' memory", 0.25)) == "if the GPUs' memory were 4 times as slow"
+    assert str(Change("the GPUs' memory", 1.5)) == "if the GPUs' memory were 1.5 times as fast"
+
+
+def test_no_change_helps_a_layout_that_does_the_same_and_more():
+    """With the layers recomputed, a step of the same layout is longer on every machine and with every batch."""
+    slower = next(plan for plan in FOUND if plan.layout == dataclasses.replace(FOUND[0].layout, recompute="layers"))
+    assert change_needed(GPT_3, FOUND[0], slower, H100, program_of(True)) is None
