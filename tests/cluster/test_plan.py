@@ -141,6 +141,17 @@ def test_more_gpus_or_a_faster_machine_make_the_best_step_shorter():
     assert best(128, "H100 DGX") < best(64, "H100 DGX") < best(64, "A100 DGX")
 
 
+@pytest.mark.parametrize(("gpus", "published", "predicted"), [(96, 0.47, 0.505), (4608, 0.42, 0.466)])
+def test_the_best_plan_for_gpt_3_on_h100s_is_near_what_megatron_reached(gpus, published, predicted):
+    """Megatron-LM's README (core 0.8): 1152 sequences of 4096 tokens, vocabulary 131,072. It doesn't say the layout."""
+    config = dataclasses.replace(
+        PRESETS["GPT-3 175B"], vocab_size=131072, seq_length=4096, dropout=0.0, flash_attention=True
+    )
+    best = plans(config, gpus, H100, sequences=1152, shard_optimizer=True)[0]
+    assert best.achieved.mfu == pytest.approx(predicted, abs=0.002)
+    assert 1.0 < best.achieved.mfu / published < 1.12
+
+
 def test_where_nothing_fits_the_message_says_what_the_smallest_need_is():
     least = min(max(bill(LLAMA, layout, stage=s).total for s in range(layout.pp)) for layout in layouts(LLAMA, 8, 64))
     with pytest.raises(NothingFits, match=f"at least {least / 1e9:.0f} GB .* has 80 GB") as refused:

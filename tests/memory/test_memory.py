@@ -374,7 +374,7 @@ def test_the_whole_model_keeps_what_the_bill_says() -> None:
 
 @pytest.mark.parametrize(("pp", "m", "v"), [(2, 4, 1), (3, 6, 2), (4, 8, 3), (4, 4, 2), (2, 2, 6), (3, 2, 1)])
 def test_micro_batches_in_flight_are_those_of_the_schedule(pp, m, v) -> None:
-    config = replace(SMALL, num_layers=12)
+    config = replace(SMALL, num_layers=24)
     schedule = interleaved(pp, m, v) if v > 1 else one_f_one_b(pp, m)
     played = [
         max(accumulate(1 if action.kind == "F" else -1 for action in row)) for row in schedule.actions

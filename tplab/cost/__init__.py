@@ -1,7 +1,8 @@
 """Chapter 11: formulas that predict the time of a collective, a layer and a training step.
 
-machines     how fast a GPU computes, and how fast its links are
+machines     how fast a GPU computes, how fast its links are, and what real layers lose against both
 flops        the FLOPs of a GPT
+matmul       the time of one matmul
 collective   the time of each collective
 layer        the time of one transformer layer on one of its tp ranks
 step         the time of a training step for a model, a layout and a machine
@@ -9,12 +10,24 @@ step         the time of a training step for a model, a layout and a machine
 
 from tplab.cost.flops import hardware_flops, model_flops
 from tplab.cost.layer import LayerTime, efficiency, layer_time, overlap_saving
-from tplab.cost.machines import MACHINES, Machine, machine, matrix_rate, measure_machine, memory_rate
+from tplab.cost.machines import (
+    MACHINES,
+    TERMS,
+    Losses,
+    Machine,
+    machine,
+    matrix_rate,
+    measure_machine,
+    memory_rate,
+    without,
+)
 from tplab.cost.step import Program, StepTime, achieved, step_time, throughput
 
 __all__ = [
     "MACHINES",
+    "TERMS",
     "LayerTime",
+    "Losses",
     "Machine",
     "Program",
     "StepTime",
@@ -30,4 +43,5 @@ __all__ = [
     "overlap_saving",
     "step_time",
     "throughput",
+    "without",
 ]

@@ -7,6 +7,7 @@ ranks share it in multiples of 128), dropout 0.1, a tied embedding and learned p
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 from tplab.cost.layer import layer_time
 from tplab.cost.machines import Machine
@@ -181,6 +182,15 @@ def published_rows() -> list[Measured]:
         )
         rows.append(again)
     return rows
+
+
+def summary(speeds: list[float]) -> dict[str, str]:
+    """Return the mean and the extremes of predicted over published speed, and how many are within 10 %, as text."""
+    within = sum(abs(speed - 1) <= 0.1 for speed in speeds)
+    return {
+        "mean": f"{fmean(speeds):.2f}", "from": f"{min(speeds):.2f}", "to": f"{max(speeds):.2f}",
+        "within 10 %": f"{within} of {len(speeds)}",
+    }  # fmt: skip
 
 
 def _run_speed(run: Run, machine: Machine) -> float:
