@@ -163,19 +163,22 @@ viz.explore(
 # %% [markdown]
 # Sequence parallelism divides activations, and nothing else: 18.0 GB without it, 6.5 GB with it. Computing whole layers again buys most: 0.4 GB are left of these, and 1.6 GB with a micro-batch of 4. `attention` buys next to nothing in this bill, since torch's attention keeps no scores anyway.
 #
-# Now the time. What a GPU of an H100 machine reaches in products and messages is published (chapter 11). What a core of this machine reaches has to be measured, with two ranks at work at once. The same formulas then say what a step takes.
+# Now the time. For H100s we take the published figures (chapter 11). Your own machine has to be measured, so two ranks run each kernel of a layer a few times, along with an all-reduce between two matmuls. The step is then a sum of these times.
 
 # %%
 from tplab.capstone.study import programs as measuring
-from tplab.capstone.study.predictions import machine_of, predicted_step
+from tplab.capstone.study.predictions import calibrated_step, machine_of, predicted_step
 from tplab.cost import MACHINES
 
 HERE = machine_of(launch(measuring.machine, 2, args=(SMALL,))[0])
 PLAN = {}
 rows = []
 for name, settings in RUNS.items():
-    machine = MACHINES["H100 DGX"] if settings is BOX else HERE
-    memory, step = predicted_memory(settings)[0], predicted_step(settings, machine)
+    memory = predicted_memory(settings)[0]
+    if settings is BOX:
+        step = predicted_step(settings, MACHINES["H100 DGX"])
+    else:
+        step = calibrated_step(settings, launch(measuring.kernels, settings.ranks, args=(settings,))[0])
     seconds = sum(step.values())
     PLAN[name] = {"memory": sum(memory.values()), "seconds": seconds}
     rows.append(
@@ -214,7 +217,7 @@ viz.table(rows, title="the preset h100x8 on other grids, 8 sequences in a micro-
 # %% [markdown]
 # Each layout fits, and the fewer ranks share a matrix, the faster. (The gradients that travel over `dp` take less time here than the backward pass computes, and the model counts them as hidden behind it. So the last row has no communication.) Tensor parallelism is for models that do not fit otherwise; the preset takes `tp = 8` since that is what this course is about.
 #
-# The formulas leave out what makes every real step slower: small products that do not reach the speed of large ones, the time that it takes to start each of them, evaluations and checkpoints. For published steps on A100 machines the model is 14 to 30 % too fast (chapter 11), for small models on a busy laptop a good deal more. Section 4 holds the run against the plan.
+# How far can you trust these times? On A100s, the formulas come within 10 % of every published step (chapter 11). On your own machine it depends on what else is running, and evaluations and checkpoints aren't counted. In section 4 we'll compare the run with the plan.
 #
 # ## 2 · What a training program has besides the model
 #
@@ -666,7 +669,7 @@ viz.table(
 )
 
 # %% [markdown]
-# The bill is that of tplab's layers, and holds for them. They compute the loss for 512 tokens at a time, so that not all logits are there at once, and let torch's attention keep no scores; yours, of chapters 6 and 8, keep both. The time is that of a machine which does other things too, with matrices so small that starting a product takes as long as the product.
+# The bill is that of tplab's layers, and holds for them. They compute the loss for 512 tokens at a time, so that not all logits are there at once, and let torch's attention keep no scores; yours, of chapters 6 and 8, keep both. The planned time counts the kernels of a layer and its messages. Whatever else a step does with matrices this small, such as Python starting each operation, comes on top of it.
 #
 # And the messages that one rank enters in one step, part by part, as `record()` counts them:
 

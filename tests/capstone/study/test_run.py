@@ -14,10 +14,12 @@ from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import run as study_module
 from tplab.capstone.study.parts import PARTS, _why
-from tplab.capstone.study.predictions import machine_of, predicted_memory, predicted_step, slower
+from tplab.capstone.study.predictions import calibrated_step, machine_of, predicted_memory, predicted_step, slower
 from tplab.capstone.study.run import MATTER, Budget, is_done, main, study
+from tplab.capstone.study.traffic import step_parts
+from tplab.cost.calibration import Kernels, Line
 from tplab.cost.machines import MACHINES
-from tplab.memory.memory_bill import RECIPES, bill
+from tplab.memory.memory_bill import RECIPES, bill, rank_parameters
 from tplab.runtime import RankError
 
 pytestmark = [pytest.mark.share(3), pytest.mark.slow]
@@ -27,6 +29,7 @@ TINY = Settings(data_limit=60_000, vocab_size=300, num_layers=1, hidden_size=32,
                 warmup_steps=1, chapters="nowhere")  # fmt: skip
 BUDGET = Budget(alone=3, scaling=2, warm_up=1, layers=2, turns=2, turn=1)
 MACHINE = {"ranks": 2, "flops": 1e12, "bandwidth": 1e10, "memory": 1e9, "alpha": 1e-5, "beta": 1e-9}  # as if measured
+KERNELS = Kernels((1e-3, 2e-3), (3e-4, 4e-4), (5e-4, 6e-4), 7e-3, 1e-9, Line(1e-4, 1e-9), Line(2e-4, 3e-9))
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +186,28 @@ def test_in_sixteen_bits_they_are_the_courses_formulas():
     logits = 4 * 2 * 16 * 512
     assert wide["activations"] - logits == 2 * (parts["activations"] - logits)
     assert "twice" in note
+
+
+@pytest.mark.parametrize(
+    ("recompute", "repeated"), [("nothing", 0.0), ("attention", 5e-4), ("layers", 1e-3 + 3e-4 + 5e-4)]
+)
+def test_a_calibrated_step_is_the_sum_of_its_kernels_and_messages(recompute, repeated):
+    settings = replace(
+        TINY, num_layers=3, batch_size=4, recompute=recompute, async_grad_allreduce=True, dp=1, vocab_size=512
+    )
+    step = calibrated_step(settings, KERNELS)
+    assert settings.micro_batches == 2
+    of_layer = 1e-3 + 2e-3 + 3e-4 + 4e-4 + 5e-4 + 6e-4 + repeated
+    assert step["matmuls"] + step["element-wise"] == pytest.approx(2 * (3 * of_layer + 7e-3))
+    assert step["optimizer"] == pytest.approx(1e-9 * rank_parameters(settings.model, settings.layout))
+    parts = step_parts(settings)
+    beside = [part for part in parts if part.name == "layers, backward"]
+    assert [(part.kind, part.calls) for part in beside] == [("all_reduce", 2 * 2 * 3)]
+    summed = [part for part in parts if part not in beside]
+    assert all(part.kind == "all_reduce" for part in summed)
+    calls, size = (sum(getattr(part, name) for part in summed) for name in ("calls", "bytes"))
+    expected = calls * 1e-4 + size * 1e-9 + beside[0].calls * 2e-4 + beside[0].bytes * 3e-9
+    assert step["communication"] == pytest.approx(expected)
 
 
 def test_wider_numbers_take_as_much_longer():

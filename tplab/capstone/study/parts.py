@@ -25,7 +25,7 @@ from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.report.words import apart, listed, small
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import programs as measuring
-from tplab.capstone.study.predictions import machine_of, predicted_memory, predicted_step
+from tplab.capstone.study.predictions import calibrated_step, predicted_memory
 from tplab.capstone.study.traffic import step_bytes, step_parts
 from tplab.capstone.training.build_model import used
 from tplab.common.units import count, duration, rate, size
@@ -167,10 +167,10 @@ def _scaling(study: Study) -> Measured:
                     raise
                 grown = " with the grown model" if p in found["strong"] else ""
                 beside.append(f"{count(p, 'rank')}{grown} not measured ({error.cause_type})")
-    note = f"Medians of {budget.scaling - budget.warm_up} steps each, beside what the cost model (chapter 11) says "
-    note += (
-        "for this machine, whose products, memory and messages were measured with as many ranks busy. Megatron-LM's "
+    note = (
+        f"Medians of {budget.scaling - budget.warm_up} steps each, next to the cost model's prediction (chapter 11). "
     )
+    note += "It was calibrated with the kernels of one layer, each measured with as many ranks busy. Megatron-LM's "
     note += "points are from V100 GPUs: Shoeybi et al. 2019, table 8 and figure 5."
     note += f" Of these: {', '.join(beside)}." if beside else ""
     first, last = min(found["strong"]), max(found["strong"])
@@ -183,8 +183,8 @@ def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
     """Add the measurements on p ranks to `found`, and any differences from the run's settings to `beside`."""
     settings, budget = study.settings, study.budget
     one, timed = _with_room(lambda one: study.launch(measuring.timed, one, budget.scaling), _on(settings, p))
-    machine, seconds = timed[0]
-    step = predicted_step(one, machine_of(machine))
+    machine, kernels, seconds = timed[0]
+    step = calibrated_step(one, kernels)
     found["strong"][p] = median(seconds[budget.warm_up :] or seconds)
     found["predicted"]["strong"][p] = sum(step.values())
     found["parts"][p], found["machine"][p] = step, machine
@@ -193,10 +193,10 @@ def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
     grown = replace(one, num_layers=p * settings.num_layers)
     if p > 1:
         grown, took = _with_room(lambda one: study.launch(measuring.steps, one, budget.scaling), grown)
-        seconds = took[0][1]
+        seconds = took[0][-1]
     found["weak"][p] = median(seconds[budget.warm_up :] or seconds)
     found["work"][p] = model_flops(grown.model, grown.batch_size)
-    found["predicted"]["weak"][p] = sum(predicted_step(grown, machine_of(machine)).values())
+    found["predicted"]["weak"][p] = sum(calibrated_step(grown, kernels).values())
 
 
 def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tuple[Settings, Results]:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.study.traffic import TOKENS_AT_ONCE
+from tplab.capstone.study.traffic import TOKENS_AT_ONCE, step_parts
 from tplab.collectives.links import Link
+from tplab.cost.calibration import Kernels
 from tplab.cost.machines import Machine
 from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
-from tplab.memory.memory_bill import Recipe, bill
+from tplab.memory.memory_bill import Recipe, bill, rank_parameters
 
 _WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # size of an activation, in units of 16 bits
 _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Recipe(8, 8, 16)}  # AdamW
@@ -45,6 +46,33 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
         "matmuls": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
         "communication": time.tensor_parallel + time.data_parallel,
     }  # fmt: skip
+
+
+def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
+    """Predict the seconds of one step, by purpose, from the kernels of one layer on the machine that runs it.
+
+    The number of messages and their bytes are those of `tplab.capstone.study.traffic`. An all-gather or reduce-scatter
+    sends half of what an all-reduce of the same tensor does. The sums of f run beside a matmul with
+    `async_grad_allreduce`, and so do those over replicas.
+    """
+    layers = settings.micro_batches * settings.num_layers
+    again = {"nothing": 0.0, "attention": kernels.attention[0], "layers": 0.0}[settings.recompute]
+    repeated = 1 if settings.recompute == "layers" else 0
+    matmuls, elementwise, attention = (
+        (1 + repeated) * forward + backward
+        for forward, backward in (kernels.matmuls, kernels.elementwise, kernels.attention)
+    )
+    communication = 0.0
+    for part in step_parts(settings):
+        hidden = (part.name == "layers, backward" and settings.async_grad_allreduce) or "replicas" in part.name
+        share = 1.0 if part.kind == "all_reduce" else 0.5
+        communication += (kernels.beside if hidden else kernels.summed).seconds(part.calls, share * part.bytes)
+    return {
+        "matmuls": layers * (matmuls + attention + again) + settings.micro_batches * kernels.output,
+        "element-wise": layers * elementwise,
+        "optimizer": kernels.optimizer * rank_parameters(settings.model, settings.layout),
+        "communication": communication,
+    }
 
 
 def slower(machine: Machine, times: int) -> Machine:

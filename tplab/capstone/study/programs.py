@@ -19,7 +19,9 @@ from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.step import Step
+from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
+from tplab.memory.memory_bill import rank_parameters
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import Collective, record
 from tplab.trace.rank_trace import trace_rank
@@ -114,9 +116,18 @@ def machine(settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def timed(settings: Settings, count: int) -> tuple[dict[str, Any], list[float]]:
-    """Return the speed of the machine with all ranks busy, and the seconds of the first `count` steps."""
-    return machine(settings), steps(settings, count)[1]
+def kernels(settings: Settings) -> Kernels:
+    """Measure the kernels of one layer of the run on this rank's device, while all ranks are busy."""
+    join(settings)
+    return measure_kernels(
+        settings.model, settings.micro_batch_size, settings.tp, dtype=getattr(torch, settings.precision),
+        parameters=rank_parameters(settings.model, settings.layout),
+    )  # fmt: skip
+
+
+def timed(settings: Settings, count: int) -> tuple[dict[str, Any], Kernels, list[float]]:
+    """Return the speed of the machine and of a layer's kernels, and the seconds of the first `count` steps."""
+    return machine(settings), kernels(settings), steps(settings, count)[1]
 
 
 def sent(settings: Settings, answers: Any = None) -> list[Collective]:

@@ -1,0 +1,216 @@
+"""Chapter 11: calibrate the model for the machine at hand, with the kernels of one layer at their real sizes.
+
+On a data-center GPU, a few shares of the peak say enough (`tplab.cost.machines.Losses`). A laptop has no such peaks:
+how fast a matmul is depends on its sizes, GELU and attention compute more than they read, and a collective shares the
+cores with the matmuls. So we measure each kernel of a layer on all ranks at the same time, and a step is their sum:
+
+    layers           matmuls, element-wise kernels and attention, forward and backward
+    output           the output layer and its loss, forward and backward
+    optimizer        AdamW, per parameter
+    communication    an all-reduce between two matmuls (`summed`), and one beside a matmul (`beside`), as a time that
+                     every call takes and a time per byte
+
+The model knows nothing about the program that it predicts except for the sizes and the number of calls.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.collectives.links import now
+from tplab.cost.layer import layer_matmuls
+from tplab.memory.config import GPTConfig, check_tensor_parallel
+from tplab.runtime import device
+
+ROUNDS = 7
+IN_A_ROW = 10  # all-reduces per round
+SMALL = 1  # elements of the small all-reduce
+LARGEST = 8_000_000  # parameters that the optimizer is timed with at most
+
+
+@dataclass(frozen=True)
+class Line:
+    """The seconds of a message: `call` for each message, and `byte` for each byte of it."""
+
+    call: float = 0.0
+    byte: float = 0.0
+
+    def seconds(self, calls: float, size: float) -> float:
+        """Return the time of `calls` messages with `size` bytes in total."""
+        return self.call * calls + self.byte * size
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Seconds of the kernels of one layer and one micro-batch on one of tp ranks, each (forward, backward).
+
+    output is forward and backward together, optimizer is the time per parameter. summed and beside are the all-reduces
+    that the rank waits for, and those that run beside a matmul. With one rank, both are 0.
+    """
+
+    matmuls: tuple[float, float]
+    elementwise: tuple[float, float]
+    attention: tuple[float, float]
+    output: float
+    optimizer: float
+    summed: Line = Line()
+    beside: Line = Line()
+
+
+def measure_kernels(
+    config: GPTConfig,
+    micro_batch: int,
+    tp: int,
+    *,
+    parameters: int = LARGEST,
+    dtype: torch.dtype = torch.float32,
+    group: ProcessGroup | None = None,
+    rounds: int = ROUNDS,
+) -> Kernels:
+    """Measure the kernels of a layer of the model for a micro-batch on one of tp ranks, on all ranks of the group.
+
+    parameters   number of parameters of one rank, for the optimizer; at most `LARGEST` are made
+    All ranks have to call this. Each returns the medians of its own times. Raises ValueError if tp doesn't fit the
+    model.
+    """
+    check_tensor_parallel(config, tp)
+    tokens, h, ffn = micro_batch * config.seq_length, config.hidden_size, config.ffn_size // tp
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device(), dtype=dtype, requires_grad=True)
+
+    def timed(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:
+        return _forward_and_backward(function, inputs, group, rounds)
+
+    matmuls = [
+        timed(F.linear, leaf(tokens, int(one.k)), leaf(int(one.n), int(one.k)))
+        for one in layer_matmuls(config, tokens, tp).values()
+    ]
+    block = leaf(tokens, h)
+    scale, shift = leaf(h), leaf(h)
+    if config.bias:
+        norm = timed(lambda x, w, b: F.layer_norm(x, (h,), w, b), block, scale, shift)
+    else:
+        norm = timed(lambda x, w: F.rms_norm(x, (h,), w), block, scale)
+    residual = timed(lambda x, y: x + F.dropout(y, config.dropout), block, leaf(tokens, h))
+    activation = timed(_activation(config), *(leaf(tokens, ffn) for _ in range(2 if config.gated else 1)))
+    heads = (leaf(micro_batch, config.num_heads // tp, config.seq_length, config.head_dim) for _ in range(3))
+    attention = timed(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=config.dropout, is_causal=True), *heads
+    )
+    targets = torch.randint(config.vocab_size // tp, (tokens,), device=device())
+    output = timed(
+        lambda x, w: F.cross_entropy(F.linear(x, w).float(), targets), block, leaf(config.vocab_size // tp, h)
+    )
+    summed, beside = _all_reduces(tokens, h, ffn, dtype, group, rounds)
+    return Kernels(
+        matmuls=_sum(matmuls),
+        elementwise=_sum([norm, norm, residual, residual, activation]),
+        attention=attention,
+        output=sum(output),
+        optimizer=_optimizer(min(parameters, LARGEST), group, rounds),
+        summed=summed,
+        beside=beside,
+    )
+
+
+def _activation(config: GPTConfig) -> Callable[..., Tensor]:
+    if config.gated:
+        return lambda x, y: F.silu(x) * y
+    return lambda x: F.gelu(x, approximate="tanh" if config.activation == "gelu_tanh" else "none")
+
+
+def _forward_and_backward(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], group: ProcessGroup | None, rounds: int
+) -> tuple[float, float]:
+    out = function(*inputs)
+    upstream = torch.randn_like(out)
+    torch.autograd.grad(out, inputs, upstream)
+    forward, backward = [], []
+    for _ in range(rounds):
+        _together(group)
+        began = now()
+        out = function(*inputs)
+        middle = now()
+        torch.autograd.grad(out, inputs, upstream)
+        backward.append(now() - middle)
+        forward.append(middle - began)
+    return median(forward), median(backward)
+
+
+def _optimizer(parameters: int, group: ProcessGroup | None, rounds: int) -> float:
+    weight = torch.zeros(parameters, device=device(), requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.step()
+    return _median(optimizer.step, group, rounds) / parameters
+
+
+def _all_reduces(
+    tokens: int, h: int, ffn: int, dtype: torch.dtype, group: ProcessGroup | None, rounds: int
+) -> tuple[Line, Line]:
+    """Return the times of all-reduces that are waited for and that run beside a matmul, less those of the matmuls."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return Line(), Line()
+    x, weight = (torch.randn(*shape, device=device(), dtype=dtype) for shape in ((tokens, h), (ffn, h)))
+    small, large = (torch.zeros(size, device=device(), dtype=dtype) for size in (SMALL, tokens * h))
+
+    def work(message: Tensor | None, beside: bool) -> None:
+        F.linear(x, weight)
+        handle = dist.all_reduce(message, group=group, async_op=True) if message is not None and beside else None
+        if message is not None and not beside:
+            dist.all_reduce(message, group=group)
+        F.linear(x, weight)
+        if handle is not None:
+            handle.wait()
+
+    lines = []
+    for beside in (False, True):
+        none, few, many = _means([partial(work, message, beside) for message in (None, small, large)], group, rounds)
+        width = large.element_size()
+        byte = max(many - few, 0.0) / (width * (large.numel() - SMALL))
+        lines.append(Line(max(few - none - byte * width * SMALL, 0.0), byte))
+    return lines[0], lines[1]
+
+
+def _means(functions: list[Callable[[], object]], group: ProcessGroup | None, rounds: int) -> list[float]:
+    """Return the mean seconds of each function, in turns of `IN_A_ROW` calls without a barrier, as in a step.
+
+    Now and then a rank has to wait long for a late one. The mean counts these waits, because they add up over a step.
+    """
+    seconds = [0.0] * len(functions)
+    for turn in range(rounds + 1):
+        for place, function in enumerate(functions):
+            _together(group)
+            began = now()
+            for _ in range(IN_A_ROW):
+                function()
+            seconds[place] += (now() - began) * (turn > 0)  # the first turn is a warm-up
+    return [total / (rounds * IN_A_ROW) for total in seconds]
+
+
+def _median(function: Callable[[], object], group: ProcessGroup | None, rounds: int) -> float:
+    function()
+    seconds = []
+    for _ in range(rounds):
+        _together(group)
+        began = now()
+        function()
+        seconds.append(now() - began)
+    return median(seconds)
+
+
+def _together(group: ProcessGroup | None) -> None:
+    if dist.is_initialized():
+        dist.barrier(group=group)
+
+
+def _sum(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    return sum(forward for forward, _ in pairs), sum(backward for _, backward in pairs)
