@@ -1,11 +1,9 @@
 # %% [markdown]
 # # 00 · Why parallel
 #
-# If you've ever started a training run and met an out-of-memory error, you know the feeling: the model *loads*, so why doesn't it
-# train? In this chapter you'll find out where the memory goes, to the byte. You'll write down the memory bill of any GPT, and you'll
-# find the smallest number of GPUs that can pay it.
+# If you've ever run into an out-of-memory error during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll learn to calculate how much memory any GPT needs, and you'll find the smallest number of GPUs that can train it.
 #
-# Nothing is distributed yet, so all you need is PyTorch. About 75 minutes.
+# We won't distribute anything yet, so all you need is PyTorch. About 75 minutes.
 
 # %% tags=["setup"]
 
@@ -30,8 +28,7 @@ from tplab.memory import (
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows what a single GPU would have to hold to train a published model, one sequence at a
-# time. A large GPU offers the memory to the left of the dashed line. (**GB** means 10⁹ bytes.)
+# Here's what we're up against. Each bar shows how much memory a single GPU would need to train a published model, even with just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.)
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
@@ -49,7 +46,7 @@ viz.bill(
 # - The **weights** are what the model learns.
 # - The **gradients** come out of the backward pass. There's one for each weight.
 # - The **optimizer state** is what the optimizer remembers from earlier steps.
-# - The **activations** are results of the forward pass that the backward pass will need again.
+# - The **activations** are intermediate results that the forward pass saves because the backward pass will need them.
 #
 # Let's watch all four. Our model is a GPT in plain PyTorch, small enough for a laptop, and `MemoryMeter` follows every tensor from
 # the moment it's created until it's freed. We take two training steps with Adam, in float32.
@@ -81,18 +78,13 @@ parameters = sum(parameter.numel() for parameter in model.parameters())
 viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 
 # %% [markdown]
-# Follow the curve from left to right. Building the model allocates its weights. The forward pass climbs, because it saves activations. The
-# backward pass uses them up one by one, while gradients take their place. And the optimizer step leaves something behind that never
-# goes away again.
+# Follow the curve from left to right. Building the model allocates its weights. During the forward pass, memory use climbs because activations are being saved. The backward pass frees them one by one, and gradients take their place. Finally, the optimizer step allocates its state, and that memory is never freed again.
 #
 # ## What does an optimizer remember?
 #
-# Large models are trained in **mixed precision**. Weights and gradients have 16 bits, so that the matmuls are fast. But 16 bits are
-# too coarse to collect many tiny updates, so the optimizer keeps its own copy of the weights in float32, and its running values are
-# in float32, too.
+# Large models are trained in **mixed precision**. The weights and gradients are stored in 16 bits, because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps a copy of the weights in float32. It also stores its running averages in float32.
 #
-# What those running values are depends on the optimizer. You can read it off its update rule. With weights $w$ and gradients $g$ of shape
-# `[n, m]`, these are the rules of five optimizers, without their constants and corrections:
+# Different optimizers keep different running averages, and you can tell which ones from the update rule. Here are simplified rules of five optimizers for weights $w$ and gradients $g$ of shape `[n, m]`:
 #
 # | | in every step |
 # |---|---|
@@ -103,9 +95,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 # | `"adafactor"` | $r \leftarrow \beta r + (1-\beta)\,\mathrm{rowmeans}(g^2), \quad c \leftarrow \beta c + (1-\beta)\,\mathrm{columnmeans}(g^2), \quad w \leftarrow w - \eta\, g / \sqrt{r c^T / \mathrm{mean}(r)}$ |
 
 # %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=12
-# Which of these letters must survive until the next step, and how many elements does each of them have? Return the bytes of the weights,
-# the gradients and the optimizer state for one matrix of the given shape, after a step. Everything is in float32, or in mixed
-# precision as described above.
+# Which of these tensors have to be kept until the next step, and how many elements does each of them have? Write a function that returns the number of bytes of the weights, the gradients, and the optimizer state for a single matrix after a step. Everything is stored either in float32 or in mixed precision, as described above.
 #
 # The check compares your numbers with real tensors after a real step of `torch.optim`. (Leave out the step counter, which is
 # one number per tensor.)
@@ -131,8 +121,7 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 
 
 # %% [markdown] hints="0.1"
-# 1. Go through one rule and ask about each letter whether the next step reads its old value. $g$ is computed anew in each step, so nobody has to
-#    remember it. What about $m$?
+# 1. Go through one of the rules. For each variable, ask yourself whether the next step reads its old value. For example, $g$ is recomputed in every step, so the optimizer doesn't have to store it. What about $m$?
 # 2. $m$, $v$ and $u$ are as large as $w$. But $r$ has one element per row, and $c$ has one per column.
 # 3. Weights and gradients take 4 bytes per element, or 2 in mixed precision. The optimizer takes 4 bytes for each element it remembers, which is
 #    0, `n*m`, `2*n*m`, `3*n*m`, or `n + m`, and in mixed precision another `4*n*m` for its copy of the weights.
@@ -141,7 +130,7 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 check("0.1", state_bytes)
 
 # %% [markdown]
-# With Adam in mixed precision, that's 2 + 2 + 12, so **16 bytes per parameter**. Remember this number. Does a whole model agree with it?
+# With Adam in mixed precision, the three numbers are 2, 2, and 12, so training takes **16 bytes per parameter**. You'll need this number often. Let's see whether it also holds for a complete model.
 
 # %%
 half = GPT(SMALL).bfloat16()
@@ -164,8 +153,7 @@ viz.table([{"what": name, "bytes per parameter": f"{size / parameters:.3f}"} for
 # %% [markdown]
 # ## How many parameters?
 #
-# Papers round, configurations don't. Here's the model we've just trained, part by part. `b` is the batch, `s` the sequence length, and `h` the hidden size. A
-# GPT has `L` layers with `a` attention heads each, and a vocabulary of `v` tokens.
+# Papers round the number of parameters, but a model's configuration gives you the exact number. Here's the model that we've just trained, layer by layer. In the shapes, `b` is the batch size, `s` is the sequence length, and `h` is the hidden size. A GPT has `L` layers with `a` attention heads each, and a vocabulary of `v` tokens.
 
 # %%
 model
@@ -174,14 +162,13 @@ model
 # Write a function that counts the parameters of any GPT from its configuration. Besides `num_layers`, `hidden_size`, `num_heads`, `head_dim` (which is
 # `h / num_heads`), `vocab_size` and `seq_length`, models differ in these fields:
 #
-# - `ffn_size` is the inner size of the MLP, so `up` goes from `h` to `ffn_size`, and `down` goes back.
+# - `ffn_size` is the inner size of the MLP. `up` maps `h` features to `ffn_size` features, and `down` maps them back.
 # - `gated` means that the MLP has a third matrix, `gate`, which is as large as `up`.
-# - `kv_heads` is the number of heads that K and V have. It may be smaller than `num_heads` (**grouped-query attention**). Their matrices go from
-#   `h` to `kv_heads * head_dim`.
+# - `kv_heads` is the number of heads that K and V have. It can be smaller than `num_heads`, which is called **grouped-query attention**. The matrices for K and V map `h` features to `kv_heads * head_dim` features.
 # - `bias` says whether the linear layers have biases. The output layer never has one. If it's true, the norms are LayerNorms, with a weight and a bias of
 #   size `h`. Otherwise they're RMSNorms, which only have a weight.
 # - `learned_positions` says whether there's a table of `seq_length` position vectors, as in the model above.
-# - `tied_embedding` says whether the output layer (`head`) shares the embedding's table. Otherwise it has its own, just as large.
+# - `tied_embedding` says whether the output layer (`head`) uses the embedding's table. If it doesn't, it has a table of its own with the same size.
 #
 # The check builds real modules for GPT-2, Llama, and random models in between, and counts their parameters.
 
@@ -204,9 +191,8 @@ def parameter_count(config: GPTConfig) -> int:
 
 
 # %% [markdown] hints="0.2"
-# 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. What appears once, and what appears in each layer?
-# 2. `nn.Linear(n, m)` has `n * m` weights, and `m` more if it has a bias. In a layer, there are four linear layers in attention and two or three in the MLP. Which of them
-#    depend on `kv_heads`, and which on `ffn_size`?
+# 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. Which of them appear only once, and which appear in every layer?
+# 2. `nn.Linear(n, m)` has `n * m` weights, and `m` more if it has a bias. Attention contains four linear layers, and the MLP contains two or three. Which of them depend on `kv_heads`, and which depend on `ffn_size`?
 # 3. A layer has two norms; `q` and `out` with `h * h`; `k` and `v` with `h * kv_heads * head_dim`; and `up`, `down` and perhaps `gate` with `h * ffn_size`; each with a bias as long
 #    as its output. Around the layers, there's `vocab_size * h` once or twice, perhaps `seq_length * h`, and a final norm.
 
@@ -214,7 +200,7 @@ def parameter_count(config: GPTConfig) -> int:
 check("0.2", parameter_count)
 
 # %% [markdown]
-# Let's hold your function against what was published. (GPT-2's checkpoint is named 1558M, table D.1 of the GPT-3 paper says 174,600 million, the
+# Let's compare your function with published numbers. (GPT-2's checkpoint is named 1558M, table D.1 of the GPT-3 paper says 174,600 million, the
 # 16-bit checkpoints of Llama 3 8B and 70B have 16,060,522,496 and 141,107,412,992 bytes, and the Llama 3 paper says 405B.)
 
 # %%
@@ -237,8 +223,7 @@ viz.table(rows)
 # %% [markdown]
 # ## Activations
 #
-# So far the data played no role. Activations are different, because they grow with everything you feed into the model. PyTorch can tell us what it saves: it
-# has a hook that's called for every tensor that autograd keeps for the backward pass. This is everything that one layer saves, in 16 bits.
+# So far, it didn't matter how much data you feed into the model. For activations it does, because they grow with the batch size and with the sequence length. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. Here's everything that a single layer saves, in 16 bits.
 
 # %%
 layer = Layer(SMALL).bfloat16()
@@ -258,15 +243,13 @@ viz.table(
 )
 
 # %% [markdown]
-# Leave out the tiny means and spreads of the norms, add up the rest, and you get a famous formula (Korthikanti et al. 2022, equation 1):
+# If you ignore the tiny means and variances of the norms and add up everything else, you get a famous formula (Korthikanti et al. 2022, equation 1):
 #
 # $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
 #
-# The 34 comes from the tensors with shape `[b, s, h]`, or `[b, s, 4h]` inside the MLP. The second term comes from the attention scores `[b, a, s, s]`. Their softmax, their dropout mask and the result take
-# 2 + 1 + 2 bytes per element.
+# The 34 comes from the tensors with shape `[b, s, h]`, or `[b, s, 4h]` inside the MLP. The second term comes from the attention scores, whose shape is `[b, a, s, s]`. For each element, the output of the softmax takes 2 bytes, the dropout mask takes 1, and the output of the dropout takes 2.
 #
-# **Predict.** You double the batch `b`. By which factor do the states grow (that's the weights, the gradients and the optimizer state together), and by which factor do the activations grow? Now
-# you double `s` instead. By which factor do the bytes of the *scores* grow?
+# **Predict.** You double the batch `b`. By what factor does the state grow (that is, weights, gradients, and optimizer state together)? By what factor do the activations grow? Now double `s` instead. By what factor do the bytes of the *scores* grow?
 
 # %% predict="0.b"
 predict("0.b", states=1, activations=2, scores=4)
@@ -298,8 +281,7 @@ viz.table(rows, title="one layer, bytes")
 #
 # ## Repair it
 #
-# Activations also cause one of the most common memory bugs there is. Somebody adds up the losses of a loop, to print their average at the end. Google's Brax shipped this
-# in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned of it for years. Here it is in a validation loop.
+# Activations are also behind one of the most common memory bugs. It happens when a loop adds up its losses in order to print their average at the end. Google's Brax shipped this bug in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned about it for years. Here it is in a validation loop.
 
 
 # %%
@@ -319,8 +301,7 @@ with MemoryMeter() as meter:
 viz.live_memory(meter, title="a validation loop over 12 batches")
 
 # %% [markdown] task="0.3" title="Repair a validation loop" difficulty=2 minutes=8
-# A staircase! On a GPU, it ends in an out-of-memory error at some batch far into the validation set. Repair the function. It should return the same average, its memory
-# shouldn't grow with the number of batches, and since there's no backward pass, it shouldn't hold any activations at all. The model must be left as it was.
+# The memory use looks like a staircase! On a GPU, you'd get an out-of-memory error somewhere in the middle of the validation set. Repair the function so that it still returns the same average, but its memory use doesn't grow with the number of batches. There's no backward pass here, so it shouldn't hold any activations at all. It also shouldn't change the model.
 
 
 # %% exercise="0.3"
@@ -352,8 +333,7 @@ def average_loss(model: nn.Module, batches) -> float:
 check("0.3", average_loss)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice for so long? Suppose a loop runs `total = total + loss` over 12 batches. How many batches' activations are in memory at the end if it's a validation loop, and how many if it's
-# a *training* loop, which calls `loss.backward()` in every round?
+# **Predict.** Why did nobody notice for so long? Suppose a loop runs `total = total + loss` over 12 batches. At the end of a validation loop, how many batches still have their activations in memory? And how many do at the end of a *training* loop, which calls `loss.backward()` on every batch?
 
 # %% predict="0.c"
 predict("0.c", validation=12, training=0)
@@ -361,8 +341,7 @@ predict("0.c", validation=12, training=0)
 # %% [markdown]
 # ## Models that no laptop holds
 #
-# PyTorch has a device called `"meta"`, on which tensors have a shape and a dtype, but no memory. Autograd works there as usual, so we can build all of GPT-3 and
-# ask one of its layers what it saves.
+# PyTorch has a device called `"meta"`. Tensors on this device have a shape and a dtype but don't take up any memory. Autograd works with them as usual, so we can build all of GPT-3 on your laptop and find out what one of its layers saves.
 
 # %%
 GPT3 = memory.PRESETS["GPT-3 175B"]
@@ -376,8 +355,7 @@ print(f"GPT-3 has {count:,} parameters")
 print(f"each of its {GPT3.num_layers} layers saves {kept.bytes / 1e9:.2f} GB for a single sequence")
 
 # %% [markdown]
-# **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that it can answer a question? And how many to train it, at 16 bytes per
-# parameter and without a single activation?
+# **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that it can answer a question? And how many do you need to train it, at 16 bytes per parameter, if you don't count the activations?
 
 # %% predict="0.d"
 predict("0.d", gpus_to_answer=5, gpus_to_train=35)
@@ -385,8 +363,7 @@ predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 # %% [markdown]
 # ## Three ways to share the bill
 #
-# When you train on several GPUs, each of them runs the same program in its own process. Every process has a number, its **rank**, and it only sees its own
-# memory. So whatever a rank needs from another one has to be sent.
+# When you train on several GPUs, each of them runs the same program in its own process. Every process has a number, which is called its **rank**. A process can only access its own memory, so if it needs data from another rank, that rank has to send it.
 #
 # With **data parallelism**, every rank holds the full model and works on different sequences. The gradients are added up across the ranks before each optimizer step, so all copies (the
 # **replicas**) stay the same.
@@ -395,15 +372,13 @@ predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 viz.parallelism("data")
 
 # %% [markdown]
-# With **tensor parallelism**, every rank holds a slice of every matrix, and all of them work on the same sequences. No rank can finish a layer alone, so they talk to each other in each
-# layer. That's what this course builds. (You may also meet its older name, *model parallelism*.)
+# With **tensor parallelism**, every rank holds a slice of every matrix, and all ranks work on the same sequences. No rank can compute a layer on its own, so the ranks have to exchange data in every layer. This is what you'll build in this course. (You may also meet its older name, *model parallelism*.)
 
 # %%
 viz.parallelism("tensor")
 
 # %% [markdown]
-# With **pipeline parallelism**, every rank holds some of the layers, which form a **stage**. The batch is split into **micro-batches**, so that one stage can work on the next
-# micro-batch while another is still busy with the last one.
+# With **pipeline parallelism**, every rank holds some of the layers, which form a **stage**. The batch is split into **micro-batches**. While one stage is working on a micro-batch, the stage before it can already start on the next one.
 
 # %%
 viz.parallelism("pipeline")
@@ -417,18 +392,17 @@ viz.parallelism("pipeline")
 # | pipeline parallelism, `pp` stages | each rank has $L/pp$ layers | those of $L/pp$ layers, for up to `pp` micro-batches at a time |
 # | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
 #
-# Why only "some"? Inside attention and the MLP, each rank works with its own slice. But between them, at the norms and the dropouts, every rank holds the same `[b, s, h]`. So the formula
-# from above splits up (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
+# Why only "some"? Inside attention and the MLP, each rank works with its own slice. But in between, at the norms and the dropouts, every rank holds the same full tensors of shape `[b, s, h]`. So only part of the formula is divided by `p` (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
 #
-# **Predict.** In GPT-3, $5as/h$ is 80, so a layer saves 114 bytes for each of its $s \cdot b \cdot h$ elements. How many bytes are left on each of 8 tensor-parallel ranks?
+# **Predict.** In GPT-3, $5as/h$ is 80, so a layer saves 114 bytes for each of its $s \cdot b \cdot h$ elements. How many bytes does each rank save with 8 tensor-parallel ranks?
 
 # %% predict="0.e"
 predict("0.e", bytes=23)
 
 # %% [markdown]
-# Now play with all of it. The bars show what the first and the last pipeline stage hold, for Adam in mixed precision. Turn only `data`: which bar moves? Then make `sequence` longer: which part grows fastest?
+# Now play with all of it. The bars show what the first and the last pipeline stage hold, for Adam in mixed precision. First, change only `data`. Which bar changes? Then make `sequence` longer. Which part grows the fastest?
 
 
 # %% tags=["explore"]
@@ -459,16 +433,15 @@ viz.explore(
 )
 
 # %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=20
-# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you what a GPU of a given pipeline stage has to hold, and its `.total` is in bytes. The
-# stages need different amounts of memory, and *every* GPU has to have enough.
+# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU of a given pipeline stage needs, and its `.total` is the sum in bytes. Some stages need more memory than others, but the model only fits if *every* GPU has enough.
 #
 # Find the layout with the fewest GPUs. There are three rules:
 #
-# - Each rank takes whole heads, so `tp` must divide `num_heads`. It's at most `largest_tp`, because tensor parallelism shouldn't leave the machine.
-# - All stages have the same number of layers, so `pp` must divide `num_layers`.
-# - If several layouts take the same number of GPUs, return the one with the smallest `tp`, because it talks the least.
+# - Attention heads can't be split, so `num_heads` has to be divisible by `tp`. Also, `tp` can't be larger than `largest_tp`, because tensor parallelism should stay within one machine.
+# - All stages have the same number of layers, so `num_layers` has to be divisible by `pp`.
+# - If several layouts need the same number of GPUs, return the one with the smallest `tp`, because it communicates the least.
 #
-# If nothing fits, raise a `ValueError` that says how many bytes the fullest GPU needs with the best possible layout.
+# If nothing fits, raise a `ValueError`. Its message should say how many bytes the fullest GPU would need with the best possible layout.
 
 
 # %% exercise="0.4"
@@ -494,9 +467,9 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 
 
 # %% [markdown] hints="0.4"
-# 1. List all layouts that the rules allow. For each of them, find out what its fullest GPU needs. Which of the stages is the fullest? Don't guess, but look at all of them.
+# 1. List all layouts that the rules allow. For each layout, find out how much memory its fullest GPU needs. Don't guess which stage is the fullest, but check all of them.
 # 2. Without `stage`, `bill(config, layout)` looks for the stage that needs the most. `layout.gpus` is the number of GPUs.
-# 3. Collect the layouts that fit, and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If there are none, raise the error with the smallest of all the needs.
+# 3. Collect the layouts that fit, and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, raise the error with the smallest number of bytes among all layouts.
 
 # %% check="0.4"
 check("0.4", smallest_layout)
@@ -514,13 +487,11 @@ def shown(name, gpu):
 viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in memory.GPUS])
 
 # %% [markdown]
-# Look at GPT-3 and compare its row for 80 GB with the 35 GPUs from your prediction. The difference is the price of the activations, of everything that is replicated, and of the rules about whole heads and equal stages. And these GPUs hold just *one*
-# copy of the model. To train it in a reasonable time, you'd put many such copies next to each other, with data parallelism.
+# Look at GPT-3 and compare its row for 80 GB with the 35 GPUs from your prediction. The activations and everything that's replicated account for part of the difference, and the rules about heads and stages account for the rest. And these GPUs hold just *one* copy of the model. To finish training in a reasonable time, you'd run many such copies side by side with data parallelism.
 #
 # ## Break it
 #
-# Remember the model that loads but doesn't train? Here's a device with 10 MB. (`MemoryMeter` refuses whatever goes beyond that.) The program builds the small model, runs a forward and a backward pass, and takes a
-# step. Where will it fail?
+# Remember the model that loads but can't be trained? Let's pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step. Where do you think it'll fail?
 
 # %%
 with MemoryMeter(capacity=10_000_000) as meter:
@@ -540,9 +511,9 @@ with MemoryMeter(capacity=10_000_000) as meter:
 viz.live_memory(meter, title="10 MB: the model fits, its optimizer doesn't")
 
 # %% [markdown]
-# Everything fits until the first `optimizer.step()`. So "it loads, and it even runs a batch" tells you nothing about whether a model fits.
+# Everything fits until the first `optimizer.step()`. So even if a model loads and gets through a forward and a backward pass, you can't be sure that it fits.
 #
-# What if you put the same model on two devices, with data parallelism? It fails in exactly the same place, because every replica holds everything.
+# What if you put the same model on two devices, with data parallelism? It fails at exactly the same point, because every replica holds the complete state.
 
 
 # %%
@@ -568,12 +539,11 @@ symptoms(0)
 # %% [markdown]
 # <details><summary>Going deeper: the bill in the wild, and other ways to shrink it</summary>
 #
-# - **Megatron-LM** has this bill as a function, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. It counts 18 bytes per parameter, because it collects gradients in
-#   float32 when it trains in bfloat16. With its distributed optimizer, that becomes 6 + 12/d on `d` data-parallel ranks.
+# - **Megatron-LM** has a function that computes such a bill, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. It counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With its distributed optimizer, that becomes 6 + 12/d on `d` data-parallel ranks.
 # - **PyTorch** reports what a GPU really uses: `torch.cuda.max_memory_allocated()`, and `torch.cuda.memory._record_memory_history()` for a picture of every allocation. Expect more than the
 #   bill, because the allocator rounds up and keeps freed memory in reserve, and libraries need buffers of their own.
 # - **Recomputation** (`torch.utils.checkpoint`) saves only a layer's input and computes the rest again in the backward pass. Megatron's *selective* recomputation does that for the
-#   scores only. Sequence parallelism (chapter 12) divides the remaining 10 as well.
+#   scores only. In the formula above, 10 bytes per element aren't divided by `p`. Sequence parallelism (chapter 12) divides those, too.
 # - **ZeRO** (DeepSpeed) and **FSDP2** (PyTorch) divide the 16 bytes over the data-parallel ranks, so that replicas no longer hold everything (chapter 14).
 # - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. You pay with
 #   traffic over PCIe.
@@ -582,7 +552,7 @@ symptoms(0)
 #
 # ## Your library so far
 #
-# Whatever passes its check goes into a package of your own, `my_tp`, right next to your notebooks. It can tell the memory bill of any GPT now.
+# Every function that passes its check is added to your own Python package, `my_tp`, which is next to your notebooks. It can now calculate how much memory any GPT needs.
 
 # %%
 from tplab.course import library
@@ -590,5 +560,4 @@ from tplab.course import library
 library(0)
 
 # %% [markdown]
-# Two of the three ways to share the bill make ranks wait for each other, and all three make them talk. So before we split anything, we have to find out what "talk" costs. How many bytes does it take to
-# add up a tensor over four ranks, and can you do better than sending everything to everyone?
+# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to add up a tensor? And can you think of a better way than sending everything to everyone?

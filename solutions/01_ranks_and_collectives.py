@@ -3,7 +3,7 @@
 #
 # When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that
 # waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important one from nothing but "send" and
-# "receive", count its bytes, and predict how long it takes. You'll also learn to read the report of a program in which everybody waits for everybody.
+# "receive", count its bytes, and predict how long it takes. You'll also learn to read the report you get when a program hangs because every process is waiting for another one.
 #
 # You need PyTorch. About 75 minutes.
 
@@ -16,8 +16,7 @@ from tplab.collectives import links
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
-# This is half of what you'll build, drawn from a run on four processes a moment ago. Each of them starts with four numbers. In three steps, in which everyone only talks to a neighbor, each of them ends up with one
-# number that's complete, because every process has added its share. Soon, each of these arrows will be a line of your own code.
+# This picture shows the first half of what you'll build. It was drawn from a real run on four processes. Each process starts with four numbers and only ever sends messages to its neighbor. After three steps, each process holds one complete sum, because every process has added its own number along the way. Soon you'll write the code behind these arrows yourself.
 
 
 # %%
@@ -31,10 +30,9 @@ viz.ring(launch(goes_round, 4), title="a ring reduce-scatter")
 # %% [markdown]
 # ## Ranks
 #
-# Distributed training runs the *same* program in several processes, usually one per GPU. Each process has a number, its **rank**, and people say "rank 2" when they mean the process itself. The number of processes is the
-# **world size**, and we'll call it `p`.
+# Distributed training runs the *same* program in several processes, usually one per GPU. Each process has a number, which is called its **rank**, and people often say "rank 2" when they mean the process itself. The number of processes is called the **world size**, and we'll write it as `p`.
 #
-# `launch(fn, p)` starts `p` fresh processes on this machine, sends them copies of `fn` and of whatever it uses, connects them, and runs `fn` in all of them. In the end it brings back what they returned, in rank order.
+# `launch(fn, p)` starts `p` fresh processes on this machine, connects them, and runs a copy of `fn` in each of them. When they're done, it returns a list of their results in rank order.
 
 
 # %%
@@ -47,10 +45,9 @@ def hello():
 list(launch(hello, 4))
 
 # %% [markdown]
-# The first launch also told you what the processes talk through, the **backend**. It's NVIDIA's NCCL if there's a GPU for each rank, and otherwise gloo, on the CPU. Your code doesn't depend on it, with one exception: a tensor has
-# to be on the rank's own device, which is `device()`.
+# The first launch also told you its **backend**, which is the library that carries the messages. If there's a GPU for each rank, the backend is NVIDIA's NCCL. Otherwise it's gloo, which runs on the CPU. Your code works with both of them, as long as you create tensors on the rank's own device, which is `device()`.
 #
-# **Predict.** The notebook has a variable `counter = 0`. Each of 4 ranks adds 1 to it and returns it. What do the four returned numbers add up to? And what's `counter` in the notebook afterwards?
+# **Predict.** The notebook has a variable `counter = 0`. Each of 4 ranks adds 1 to it and returns it. What's the sum of the four returned numbers? And what's the value of `counter` in the notebook afterward?
 
 # %% predict="1.a"
 predict("1.a", sum_of_returned=4, in_the_notebook=0)
@@ -68,15 +65,14 @@ def count():
 list(launch(count, 4)), counter
 
 # %% [markdown]
-# No rank sees another rank's memory, or the notebook's. If a number has to get from one rank to another, somebody has to send it.
+# A rank can't see the memory of another rank, and it can't see the notebook's memory either. If one rank needs a number from another rank, that rank has to send it.
 #
 # ## Send and receive
 #
-# That takes two calls, one on each side. `dist.send(x, dst)` sends a tensor to rank `dst`, and `dist.recv(x, src)` fills `x` with what rank `src` sends. The shapes have to match. `recv` returns when the data is there. `send` returns when
-# you may change `x` again, which may not be before the receiver shows up.
+# A message takes two calls. The sender calls `dist.send(x, dst)`, and the receiver calls `dist.recv(x, src)`, which overwrites its `x` with the data. Both tensors need the same shape. `recv` returns once the data has arrived. `send` returns once you're allowed to change `x` again, and sometimes that only happens after the receiver has called `recv`.
 
 # %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=10
-# Build two operations that have a **root**, a rank that hands something out or collects it. The root sends one message to each other rank, or receives one from each. It doesn't send anything to itself, but it has a part, too.
+# Build two operations with a **root**, which is the rank that hands out the parts or collects them. In `scatter`, the root sends one message to each of the other ranks. In `gather`, it receives one message from each of them. The root never sends a message to itself, so don't forget its own part.
 #
 # The check runs your functions on 2, 3, 4 and 1 ranks with different roots, and it counts the messages.
 
@@ -116,7 +112,7 @@ def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
 
 
 # %% [markdown] hints="1.1"
-# 1. There are two kinds of ranks, so you need an `if`. What does the root do, and what do all the others do? Every send needs a receive on the other side.
+# 1. The root does something different from all the other ranks, so you need an `if`. What does the root do, and what do the others do? Remember that every send needs a matching receive.
 # 2. In `scatter`, the root sends `parts[other]` to each other rank, and each other rank receives once, into `out`. The root copies its own part into `out`. (`out = parts[src]` would only give the part another name.) In `gather`, the root
 #    needs `p` tensors to receive into.
 # 3. `if rank != src: dist.recv(out, src); return out`. Then loop over all `other != src` with `dist.send(parts[other], other)`, and `return out.copy_(parts[src])`. `gather` is the mirror image, with
@@ -128,10 +124,9 @@ check("1.1", scatter, gather)
 # %% [markdown]
 # ## Collectives
 #
-# Most of what ranks send each other falls into a few patterns. A **collective** is a call that *every* rank of a group makes, in the same order as the others and with tensors of the same shape. You've just built two of them. (The group is all ranks, unless
-# you pass a smaller one as `group=`.)
+# Most communication between ranks follows one of a few patterns, which are called **collectives**. *Every* rank of a group has to call a collective, and all ranks have to make these calls in the same order and with tensors of the same shape. You've just built two collectives. (By default, the group contains all ranks. You can pass a smaller one as `group=`.)
 #
-# To see who contributed what, let rank $r$ hold the numbers $1, 2, \dots, p$ times $10^r$. Then every *digit* of a result tells you which rank it came from.
+# Let's watch them with numbers that show where they came from. Rank $r$ holds the numbers $1, 2, \dots, p$ times $10^r$, so every *digit* of a result belongs to one of the ranks.
 
 
 # %%
@@ -149,12 +144,11 @@ def all_reduce():
 viz.collective(launch(all_reduce, 4), name="all_reduce")
 
 # %% [markdown]
-# An **all-reduce** gives every rank the sum. It's the workhorse: replicas add up their gradients with it, and so do ranks that each hold one term of a sum.
+# An **all-reduce** gives every rank the sum of all ranks' tensors. It's the workhorse of distributed training. For example, replicas of a model use it to add up their gradients.
 #
-# Before you look at the others, try to guess what two of them do from their names. In a **reduce-scatter**, every rank holds `p` parts. They're added up over the ranks, but rank $r$ only gets part $r$ of the sum. In an **all-to-all**, every rank also holds `p` parts, and part $j$ of rank $i$
-# goes to rank $j$, where it becomes part $i$.
+# The next two collectives split every rank's tensor into `p` parts. A **reduce-scatter** also adds up the tensors of all ranks, but rank $r$ only receives part $r$ of the sum. An **all-to-all** doesn't add anything. It sends part $j$ of rank $i$ to rank $j$, where it becomes part $i$.
 #
-# **Predict.** Four ranks hold the numbers from above. Which number does rank 2 get from a reduce-scatter? And what's the *last* number that rank 1 gets from an all-to-all?
+# **Predict.** Four ranks hold the numbers from above. Which number does rank 2 receive in a reduce-scatter? And what's the *last* number that rank 1 receives in an all-to-all?
 
 # %% predict="1.b"
 predict("1.b", reduce_scatter_on_rank_2=3333, last_of_all_to_all_on_rank_1=2000)
@@ -233,7 +227,7 @@ kinds = {
 }
 
 # %% [markdown]
-# Here are all of them. Each move starts fresh ranks and draws what they held before and after. (The root is rank 1. After a `reduce`, don't use what's in the tensors of the *other* ranks.) Find pairs: which collective undoes `scatter`? And which two, one after the other, do the same as `all_reduce`?
+# Here are all the collectives. Whenever you choose one, fresh ranks run it, and the picture shows their tensors before and after. (The root is rank 1. After a `reduce`, only the root's tensor is defined, so don't use the others.) See if you can find two things. Which collective undoes `scatter`? And which two collectives, called one after the other, have the same effect as `all_reduce`?
 
 
 # %% tags=["explore"]
@@ -244,20 +238,20 @@ def show(kind, p):
 viz.explore(show, kind=list(kinds), p=(4, 3, 2))
 
 # %% [markdown]
-# You may have found it: a reduce-scatter followed by an all-gather is an all-reduce. We'll need that soon.
+# You may have noticed that a reduce-scatter followed by an all-gather has the same effect as an all-reduce. We'll use that soon.
 #
-# `launch` writes down every collective that each rank enters. From now on, we'll call this the **trace**, and it's how we count what was sent.
+# `launch` records every collective that each rank calls. We'll call this record the **trace**, and we'll use it to count messages and bytes.
 
 # %%
 results = launch(all_gather, 4)
 results.record
 
 # %% [markdown]
-# The bytes are the **message size**, as NVIDIA's benchmark `nccl-tests` counts it: the tensor itself for an all-reduce, a broadcast or a send, and all parts together for the others. How many bytes a rank really puts on the wire depends on the algorithm, and you're about to write one.
+# The last column is the **message size**. We count it in the same way as NVIDIA's benchmark `nccl-tests`. For an all-reduce, a broadcast, or a send, that's the size of the tensor. For the other collectives, it's the size of all the parts together. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
 #
 # ## Both at the same time
 #
-# In a ring, every rank sends to its right-hand neighbor and receives from its left-hand neighbor. Here are two ranks that try to exchange a tensor.
+# In a ring, every rank sends to its right-hand neighbor and receives from its left-hand neighbor. Let's start with just two ranks that try to exchange their tensors.
 
 
 # %%
@@ -275,15 +269,15 @@ with show_failure():
     launch(both_receive_first, 2)
 
 # %% [markdown]
-# Elsewhere, this program would hang in silence until somebody kills it. Here you get a report, and reading it is a skill worth having.
+# Normally, a program like this hangs silently until you kill it. tplab gives you a report instead, and it's worth learning how to read one.
 #
-# **Read.** In which line of the cell does rank 0 wait? (Line 1 is the line with `def`.) Which rank would have to send something? And how many sends did the two ranks get to, together?
+# **Read.** On which line of the cell is rank 0 waiting? (Line 1 is the line with `def`.) Which rank is it waiting for? And how many calls of `send` did the two ranks reach in total?
 
 # %% predict="1.c"
 predict("1.c", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
 
 # %% [markdown]
-# The way out is to *start* both messages and then wait for both. `dist.isend` and `dist.irecv` start a message and immediately return a request, and `request.wait()` returns when the message is through. Until then, don't touch either tensor. `dist.batch_isend_irecv` starts a whole list of messages.
+# The solution is to *start* both messages first and to wait for them afterward. `dist.isend` and `dist.irecv` start a message and return a request right away. Later, `request.wait()` blocks until the message has been delivered. Don't touch the tensors before that. `dist.batch_isend_irecv` starts a whole list of messages in one call.
 
 
 # %%
@@ -301,13 +295,13 @@ def to_the_right():
 viz.collective(launch(to_the_right, 3), name="to the right")
 
 # %% [markdown]
-# (Why the batch? With gloo, you could call `isend` and `irecv` one after the other. NCCL puts everything between two GPUs into one queue, so with two ranks, each would send first and wait for the other to receive.)
+# (Why do we need the batch? With gloo, you could simply call `isend` and then `irecv`. But NCCL runs all messages between two GPUs in order. If both of them start with a send, each one waits for the other to receive.)
 #
 # ## The ring
 #
-# With your `gather` and a broadcast, you already have an all-reduce: collect everything on rank 0, add it up, and send the sum to everyone. But then rank 0 receives $(p-1)N$ bytes for a tensor of $N$ bytes and sends as many, through its single wire, while all other wires are idle.
+# You could already build an all-reduce from your `gather` and a broadcast. Rank 0 would collect all the tensors, add them up, and send the sum to everyone. But for a tensor of $N$ bytes, rank 0 would have to receive $(p-1)N$ bytes and then send just as many. All of them would go through a single wire, while the other ranks' wires are idle.
 #
-# A ring keeps every wire busy. Put the ranks in a circle and split the tensor into `p` parts. Each part starts at a different rank and travels to the right, and every rank that it passes adds its own numbers. After $p-1$ steps, the part has met everybody.
+# A ring keeps every wire busy. Arrange the ranks in a circle and split the tensor into `p` parts. Each part starts at a different rank. In every step, each rank adds its own numbers to the part that it has just received and sends the result to its right-hand neighbor. After $p-1$ steps, every rank has contributed to every part.
 #
 # ![Four ranks in a circle. In six steps, the parts of a tensor travel around the ring, first adding up, then being copied. Each link carries 1.5 times the tensor. In a star, the link of rank 0 carries 3 times the tensor in and 3 times out.](pictures/ring.svg)
 #
@@ -317,7 +311,7 @@ viz.collective(launch(to_the_right, 3), name="to the right")
 #
 # </details>
 #
-# Look at the picture at the top of the chapter again and follow part 0. It starts at rank 1, and three steps later it arrives at rank 0, complete. This half is a **reduce-scatter**. The other half is an **all-gather**: the same journey, without the adding.
+# Look at the picture at the top of the chapter again and follow part 0. It starts at rank 1, and three steps later it arrives at rank 0, complete. This first half of the algorithm is a **reduce-scatter**. The second half is an **all-gather**, in which the finished parts travel around the ring once more, but now they're only copied.
 
 
 # %%
@@ -329,7 +323,7 @@ def copies_go_round():
 viz.ring(launch(copies_go_round, 4), title="a ring all-gather")
 
 # %% [markdown]
-# Try both with fewer ranks. How many steps does it take? Which part does rank 0 send first?
+# Try both halves with fewer ranks. How many steps do they take? Which part does rank 0 send first?
 
 
 # %% tags=["explore"]
@@ -344,7 +338,7 @@ def show_ring(kind, p):
 viz.explore(show_ring, kind=["reduce-scatter", "all-gather"], p=(3, 2, 4))
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=20
-# Now you. The parts are the rows of `x` `[p, ..]`. Send messages only to your neighbors, in $p-1$ steps, one row at a time. Your caller's `x` must stay as it is.
+# Now it's your turn. The parts are the rows of `x`, which has the shape `[p, ..]`. Use $p-1$ steps. In each of them, send a single row to your right-hand neighbor. Don't change your caller's `x`.
 
 
 # %% exercise="1.2"
@@ -367,7 +361,7 @@ def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="1.2"
-# 1. Row $r$ has to arrive at rank $r$ after $p-1$ steps to the right, so at which rank does it start? Now take a rank's point of view: which row does it send first?
+# 1. Row $r$ has to arrive at rank $r$ after $p-1$ steps to the right, so at which rank does it start? Now look at it from the perspective of a single rank. Which row does it send first?
 # 2. Rank $r$ sends row $r-1$ first. (All numbers are modulo $p$.) Its left-hand neighbor does the same, so row $r-2$ arrives. Add your own row $r-2$ to it, and send that next. After $p-1$ steps, the row that arrives is $r-2-(p-2) = r-p$, which is $r$.
 # 3. Before the loop, `row = (rank - 1) % world_size` and `total = x[row].clone()`. In the loop, send `total` to the right while you receive `received` from the left, as in `to_the_right`. Then `row = (row - 1) % world_size` and `total = received + x[row]`.
 
@@ -375,9 +369,9 @@ def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
 check("1.2", ring_reduce_scatter)
 
 # %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=18
-# Write the other half, `ring_all_gather`. Every rank has one part and wants all of them, again in $p-1$ steps, with messages of one part, to neighbors only.
+# Write the second half, `ring_all_gather`. Every rank starts with one part and ends up with all `p` parts. Use $p-1$ steps again, and in each of them, send a single part to your right-hand neighbor.
 #
-# Then put both halves together. In `ring_all_reduce`, `x` has any shape. Its number of elements can be divided by `p`, but perhaps none of its dimensions can.
+# Then combine the two halves into `ring_all_reduce`. It should work for an `x` of any shape, as long as the total number of elements is divisible by `p`. Keep in mind that none of the dimensions has to be divisible by `p` on its own.
 
 
 # %% exercise="1.3"
@@ -406,7 +400,7 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="1.3"
-# 1. In the first step, a rank can only send its own part. In every later step, which part is its right-hand neighbor still missing? For the all-reduce, compare the shapes: your reduce-scatter wants `[p, ..]` and returns `[..]`, and your all-gather does the opposite.
+# 1. In the first step, a rank can only send its own part. In every later step, which part is its right-hand neighbor still missing? For the all-reduce, compare the shapes. Your reduce-scatter turns `[p, ..]` into `[..]`, and your all-gather turns `[..]` into `[p, ..]`.
 # 2. The neighbor is missing what has just arrived from the left. In step $s$ (from 0), rank $r$ sends part $r-s$ and receives part $r-s-1$, modulo $p$. And `x.reshape(world_size, -1)` splits any tensor into `p` equal rows.
 # 3. `rows = [torch.empty_like(part) for _ in range(world_size)]` and `rows[rank].copy_(part)`. In step `s`, send `rows[(rank - s) % world_size]` and receive into `rows[(rank - s - 1) % world_size]`, and return `torch.stack(rows)`. The all-reduce is
 #    `ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)`.
@@ -419,17 +413,17 @@ check("1.3", ring_all_gather, ring_all_reduce)
 #
 # ## Count the bytes
 #
-# In a reduce-scatter of $N$ bytes, each rank sends $p-1$ messages with $N/p$ bytes, and in an all-gather just as many. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. However many ranks you add, that's never more than $2N$, and no algorithm that's built from messages can get by with less on its busiest rank (Patarasuk and Yuan 2009).
+# In the reduce-scatter of a tensor of $N$ bytes, each rank sends $p-1$ messages of $N/p$ bytes each. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this much (Patarasuk and Yuan 2009).
 #
-# The other classic is the **tree**. On the way up, every second rank sends its whole tensor to a neighbor, which adds it. In the next step every fourth rank does, and so on, until rank 0 has the sum after $\lceil\log_2 p\rceil$ steps. Then the sum goes down again, the same way.
+# The other classic algorithm is the **tree**. In the first step, every second rank sends its full tensor to a neighbor, and the neighbor adds it to its own. In the next step, half of the remaining ranks do the same, and so on. After $\lceil\log_2 p\rceil$ steps, rank 0 holds the sum. Then the sum travels back down the tree in as many steps.
 #
-# **Predict.** Your tensor has 8 MiB, and $p$ is 8. How many MiB does each rank of a ring send? How many does rank 0 of a tree send? And how many steps does each of them take?
+# **Predict.** You have a tensor of 8 MiB on 8 ranks. How many MiB does each rank send in a ring? How many does rank 0 send in a tree? And how many steps does each of the two algorithms take?
 
 # %% predict="1.d"
 predict("1.d", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
 
 # %% [markdown]
-# Here's what the ranks really send, next to the formulas.
+# Here's what the ranks really sent, next to the formulas.
 
 
 # %%
@@ -460,12 +454,11 @@ for p in (2, 4, 8):
 viz.table(rows, title="all-reduce of 65,536 bytes")
 
 # %% [markdown]
-# All ranks together send the same in both cases, $2(p-1)N$. The ring spreads it evenly, and the tree doesn't. But look at the number of steps!
+# If you add up all ranks, both algorithms send $2(p-1)N$ bytes. The ring spreads these bytes evenly over the ranks, and the tree doesn't. But the tree needs far fewer steps!
 #
 # ## Predict the time
 #
-# How long does a message with $n$ bytes take? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which even an empty message costs, and $1/\beta$ is the **bandwidth**. Below, the circles are measured on this machine, between two ranks, and the line is fitted to them. The gray lines are *published* figures
-# for links between GPUs: the bandwidth is the vendors', in one direction, and $\alpha$ is what NCCL assumes for one step of a ring.
+# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle is a measurement between two ranks on your machine, and the line was fitted to the circles. The gray lines show *published* figures for links between GPUs. Their bandwidths come from the vendors and count one direction, and their latencies are those that NCCL assumes for one step of a ring.
 
 # %%
 points = launch(links.measure_link, 2)[0]
@@ -478,7 +471,7 @@ viz.times(
 )
 
 # %% [markdown]
-# Both axes are logarithmic, so each line looks like a hockey stick. It's flat as long as $\alpha$ dominates, and then it rises. The bend is at $n = \alpha/\beta$. Smaller messages waste the link, no matter how fast it is.
+# Both axes are logarithmic, so each line looks like a hockey stick. For small messages it's flat, because $\alpha$ dominates, and for large messages it rises. It bends where $n = \alpha/\beta$. Messages much smaller than that waste the link, no matter how fast it is.
 
 # %%
 viz.table(
@@ -494,10 +487,10 @@ viz.table(
 )
 
 # %% [markdown] task="1.4" title="Ring or tree?" difficulty=3 minutes=15
-# A library like NCCL has to choose an algorithm for every call. You'll write the rule.
+# For every call, a library like NCCL has to choose an algorithm. In this exercise, you'll write the rule that chooses it.
 #
-# - `ring_seconds` and `tree_seconds` predict the time of an all-reduce of `n` bytes. Count the steps that follow one another, and the bytes of the message in each of them.
-# - `ring_wins_from` returns the message size, in bytes, from which on the ring is at least as fast as the tree. It's 0 if the ring never loses.
+# - `ring_seconds` and `tree_seconds` predict the time of an all-reduce of `n` bytes. Count how many steps have to happen one after the other, and how many bytes each message has.
+# - `ring_wins_from` returns the smallest message size, in bytes, at which the ring is at least as fast as the tree. If the ring never loses, return 0.
 #
 # Your formulas should hold for any $p \ge 1$.
 
@@ -529,15 +522,15 @@ def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
 
 
 # %% [markdown] hints="1.4"
-# 1. In a ring, the message of one step is one part of the tensor. In a tree, it's the whole tensor. How many steps follow one another, including the way back?
+# 1. In a ring, each message contains one of the `p` parts. In a tree, each message contains the full tensor. How many steps have to happen one after the other, including the way back?
 # 2. The ring takes $2(p-1)$ steps with $n/p$ bytes each, and the tree takes $2\lceil\log_2 p\rceil$ steps with $n$ bytes each. Set the two times equal and solve for $n$. For which $p$ do both take the same number of steps?
-# 3. With $L = \lceil\log_2 p\rceil$, which is `(p - 1).bit_length()`, the ring wins from $n = \alpha\,(p-1-L) \,/\, (\beta\,(L - (p-1)/p))$. For $p \le 3$, $p - 1$ equals $L$, so return 0 (and don't divide by zero for $p = 1$).
+# 3. With $L = \lceil\log_2 p\rceil$, which is `(p - 1).bit_length()`, the ring wins for all $n \ge \alpha\,(p-1-L) \,/\, (\beta\,(L - (p-1)/p))$. For $p \le 3$, $p - 1$ equals $L$, so return 0 (and don't divide by zero for $p = 1$).
 
 # %% check="1.4"
 check("1.4", ring_seconds, tree_seconds, ring_wins_from)
 
 # %% [markdown]
-# Now play with links and ranks. Where is the crossover for 8 GPUs in one machine, and where is it for 512 across a network?
+# Now play with different links and numbers of ranks. At which size does the ring start to win with 8 GPUs in one machine? And what about 512 GPUs on a network?
 
 
 # %% tags=["explore"]
@@ -552,7 +545,7 @@ def ring_and_tree(link, p):
 viz.explore(ring_and_tree, link=["NVLink 4", "InfiniBand NDR", "PCIe 5.0 x16", "this machine"], p=(8, 2, 4, 64, 512))
 
 # %% [markdown]
-# The formulas assume that every rank has its own wire. On this machine, the ranks share cores and memory, so the measured times tell you as much about that as about the algorithm.
+# The formulas assume that every rank has a wire of its own. On your machine, the ranks share the CPU cores and the memory, so the measured times depend on that just as much as on the algorithm.
 
 
 # %%
@@ -590,7 +583,7 @@ viz.table(
 # %% [markdown]
 # ## Break it
 #
-# Here are three steps of training. Every rank all-reduces its gradient in each step, except that one author was careful: if a gradient isn't finite, the step is skipped.
+# The next cell runs three training steps. In each step, every rank all-reduces its gradient. The author wanted to be careful, so a rank skips the step if its gradient isn't finite.
 
 
 # %%
@@ -612,23 +605,22 @@ with show_failure():
     launch(careful_training, 4)
 
 # %% [markdown]
-# **Read.** Which rank is the odd one out? Which all-reduce are the other ranks stuck in? That's the one that this rank never joined. But in which `step` (0, 1 or 2) did it really skip one? The report can't know that, but the code tells you.
+# **Read.** Which rank is the odd one out? Which all-reduce are the other ranks stuck in? That's the one that this rank never joined. But in which `step` (0, 1, or 2) did this rank really skip its all-reduce? You won't find that in the report, but you can work it out from the code.
 #
-# And now for the worst part. Rank 2 did enter a second all-reduce. With the gradient of which of *its own* steps did it take part in the others' step 1?
+# Now for the scary part. Rank 2 did join the second all-reduce, in which all the other ranks were adding up their gradients of step 1. Which of *its own* steps did rank 2's gradient belong to?
 
 # %% predict="1.e"
 predict("1.e", odd_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
 
 # %% [markdown]
-# So the deadlock is the lucky outcome. Collectives are matched by their *order*, not by what they mean. The sum of step 1 silently contains a gradient of step 2, and if every other rank had skipped a step as well, nobody would ever have noticed.
+# So we were lucky to get a deadlock. Collectives are matched by their *order* and not by their meaning, and so the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on wrong gradients.
 #
 # ## Repair it
 #
-# This bug really shipped. In torchaudio's HuBERT example, a rank whose loss was infinite or NaN left the training step early, and the other ranks then waited for it until NCCL gave up, half an hour later (pytorch/audio, issue 3749).
+# This bug has really shipped. In torchaudio's HuBERT example, a rank left the training step early if its loss was infinite or NaN. The other ranks kept waiting for it until NCCL gave up half an hour later (pytorch/audio, issue 3749).
 
 # %% [markdown] task="1.5" title="Repair a careful training step" difficulty=3 minutes=12
-# Repair the step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients. All ranks have to take the same decision, and it shouldn't cost much: at most one tiny
-# message in addition to the gradient's.
+# Repair the step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients. All ranks have to make the same decision. It shouldn't cost much, so use at most one tiny all-reduce in addition to the one for the gradient.
 
 
 # %% exercise="1.5"
@@ -653,15 +645,15 @@ def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> boo
 
 
 # %% [markdown] hints="1.5"
-# 1. A rank that sees a problem mustn't decide alone. What do the others have to learn before they may go on, and which collective tells all ranks about all ranks?
-# 2. Turn "my gradient isn't finite" into a number and all-reduce it. If the sum is above 0, somebody has a problem, and everyone knows it.
+# 1. A rank that finds a problem can't decide on its own to skip the step. What do the other ranks need to know before they continue? Which collective gives every rank information from all the others?
+# 2. Turn "my gradient isn't finite" into a number and all-reduce it. If the sum is greater than 0, at least one rank has a problem, and now every rank knows about it.
 # 3. `skips = (~gradient.isfinite().all()).float()`, then `dist.all_reduce(skips)`, and `if skips > 0: return False`, on every rank. After that, the all-reduce of the gradient is safe. (You could also all-reduce a copy of the gradient first and look at the sum.)
 
 # %% check="1.5"
 check("1.5", careful_step)
 
 # %% [markdown]
-# One more report. Ten examples don't divide evenly among four ranks.
+# Here's one more report. This time, a program tries to divide ten examples among four ranks.
 
 
 # %%
@@ -679,7 +671,7 @@ with show_failure():
     launch(last_batch, 4)
 
 # %% [markdown]
-# **Read.** Which collective isn't the same on all ranks? Which rank is different, and how many elements did it bring?
+# **Read.** Which collective got tensors of different shapes? Which rank is different from the others, and how many elements did it pass?
 
 # %% predict="1.f"
 predict("1.f", number_of_the_collective=2, rank=3, elements=1)
@@ -692,9 +684,8 @@ symptoms(1)
 #
 # <details><summary>Going deeper: what NCCL adds, bus bandwidth, and tools for deadlocks</summary>
 #
-# - **NCCL** splits a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next. Its tree is really *two* trees, arranged so that a leaf in one isn't a leaf in the other. That way, each rank sends about as much as in a ring, in $\log_2 p$ steps. NCCL chooses by size, from a table of
-#   latencies and bandwidths (`src/graph/tuning.cc`) and with the formula $\alpha + \beta n$, just like you. `NCCL_ALGO=Ring` forces one of them, and `NCCL_DEBUG=INFO` shows which rings it built.
-# - **nccl-tests**, the standard benchmark, prints two bandwidths for an all-reduce. *Algorithm bandwidth* is $N/t$. *Bus bandwidth* is that times $2(p-1)/p$, and you know why: it's what each rank really sends, so you can compare it with the speed of the wire for any $p$. For a reduce-scatter or an all-gather, the factor is $(p-1)/p$.
+# - **NCCL** splits a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next. Its tree is really *two* trees, arranged so that a leaf in one isn't a leaf in the other. That way, each rank sends about as much as in a ring, in $\log_2 p$ steps. To choose between the two, NCCL uses the same formula as you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force its choice with `NCCL_ALGO=Ring`, and `NCCL_DEBUG=INFO` prints the rings that it has built.
+# - **nccl-tests**, the standard benchmark, prints two bandwidths for an all-reduce. *Algorithm bandwidth* is $N/t$. *Bus bandwidth* multiplies it by $2(p-1)/p$. This counts the bytes that each rank really sends, so you can compare the result with the speed of the wire, no matter how large $p$ is. For a reduce-scatter or an all-gather, the factor is $(p-1)/p$.
 # - **torch.distributed** also has forms for one large tensor instead of a list, `all_gather_into_tensor` and `reduce_scatter_tensor` (from torch 2.13 on, `all_gather_single` and `reduce_scatter_single`). With `async_op=True`, a collective returns a request, like `isend`. `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares shapes before each collective, as tplab does, and PyTorch's "flight recorder"
 #   keeps the last collectives of each rank while NCCL runs them and dumps them after a timeout.
 #
@@ -724,4 +715,4 @@ from tplab.course import library
 library(1)
 
 # %% [markdown]
-# You know what it costs to talk. Now, what's worth saying? A matmul can be split over the ranks by columns or by rows, and the two ways need very different messages. Which one would you choose?
+# Now you know what communication costs. So what should the ranks of a parallel model send each other? You can split a matmul by columns or by rows, and the two ways need very different messages. Which one would you choose?

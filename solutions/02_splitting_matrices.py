@@ -1,12 +1,9 @@
 # %% [markdown]
 # # 02 · Splitting matrices
 #
-# Your GPU can't hold the weight matrix, so you split it over several GPUs. There are two natural ways to do that, and your choice
-# decides how much the GPUs have to talk to each other for the rest of the training run. Choose well, and most of the messages
-# simply disappear.
+# Your GPU can't hold the weight matrix, so you split it over several GPUs. There are two natural ways to do that, and your choice decides how much the GPUs have to communicate for the rest of the training run. If you choose well, most of the messages simply disappear.
 #
-# In this chapter you'll cut matrices into shards, find the cheapest way through two matmuls in a row, see what a nonlinearity does
-# to your plans, and repair a bug that NVIDIA shipped. You need ranks, all-reduce and all-gather from chapter 01. About 60 minutes.
+# In this chapter, you'll split matrices into shards and find the cheapest way to compute two matmuls in a row. You'll also see why a nonlinearity between them changes everything, and you'll repair a bug that NVIDIA shipped. You need ranks, all-reduce, and all-gather from chapter 01. About 60 minutes.
 
 # %% tags=["setup"]
 import torch
@@ -19,8 +16,7 @@ from tplab.course import check, predict, show_failure, symptoms
 # %% [markdown]
 # ## Columns or rows?
 #
-# Suppose you have two devices, and each should hold half of $A$. Which half? Let's try both answers on matrices small enough to
-# check by hand.
+# Suppose you have two devices, and each of them should store half of $A$. Should you split the columns or the rows? Let's try both on matrices that are small enough to check by hand.
 
 # %%
 X = torch.tensor([[1, 2, 3, 4], [0, 1, 0, -1]]).float()  # [2, 4]
@@ -29,15 +25,14 @@ X @ A  # what we want
 
 # %% [markdown]
 # **Split the columns.** Device 0 gets the left two columns of $A$, and device 1 gets the right two. A column of the result depends on
-# just one column of $A$, so each device can finish its own columns of $Y$ without asking anyone.
+# just one column of $A$, so each device can compute its own columns of $Y$ without any communication.
 
 # %%
 viz.product(X, A, kind="column", p=2)
 
 # %% [markdown]
 # **Split the rows.** Now device 0 gets the top two rows of $A$, and device 1 gets the bottom two. Row $k$ of $A$ only ever meets column $k$ of $X$, so we can split $X$
-# along with it. But each entry of $Y$ is a sum over *all* the rows of $A$, and neither device can finish even one of them. All it
-# can do is compute its share of every sum.
+# along with it. But each entry of $Y$ is a sum over *all* the rows of $A$. So a device can't compute any entry completely. It can only compute its share of every sum.
 
 # %%
 viz.product(X, A, kind="row", p=2)
@@ -52,7 +47,7 @@ viz.matrices({"device 0": top, "device 1": bottom, "added up": top + bottom, "X 
 #
 # $$X\,[A_0, A_1] = [X A_0,\; X A_1] \qquad\qquad [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} = X_0 A_0 + X_1 A_1$$
 #
-# Three words describe how a tensor can be spread over devices. You'll see them on every page from now on.
+# Three words describe how a tensor can be distributed over devices, and you'll see them all the time from now on.
 #
 # - **Replicated**: every device holds the full tensor, with the same values.
 # - **Sharded** along a dimension: each device holds a different slice, called a **shard**.
@@ -76,15 +71,13 @@ viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind
 predict("2.a", weights=4, column_result=2, row_result=8)
 
 # %% [markdown] task="2.1" title="Split a tensor into shards, and put it back together" difficulty=2 minutes=12
-# Write `shard` and `unshard`. They don't communicate; they only slice and join.
+# Write `shard` and `unshard`. They don't communicate. `shard` slices a tensor, and `unshard` joins the slices.
 #
 # Rank $r$ should hold the $r$-th of `p` equal, contiguous blocks along `dim`, which may be negative. (In shapes, `..` stands for any
 # number of dimensions.) Beware of two traps:
 #
-# - A slice of a tensor is a *view*. As long as it lives, the full tensor stays in memory, and then you've saved nothing. So a shard needs **its own
-#   memory**, and it should be contiguous.
-# - Collectives want the same shape on every rank. If the size can't be divided evenly, raise a `ValueError` on **every** rank, and name
-#   the size and the number of ranks in its message. A clear error now is better than a program that hangs an hour later.
+# - A slice of a tensor is a *view*, which keeps the full tensor in memory. If your shards were views, you wouldn't save any memory. So a shard needs **its own memory**, and it should be contiguous.
+# - Collectives need tensors of the same shape on every rank. If the size isn't divisible by the number of ranks, raise a `ValueError` on **every** rank, with both numbers in its message. You'd rather see a clear error now than have your program hang an hour later.
 
 
 # %% exercise="2.1"
@@ -123,26 +116,23 @@ check("2.1", shard, unshard)
 # %% [markdown]
 # ## Two matmuls in a row
 #
-# One matmul on its own always ends in a collective, whichever way you split it. It gets interesting when a second matmul follows:
+# A single matmul always needs a collective, no matter how you split it. Things get more interesting if a second matmul follows:
 #
 # $$Z = (X A)\,B$$
 #
 # $X$ is replicated, $A$ and $B$ both have to be split, and in the end every rank needs all of $Z$. You may split each matrix by columns or by
-# rows, which gives four combinations. If you make everything replicated after each matmul, you're always right, and always
-# wasteful. Could the second matmul use what the first one leaves on each rank, just as it is?
+# rows, which gives four combinations. You could always make the result of the first matmul replicated before you start the second one, but that's wasteful. Can the second matmul directly use what each rank has after the first one?
 #
-# To compare plans, count the bytes that each rank sends in the rings of chapter 01. For a tensor of $N$ bytes, an all-gather costs
+# To compare the combinations, count how many bytes each rank sends in the ring algorithms of chapter 01. For a tensor of $N$ bytes, an all-gather costs
 # $\frac{p-1}{p}N$. An all-reduce costs twice as much.
 
 # %% [markdown] task="2.2" title="The cheapest way through two matmuls" difficulty=3 minutes=20
-# Paper first! Write down what each of the four combinations has to send. Then write two functions:
+# Start with pen and paper. How much does each of the four combinations have to send? Then write two functions:
 #
 # - `choose_splits` returns the cheapest combination for a given size of the layer in the middle, such as `("row", "column")` for $A$ split by rows and $B$ by columns. Your answer may depend on the sizes.
-# - `two_matmuls` computes $Z$ with the combination that you chose. The check shards $A$ and $B$ accordingly, and each rank
-#   gets its shards.
+# - `two_matmuls` computes $Z$ with the combination that you chose. The check splits $A$ and $B$ the way you chose, and it passes each rank its shards.
 #
-# The check tries middle layers that are wider than $Z$, narrower, and equally wide. It compares $Z$ on every rank, and it compares your
-# traffic with the least that's possible. If two combinations are equally cheap, you may return either one.
+# The check tries middle layers that are wider than $Z$, narrower than $Z$, and just as wide. It compares $Z$ on every rank with the right result, and it compares your traffic with the minimum. If two combinations are equally cheap, you may return either one.
 
 
 # %% exercise="2.2"
@@ -176,8 +166,7 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 
 
 # %% [markdown] hints="2.2"
-# 1. Start with columns for $A$. Afterwards, rank $r$ holds some columns of $XA$. Which rows of $B$ do exactly these columns meet? And what would rows
-#    for $A$ leave behind?
+# 1. Start with columns for $A$. After the first matmul, rank $r$ holds some of the columns of $XA$. Which rows of $B$ do these columns get multiplied by? And what does rank $r$ hold if you split $A$ by rows instead?
 # 2. Count in units of one element per row of $X$. Column then row costs an all-reduce of `out`, so about `2 * out`. Column then column
 #    costs two all-gathers, of `hidden` and of `out`. What do the two combinations that begin with rows cost?
 # 3. Combinations that begin with rows are never cheaper. So compare `2 * out` with `hidden + out`. For column then row, `two_matmuls` is
@@ -187,11 +176,10 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 check("2.2", choose_splits, two_matmuls)
 
 # %% [markdown]
-# So with the right plan, nothing at all is sent between the two matmuls, unless the layer in the middle is a bottleneck. Bottlenecks
-# do exist in practice. A LoRA adapter squeezes thousands of features through a layer of perhaps 16, and S-LoRA splits its two
+# So if you choose the right splits, the ranks don't have to communicate at all between the two matmuls. The only exception is a layer in the middle that's very narrow, and such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16, and S-LoRA splits its two
 # matrices by columns and gathers the tiny result in between (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
-# Does the traffic that your ranks really sent fit the formulas? Let's measure.
+# Let's measure whether your ranks really sent as much as the formulas predict.
 
 
 # %%
@@ -214,13 +202,11 @@ for hidden in (64, 4):
 viz.table(rows)
 
 # %% [markdown]
-# Notice what's missing from this table: the weights. They don't move at all, however large they are. That's the bargain of tensor
-# parallelism. You send activations so that the weights can stay where they are.
+# Notice that the weights don't show up in this table at all. No matter how large they are, they're never sent. This is the basic idea of tensor parallelism. The ranks exchange activations so that the weights can stay where they are.
 #
 # ## Then comes a nonlinearity
 #
-# Real networks put a nonlinearity between two matmuls, and it doesn't care about your plans. Take **GELU**. It works on each element
-# separately: it keeps large values, turns very negative ones into 0, and bends in between.
+# Real networks have a nonlinearity between two matmuls, and that complicates things. Let's take **GELU** as an example. It's applied to each element separately. Large positive values hardly change, very negative values become almost 0, and the function bends in between.
 #
 # **Predict.** For some entry of $XA$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is GELU of the entry? And what do you get if
 # each rank applies GELU to its own term before the terms are added? Round to whole numbers.
@@ -229,7 +215,7 @@ viz.table(rows)
 predict("2.b", right=0, added_after=3)
 
 # %% [markdown]
-# Move the two terms below. Can you find a place where both ways nearly agree, and one where they're far apart?
+# Move the two terms below. Can you find values for which the two results nearly agree, and values for which they're far apart?
 
 
 # %% tags=["explore"]
@@ -248,7 +234,7 @@ viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3
 # - `counter_example` returns an $X$ and an $A$ for which the gap is at least 1.
 # - `lucky_example` returns an $X$ and an $A$ for which the gap is below $10^{-6}$, even though none of their elements lies between $-0.1$ and $0.1$.
 #
-# Don't underestimate the lucky one. If your unit test happens to use such numbers, it passes, and your program is wrong.
+# The lucky example is more dangerous than it looks. If your unit test happened to use such numbers, it would pass even though your program is wrong.
 
 
 # %% exercise="2.3"
@@ -292,12 +278,11 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 check("2.3", gelu_gap, counter_example, lucky_example)
 
 # %% [markdown]
-# Go back to the four combinations of exercise 2.2 and put a GELU between $A$ and $B$. Which of them still work without a message in the middle?
-# Hold on to your answer. We'll need it in chapter 05.
+# Go back to the four combinations of exercise 2.2 and put a GELU between $A$ and $B$. Which of them still work without any communication in the middle? Remember your answer, because we'll come back to it in chapter 05.
 #
 # ## Repair it
 #
-# Transformer Engine, NVIDIA's library of fast layers, had a helper that gathered a tensor along its last dimension. Here's what it did:
+# Transformer Engine, NVIDIA's library of fast layers, had a helper that gathered a tensor along its last dimension. This is what it did:
 
 
 # %%
@@ -316,13 +301,11 @@ def columns_of_y(x, a):
 viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "right": X @ A})
 
 # %% [markdown]
-# No error, the right shape, the same result on every rank, and even the right numbers! They're just not in the right places. The bug went
-# unnoticed until somebody compared gradients (TransformerEngine issue 530, repaired in pull request 531). The original had no `view`. It
+# There's no error, and the result has the right shape. It's the same on every rank, and it even contains the right numbers! They're just in the wrong places. Nobody noticed until somebody compared gradients (TransformerEngine issue 530, repaired in pull request 531). The original had no `view`. It
 # gave NCCL an output of the final shape, and NCCL only counts elements. Gloo compares shapes, so we need the `view` to get the same bug.
 
 # %% [markdown] task="2.4" title="Repair a gather" difficulty=3 minutes=10
-# Here it is. Find out in which order `all_gather_into_tensor` fills its output, and repair the function. It should still send
-# one message, just as large as before, and `y` may have any number of dimensions.
+# Find out in what order `all_gather_into_tensor` fills its output, and repair the function. It should still send a single message of the same size as before, and it should work for a `y` with any number of dimensions.
 
 
 # %% exercise="2.4"
@@ -342,7 +325,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 
 # %% [markdown] hints="2.4"
 # 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In which order do the numbers arrive?
-# 2. The collective knows nothing about rows and columns. It writes all of rank 0's memory, then all of rank 1's, and so on. Which shape would describe that honestly?
+# 2. The collective knows nothing about rows and columns. It writes all of rank 0's memory, then all of rank 1's, and so on. What shape would its output need, so that each number ends up in the right place?
 # 3. View what was gathered as `[p, .., n]`. Then move the first dimension next to the last one, and merge the two. (Or gather into a
 #    list with `dist.all_gather`, and use `torch.cat`.)
 
@@ -359,8 +342,7 @@ predict("2.c", rows=1, ranks=1)
 # %% [markdown]
 # ## Break it
 #
-# Ten columns don't fit evenly on four ranks. Your `shard` refuses, but `torch.chunk` doesn't mind: it hands out 3, 3, 3 and 1. Here's what your
-# `ValueError` saves people from.
+# You can't split ten columns evenly over four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what your `ValueError` protects you from.
 
 
 # %%
@@ -377,8 +359,7 @@ with show_failure():
     launch(uneven, 4)
 
 # %% [markdown]
-# You only get this report because tplab compares the shapes before it lets the ranks continue. Elsewhere, the same program may
-# hang, crash, or return wrong numbers.
+# You only get this report because tplab compares the shapes before every collective. In plain PyTorch, the same program might hang, crash, or return wrong numbers.
 
 # %%
 symptoms(2)
@@ -386,7 +367,7 @@ symptoms(2)
 # %% [markdown]
 # ## In the wild
 #
-# One thing trips up everybody once. `nn.Linear` stores its weight as `[out, in]`, so it's $A^T$. A *column* split of $A$ therefore slices
+# There's one thing that trips up almost everybody. `nn.Linear` stores its weight as `[out, in]`, so it's $A^T$. A *column* split of $A$ therefore slices
 # `weight` along dimension **0**, and a *row* split slices it along dimension **1**.
 #
 # <details><summary>Going deeper: Megatron-Core, DTensor, and splits in two dimensions</summary>
@@ -403,7 +384,7 @@ symptoms(2)
 #
 # </details>
 #
-# DTensor works out the table from the beginning of this chapter all by itself. We only have to multiply and ask what came out.
+# DTensor knows the table from the beginning of this chapter. We only have to multiply, and it tells us what kind of result we get.
 
 
 # %%
@@ -421,7 +402,7 @@ launch(ask_dtensor, 2, args=(X, A))[0]
 # %% [markdown]
 # ## Your library so far
 #
-# It can split any tensor now, and it knows the cheapest way through two matmuls.
+# It can now split any tensor, and it can find the cheapest way to compute two matmuls in a row.
 
 # %%
 from tplab.course import library
@@ -429,5 +410,4 @@ from tplab.course import library
 library(2)
 
 # %% [markdown]
-# So far we've only gone forward. But you want to *train* with these splits, and when you call `backward()`, autograd walks back through your
-# matmuls without noticing the collectives at all. Which gradients will be wrong?
+# So far, we've only looked at the forward pass. But you want to *train* with these splits. When you call `backward()`, autograd goes back through your matmuls, but it doesn't know anything about the collectives. Which gradients will be wrong?

@@ -4,7 +4,7 @@
 # Take the splits from chapter 02, put a loss at the end, and call `backward()`. Nothing complains, the loss goes down, and some of your
 # gradients are wrong. Autograd follows a tensor through *one* process, and it has no idea that other ranks exist.
 #
-# Four small operators repair that. They contain nearly all the communication there is in tensor parallelism, and you'll write them.
+# Four small operators fix this. Nearly all communication in tensor parallelism happens inside them, and in this chapter, you'll write all four.
 # About 75 minutes.
 
 # %% tags=["setup"]
@@ -33,7 +33,7 @@ from tplab.tensor import mappings, shard, unshard
 # Let $x = 2$, $a = (3, 5)$ and $b = (1, -1)$. Going forward, rank 0 computes $y_0 = 6$ and $z_0 = 6$, while rank 1 computes $y_1 = 10$ and $z_1 = -10$. An all-reduce adds the
 # two terms, so both ranks get $z = -4$, and both compute the same loss, $L = 8$.
 #
-# Now go back. ($dt$ is short for $\partial L/\partial t$.) Both ranks know that $dz = z = -4$. Since $z$ is a plain sum, each of its terms gets this gradient unchanged. So far, so good.
+# Now go back. ($dt$ is short for $\partial L/\partial t$.) Both ranks know that $dz = z = -4$. Since $z$ is a plain sum, each of its terms gets this gradient unchanged. So far, everything is right.
 #
 # | | rank 0 | rank 1 |
 # |---|---|---|
@@ -43,7 +43,7 @@ from tplab.tensor import mappings, shard, unshard
 # | $da_r = x\, dy_r$ | -8 | 8 |
 # | $dx$ | ? | ? |
 #
-# **Predict.** Each rank can only follow its own path, so it finds $a_r\, dy_r$ for $dx$. What does each of them get, and what would be right? (With these weights, $L = 2x^2$.)
+# **Predict.** Each rank only knows its own path through the network, so it computes $a_r\, dy_r$ as its $dx$. What number does each rank get, and what's the right one? (With these weights, $L = 2x^2$.)
 
 # %% predict="3.a"
 predict("3.a", rank_0=-12, rank_1=20, right=8)
@@ -69,19 +69,18 @@ results = launch(two_layers_without_operators, 2, args=(x, a, b))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
-# Only $dx$ is wrong, and it's wrong in a different way on each rank. If there were layers below, rank 0 and rank 1 would now update the *same* weights with *different*
-# gradients. Nothing else would tell you.
+# Only $dx$ is wrong, and each rank has a different wrong value. If there were another layer before this one, rank 0 and rank 1 would now update the *same* weights with *different* gradients, and you wouldn't get any error.
 #
 # ## Four places where ranks meet
 #
 # A tensor-parallel network has four kinds of places where ranks meet, and we put an operator at each of them.
 #
-# - **f** stands where a replicated tensor enters a region in which every rank computes something different. That's where $x$ goes in.
-# - **g** stands where every rank holds one term of a sum, and the sum is needed. That's where $z$ comes out.
-# - **scatter** stands where a replicated tensor goes in, and each rank only needs its own slice of the last dimension.
-# - **gather** stands where each rank holds a slice of the last dimension, and everyone needs the full tensor.
+# - **f** is used where a replicated tensor enters a region in which every rank computes something different. In our network, that's where $x$ goes in.
+# - **g** is used where every rank holds one term of a sum, and we need the sum. In our network, that's where $z$ comes out.
+# - **scatter** is used where a replicated tensor goes in, but each rank only needs its own slice of the last dimension.
+# - **gather** is used where each rank holds a slice of the last dimension, but every rank needs the full tensor.
 #
-# After f, the ranks hold the same tensor as before, so does f do anything at all? Not until you turn around.
+# After f, each rank still holds the same tensor as before. So does f do anything at all? Not in the forward pass.
 
 # %% [markdown] task="3.1" title="A table of four operators" difficulty=3 minutes=12
 # What does each operator have to do, forward and backward? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks side by side), and `"my slice"` (this rank's slice of the
@@ -105,11 +104,9 @@ def operator_table() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="3.1"
-# 1. The forward column follows from the descriptions above. For the backward column, ask two questions at each place. What does this rank know about the gradient when it arrives, and
-#    what does the code below need?
-# 2. f: $x$ is used on every rank, and the chain rule adds over all uses. g: $z = z_0 + z_1$, so what is $\partial z/\partial z_0$, and does any rank lack $dz$?
-# 3. Below scatter, every rank needs the gradient of the full tensor, but it only has the gradient of its own slice. Above gather, every rank has the gradient of the full tensor, but it only needs
-#    its own slice of it.
+# 1. The forward column follows from the descriptions above. For the backward column, ask yourself two questions about each operator. What part of the gradient does this rank have when the backward pass gets there? And what part does it need to continue?
+# 2. For f, remember that $x$ is used on every rank, and that the chain rule adds up the gradients of all uses. For g, we have $z = z_0 + z_1$. So what's $\partial z/\partial z_0$, and is there a rank that doesn't know $dz$?
+# 3. Before scatter, there's a full tensor on every rank, so every rank needs the full gradient. But it only has the gradient of its own slice. With gather, it's the other way around. Every rank has the full gradient, but it only needs its own slice.
 
 # %% check="3.1"
 check("3.1", operator_table)
@@ -126,13 +123,11 @@ check("3.1", operator_table)
 # %% [markdown]
 # Two rules explain the table.
 #
-# **A tensor that goes to every rank gets a gradient from every rank.** The chain rule adds over all uses of $x$, so $dx = -12 + 20 = 8$. Within a process, autograd adds these up for you. Across ranks, you need an
-# all-reduce, and f is the place for it.
+# **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients of all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. Across ranks, you need an all-reduce, and it belongs into f.
 #
-# **A sum passes its gradient on unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. Nothing has to be sent. If g all-reduced the gradient as well, you'd count one loss
-# $p$ times.
+# **A sum passes its gradient on unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. So nothing has to be sent. If g all-reduced the gradient as well, you'd count the same loss $p$ times.
 #
-# Now read the rows of your table in pairs. What f does backward, g does forward, and the other way round, and scatter and gather mirror each other as well. Such operators are called **conjugate**.
+# Now read the rows of your table in pairs. f does in its backward pass what g does in its forward pass, and vice versa. scatter and gather mirror each other in the same way. Operators like these are called **conjugate**.
 #
 # <details><summary>Going deeper: why they come in pairs, and PyTorch's other all-reduce</summary>
 #
@@ -142,13 +137,11 @@ check("3.1", operator_table)
 #
 # (A replicated tensor counts once here, however many ranks hold it.)
 #
-# PyTorch's general-purpose differentiable all-reduce *does* add the gradients in its backward, because it answers a different question. There, each rank has a loss of its own, and you want the gradient of their sum. Both are right, each
-# for its own question. (Since version 2.13, `torch.distributed.nn.functional.all_reduce` is deprecated in favor of the one in `torch.distributed._functional_collectives`.)
+# PyTorch's general-purpose differentiable all-reduce *does* add the gradients in its backward, because it answers a different question. There, each rank has a loss of its own, and you want the gradient of their sum. Both answers are right, but they belong to different questions. (Since version 2.13, `torch.distributed.nn.functional.all_reduce` is deprecated in favor of the one in `torch.distributed._functional_collectives`.)
 #
 # </details>
 #
-# Play with all four on real ranks. Whatever differs from rank to rank is full of $10^{rank}$, so each digit tells you which rank it came from, and whatever is replicated is 1, 2, 3, 4. `dy` is the gradient of the output. In
-# which of them does `dx` contain numbers from other ranks?
+# Play with all four operators on real ranks. Tensors that differ between ranks are filled with $10^{rank}$, so each digit tells you which rank it came from. Replicated tensors contain 1, 2, 3, 4. `dy` is the gradient of the output. For which operators does `dx` contain numbers from other ranks?
 
 # %% tags=["explore"]
 OPERATORS = {
@@ -180,7 +173,7 @@ viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 # %% [markdown]
 # ## Teach autograd
 #
-# With `torch.autograd.Function`, you decide yourself what happens backward. Here's an operator that does nothing forward and turns the gradient around backward.
+# With `torch.autograd.Function`, you can define what happens in the backward pass. For example, this operator does nothing in the forward pass and flips the sign of the gradient in the backward pass.
 
 
 # %%
@@ -199,14 +192,13 @@ TurnRound.apply(x).sum().backward()
 x.grad
 
 # %% [markdown]
-# Two rules of good manners, and the checks insist on both.
+# There are two rules that you should always follow, and our checks insist on both of them.
 #
-# - **Never write into a tensor that was given to you.** It belongs to your caller, and autograd may have saved it for another gradient. `dist.all_reduce` writes into its argument, so hand it a copy.
-# - **Hand a collective contiguous memory.** Gradients often aren't contiguous. `x.clone(memory_format=torch.contiguous_format)` gives you a copy that is.
+# - **Never write into a tensor that was passed to you.** It belongs to your caller, and autograd may have saved it in order to compute another gradient. `dist.all_reduce` overwrites its argument, so pass it a copy.
+# - **Only pass contiguous tensors to a collective.** Gradients often aren't contiguous. `x.clone(memory_format=torch.contiguous_format)` gives you a copy that is.
 
 # %% [markdown] task="3.2" title="f" difficulty=2 minutes=10
-# Write f. Its name is `CopyToRegion`, because it copies a tensor into the **region** in which every rank computes something different. The check gives every rank a different upstream gradient, and looks at outputs,
-# gradients and traffic in both directions.
+# Write f. In code, it's called `CopyToRegion`, because it copies a tensor into the **region** in which every rank computes something different. The check gives every rank a different upstream gradient. It compares outputs, gradients, and traffic in both directions.
 
 
 # %% exercise="3.2"
@@ -231,7 +223,7 @@ class CopyToRegion(Function):
 
 
 # %% [markdown] hints="3.2"
-# 1. The forward is the one of `TurnRound`. For the backward, look at your table: which collective adds over the ranks, and what must it not write into?
+# 1. The forward pass is the same as in `TurnRound`. For the backward pass, look at your table. Which collective adds up tensors over the ranks, and which tensor shouldn't it write into?
 # 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. `dist.all_reduce` itself returns `None`.
 # 3. `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then `dist.all_reduce(dx)`, then `return dx`.
 
@@ -239,7 +231,7 @@ class CopyToRegion(Function):
 check("3.2", CopyToRegion)
 
 # %% [markdown] task="3.3" title="g, scatter and gather" difficulty=3 minutes=15
-# Now write the other three. How little new code do you need? Your table says which halves you already have.
+# Now write the other three operators. You need very little new code, because your table tells you which halves you already have.
 #
 # scatter and gather work along the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02 are imported. If a size can't be divided evenly, `shard` raises an error for you.
 
@@ -335,18 +327,17 @@ results = launch(two_layers, 2, args=(x, a, b))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
-# $dx$ is 8 on both ranks. The timeline shows when each rank computed and when it was in an all-reduce. There's one on the way forward, and one on the way back.
+# $dx$ is 8 on both ranks. The timeline shows when each rank computed and when it was in an all-reduce. There's one all-reduce in the forward pass and one in the backward pass.
 
 # %%
 viz.timeline(results)
 
 # %% [markdown]
-# How could you test such an operator if you didn't have our checks? Finite differences won't do, because f does nothing forward, so that's all they would see. But each operator is a linear map $M$, and its backward should be the
-# transpose. If that's true, then for all $x$ and $dy$
+# How could you test such an operator if you didn't have our checks? Finite differences wouldn't help, because they only look at the forward pass, and f does nothing there. But each operator is a linear map $M$, and its backward pass should be the transpose of this map. If that's true, the following equation holds for all $x$ and $dy$:
 #
 # $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
-# where $\langle u, v \rangle$ is the sum of the products of all elements. So draw random tensors, and compare two numbers. You only have to count correctly: a replicated tensor counts once, and any other tensor counts on every rank.
+# where $\langle u, v \rangle$ is the sum of the products of all elements. So you can draw random tensors and compare the two sides. Just be careful when you add up over the ranks. A replicated tensor only counts once, but any other tensor counts on every rank.
 
 
 # %%
@@ -386,8 +377,7 @@ viz.table(rows)
 # For years, Megatron-LM summed tensors with a helper that did what you see below. With the contiguous tensors that people mostly use, it returned the right sum (Megatron-LM issue 5337).
 
 # %% [markdown] task="3.4" title="Repair a sum" difficulty=3 minutes=10
-# The helper has *two* bugs, which take turns. Which one you get depends on how `x` lies in memory. Find both, and repair the function. It should return the sum over all ranks and leave its caller's tensor alone, whatever the memory layout, with
-# one all-reduce.
+# The helper has *two* bugs, and the memory layout of `x` decides which of them you get. Find both of them and repair the function. For any memory layout, it should return the sum over all ranks, use a single all-reduce, and leave its caller's tensor unchanged.
 
 
 # %% exercise="3.4"
@@ -405,14 +395,14 @@ def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
 
 # %% [markdown] hints="3.4"
 # 1. What does `x.contiguous()` return if `x` is already contiguous, and what does it return if `x` is a transposed matrix? In each case, which tensor gets the sum, and which tensor is returned?
-# 2. You need a tensor that's surely yours and surely contiguous, and you have to return that one.
+# 2. You need a tensor that's contiguous and that nobody else uses. That's also the tensor that you have to return.
 # 3. `y = x.clone(memory_format=torch.contiguous_format)`, all-reduce `y`, and return `y`.
 
 # %% check="3.4"
 check("3.4", sum_over_ranks)
 
 # %% [markdown]
-# **Predict.** What gave it away? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. Which number does rank 0 find in the *result* if the matrix is contiguous, and
+# **Predict.** How could you have noticed these bugs? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. Which number does rank 0 find in the *result* if the matrix is contiguous, and
 # which if it's transposed? And in the contiguous case, which number does rank 0 find in its *own* matrix afterwards?
 
 # %% predict="3.b"
@@ -421,7 +411,7 @@ predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
 # %% [markdown]
 # ## Break it
 #
-# How bad can it be to write into somebody else's tensor? Below is a g that does so. It gets its input from `exp`, whose derivative is its own output. So autograd saves that output for the backward pass. It's 1 on rank 0 and 2 on rank 1.
+# Is it really so bad to write into somebody else's tensor? The next cell has a g that does that. Its input comes from `exp`. The derivative of `exp` is its own output, so autograd saves this output for the backward pass. It's 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What do the ranks really get?
 
@@ -455,7 +445,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # The output is right, and the gradient is silently wrong. Normally, autograd notices when somebody overwrites a tensor that it has saved, because every in-place operation raises the tensor's version counter. But `dist.all_reduce` doesn't. (With
 # `ctx.mark_dirty(x)`, the author of an operator can at least turn this into an error.)
 #
-# Next, here's a g that adds backward as well, in the network from the beginning.
+# Next, let's use a g in our network that also adds in the backward pass.
 #
 # **Predict.** By what factor are $da$, $db$ and $dx$ too large on 2 ranks, and by what factor on 4?
 
@@ -489,7 +479,7 @@ viz.table(rows)
 # %% [markdown]
 # All gradients are `p` times too large, and a second operator like this one would multiply by `p` again. Adam divides constant factors out, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
 #
-# Finally, the most innocent loss is `.sum()`, and its gradient is a tensor of ones. Look at how it's stored.
+# Finally, the most innocent loss is `.sum()`, and its gradient is a tensor of ones. Let's look at how this tensor is stored.
 
 # %%
 seen = {}
@@ -505,8 +495,7 @@ gradient = seen["gradient"]
 }
 
 # %% [markdown]
-# With strides of 0, all six elements are the *same* four bytes. It's called an **expanded** tensor. An in-place all-reduce would write 24 bytes where there are only 4, over whatever comes next. With gloo, PyTorch 2.13 doesn't refuse that, and
-# the process dies, now or later. tplab looks before it lets you do it.
+# With strides of 0, all six elements are the *same* four bytes. It's called an **expanded** tensor. An in-place all-reduce would write 24 bytes where there are only 4, over whatever comes next. With gloo, PyTorch 2.13 doesn't stop you, and your process crashes sooner or later. tplab checks for this and raises an error.
 
 
 # %%
@@ -567,7 +556,7 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# Each operator costs one collective on the full `[b, s, h]`, in one direction, and nothing in the other. In a ring, an all-reduce costs twice as much as an all-gather.
+# In one direction, each operator costs one collective on the full `[b, s, h]` tensor. In the other direction, it costs nothing. In a ring, an all-reduce costs twice as much as an all-gather.
 #
 # ## In the wild
 #
@@ -581,7 +570,7 @@ viz.table(rows)
 #
 # </details>
 #
-# Here's g by DTensor, on real ranks. It sends one all-reduce forward and nothing backward, just like yours.
+# Here's DTensor's version of g on real ranks. It sends one all-reduce forward and nothing backward, just like yours.
 
 
 # %%
@@ -602,7 +591,7 @@ launch(g_by_dtensor, 2)[0]
 # %% [markdown]
 # ## Your library so far
 #
-# Four operators have joined it. They're short, but every layer that you write from here on talks to the other ranks through them.
+# It now contains four more operators. They're short, but every layer that you'll write from now on uses them to communicate.
 
 # %%
 from tplab.course import library
@@ -610,4 +599,4 @@ from tplab.course import library
 library(3)
 
 # %% [markdown]
-# Now you can put f, a column split, a row split and g together. But a real layer also has a bias. When `p` ranks each hold one term of a sum, who adds the bias?
+# Now you can put f, a column split, a row split and g together. But a real layer also has a bias. If `p` ranks each hold one term of a sum, which of them should add the bias?

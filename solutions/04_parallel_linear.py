@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 04 · Parallel linear layers
 #
-# Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from two layers. In this chapter, you'll write both of them. When you're done, you can put one in the place of an
-# `nn.Linear`, and the rest of the model won't notice: it gets the same outputs, the same gradients, and even the same checkpoint.
+# Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from two layers. In this chapter, you'll write both of them. When you're done, you can replace an `nn.Linear` with one of them, and the rest of the model won't notice. The outputs and the gradients stay the same, and even the checkpoint does.
 #
 # You need chapters 02 and 03. About 75 minutes.
 
@@ -19,16 +18,16 @@ from tplab.tensor import Sharding, copy_to_region, divide, gather_from_region, r
 # %% [markdown]
 # ## Which way is a column?
 #
-# In chapter 02, you split a matmul $XA$ by the columns of $A$ or by its rows. A layer that does the first is called **column-parallel**, and a layer that does the second is called **row-parallel**. But here's something that trips up everybody once. `nn.Linear` stores the *transpose* of $A$. Its `weight` has the shape
+# In chapter 02, you split a matmul $XA$ by the columns of $A$ or by its rows. A layer that does the first is called **column-parallel**, and a layer that does the second is called **row-parallel**. But there's one thing that trips up almost everybody. `nn.Linear` stores the *transpose* of $A$. Its `weight` has the shape
 # `[out, in]`, and the layer computes $Y = XW^\top + b$.
 #
-# **Predict.** You replace an `nn.Linear(6, 8)` by a parallel layer on two ranks. Which shapes do `weight` and `bias` have on each rank, if the layer is column-parallel? And if it's row-parallel? (Write `(3, 4)` for a matrix and `(3,)` for a vector.)
+# **Predict.** You replace an `nn.Linear(6, 8)` by a parallel layer on two ranks. Which shapes do `weight` and `bias` have on each rank, if the layer is column-parallel? What if it's row-parallel? (Write `(3, 4)` for a matrix and `(3,)` for a vector.)
 
 # %% predict="4.a"
 predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bias=(8,))
 
 # %% [markdown]
-# Remember this: *column-parallel splits the outputs, and row-parallel splits the inputs*. Here's what two to four ranks hold of a weight with 12 outputs and 8 inputs. One of the two numbers shrinks with `p`, and the other never does.
+# Remember this: *column-parallel splits the outputs, and row-parallel splits the inputs*. The next picture shows the shards of a weight with 12 outputs and 8 inputs on two to four ranks. Only one of the two dimensions gets smaller as `p` grows.
 
 # %%
 linear = nn.Linear(in_features=8, out_features=12)
@@ -59,7 +58,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 # | `scatter_to_region(x, group)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
 # | `gather_from_region(x, group)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# Before you write the layer, decide what it has to send.
+# Before you write the layer, think about what it has to send.
 #
 # **Predict.** A column-parallel layer with 8 inputs and 12 outputs runs on four ranks. Its input is a float32 tensor `[2, 3, 8]`, and each rank returns just its own slice of the output. How many collectives run in the forward pass? How many run in the backward pass, and how many bytes does the tensor in the backward collective have?
 
@@ -67,13 +66,13 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 
 # %% [markdown] task="4.1" title="ColumnParallelLinear" difficulty=2 minutes=12
-# Fill in the shapes and the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (Sensible first values come later, and so does the attribute `tensor_parallel`.)
+# Fill in the parameter shapes and the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll get to the initialization and to the attribute `tensor_parallel` later.)
 #
 # The layer has a few options, because models need them:
 #
 # - With `gather_output`, every rank returns the full output.
 # - With `skip_bias_add`, the layer doesn't add its bias. It returns the pair (output without the bias, bias) instead, so that the caller can add the bias together with whatever comes next.
-# - `group` says which ranks the layer is split over. A model that's parallel in two ways has several groups, such as ranks 0 and 2 in one and ranks 1 and 3 in the other, and what happens in one must not touch the other. So pass `self.group` to everything that communicates. The check uses two groups as well.
+# - `group` says which ranks the layer is split over. A model that combines two kinds of parallelism has several groups, for example one with ranks 0 and 2 and another one with ranks 1 and 3. Each group has to work without affecting the others, so pass `self.group` to everything that communicates. The check uses two groups as well.
 
 
 # %% exercise="4.1"
@@ -124,7 +123,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 # %% [markdown] hints="4.1"
-# 1. Which of the two dimensions of `weight` counts the output features? That's the one to divide. And in the backward pass, what does each rank know about the gradient of `x`?
+# 1. Which of the two dimensions of `weight` counts the output features? That's the dimension to divide. And in the backward pass, what part of the gradient of `x` does each rank compute?
 # 2. Each rank computes the gradient of `x` through its own columns only, so these gradients have to be added up. Which operator does that, and where does it have to stand? After it come a matmul with this rank's weight and bias, and perhaps a gather.
 # 3. `x = copy_to_region(x, self.group)`, then `out = F.linear(x, self.weight, bias)` with `bias = None if self.skip_bias_add else self.bias`, and then `out = gather_from_region(out, self.group)` if it's asked for.
 #    `F.linear` handles any number of leading dimensions.
@@ -154,15 +153,15 @@ viz.matrices({f"rank {rank}": out for rank, out in enumerate(slices)} | {"rank 2
 #
 # $$Y = [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} + b = X_0 A_0 + X_1 A_1 + b$$
 #
-# This looks like an easy exercise, and the matmul is. It's the innocent little $+\,b$ that people get wrong. We know of four places in a row-parallel layer where somebody has added it, and three of them are traps.
+# The matmul is easy. What people get wrong is the bias. We know of four places in a row-parallel layer where somebody has added it, and three of them are traps.
 #
-# **Predict.** Somebody writes `F.linear(x, self.weight, self.bias)` and all-reduces the result. How many times is the bias in the output, on four ranks? Somebody else notices, and uses `self.bias / p`, so the output is right. But which fraction of its true gradient does each rank's bias get now?
+# **Predict.** Somebody writes `F.linear(x, self.weight, self.bias)` and all-reduces the result. On four ranks, how many times is the bias added to the output? Somebody else notices this and uses `self.bias / p` instead. Now the output is right, but what fraction of its true gradient does each rank's bias get?
 
 # %% predict="4.c"
 predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
 
 # %% [markdown] task="4.2" title="RowParallelLinear" difficulty=3 minutes=12
-# Write the mirror image, and find the one right place for the bias. By default, `x` arrives split, the way a column-parallel layer leaves it. With `input_is_parallel=False`, every rank gets the full `x`, and the layer has to take its own slice.
+# Write the mirror image of your first layer, and find the right place for the bias. By default, each rank's `x` is a slice, just like the output of a column-parallel layer. With `input_is_parallel=False`, every rank gets the full `x`, and the layer has to take its own slice.
 
 
 # %% exercise="4.2"
@@ -309,7 +308,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Take a minute with this table. `EveryRank` learned half of the true bias, because two ranks add it. In training, that's fine, but the checkpoint is wrong for any other number of ranks. With `Divided`, the output is right, and the bias learns too slowly. `RankZero` is the sneakiest: its outputs are right, its losses are right, and it learns at the right speed. But rank 1's
+# It's worth spending a minute on this table. `EveryRank` learned half of the true bias, because two ranks add it. In training, that's fine, but the checkpoint is wrong for any other number of ranks. With `Divided`, the output is right, and the bias learns too slowly. `RankZero` is the sneakiest: its outputs are right, its losses are right, and it learns at the right speed. But rank 1's
 # bias never got a gradient, so it's still zero, and whether the checkpoint works depends on who saved it.
 #
 # That's why the check looked at the bias's gradient on *every* rank, with a bias that isn't zero. `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle repaired it in pull request 35186. `Divided` is in torchtitan (pull request 3781), and pull request 4332 reports its gradients.
@@ -383,7 +382,7 @@ check("4.3", shard, unshard)
 # %% [markdown]
 # ## Repair it: the first values of a weight
 #
-# If you train low-rank adapters (LoRA) with Megatron-Bridge, the result used to depend on how many GPUs you split each layer over. More of them meant a different final loss. (That's issue 5840, which pull request 5843 repaired.) The bug is in the line that looks most harmless, in which each rank draws the first values of its own shard:
+# When people trained low-rank adapters (LoRA) with Megatron-Bridge, the final loss used to depend on the number of GPUs that each layer was split over. (That's issue 5840, which pull request 5843 repaired.) The bug is in a line that looks harmless, where each rank initializes its own shard:
 
 
 # %%
@@ -403,10 +402,10 @@ def table_row(p, draw):
 viz.table([table_row(p, as_shipped) for p in (1, 2, 4)])
 
 # %% [markdown]
-# There are two bugs here, in fact. The first one is the reported one: `xavier_normal_` reads the shape of the tensor that it gets, uses a standard deviation of $\sqrt{2/(\text{in} + \text{out})}$, and never learns that this is just a shard. The second one shows up if all ranks use the same seed. (Megatron gives each rank a seed of its own for that reason.)
+# This line actually has two bugs. The first one is what was reported. `xavier_normal_` computes its standard deviation, $\sqrt{2/(\text{in} + \text{out})}$, from the shape of the tensor that it gets, and it has no way of knowing that this tensor is just a shard. The second one shows up if all ranks use the same seed. (Megatron gives each rank a seed of its own for that reason.)
 
 # %% [markdown] task="4.4" title="Repair the first values" difficulty=2 minutes=8
-# Repair both at once: a model should start from the very same weights for every `p`, namely the ones that a single process would draw. Memory for one full weight at a time is fine.
+# Repair both bugs. No matter how large `p` is, a model should start from exactly the same weights, which are those that a single process would draw. You may use memory for one full weight at a time.
 #
 # `param.tensor_parallel` says how `param` was split, and your `shard` can do the splitting. Don't communicate, and don't set a seed, because the caller already did.
 
@@ -463,7 +462,7 @@ def together(draw):
 viz.table([{"four shards together": draw.__name__} | together(draw) for draw in (as_shipped, repaired)])
 
 # %% [markdown]
-# So the broken layer started out with a quarter of the freedom that it should have, and no error message would ever have told you. Your repair costs some time, and memory for one full weight. Very large models do something cheaper, and chapter 09 comes back to that.
+# So the broken layer's weight started out with a quarter of the rank that it should have had, and you'd never have seen an error message. Your repair costs some time, and memory for one full weight. Very large models do something cheaper, and chapter 09 comes back to that.
 #
 # ## From a checkpoint to shards, and back
 #
@@ -604,7 +603,7 @@ symptoms(4)
 #
 # </details>
 #
-# Is your layer the same as PyTorch's own? Here are both of them, with the same trained weights, the same input and the same gradient from above.
+# Does your layer do the same as PyTorch's? Here are both of them with the same weights, the same input, and the same upstream gradient.
 
 
 # %%
@@ -632,7 +631,7 @@ print(f"largest differences: {compared[0]} in the output, {compared[1]} in the i
 # %% [markdown]
 # ## Your library so far
 #
-# It now has the two layers that everything else is built from, and they read and write ordinary checkpoints.
+# It now contains the two layers that all the others are built from, and it can load and save ordinary checkpoints.
 
 # %%
 from tplab.course import library

@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 05 · The parallel MLP
 #
-# In each layer of a GPT, two thirds of the weights belong to the MLP. So if you can split an MLP over your GPUs without much talk between them, most of the work is done. In this chapter, you'll design such a split yourself. Then you'll train a model with it on real text, on two and on four processes, and compare
-# its loss with plain PyTorch's, digit by digit.
+# In each layer of a GPT, two thirds of the weights belong to the MLP. So if you can split the MLP over your GPUs without much communication, most of the work is done. In this chapter, you'll design such a split yourself. Then you'll train a model with it on real text, on two and on four processes, and compare its loss with that of plain PyTorch, digit by digit.
 #
 # You need chapters 03 and 04. About 75 minutes.
 
@@ -46,7 +45,7 @@ from tplab.tensor import (
 # - `mlp_splits` returns two words, one for $A$ and one for $B$. Each of them is "column" or "row".
 # - `sharded_mlp` gets the shards that you've asked for. Place as many operators in it as you need, and no more.
 #
-# The check looks at the output, at all gradients, and at the bytes in both directions. A good way to start is to make any design right, and then to look for messages that you can do without.
+# The check looks at the output, at all gradients, and at the bytes in both directions. A good way to start is to get any design to work, and then to look for messages that you can leave out.
 
 
 # %% exercise="5.1"
@@ -67,7 +66,7 @@ def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 # %% [markdown] hints="5.1"
-# 1. Start with $A$, and look at what each rank has before the GELU. With a column split, it has some columns of $XA$. With a row split, it has one term of every sum. Which of the two may it apply GELU to, without asking anybody?
+# 1. Start with $A$, and look at what each rank has before the GELU. With a column split, it has some columns of $XA$. With a row split, it has one term of every sum. To which of the two can it apply GELU without any communication?
 # 2. If each rank has some columns of $\mathrm{GELU}(XA)$, which rows of $B$ do they meet? So how would you split $B$, to avoid any message in the middle? After that, only the two ends are left. What's missing from $Y$ there, and what's missing from the gradient of $X$?
 # 3. Split $A$ by columns and $B$ by rows. Then it's `x = copy_to_region(x)`, `z = F.gelu(x @ a)` and `return reduce_from_region(z @ b)`.
 
@@ -75,7 +74,7 @@ def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 check("5.1", mlp_splits, sharded_mlp)
 
 # %% [markdown]
-# You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). A column split leaves each rank with complete columns of $XA$. GELU works on each element by itself, so it doesn't mind. And these columns happen to be just what a row split of $B$ needs:
+# You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). A column split leaves each rank with complete columns of $XA$. GELU works on each element separately, so each rank can apply it to its own columns. And these columns happen to be exactly what a row split of $B$ needs:
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
 #
@@ -83,9 +82,9 @@ check("5.1", mlp_splits, sharded_mlp)
 #
 # ![A column-parallel and a row-parallel layer, first apart, with a gather and a scatter between them, and then pushed together. What's left is one all-reduce forward and one backward.](pictures/joined.svg)
 #
-# How much does that save? Compare it with the obvious design, in which each layer looks like an ordinary one from the outside: the column-parallel layer gathers its output, and the row-parallel layer scatters it again.
+# How much does that save? Let's compare it with a more obvious design. In this design, the column-parallel layer gathers its output, and the row-parallel layer scatters it again, so both layers look like ordinary ones from the outside.
 #
-# **Predict.** Let $m = 4h$, and say that $x$ has $n$ elements. How many collectives does the obvious design run, forward and backward together? And how many times $n$ elements do all their messages have? (As always, the message of an all-gather is the full, gathered tensor.)
+# **Predict.** Let $m = 4h$, and say that $x$ has $n$ elements. How many collectives does the obvious design run in the forward and backward pass together? And how many elements do all their messages have in total, as a multiple of $n$? (As always, the message of an all-gather is the full, gathered tensor.)
 
 # %% predict="5.a"
 predict("5.a", collectives=4, times_n=10)
@@ -137,8 +136,7 @@ def cost(kind):
 viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it's trained on sequences of 2,048 tokens in 16-bit precision. So its MLPs alone put $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes into messages, which is almost 10 GB *per sequence*, and every one of these messages is waited for. With the obvious design, it would be 48 GB. That's why tensor-parallel ranks
-# sit on the fastest links there are, inside a single machine.
+# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it's trained on sequences of 2,048 tokens in 16-bit precision. So for *each sequence*, the messages of its MLPs alone have $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes, which is almost 10 GB, and the ranks have to wait for every one of them. With the obvious design, it would be 48 GB. That's why tensor-parallel ranks usually share a single machine, where the fastest links are.
 
 # %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
 # Turn your design into a module that's made of two layers from chapter 04. Call them `self.up` and `self.down`. Use the exact GELU, `F.gelu`.
@@ -214,7 +212,7 @@ class ByteModel(nn.Module):
 
 
 # %% [markdown]
-# Look closely at the training loop. There's no rank in it, no group, and no all-reduce of gradients. All the communication happens inside your MLP.
+# Look closely at the training loop. It doesn't mention ranks or groups, and it doesn't all-reduce any gradients. All the communication happens inside your MLP.
 
 
 # %%
@@ -318,10 +316,10 @@ viz.table(
 #
 # ## What keeps the replicas equal?
 #
-# There's something odd about that training loop, though. Each rank has its own copy of the embedding, updates it with its own gradient, and never compares notes with anybody. In data parallelism, you'd all-reduce these gradients. Here, the copies stay equal anyway. They start out equal, every rank sees the same batch, and f hands the *full* gradient to everything that comes
+# But there's something odd about this training loop. Each rank has its own copy of the embedding and updates it with its own gradient, and nothing ever compares these copies. In data parallelism, you'd all-reduce these gradients. Here, the copies stay equal anyway. They start out equal, every rank sees the same batch, and f hands the *full* gradient to everything that comes
 # before the MLP. So every rank makes the same update.
 #
-# That's a promise, and nothing in the loop checks it. If anyone ever forgets an f, the copies drift apart, without any error. So let's build a detector.
+# But nothing in the loop checks that. If you forget an f somewhere, the copies drift apart, and you don't get an error. So let's build a detector.
 #
 # `dist.all_reduce` can also take the largest or the smallest over the ranks instead of the sum, with `op=dist.ReduceOp.MAX` or `MIN`. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which differs from every number, even from itself. Here's what several kinds of "maximum" make of a zero on rank 0 and a NaN on rank 1:
 
@@ -347,7 +345,7 @@ launch(maximum_over_ranks, 2)[0] | {
 # So a MAX or a MIN may swallow a NaN, and so may Python's `max`. An infinity, on the other hand, survives all of them.
 
 # %% [markdown] task="5.3" title="A detector for drifting replicas" difficulty=3 minutes=15
-# Find the largest difference between any two ranks, in any element of any replicated parameter. Return it as a float, the same one on every rank. If a copy contains a NaN, on one rank or on all of them, return `nan` or `inf`.
+# Find the largest difference between any two ranks, in any element of any replicated parameter. Return it as a float that's the same on every rank. If a copy contains a NaN, on one rank or on all of them, return `nan` or `inf`.
 #
 # A parameter with the attribute `tensor_parallel` is a shard. It's *supposed* to differ, so skip it, and don't send it. And don't change any parameter.
 
@@ -380,7 +378,7 @@ check("5.3", replica_drift)
 # %% [markdown]
 # ## Break it: leave out f
 #
-# It's a single line, and it's invisible in the forward pass. Before you run the cell, what do you think the loss curves will look like?
+# f is a single line of code, and you can't see its effect in the forward pass. Before you run the cell, what do you think the loss curves will look like?
 
 
 # %%
@@ -507,7 +505,7 @@ class ParallelSwiGLU(nn.Module):
 check("5.4", ParallelSwiGLU)
 
 # %% [markdown]
-# **Predict.** What gave the bug away? Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows, and gate row 0 should meet up row 8. Which row does row 0 meet instead? And which row does row 8 meet, on the other rank?
+# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows, and gate row 0 should meet up row 8. Which row does row 0 meet instead? And which row does row 8 meet, on the other rank?
 
 # %% predict="5.c"
 predict("5.c", row_0_meets=4, row_8_meets=12)
@@ -593,7 +591,7 @@ print(f"collectives: yours {mine['collectives']}, PyTorch's {theirs['collectives
 # %% [markdown]
 # ## Your library so far
 #
-# It now has a complete MLP, and you can run it on two processes without this notebook. The table ends with the command.
+# It now contains a complete MLP, and you can run it on two processes without this notebook. The table ends with the command.
 
 # %%
 from tplab.course import library
@@ -601,4 +599,4 @@ from tplab.course import library
 library(5)
 
 # %% [markdown]
-# That's two thirds of a transformer layer. The other third is attention, in which every token looks at every other token. How could you possibly split *that* without constant talk?
+# That's two thirds of a transformer layer. The other third is attention, in which every token looks at every other token. How could you possibly split *that* without constant communication?

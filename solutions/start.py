@@ -1,8 +1,7 @@
 # %% [markdown]
 # # A first taste
 #
-# Suppose a weight matrix is too big for your GPU. You get a second GPU and put half of the matrix on each. How do you multiply by
-# it now, when neither GPU ever sees all of it?
+# Suppose a weight matrix is too big for your GPU. So you get a second GPU and put half of the matrix on each of them. How can you multiply by this matrix if neither GPU ever sees all of it?
 #
 # The answer is called **tensor parallelism**. About 15 minutes from now, you'll have built the heart of it yourself, and it will run in
 # two real processes on this machine. You don't need a GPU for that.
@@ -106,7 +105,7 @@ def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="S.2"
-# 1. Each column of $Y$ depends on a single column of $A$. Is any number in this rank's result unfinished?
+# 1. Each column of $Y$ depends on a single column of $A$. So does this rank's result still need something from the other rank, or is it complete?
 # 2. Nothing has to be added this time. The ranks hold different columns of $Y$, and everyone needs all of them, side by side.
 # 3. `parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]`, then `dist.all_gather(parts, y)`, then
 #    `torch.cat(parts, dim=-1)`.
@@ -115,8 +114,7 @@ def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 check("S.2", column_product)
 
 # %% [markdown]
-# That's tensor parallelism. Both checks also watched every message your ranks sent, and $A$ was never among them. Weights stay where
-# they are, and only results travel.
+# That's tensor parallelism. Both checks also recorded every message that your ranks sent, and none of them contained any part of $A$. The weights stay where they are, and the ranks only exchange results.
 #
 # ## When somebody doesn't show up
 #
@@ -138,8 +136,7 @@ with show_failure():
     launch(rank_1_has_better_things_to_do, 2, args=(X, A))
 
 # %% [markdown]
-# That's a **deadlock**. Almost anywhere else, your program would just hang, without a word. This report says who waits, who never
-# came, and in which line it happened. It's a line you wrote.
+# That's a **deadlock**. Normally, your program would just hang without any message. This report tells you which rank is waiting, which rank never joined, and on which line it happened. It's a line that you wrote yourself.
 #
 # ## The question
 #
@@ -148,11 +145,11 @@ with show_failure():
 #
 # *But for one of the four combinations, a single message is enough for the entire MLP. Which one is it?*
 #
-# Write down your guess. Everything up to chapter 05 leads to the answer, and then you'll train with it.
+# Write down your guess. You'll find the answer yourself in chapter 05, and you'll use it to train a GPT in the capstone.
 #
 # ## Your library so far
 #
-# Whatever passes its check goes into a Python package of your own. By the end it will train a GPT.
+# Every function that passes its check is added to your own Python package. By the end of the course, this package will be able to train a GPT.
 
 # %%
 library("start")

@@ -137,7 +137,7 @@ REDUCE_SCATTER = [
     ("starts with its own row", reduce_scatter(swap(ROW, "(rank - 1) % p", "rank")), "Where does row r have to start"),
     ("starts with the right neighbour's row", reduce_scatter(swap(ROW, "rank - 1", "rank + 1")), "Where does row r have to start"),
     ("counts rows upwards", reduce_scatter(step=swap(ADD, "row - 1", "row + 1")), "Write down a table for p = 3"),
-    ("adds the row that it sent", reduce_scatter(step="pass_on(total, received)\ntotal = received + x[row]\nrow = (row - 1) % p"), "which of its own rows does the rank have to add"),
+    ("adds the row that it sent", reduce_scatter(step="pass_on(total, received)\ntotal = received + x[row]\nrow = (row - 1) % p"), "Write down a table for p = 3"),
     ("one step too few", reduce_scatter(steps="p - 2"), "Nothing was sent"),
     ("one step too few for more than two ranks", reduce_scatter(steps="max(1, p - 2) if p > 1 else 0"), "Write down a table for p = 3"),
     ("one step too many", reduce_scatter(steps="p"), "Write down a table for p = 3"),

@@ -120,7 +120,7 @@ ROW = [
         dist.all_gather(rows, a_shard)
         return torch.cat(xs, dim=-1) @ torch.cat(rows, dim=0)
         """), "The weights are the big part"),
-    ("p times its own part", row("return x_shard @ a_shard * dist.get_world_size()"), "Where do the other ranks' shares come in"),
+    ("p times its own part", row("return x_shard @ a_shard * dist.get_world_size()"), "but the other ranks have different shares"),
     ("adds twice", row(swap(REDUCE, "dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2)), "Is every term added more than once"),
     ("adds twice and divides", row(swap_all(REDUCE, ("dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2), ("return y", "return y / dist.get_world_size()"))), "Which of the two can you do without"),
     ("adds in float32 to save traffic", row(swap_all(REDUCE, ("x_shard @ a_shard", "(x_shard @ a_shard).float()"), ("return y", "return y.to(x_shard.dtype)"))), "That sends fewer bytes"),

@@ -96,7 +96,7 @@ def _ask(
     if said.gpus > right[0] * right[1]:
         enough = right[0] * right[1]
         return f"Your layout takes {said.gpus} GPUs, but {enough} are enough. Did you try all combinations?"
-    return "Both take the same number of GPUs. Which of the two does the task prefer?"
+    return "Both layouts need the same number of GPUs. According to the task, which of them should you return?"
 
 
 def _must_refuse(

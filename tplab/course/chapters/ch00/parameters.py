@@ -172,7 +172,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         (usual, "You used 4h as the inner size of the MLP. Is it always 4h? See ffn_size."),
         (
             right - layers * count(layer, "down."),
-            "The MLP goes from h to ffn_size and back again. Which matrix takes it back?",
+            "The MLP maps h features to ffn_size features and back. Which matrix maps them back?",
         ),
     ]
     if config.gated:

@@ -4,8 +4,8 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "0.a": Prediction(
-        question="In which of the two training steps does memory peak, and during which phase of that step does the "
-        "optimizer state first appear: forward (1), backward (2) or optimizer step (3)?",
+        question="In which of the two training steps does memory use peak? And in which phase of a step "
+        "does the optimizer state first appear: forward (1), backward (2) or optimizer step (3)?",
         answer={"highest_peak_in_step": 2, "optimizer_state_appears_in_phase": 3},
         why="Adam only allocates its state during the first optimizer step. From then on, the state stays, so the "
         "activations of the second step come on top of it, and memory climbs higher than before.",
@@ -16,8 +16,9 @@ PREDICTIONS = {
         },
     ),
     "0.b": Prediction(
-        question="Double the batch b. By which factor do weights, gradients and optimizer state grow, and by which the "
-        "activations? Double the sequence length s instead: by which factor do the attention scores grow?",
+        question="Double the batch b. By what factor do weights, gradients and optimizer state grow, and by what "
+        "factor do the activations grow? Double the sequence length s instead. By what factor do the "
+        "attention scores grow?",
         answer={"states": 1, "activations": 2, "scores": 4},
         why="The states belong to the parameters, which never see the data. All activations have a factor of b. The "
         "scores have the shape [b, a, s, s], so s counts twice.",
@@ -30,12 +31,14 @@ PREDICTIONS = {
         },
     ),
     "0.c": Prediction(
-        question="total = total + loss over 12 batches. How many batches' activations are alive at the end of the "
-        "validation loop, and of a training loop that calls loss.backward() on each loss first?",
+        question="A loop runs total = total + loss over 12 batches. How many batches' activations are in memory "
+        "at the end of a validation loop, and how many at the end of a training loop that calls "
+        "loss.backward() on each loss first?",
         answer={"validation": 12, "training": 0},
-        why="The graph of `total` reaches back into every batch, and without a backward pass nothing is ever freed. "
-        "That's the growing staircase which gave the bug away. In a training loop, backward() frees the activations "
-        "of its batch right away, so the same line only leaks small graph nodes, and hardly anyone notices.",
+        why="The graph of `total` reaches back into every batch, and nothing is freed because there's no "
+        "backward pass. That's why the memory grew like a staircase. In a training loop, backward() frees "
+        "the activations of its batch right away. There, the same line only leaks small graph nodes, and "
+        "hardly anyone notices.",
         wrong={
             ("validation", 1): "`total` depends on all losses, not only on the last one.",
             "validation": "Which batches does `total` depend on at the end of the loop?",

@@ -94,4 +94,4 @@ def all_gather_and_all_reduce(all_gather: Ring, all_reduce: Ring) -> Verdict:
     check_all_gather(all_gather)
     shapes = lambda p: ((4 * p, 3), (3, p, 2), (5 * p,))  # noqa: E731 (as short as an argument)
     check_ring("1.3", all_reduce, shapes, expect, _QUESTIONS, without=(), name="ring_all_reduce")
-    return Verdict("For an all-reduce, each rank sent 2(p-1) messages, each of them a p-th of x.")
+    return Verdict("For an all-reduce, each rank sent 2(p-1) messages, and each message contained 1/p of x.")

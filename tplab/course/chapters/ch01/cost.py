@@ -30,7 +30,9 @@ _COST_QUESTIONS = (
         "The result should be a number. What does your last line return?",
     ),
     Question(lambda d: d.p == 1, "With a single rank, nothing is sent at all. How many steps does your formula count?"),
-    Question(kind_is("ring", _WHOLE), "In a ring, each message is just one part. How many bytes is a p-th of n?"),
+    Question(
+        kind_is("ring", _WHOLE), "In a ring, each message contains just one of the p parts. How many bytes is that?"
+    ),
     Question(kind_is("tree", _PARTS), "Along a tree, every message is the full tensor. Why do you divide it?"),
     Question(
         lambda d: _ALPHA_ONCE in d.kinds(),

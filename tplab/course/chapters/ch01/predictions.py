@@ -6,10 +6,10 @@ PREDICTIONS = {
     "1.a": Prediction(
         question="In the notebook, counter is 0. Each of 4 ranks adds 1 to it and returns it. What do the returned "
         "numbers "
-        "add up to, and what's counter in the notebook afterwards?",
+        "add up to, and what's counter in the notebook afterward?",
         answer={"sum_of_returned": 4, "in_the_notebook": 0},
-        why="Each rank has its own copy, which goes from 0 to 1, and four times 1 is 4. Nobody ever touched the "
-        "notebook's variable.",
+        why="Each rank changes its own copy from 0 to 1, and four times 1 is 4. The notebook's variable was "
+        "never changed.",
         wrong={
             (
                 "sum_of_returned",
@@ -18,7 +18,7 @@ PREDICTIONS = {
             (
                 "sum_of_returned",
                 16,
-            ): "For 4 on every rank, they would have to count together. Did anybody send anything?",
+            ): "The ranks would only get 4 if they counted together. Did any of them send a message?",
             ("sum_of_returned", 1): "That's what one rank returns. What about all four together?",
             "sum_of_returned": "What's counter on one rank, before and after it adds 1? And what's the sum over four "
             "ranks?",
@@ -58,18 +58,15 @@ PREDICTIONS = {
         },
     ),
     "1.c": Prediction(
-        question="In which line does rank 0 wait, which rank would have to send something, and how many sends did "
-        "the ranks "
-        "get to?",
+        question="On which line is rank 0 waiting, which rank is it waiting for, and how many calls of send did "
+        "the ranks reach in total?",
         answer={"line_of_rank_0": 6, "rank_that_should_send": 1, "sends_entered": 0},
-        why="Both ranks wait in recv, in line 6. The sends are in line 7, and nobody gets there. Each rank waits for "
-        "what "
-        "the other one would do next.",
+        why="Both ranks are stuck in recv on line 6. The sends are on line 7, and neither rank ever gets there.",
         wrong={
-            ("line_of_rank_0", 7): "Line 7 is the send. Look at the line of the report that starts with 'rank 0:'.",
+            ("line_of_rank_0", 7): "Line 7 is the send. Look for the line number in the report, after 'rank 0:'.",
             "line_of_rank_0": "Look at the line of the report that starts with 'rank 0:'. It says where rank 0 waits.",
-            ("rank_that_should_send", 0): "Rank 0 is the one that waits. From which rank does it want to receive?",
-            "rank_that_should_send": "Rank 0 waits in a recv. From which rank does it want to receive?",
+            ("rank_that_should_send", 0): "Rank 0 is the rank that's waiting. Which rank does it want to receive from?",
+            "rank_that_should_send": "Rank 0 is waiting in a recv. Which rank does it want to receive from?",
             "sends_entered": "The send comes after the recv. Did any rank get past its recv?",
         },
     ),
@@ -84,22 +81,21 @@ PREDICTIONS = {
         wrong={
             ("ring_mib", 7): "That's just the reduce-scatter. The all-gather sends as much again.",
             ("ring_mib", 16): "2N is the limit for very many ranks. With p = 8, it's 2(p-1)/p of N.",
-            ("ring_mib", 112): "Each message is only a p-th of the tensor.",
-            "ring_mib": "Each rank sends 2(p-1) messages, and each of them is a p-th of 8 MiB.",
+            ("ring_mib", 112): "Each message contains only 1/p of the tensor.",
+            "ring_mib": "Each rank sends 2(p-1) messages, and each of them contains 1/p of the 8 MiB.",
             ("tree_mib", 48): "On the way up, rank 0 only receives.",
             ("tree_mib", 56): "Rank 0 doesn't send to all seven others, because those that have the tensor pass it on.",
             "tree_mib": "On the way down, rank 0 sends once per step. How many steps are there, and how large is a "
             "message?",
-            ("ring_steps", 7): "It goes around once to add up, and once more to hand out the result.",
+            ("ring_steps", 7): "The parts go around the ring once to be added up and once more to be handed out.",
             "ring_steps": "The reduce-scatter takes p - 1 steps, and so does the all-gather.",
-            ("tree_steps", 3): "It goes up, and then down again.",
+            ("tree_steps", 3): "The sum also has to travel back down the tree.",
             "tree_steps": "How often can you halve 8 ranks? You need that many steps up and as many down.",
         },
     ),
     "1.e": Prediction(
-        question="Which rank is the odd one out, which all-reduce are the others stuck in, in which step did that "
-        "rank skip "
-        "one, and which of its own steps met the others' step 1?",
+        question="Which rank is the odd one out, which all-reduce are the others stuck in, in which step did "
+        "that rank skip its all-reduce, and which of its own steps was paired with the others' step 1?",
         answer={"odd_rank": 2, "number_of_the_all_reduce": 3, "skipped_step": 1, "paired_with_its_step": 2},
         why="The others enter three all-reduces, but rank 2 only enters two, in steps 0 and 2. Its second one, from "
         "step "
@@ -124,12 +120,12 @@ PREDICTIONS = {
         },
     ),
     "1.f": Prediction(
-        question="Which collective isn't the same on all ranks, which rank is different, and how many elements did "
-        "it bring?",
+        question="Which collective got tensors of different shapes, which rank is different, and how many "
+        "elements did it pass?",
         answer={"number_of_the_collective": 2, "rank": 3, "elements": 1},
-        why="The all-reduce of the count was #1, and it was the same everywhere. In #2, the all-gather, rank 3 "
-        "brings a "
-        "single element and the others bring 3, because ten examples don't divide evenly by four.",
+        why="#1 was the all-reduce of the count, and all ranks agreed on it. #2 was the all-gather. Rank 3 "
+        "passed a single element to it and the others passed 3, because ten examples can't be divided evenly "
+        "by four.",
         wrong={
             (
                 "number_of_the_collective",

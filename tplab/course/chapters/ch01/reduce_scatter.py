@@ -16,10 +16,9 @@ _TWICE = "a sum that counts the term of one rank twice"
 _WHO = {0: "its own", 1: "its left-hand neighbor's"}
 
 _TABLE = (
-    "Write down a table for p = 3. In each step, which row does each rank send, which row arrives, and which of its "
-    "own "
-    "rows does the rank have to add to it? After the last step, rank r must hold row r. (Also make sure that you don't "
-    "receive into the tensor that you're sending.)"
+    "Write down a table for p = 3, with a row for each step. Which row of x does each rank send, and which row "
+    "arrives there? Each rank has to add its own numbers to the row that arrives. After the last step, rank r "
+    "must hold row r. (Also make sure that you don't receive into the tensor that you're sending.)"
 )
 
 

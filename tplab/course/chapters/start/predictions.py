@@ -9,8 +9,7 @@ PREDICTIONS = {
         why="The ranks begin with 10, 11, 12 and 13. All four of them end up with the sum, which is 46.",
         wrong={
             ("each_rank", 21): "That's the sum for two ranks. Which numbers do ranks 2 and 3 begin with?",
-            ("each_rank", 42): "Two ranks together had 21, but ranks 2 and 3 don't begin with the same numbers. "
-            "Which ones do they begin with?",
+            ("each_rank", 42): "21 is the sum for ranks 0 and 1. Ranks 2 and 3 begin with other numbers. Which ones?",
             ("each_rank", 6): "That's the sum of the rank numbers. What does `add_up` add to each of them?",
             "each_rank": "Each rank begins with 10 plus its own number. Write down the four numbers, then add them up.",
         },

@@ -204,7 +204,8 @@ ROW_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", P_TIMES_OWN),
-        "You multiplied this rank's own share by p. Where do the other ranks' shares come in?",
+        "You multiplied this rank's own share by p, but the other ranks have different shares. Which call adds "
+        "up all of them?",
     ),
     checks.Question(
         checks.kind_is("out", BESIDE, STACKED),
