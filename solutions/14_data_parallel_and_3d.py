@@ -617,7 +617,19 @@ for gpus in (16, 64, 256):
 viz.table(rows)
 
 # %% [markdown]
-# In a terminal, `tplab plan --params 70e9 --gpus 64 --gpu h100` lists what fits a cluster, best first, with the memory and what limits it. It also tries larger micro-batches, and to compute more or less of the forward pass again in backward.
+# `tplab.cluster.plan` does the same for every layout of a cluster. It also tries larger micro-batches, sequence parallelism, interleaved pipelines, and recomputation. Here's where the time goes in the best four layouts for a GPT with 70 billion parameters on 64 H100s.
+
+# %%
+from tplab.cluster.plan import best_of_each_split, gpt_shape, plans
+
+best = best_of_each_split(plans(gpt_shape(70e9), 64, H100))[:4]
+viz.time_bars(
+    {f"dp {p.layout.dp}, pp {p.layout.pp}, tp {p.layout.tp}": p.time.parts() for p in best},
+    title="a step with 70 billion parameters on 64 H100s",
+)
+
+# %% [markdown]
+# In a terminal, `tplab plan --params 70e9 --gpus 64 --gpu h100` prints the same list. It also says why the first layout is the fastest, and what would have to change for the next ones to catch up.
 #
 # ## 7 · All three at once
 #

@@ -98,7 +98,7 @@ LEAVES_SOMETHING: list[Changed] = [
 CHANGES_THE_CALLERS: list[Changed] = [
     ("1.1", [("return out.copy_(parts[src])", "return out.copy_(parts.pop(src))")], "writes into a tensor that your caller still needs"),
     ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which of your lines writes into one of them"),
-    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "writes into a tensor that your caller still needs"),
+    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
     ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
     ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),

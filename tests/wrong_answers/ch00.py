@@ -52,7 +52,7 @@ PARAMETERS = [
     ("no Q, K and V", count((" + q + 2 * k", "")), "Your sum has no matrices for Q, K and V"),
     ("no out", count((" + out", "")), "Attention has four matrices"),
     ("always 4h", count(("config.ffn_size", "4 * h")), "Is it always 4h"),
-    ("no way back in the MLP", count((" + down", "")), "Which matrix takes it back"),
+    ("no way back in the MLP", count((" + down", "")), "Which matrix maps them back"),
     ("gate always", count((" if config.gated else 0", "")), "says gated=False"),
     ("gate never", count(("up if config.gated else 0", "0")), "This MLP is gated"),
     ("the gate has no bias", count(("gate = up if", "gate = h * config.ffn_size if")), "the gate has one as well"),
@@ -188,7 +188,7 @@ def search(*pairs: tuple[str, str]) -> str:
 LAYOUTS = [
     ("looks at the first stage only", search(("bill(config, layout)", "bill(config, layout, stage=0)")), "Which stage needs the most"),
     ("looks at the last stage only", search(("bill(config, layout)", "bill(config, layout, stage=layout.pp - 1)")), "Which stage needs the most"),
-    ("the largest tp among equals", search(("(layout.gpus, layout.tp)", "(layout.gpus, -layout.tp)")), "Which of the two does the task prefer"),
+    ("the largest tp among equals", search(("(layout.gpus, layout.tp)", "(layout.gpus, -layout.tp)")), "which of them should you return"),
     ("the smallest tp, whatever it takes", search(("(layout.gpus, layout.tp)", "(layout.tp, layout.gpus)")), "Did you try all combinations"),
     ("the smallest pipeline, whatever it takes", search(("(layout.gpus, layout.tp)", "(layout.pp, layout.gpus)")), "Did you try all combinations"),
     ("no pipelines", search(("range(1, config.num_layers + 1)", "(1,)")), "What does your search do when it gets there"),

@@ -280,7 +280,7 @@ def ring_wins_from(world_size, alpha, beta):
 
 
 TIMES = [
-    ("ring of whole messages", times(ring=swap(RING, " / world_size", "")), "In a ring, each message is just one part"),
+    ("ring of whole messages", times(ring=swap(RING, " / world_size", "")), "each message contains just one of the p parts"),
     ("ring, once round", times(ring=swap(RING, "2 * ", "")), "What about the way back"),
     ("ring of p steps", times(ring=swap(RING, "(world_size - 1)", "world_size")), "Which step did you count in addition"),
     ("ring of a single step", times(ring=swap(RING, "2 * (world_size - 1) * ", "")), "This is the time of a single step"),

@@ -6,8 +6,10 @@ matmul       the time of one matmul
 collective   the time of each collective
 layer        the time of one transformer layer on one of its tp ranks
 step         the time of a training step for a model, a layout and a machine
+calibration  the kernels of a layer, measured on the machine at hand
 """
 
+from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.cost.flops import hardware_flops, model_flops
 from tplab.cost.layer import LayerTime, efficiency, layer_time, overlap_saving
 from tplab.cost.machines import (
@@ -26,6 +28,7 @@ from tplab.cost.step import Program, StepTime, achieved, step_time, throughput
 __all__ = [
     "MACHINES",
     "TERMS",
+    "Kernels",
     "LayerTime",
     "Losses",
     "Machine",
@@ -37,6 +40,7 @@ __all__ = [
     "layer_time",
     "machine",
     "matrix_rate",
+    "measure_kernels",
     "measure_machine",
     "memory_rate",
     "model_flops",

@@ -7,7 +7,10 @@ from matplotlib.patches import Patch
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, style
 
 # Shades of gray and hatches in order, so that no part looks like a rank
-_LOOKS = (("#5F6B73", ""), ("white", "////"), ("#C3CBD0", "...."), ("#EEF0F2", "\\\\\\\\"), ("#94A0A8", "xxxx"))
+_LOOKS = (
+    ("#5F6B73", ""), ("white", "////"), ("#C3CBD0", "...."), ("#EEF0F2", "\\\\\\\\"), ("#94A0A8", "xxxx"),
+    ("white", ""), ("#C3CBD0", ""), ("white", "++++"),
+)  # fmt: skip
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
@@ -22,7 +25,7 @@ def time_bars(
 
     notes: text after each bar, such as {"p = 8": "80 %"}; bars without a note show their sum scale: seconds at the
     right edge, to draw several pictures to the same scale (None: the longest bar) Raises ValueError without rows, or
-    for more than five different parts.
+    for more than eight different parts.
     """
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     if not names or len(names) > len(_LOOKS):
@@ -50,7 +53,7 @@ def time_bars(
         axes.set_xlabel({"s": "seconds", "ms": "milliseconds", "µs": "microseconds"}[unit])
         axes.tick_params(left=False)
         handles = [Patch(facecolor=looks[n][0], hatch=looks[n][1], edgecolor=INK, label=n) for n in names]
-        picture.legend(handles=handles, ncols=len(handles), loc="outside lower right")
+        picture.legend(handles=handles, ncols=min(len(handles), 4), loc="outside lower right")
     picture.description = (
         "Stacked bars of "
         + ", ".join(names)
