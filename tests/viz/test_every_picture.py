@@ -65,7 +65,7 @@ def test_texts_stay_in_the_picture_and_apart(name) -> None:
 
 
 CHOICES = {"p": (2, 4), "kind": ["column", "row"]}
-SIX_PARTS = {str(part): 1.0 for part in range(6)}
+NINE_PARTS = {str(part): 1.0 for part in range(9)}
 X, A = (2, 4), (4, 8)
 # fmt: off
 REFUSED = [
@@ -89,7 +89,7 @@ REFUSED = [
     (lambda: viz.layer([SMALL] * 2, [SMALL] * 3, ranks=2),              "a layer communicates twice"),
     (lambda: viz.layouts(test_layouts.steps(2)[:1], ranks=2),           "got 1"),
     (lambda: viz.saved_activations({}),                                 "up to 5 parts"),
-    (lambda: viz.saved_activations({"too many": SIX_PARTS}),            "up to 5 parts"),
+    (lambda: viz.saved_activations({"too many": NINE_PARTS}),            "up to 5 parts"),
     (lambda: viz.live_memory(MemoryMeter()),                            "the meter saw no tensor"),
     (lambda: viz.parallelism("model", 2),                               "model.* on 2"),
     (lambda: viz.parallelism("data", 3),                                "data.* on 3"),
@@ -104,8 +104,8 @@ REFUSED = [
     (lambda: viz.overlap({"one": test_overlap.run(0), "two": [RankTrace(0, [])]}), "nothing was traced in 'two'"),
     (lambda: viz.overlap({}),                                           "nothing was traced"),
     (lambda: viz.against({}),                                           "no figures"),
-    (lambda: viz.time_bars({}),                                         "1 to 5 different parts"),
-    (lambda: viz.time_bars({"too many": SIX_PARTS}),                    "1 to 5 different parts"),
+    (lambda: viz.time_bars({}),                                         "1 to 8 different parts"),
+    (lambda: viz.time_bars({"too many": NINE_PARTS}),                    "1 to 8 different parts"),
     (lambda: viz.mesh({}),                                              "at least one axis"),
     (lambda: viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]}),   "dp don't hold each of the ranks 0 to 3 once"),
     (lambda: viz.program({}),                                           "one box at least"),

@@ -3,7 +3,7 @@
 A step runs m micro-batches through pp stages of tp GPUs each, on dp replicas. If the slowest stage takes t seconds for
 one micro-batch, forward and backward (`tplab.cost.layer`), the step is the sum of
 
-    compute, tensor parallel   m t               split into matmuls, element-wise work and exposed communication
+    compute, tensor parallel   m t               matmuls, element-wise work, kernel launches, exposed communication
     pipeline bubble            (pp-1) t / v      v chunks of layers per stage; exactly: the t of other stages, over v
     pipeline sends             2 (m v + pp - 1) messages of one micro-batch's [T, h]
     data parallel              all-reduce of one GPU's gradients, in 16 bits, over dp ranks

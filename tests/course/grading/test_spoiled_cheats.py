@@ -186,6 +186,7 @@ def unshard(shards, dim):
 """
 GATHER = """
 def gather_last_dim(y):
+    y = y.contiguous()
     parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, y)
     return torch.cat(parts{wrong}, dim=-1)
