@@ -66,6 +66,43 @@ def test_asked_to_stop_the_command_saves_and_torchrun_goes_on(flags, tmp_path):
     assert rows[-1] == {"kind": "end", "step": stopped + 3, "why": "stop_after"}
 
 
+def test_ctrl_c_saves_and_meanwhile_nobody_else_can_train_in_the_folder(flags, tmp_path):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen([*COMMAND, *flags], env=ENVIRONMENT, **pipes)
+    try:
+        wait_for(tmp_path / "run" / "log.jsonl", '"step": 3, "loss"')
+        second = subprocess.run([*COMMAND, *flags], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        run.send_signal(signal.SIGINT)
+        said, errors = run.communicate(timeout=120)
+    finally:
+        run.kill()
+    assert second.returncode == 2
+    assert f"another run is training in {tmp_path / 'run'} (process " in second.stderr
+    assert "Traceback" not in second.stderr
+    assert run.returncode == 0, errors
+    assert "Ctrl-C again ends it now" in errors
+    assert "Traceback" not in errors
+    rows = read_log(tmp_path / "run")
+    assert f"asked to stop, saved step {rows[-1]['step']}" in said
+    assert [row["step"] for row in steps_of(rows)] == list(range(1, rows[-1]["step"] + 1))
+
+
+@pytest.mark.slow
+def test_a_study_that_is_asked_to_stop_measures_nothing_and_trains_no_further(flags, tmp_path):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen([*COMMAND, "study", *flags], env=ENVIRONMENT, **pipes)
+    try:
+        wait_for(tmp_path / "run" / "log.jsonl", '"step": 3, "loss"')
+        run.send_signal(signal.SIGTERM)
+        said, errors = run.communicate(timeout=120)
+    finally:
+        run.kill()
+    assert run.returncode == 0, errors
+    assert "nothing is measured yet; the same command goes on" in said
+    assert read_log(tmp_path / "run")[-1]["why"] == "SIGTERM"
+    assert not (tmp_path / "run" / "measurements.json").exists()
+
+
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_fails_says_where_and_ends_at_once(flags, tmp_path):
     """The last --learning-rate counts. One rank, started as torchrun starts it."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tplab.capstone.settings.io import read_settings, settings_of
 from tplab.capstone.settings.presets import preset_for
-from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, set_aside
+from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, locked, set_aside
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import check_tensorboard, read_log, steps_of
 from tplab.capstone.training.loop import Outcome, train
@@ -86,7 +86,10 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
     from tplab.capstone.data.prepare import prepare
     from tplab.capstone.watching.panel import panel
 
-    folder, answers = Path(settings.folder), _answers(settings)
+    folder = Path(settings.folder)
+    with locked(folder):
+        pass  # otherwise, it would be noticed only after the text is prepared, and by every rank
+    answers = _answers(settings)
     if fresh and (aside := set_aside(folder)):
         print(f"the run that was in {folder} is in {aside} now")
     print(prepare(settings))
@@ -98,6 +101,9 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
         except RankError as error:
             print(error, file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("ended without saving; the same command goes on from the newest checkpoint", file=sys.stderr)
+            return 130
     if tell is None and (samples := steps_of(read_log(folder), "sample")):
         print(shown(samples[-1]))
     print(_summary(outcome))

@@ -1,13 +1,16 @@
 """The folder of a run: when it binds the settings of the next one."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tplab.capstone.settings.io import read_settings
-from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, set_aside, write_settings
+from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, locked, set_aside, write_settings
 from tplab.capstone.settings.settings import Settings
 
 
@@ -57,3 +60,28 @@ def test_a_fresh_run_sets_aside_what_was_there_but_its_tokens(settings: Settings
         assert (before / "checkpoints" / "step-000001").is_dir()
     assert sorted(path.name for path in folder.iterdir()) == ["before-1", "before-2", "tokens"]
     assert set_aside(folder) is None
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tplab.capstone.settings.run_folder import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_a_folder_is_locked_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(ValueError, match=rf"another run is training in .* \(process {holder.pid} on "):
+            with locked(tmp_path):
+                pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with locked(tmp_path):
+        assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()

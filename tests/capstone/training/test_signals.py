@@ -81,6 +81,17 @@ def test_a_program_that_waits_for_its_ranks_hands_the_signal_on(tmp_path, monkey
     assert ended == [(os.getpid(), signal.SIGTERM)]
 
 
+def test_ctrl_c_is_handed_on_too_and_a_second_one_interrupts(tmp_path, capsys):
+    before = signal.getsignal(signal.SIGINT)
+    with hand_on(tmp_path / "run"):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop_file(tmp_path / "run").exists()
+        assert "Ctrl-C again ends it now" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_signal_before_the_launch_reaches_its_ranks_but_a_file_of_an_earlier_run_does_not(tmp_path, monkeypatch):
     stop_file(tmp_path).touch()
     with hand_on(tmp_path):

@@ -6,6 +6,11 @@ checkpoints/             the steps from which the run can resume
 tokens/                  the tokenized text
 """
 
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +18,7 @@ from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.settings import Settings, changed
 
-SETTINGS, LOG = "settings.yaml", "log.jsonl"
+SETTINGS, LOG, LOCK = "settings.yaml", "log.jsonl", ".lock"
 OF_THE_RUN = (
     SETTINGS, LOG, "log.csv", "tensorboard", "checkpoints", "measurements.json", "report.html",
     "report.md",
@@ -52,6 +57,28 @@ def check_unchanged(settings: Settings) -> None:
             + "\nTo go on with it leave these as they were. For another run take another --folder, or --fresh, which "
             "keeps what is there aside"
         )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in this folder inside the block. Raises ValueError if one is training there.
+
+    The operating system releases the lock when its process ends, however it ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"another run is training in {folder} ({file.read().strip() or 'an unknown process'}). Wait for it, "
+                f"stop it with `touch {folder}/stop`, or take another --folder"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
 
 
 def write_settings(settings: Settings) -> None:

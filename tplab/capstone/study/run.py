@@ -108,8 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     only += ["baseline"] if given.pop("baseline", None) and "baseline" not in only else []
     try:
         settings = settings_from(given)
-        if not only and not is_done(settings) and (code := carry_out(settings)):
-            return code
+        if not only and not is_done(settings):
+            if code := carry_out(settings):
+                return code
+            if not is_done(settings):
+                print("the run was asked to stop, so nothing is measured yet; the same command goes on")
+                return 0
         study(settings, only=only)
     except (ValueError, OSError, ImportError) as error:
         print(f"python -m tplab.capstone study: {error}", file=sys.stderr)

@@ -16,18 +16,19 @@ it had never been interrupted.
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
-from tplab.capstone.settings.run_folder import check_unchanged, write_settings
+from tplab.capstone.settings.run_folder import check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.evaluation import Evaluation
@@ -67,16 +68,33 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     answers    the learner's code from the chapters, for layers="mine"
     tell       called on the first rank with each row of the log
 
-    Raises ValueError if the settings don't match the ranks or the run in the folder, and FloatingPointError if the loss
-    or the gradient norm is no longer finite.
+    Raises ValueError if the settings don't match the ranks or the run in the folder, or if another run is training
+    there, and FloatingPointError if the loss or the gradient norm is no longer finite.
     """
     ranks = join(settings)
     check_unchanged(settings)
     if settings.tensorboard:
         check_tensorboard()
     folder = Path(settings.folder)
-    with stop_requests(folder if ranks.is_first else None) as stop:
+    with _alone_in(folder, ranks), stop_requests(folder if ranks.is_first else None) as stop:
         return _Run(settings, answers, ranks, stop).to_the_end(tell)
+
+
+@contextmanager
+def _alone_in(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Lock the run's folder on the first rank. If another run has locked it, raises ValueError on all ranks."""
+    with ExitStack() as stack:
+        busy: list[str | None] = [None]
+        if ranks.is_first:
+            try:
+                stack.enter_context(locked(folder))
+            except ValueError as error:
+                busy = [str(error)]
+        if ranks.size > 1:
+            dist.broadcast_object_list(busy, 0)
+        if busy[0] is not None:
+            raise ValueError(busy[0])
+        yield
 
 
 class _Run:

@@ -11,6 +11,7 @@ machine, or the program that waits for the ranks. The first rank looks for the f
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -86,14 +87,17 @@ def stop_file(folder: Path) -> Path:
 
 @contextmanager
 def hand_on(folder: Path) -> Iterator[None]:
-    """Forward a SIGTERM inside the block to the ranks that this program waits for. A second one ends the program.
+    """Forward a SIGTERM or Ctrl-C inside the block to the ranks that this program waits for. A second one ends it.
 
+    The run saves a checkpoint and ends. A second SIGTERM ends the program, a second Ctrl-C raises KeyboardInterrupt.
     The file of an earlier run is removed first. Ranks that are started inside the block obey any `stop` file that they
     find, even one that is older than the ranks. Raises ValueError in any thread but the main thread.
     """
     first: list[float] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
+        if first and number == signal.SIGINT:
+            raise KeyboardInterrupt
         if first and time.monotonic() - first[0] > IMPATIENT:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -101,12 +105,15 @@ def hand_on(folder: Path) -> Iterator[None]:
             first.append(time.monotonic())
             folder.mkdir(parents=True, exist_ok=True)
             stop_file(folder).touch()
+            if number == signal.SIGINT:
+                print("\nsaving after this step; Ctrl-C again ends it now", file=sys.stderr, flush=True)
 
     stop_file(folder).unlink(missing_ok=True)
-    before = signal.signal(signal.SIGTERM, receive)
+    before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
     os.environ[_HANDED_ON] = "1"
     try:
         yield
     finally:
         os.environ.pop(_HANDED_ON)
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
