@@ -27,6 +27,8 @@ _FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU: tensor-para
 
 Without torchrun it starts tp · dp processes here. For several nodes see tplab/capstone/capstone.slurm.
 The same command again goes on from the newest checkpoint; SIGTERM, or `touch FOLDER/stop`, saves one and ends.
+If a rank fails, torchrun ends them all. With --max-restarts 3 it then starts them again, up to three times, and they go
+on from the newest checkpoint.
 
 Without --preset and --config the settings are those of the run in --folder, or a preset that fits this machine.
 

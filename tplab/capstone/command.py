@@ -71,7 +71,7 @@ def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
 
 
 def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
-    if fresh:
+    if fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun repeats the command
         if dist.get_rank() == 0:
             set_aside(Path(settings.folder))
         dist.barrier()
@@ -99,7 +99,8 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
             backend = backend_for(settings.ranks)
             outcome = launch(train, settings.ranks, args=(settings, answers, tell), backend=backend, timeout=None)[0]
         except RankError as error:
-            print(error, file=sys.stderr)
+            diverged = error.cause_type == "FloatingPointError"  # what to do matters then, and not the line of code
+            print(error.cause_message if diverged else error, file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             print("ended without saving; the same command goes on from the newest checkpoint", file=sys.stderr)

@@ -176,5 +176,5 @@ def test_several_small_files_can_be_split_and_copies_of_one_text_can_t() -> None
     train, validation = split(many_copies)
     assert {document.text[0] for document in validation} == {"a"}  # the shortest, since each is more than 8%
     assert len(train) == 30
-    with pytest.raises(ValueError, match="3 documents with 1 different texts"):
+    with pytest.raises(ValueError, match="its 3 documents are all the same. Add a different"):
         split([Document(name, "same\n") for name in "abc"])

@@ -56,6 +56,18 @@ def test_a_run_that_went_on_at_another_tp_is_reported_as_it_is_now(tmp_path: Pat
     assert compose(Run(tmp_path)).title == "A GPT on 2 ranks"
 
 
+def test_a_run_that_is_trained_differently_from_some_step_on_says_so(tmp_path: Path):
+    log = Log(tmp_path)
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) for step in range(1, 31)))
+    changes = {"learning_rate": [0.001, 0.0005], "steps": [60, 90]}
+    log.add(start_row(SETTINGS, step=31, resumed_from=30, changes=changes), step_row(SETTINGS, 31, 4.0))
+    (tmp_path / "measurements.json").write_text(json.dumps(MEASURED))
+    words = words_of(tmp_path, "Loss")
+    assert "From step 31 on, learning_rate is 0.0005 instead of 0.001 and steps is 90 instead of 60." in words
+    assert "its losses can't be repeated on one rank" in words
+    assert "The run was resumed once, from step 30." in words_of(tmp_path)
+
+
 def test_a_run_that_went_on_as_it_was_is_told_as_one(tmp_path: Path):
     log = Log(tmp_path)
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | {"seconds": 0.1} for step in range(1, 31)))
@@ -100,11 +112,34 @@ def test_gpus_tell_their_communication_by_the_timeline(tmp_path: Path):
     assert f"Number(value='{share:.0%}', unit='of a step'" in words
 
 
+@pytest.mark.parametrize(
+    ("of_two", "threads", "says", "never"),
+    [
+        (0.08, 0.1, "2 ranks can't be 2.38 times as fast as one. Something else used the machine", "no messages"),
+        (0.1, 0.08, "One process with 2 threads takes 80 ms per step (79 ms to 81 ms), 0.80 times as long as 2 "
+         "ranks. Its threads share memory, so they have no messages to send", "Careful"),
+        (0.1, None, "2 are 1.90 times as fast as one.", "One process"),
+    ],
+)  # fmt: skip
+def test_an_impossible_speedup_is_called_that_and_threads_stand_beside_ranks(
+    of_two: float, threads: float | None, says: str, never: str, tmp_path: Path
+):
+    found = MEASURED["scaling"] | {"strong": {"1": 0.19, "2": of_two}}
+    if threads:
+        rounds = [threads - 1e-3, threads, threads + 1e-3]
+        found["one_process"] = {"seconds": threads, "threads": 2, "rounds": rounds}
+    write_run(tmp_path, measured=MEASURED | {"scaling": found})
+    words = words_of(tmp_path, "Scaling")
+    assert says in words
+    assert never not in words
+
+
 def test_scaling_begins_at_the_fewest_ranks_that_had_room(tmp_path: Path):
     found = MEASURED["scaling"]
     strong, predicted = {"2": 0.2, "4": 0.1}, {"strong": {"2": 0.2, "4": 0.12}, "weak": {"2": 0.2}}
     found = found | {"strong": strong, "weak": {"2": 0.2}, "work": {"2": 1e9}, "predicted": predicted}
     found["parts"] = dict.fromkeys(strong, MEASURED["scaling"]["parts"]["2"])
+    found["rounds"] = {p: [seconds] for p, seconds in strong.items()}
     write_run(tmp_path, measured=MEASURED | {"scaling": found})
     words = words_of(tmp_path, "Scaling")
     assert "4 are 2.00 times as fast as 2." in words

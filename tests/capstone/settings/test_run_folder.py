@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from tplab.capstone.settings.io import read_settings
-from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, locked, set_aside, write_settings
+from tplab.capstone.settings.run_folder import (
+    changes_of,
+    check_unchanged,
+    checkpoints_in,
+    locked,
+    set_aside,
+    write_settings,
+)
 from tplab.capstone.settings.settings import Settings
 
 
@@ -33,13 +40,20 @@ def test_a_new_folder_and_a_first_save_that_was_killed_bind_nobody(settings: Set
 
 
 def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> None:
-    other = replace(settings, learning_rate=0.1, hidden_size=64, seed=1)
+    other = replace(settings, weight_decay=0.2, hidden_size=64, seed=1)
     check_unchanged(other)  # there is nothing yet
     save(settings, "step-000002")
     check_unchanged(replace(settings, tp=2, log_every=7))
+    assert changes_of(replace(settings, tp=2, log_every=7)) == {}
+    retuned = {"learning_rate": (1e-3, 5e-4), "steps": (200, 900), "precision": ("float32", "bfloat16")}
+    again = replace(settings, **{name: now for name, (_, now) in retuned.items()})
+    check_unchanged(again)
+    assert changes_of(again) == retuned
+    with pytest.raises(ValueError, match="precision  'float32' in the run, 'float64' now"):
+        check_unchanged(replace(settings, precision="float64"))
     with pytest.raises(ValueError, match="other settings") as raised:
         check_unchanged(other)
-    for line in ("hidden_size    128 in the run, 64 now", "learning_rate  0.001 in the run, 0.1 now"):
+    for line in ("hidden_size   128 in the run, 64 now", "weight_decay  0.1 in the run, 0.2 now"):
         assert line in str(raised.value)
     assert re.search("seed +0 in the run, 1 now", str(raised.value))
     assert read_settings(Path(settings.folder) / "settings.yaml") == settings

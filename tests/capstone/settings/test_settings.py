@@ -83,6 +83,13 @@ def test_what_is_saved_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"max_norm": float("inf")}, "max_norm=inf should be a finite number"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan should be a finite number"),
+        ({"beta1": 2.0}, "beta1=2.0 should be at least 0 and less than 1"),
+        ({"dropout": 1.0}, "dropout=1.0 should be at least 0 and less than 1"),
+        ({"seed": 10**20}, "seed=10+ should be at most 2.32 - 1 = 4294967295"),
+        ({"dropout": 0.1, "layers": "dtensor"}, 'dropout=0.1 needs layers="tplab"'),
+        ({3: 4}, r"there are no settings \[3\]; known"),
         ({"step": 3}, r"there are no settings \['step'\]; known: .*steps"),
         ({"steps": "many"}, "steps: 'many' should be int"),
         ({"steps": True}, "steps: True should be int"),

@@ -95,5 +95,8 @@ def test_a_timeline_of_thousands_of_kernels_becomes_bars_that_can_be_told_apart(
     kept = measuring.drawn(many + sends)
     assert [bar for bar in kept if bar[0] == "communicate"] == sends
     assert [(start, end) for lane, _, start, end in kept if lane == "compute"] == [(0.0, pytest.approx(0.89999))]
+    views = [("compute", "view", at * 1e-4, at * 1e-4 + 9e-5) for at in range(9000)]
+    views[4000] = ("compute", "addmm", 0.4, 0.400095)
+    assert [name for _, name, *_ in measuring.drawn(views)] == ["addmm"], "the longest of what was merged"
     assert max(len(name) for _, name, *_ in kept) == 60
     assert len(measuring.drawn(many[:1000])) == 1000

@@ -156,8 +156,6 @@ def test_products_in_bfloat16_leave_loss_and_weights_in_float32(two, right):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"layers": "mine", "dropout": 0.1}, 'dropout=0.1 is in layers="tplab" alone'),
-        ({"layers": "plain", "dropout": 0.1}, 'dropout=0.1 is in layers="tplab" alone'),
         ({"layers": "dtensor"}, "needs a process group"),
         ({"layers": "mine"}, "needs a process group, also for one rank"),
         ({"tp": 2}, "tp=2 ranks should share the model, and there are 1"),

@@ -88,7 +88,16 @@ def test_of_a_long_log_only_the_end_is_read_to_go_on(tmp_path):
 
 def test_another_line_that_is_no_row_is_an_error_that_names_it(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"kind": "start"}\nnonsense\n{"kind": "end"}\n')
-    with pytest.raises(ValueError, match=r"line 2 of .*log.jsonl is no row.*nonsense"):
+    with pytest.raises(
+        ValueError, match=r"line 2 of .*log.jsonl isn.t a row that a run has written: .*nonsense.*Delete this line"
+    ):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["3", "[]", '{"step": 1}'])
+def test_json_that_is_no_row_is_an_error_as_well(line, tmp_path):
+    (tmp_path / "log.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match="line 1 of"):
         read_log(tmp_path)
 
 
@@ -144,7 +153,14 @@ def test_without_tensorboard_it_is_said_what_to_install(monkeypatch):
 
 def test_lines_for_a_terminal(capsys):
     machine = {"gpu": None, "processor": "a processor"}
-    about = {"machine": machine, "device": "cpu", "ranks": 2, "parameters": 1234567, "resumed_from": 40}
+    about = {
+        "machine": machine,
+        "device": "cpu",
+        "ranks": 2,
+        "parameters": 1234567,
+        "resumed_from": 40,
+        "changes": {"learning_rate": [0.001, 0.0005]},
+    }
     rows = [
         {**start(41), **about}, step(41), step(42), step(600), {"kind": "checkpoint", "step": 600, "seconds": 0.1},
         {"kind": "evaluation", "step": 600, "loss": 3.0}, {"kind": "sample", "step": 600, "text": "def f():\n    pass"},
@@ -155,6 +171,7 @@ def test_lines_for_a_terminal(capsys):
         lines(json.loads(json.dumps(row)))
     assert capsys.readouterr().out.splitlines() == [
         "1,234,567 parameters on 2 ranks, a processor: on from step 40 to step 600",
+        "learning_rate is 0.0005 from here on, instead of 0.001",
         "step  41   loss 2.0000   norm 1.500   128 tokens/s   0:04:40 left",
         "step 600   loss 2.0000   norm 1.500   128 tokens/s   0:00:00 left",
         "step 600   checkpoint",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
@@ -26,6 +27,7 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import Row, read_log, steps_of
 from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.signals import stop_file
+from tplab.capstone.training.step import Step
 from tplab.checkpoint.sharded import write_sharded
 
 pytestmark = pytest.mark.share(3)
@@ -77,9 +79,16 @@ def with_a_file(settings: Settings) -> Outcome:
     return train(settings, tell=at_step_2(stop_file(Path(settings.folder)).touch))
 
 
-def with_another_learning_rate(settings: Settings) -> str:
+def with_another_seed(settings: Settings) -> str:
     train(settings)
-    return raises(replace(settings, learning_rate=1.0))
+    return raises(replace(settings, seed=5))
+
+
+def mended(settings: Settings) -> tuple[str, Outcome]:
+    """Train two steps, go on until the loss is no number, and then to the end as planned, but with other settings."""
+    train(replace(settings, stop_after=2))
+    said = raises(replace(settings, learning_rate=1e30, max_norm=0.0))
+    return said, train(replace(settings, learning_rate=1e-3, max_norm=0.1, steps=6, precision="bfloat16"))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +107,6 @@ def on_two(text: Path) -> list[Report]:
     float32 = {"precision": "float32", "tp": 2, "micro_batch_size": 4}
     lower = {**float32, "precision": "bfloat16"}
     parts = {**float32, "save_every": 2, "dropout": 0.1, "steps": 6, "sequence_parallel": True, "recompute": "layers"}
-    wild = {**float32, "save_every": 1, "learning_rate": 1e30, "max_norm": 0.0}
     many = {**float32, "steps": 10_000, "save_every": 10_000, "batch_size": 4}
     cases: dict[str, tuple[Callable[..., Any], Settings]] = {
         "tp=2": (train, run("a", tp=2, micro_batch_size=2)),
@@ -110,10 +118,10 @@ def on_two(text: Path) -> list[Report]:
         "in two parts": (twice, run("g", **parts)),
         "dropout, dp=2": (train, run("n", dp=2, micro_batch_size=2, dropout=0.1)),
         "saved": (train, run("h", tp=2, save_every=3, stop_after=3)),
-        "diverged": (raises, run("i", **wild)),
+        "diverged": (mended, run("i", **float32, save_every=1)),
         "signal": (with_a_signal, run("j", **many)),
         "file": (with_a_file, run("k", **many)),
-        "changed": (with_another_learning_rate, run("l", **float32, save_every=2, stop_after=2)),
+        "changed": (with_another_seed, run("l", **float32, save_every=2, stop_after=2)),
     }
     Path(run("k").folder).mkdir()
     stop_file(Path(run("k").folder)).touch()  # left there by a run before this one
@@ -196,18 +204,46 @@ def test_a_run_that_is_done_is_left_alone(text, on_four):
     assert (folder / "log.jsonl").read_bytes() == before
 
 
-def test_a_loss_that_is_no_number_ends_the_run_on_all_ranks_and_leaves_the_checkpoint_before(text, on_two):
-    said = on_two[0]["diverged"]
-    assert said == on_two[1]["diverged"]
-    step = int(said.split("of step ")[1].split()[0])
-    assert f"of step {step} is nan: the training has come apart. The checkpoint of step {step - 1} is as it was" in said
-    assert "Try a lower --learning-rate" in said
-    folder = text.parent / "i"
-    *_, end = read_log(folder)
-    assert (end["kind"], end["step"]) == ("end", step)
-    assert "was nan" in end["why"]
-    newest = max(path.name for path in (folder / "checkpoints").iterdir())
-    assert newest == f"step-{step - 1:06d}"
+def test_weights_whose_loss_is_no_number_are_not_saved_and_the_run_goes_on_with_other_settings(text, on_two):
+    """The loss of step 3 is finite: its update is what destroys the weights."""
+    said, outcome = on_two[0]["diverged"]
+    assert said == on_two[1]["diverged"][0]
+    assert "the loss on held-out text after step 3 is nan, so the training has diverged" in said
+    rows = read_log(text.parent / "i")
+    losses = {row["step"]: row["loss"] for row in steps_of(rows) if row["step"] < 3}
+    newest = text.parent / "i" / "checkpoints" / "step-000002"
+    assert "There are checkpoints of step 1 and step 2. " in said
+    assert f"If the loss of the newest one was already too high, delete {newest}" in said
+    assert "lower --learning-rate (it was 1e+30 at this step)" in said
+    ends = [(row["step"], row["why"]) for row in rows if row["kind"] == "end"]
+    assert ends == [(2, "stop_after"), (3, "the loss on held-out text after step 3 is nan"), (6, "done")]
+    assert (outcome.step, len(outcome.losses)) == (6, 4), "steps 3 to 6"
+    assert all(map(math.isfinite, [*outcome.losses, *losses.values()]))
+    first, wild, tamed = (row["changes"] for row in rows if row["kind"] == "start")
+    assert first == {}
+    assert wild == {"learning_rate": [0.02, 1e30], "max_norm": [0.5, 0.0]}
+    assert tamed == {
+        "learning_rate": [1e30, 1e-3], "max_norm": [0.0, 0.1], "steps": [8, 6], "precision": ["float32", "bfloat16"],
+    }  # fmt: skip
+
+
+def test_a_loss_that_is_no_number_is_told_with_the_losses_of_the_checkpoints(text, monkeypatch):
+    settings = small(text, "nan", save_every=1)
+    step = Step.run
+
+    def run(self: Step, number: int, *batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, norm = step(self, number, *batch)
+        return (loss * math.nan, norm) if number == 4 else (loss, norm)
+
+    monkeypatch.setattr(Step, "run", run)
+    said = raises(settings)
+    losses = {row["step"]: row["loss"] for row in steps_of(read_log(Path(settings.folder)))}
+    assert sorted(losses) == [1, 2, 3], "what isn't a number has no place in JSON"
+    assert said.startswith("the loss of step 4 is nan, so the training has diverged. Nothing was saved from then on. ")
+    assert f"There are checkpoints of step 2 (loss {losses[2]:.3f}) and step 3 (loss {losses[3]:.3f}). " in said
+
+
+NORM = torch.ones(())
 
 
 def write_slowly(*args: Any, **options: Any) -> Any:
@@ -221,11 +257,13 @@ def fail_to_write(*args: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("write", "left", "said"),
-    [(write_slowly, [1], "The checkpoint of step 1 is as it was"), (fail_to_write, [], "No checkpoint was saved")],
+    [(write_slowly, [1], "There are checkpoints of step 1"), (fail_to_write, [], "There is no checkpoint")],
 )
 def test_what_is_said_of_a_checkpoint_under_way_is_so_when_the_run_fails(write, left, said, text, monkeypatch):
     monkeypatch.setattr(checkpoints, "write_sharded", write)
-    settings = small(text, f"nan {len(left)}", steps=9, save_every=1, async_save=True, learning_rate=1e300)
+    settings = small(text, f"nan {len(left)}", steps=9, save_every=1, async_save=True)
+    step = Step.run
+    monkeypatch.setattr(Step, "run", lambda self, number, *batch: (step(self, number, *batch)[0] / (number < 2), NORM))
     assert said in raises(settings)
     assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).steps() == left
 
@@ -260,11 +298,11 @@ def test_asked_to_stop_a_run_saves_also_where_it_saves_nothing_else(text):
 
 
 def test_a_run_with_other_settings_is_refused_and_left_alone(text, on_two):
-    assert "learning_rate  0.02 in the run, 1.0 now" in on_two[0]["changed"]
+    assert "seed  3 in the run, 5 now" in on_two[0]["changed"]
     assert on_two[0]["changed"] == on_two[1]["changed"]
     rows = read_log(text.parent / "l")
     assert [row["kind"] for row in rows].count("start") == 1
-    assert rows[0]["settings"]["learning_rate"] == 0.02
+    assert rows[0]["settings"]["seed"] == 3
 
 
 def test_the_log_says_what_each_rank_sent(text, on_two):

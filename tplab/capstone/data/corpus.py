@@ -109,7 +109,8 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
     for document, digest in zip(documents, digests, strict=True):
         sizes[digest] = sizes.get(digest, 0) + len(document.text)
     if len(sizes) < 2:
-        raise ValueError(f"{len(documents)} documents with {len(sizes)} different texts can't be split in two")
+        same = "it has only one document" if len(documents) == 1 else f"its {len(documents)} documents are all the same"
+        raise ValueError(f"part of the text is held out to measure the loss on, but {same}. Add a different document")
     total, taken, held = sum(sizes.values()), 0, set()
     for digest in sorted(sizes):
         if taken < VALIDATION_SHARE * total and taken + sizes[digest] <= VALIDATION_MOST * total:

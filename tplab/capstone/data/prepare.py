@@ -66,7 +66,7 @@ def prepare(settings: Settings) -> TokenFiles:
 
 
 def _found_or_made(settings: Settings) -> TokenFiles:
-    run, shared = Path(settings.folder), Path(settings.folder).parent / "tokens"
+    run, shared = Path(settings.folder), _shared(settings)
     began_with = _of_run(run)
     if began_with and (run / "tokens").is_dir():
         return TokenFiles(run / "tokens")
@@ -88,6 +88,11 @@ def _found_or_made(settings: Settings) -> TokenFiles:
     return files
 
 
+def _shared(settings: Settings) -> Path:
+    """Return the folder beside the run's folder, even if the latter is given as "." """
+    return Path(os.path.abspath(settings.folder)).parent / "tokens"
+
+
 def _of_run(run: Path) -> str | None:
     """Return the fingerprint of the tokens that the run's checkpoints were trained on, or None without checkpoints."""
     tokens = run / "tokens"
@@ -107,7 +112,7 @@ class _Text:
 
 def _text_of(settings: Settings) -> _Text:
     run = Path(settings.folder)  # a run's own files aren't text to train on
-    collected = gather(settings.data, settings.data_limit, without=[run, run.parent / "tokens"])
+    collected = gather(settings.data, settings.data_limit, without=[run, _shared(settings)])
     parts = in_parts(collected.documents)
     digest = hashlib.sha256()
     digest.update(json.dumps([FORMAT, tokenizers.__version__, settings.vocab_size, MIN_FREQUENCY]).encode())

@@ -138,11 +138,9 @@ def again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def check_is_plain(config: GPTConfig, layers: str) -> None:
     """Raise ValueError for a GPT that only `ParallelGPT` supports. Other models are like GPT-2, without dropout."""
-    if config.dropout:
-        raise ValueError(f'dropout={config.dropout} is in layers="tplab" alone: take dropout=0 for layers={layers!r}')
     wanted = {
         "kv_heads": config.num_heads, "ffn_size": 4 * config.hidden_size, "gated": False, "activation": "gelu",
-        "bias": True, "tied_embedding": True, "learned_positions": True, "norm_eps": 1e-5,
+        "bias": True, "tied_embedding": True, "learned_positions": True, "norm_eps": 1e-5, "dropout": 0.0,
     }  # fmt: skip
     for name, value in wanted.items():
         if (found := getattr(config, name)) != value:

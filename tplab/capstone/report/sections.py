@@ -92,8 +92,15 @@ def loss(run: Run) -> Section:
     each = "" if curve.every == 1 else f" Each point is the mean of {curve.every} {steps}."
     says = f"From {first[1]:.2f} nats a token at step {first[0]:,} to {last[1]:.2f} at step {last[0]:,}.{each}"
     if run.evaluations:
-        gap = run.evaluations[-1][1] - _around(run, run.evaluations[-1][0])
-        says += f" The rings are held-out text: at the end {abs(gap):.2f} {'above' if gap > 0 else 'below'} the curve."
+        at, held_out = run.evaluations[-1]
+        says += (
+            f" The rings are the loss on held-out text. The last one is {held_out:.2f}, and the mean training loss of "
+        )
+        says += f"the ten steps up to it is {_around(run, at):.2f}."
+    for start in run.starts:
+        changes = [f"{name} is {now} instead of {old}" for name, (old, now) in (start.get("changes") or {}).items()]
+        if changes:
+            says += f" From step {start['step']:,} on, {listed(changes)}."
     blocks: list[Block] = [Figure("loss", viz.training(curve.points, evaluations=run.evaluations), says)]
     blocks += _one_rank(run)
     return Section("Loss", blocks)
@@ -148,6 +155,9 @@ def _one_rank(run: Run) -> list[Block]:
     alone = run.measured.get("alone")
     if run.ranks == 1:
         return [Words("This run had one rank, so there is no other number of ranks to compare it with.")]
+    if any(set(start.get("changes") or ()) - {"steps"} for start in run.starts):
+        told = "The way this run was trained has changed in between, so its losses can't be repeated on one rank."
+        return [Words(told)]
     if not alone:
         return [Missing(f"the loss of one rank beside that of tp = {tp}", how(run, "alone"))]
     steps, count = run.steps, len(alone["losses"])
@@ -193,7 +203,8 @@ def _summary(run: Run) -> str:
     )
     if len(run.starts) > 1:
         at = [f"step {start.get('resumed_from')}" for start in run.starts[1:] if start.get("resumed_from")]
-        text += f" The run was taken up again {len(run.starts) - 1} times" + (f", from {listed(at)}." if at else ".")
+        times = {1: "once", 2: "twice"}.get(len(run.starts) - 1, f"{len(run.starts) - 1} times")
+        text += f" The run was resumed {times}" + (f", from {listed(at)}." if at else ".")
     if run.end is None or run.end.get("why") != "done":
         text += f" It is not at its end: {settings.steps:,} steps are planned."
     return text

@@ -14,6 +14,7 @@ from tplab.common.units import count, duration, size
 from tplab.course.chapters.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
 
 GPU_MEMORY = "the most that torch's allocator gave out"
+IMPOSSIBLE = 1.1  # p ranks may be this many times faster than p times one rank, which has less cache
 CPU_MEMORY = "the most that was live at once, counting every tensor of a step"
 
 
@@ -103,7 +104,8 @@ def scaling(run: Run) -> Section:
     tokens, first, last = found["tokens"], min(strong), max(strong)
     rows = [
         {
-            "ranks": p, "a step": duration(strong[p]), "cost model": duration(predicted[p]),
+            "ranks": p, "a step": duration(strong[p]), "turns": _range(found["rounds"][str(p)]),
+            "cost model": duration(predicted[p]),
             "off": f"{predicted[p] / strong[p] - 1:+.0%}", "tokens/s": f"{tokens / strong[p]:,.0f}",
             "speed-up": f"{strong[first] / strong[p]:.2f}",
         }
@@ -126,6 +128,14 @@ def scaling(run: Run) -> Section:
     note, cores = found["note"], run.machine.get("cores") or 0
     if run.device == "cpu" and cores < last:
         note += f" Here {count(last, 'rank')} share {cores} core{'s' * (cores != 1)}, so more ranks can't be faster."
+    if strong[first] / strong[last] > last / first * IMPOSSIBLE:
+        note += (
+            f" Careful: {count(last, 'rank')} can't be {strong[first] / strong[last]:.2f} times as fast as "
+            f"{_one(first)}. "
+            f"Something else used the machine during some turns, so measure again: {how(run, 'scaling')}."
+        )
+    if one := found.get("one_process"):
+        note += _beside_threads(one, last, strong[last])
     faster = (
         f"The same model on more ranks: {last} are {strong[first] / strong[last]:.2f} times as fast as {_one(first)}."
     )
@@ -144,6 +154,23 @@ def scaling(run: Run) -> Section:
         ylabel = "FLOP/s of all, one rank = 1" if first == 1 else _as_base("FLOP/s of all", first)
         blocks.append(Figure("weak-scaling", viz.scaling(grown, ylabel=ylabel), more))
     return Section("Scaling", blocks)
+
+
+def _beside_threads(one: Mapping[str, Any], ranks: int, seconds: float) -> str:
+    """Return sentences that compare the ranks with a single process that has all of their threads."""
+    ratio, both = one["seconds"] / seconds, count(ranks, "rank")
+    says = f" One process with {count(one['threads'], 'thread')} takes {duration(one['seconds'])} per step "
+    says += f"({_range(one['rounds'])}), {ratio:.2f} times as long as {both}."
+    if ratio < 1:
+        says += (
+            " Its threads share memory, so they have no messages to send. That is what communication costs: split a "
+            "model over processes if one device is too small or too slow for it, not over the cores of one processor."
+        )
+    return says
+
+
+def _range(seconds: Sequence[float]) -> str:
+    return f"{duration(min(seconds))} to {duration(max(seconds))}"
 
 
 def _one(count: int) -> str:

@@ -26,7 +26,7 @@ def read_settings(path: Path) -> Settings:
 def from_values(values: dict[str, Any], base: Settings | None = None) -> Settings:
     """Replace fields of `base` (None: defaults) by `values`. Raises ValueError for unknown fields or wrong types."""
     known = {field.name: field.type for field in fields(Settings)}
-    if unknown := sorted(set(values) - set(known)):
+    if unknown := [name for name in values if name not in known]:
         raise ValueError(f"there are no settings {unknown}; known: {', '.join(known)}")
     return replace(base or Settings(), **{name: _as_type(name, known[name], value) for name, value in values.items()})
 

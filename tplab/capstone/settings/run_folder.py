@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
 from tplab.capstone.settings.io import read_settings
-from tplab.capstone.settings.settings import Settings, changed
+from tplab.capstone.settings.settings import Settings, changed, retuned
 
 SETTINGS, LOG, LOCK = "settings.yaml", "log.jsonl", ".lock"
 OF_THE_RUN = (
@@ -36,7 +37,7 @@ def is_run(folder: Path) -> bool:
 
 
 def check_unchanged(settings: Settings) -> None:
-    """Raise ValueError if the folder has checkpoints of a run with a different model, data or training schedule.
+    """Raise ValueError if the folder has checkpoints of a run with a different model or different data.
 
     The message lists each changed field with its old and new value. Nothing is written.
     """
@@ -59,14 +60,31 @@ def check_unchanged(settings: Settings) -> None:
         )
 
 
+def changes_of(settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return how the run in the folder was trained so far and will be from now on, as {field: (before, now)}.
+
+    Only fields that differ are listed. The result is empty if the folder has no checkpoints. Call this before
+    `write_settings`, which replaces the old settings.
+    """
+    folder = Path(settings.folder)
+    return retuned(settings, read_settings(folder / SETTINGS)) if checkpoints_in(folder) else {}
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder inside the block. Raises ValueError if one is training there.
 
-    The operating system releases the lock when its process ends, however it ends.
+    The operating system releases the lock when its process ends, however it ends. Raises OSError if this process may
+    not write to the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise OSError(
+            f"the run can't write to {folder} ({error.strerror}). Pass a --folder on a disk that you may write to"
+        ) from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,12 +1,16 @@
 """The settings of a capstone run: what to train, how to split it over ranks, and what to save.
 
 The folder of a run contains its settings as settings.yaml (`tplab.capstone.settings.io` reads that file and the flags).
-Fields that determine the model, the data or their order must not change when a run resumes, because otherwise the run
-would no longer reproduce the losses of an uninterrupted run. `CHANGEABLE` lists the other fields.
+When a run resumes, some settings may be different:
+
+    the layout, the log, checkpoints        may change, because the losses stay the same
+    how the rest is trained (`RETUNABLE`)   may change, because otherwise a diverged run couldn't be mended. The log and
+                                            the report say what was changed, and at which step
+    the model, the data and their order     must not change, because that would be a different run
 """
 
 from dataclasses import asdict, dataclass, fields
-from math import gcd
+from math import gcd, isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -18,6 +22,7 @@ from tplab.memory.memory_bill import Layout
 
 Layers = Literal["tplab", "mine", "dtensor", "plain"]
 Precision = Literal["float32", "bfloat16", "float64"]
+LARGEST_SEED = 2**32 - 1  # the seeds of single micro-batches, which are larger, then fit into 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +115,16 @@ class Settings:
             if choices and getattr(self, field.name) not in choices:
                 known = ", ".join(map(str, choices))
                 raise ValueError(f"{field.name}={getattr(self, field.name)!r} is not one of {known}")
+            if field.type is float and not isfinite(getattr(self, field.name)):
+                raise ValueError(f"{field.name}={getattr(self, field.name)} should be a finite number")
         _check_sizes(self)
         if self.layers == "plain" and self.ranks > 1:
             raise ValueError(f'layers="plain" has no parallelism: tp={self.tp}, dp={self.dp} should both be 1')
+        if self.layers != "tplab" and self.dropout:
+            raise ValueError(
+                f'dropout={self.dropout} needs layers="tplab", because layers="{self.layers}" has no dropout. Set it '
+                "to 0"
+            )
         if self.vocab_size < 258:
             raise ValueError(f"vocab_size={self.vocab_size}: the 256 bytes and two tokens more are the fewest, 258")
         if not 0 <= self.min_learning_rate <= self.learning_rate:
@@ -171,7 +183,7 @@ class Settings:
         replace(path, yaml.safe_dump(asdict(self), sort_keys=False).encode())
 
 
-# Fields that may change when a run resumes: its layout and what it logs and saves, but not the model or the data.
+# Settings that may be different when a run resumes, and don't change its losses.
 CHANGEABLE = frozenset({
     "folder", "layers", "chapters", "tp", "dp", "sequence_parallel", "async_grad_allreduce", "recompute", "compile",
     "micro_batch_size", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
@@ -179,9 +191,27 @@ CHANGEABLE = frozenset({
 })  # fmt: skip
 
 
+# Settings that may be different when a run resumes, although the remaining steps then have other losses.
+RETUNABLE = frozenset({"steps", "learning_rate", "min_learning_rate", "warmup_steps", "max_norm", "precision"})
+
+
 def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the fields that differ but must not change when a run resumes, as {field: (before, now)}."""
-    pairs = {name: (getattr(before, name), value) for name, value in asdict(now).items() if name not in CHANGEABLE}
+    """Return the fields that differ but must not change when a run resumes, as {field: (before, now)}.
+
+    Of the precisions, float64 is one that must not change, because its weights have another dtype.
+    """
+    pairs = _differences(now, before)
+    stays = {"precision"} if "float64" in pairs.get("precision", ()) else set()
+    return {name: pair for name, pair in pairs.items() if name not in CHANGEABLE | RETUNABLE or name in stays}
+
+
+def retuned(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the `RETUNABLE` fields that differ, as {field: (before, now)}."""
+    return {name: pair for name, pair in _differences(now, before).items() if name in RETUNABLE}
+
+
+def _differences(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (getattr(before, name), value) for name, value in asdict(now).items()}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -194,3 +224,8 @@ def _check_sizes(settings: Settings) -> None:
     for name, smallest in least.items():
         if getattr(settings, name) < smallest:
             raise ValueError(f"{name}={getattr(settings, name)} should be {smallest} or more")
+    for name in ("beta1", "beta2", "dropout"):
+        if not 0 <= getattr(settings, name) < 1:
+            raise ValueError(f"{name}={getattr(settings, name)} should be at least 0 and less than 1")
+    if settings.seed > LARGEST_SEED:
+        raise ValueError(f"seed={settings.seed} should be at most 2^32 - 1 = {LARGEST_SEED}")

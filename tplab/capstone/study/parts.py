@@ -42,6 +42,7 @@ class Budget:
 
     alone              steps on a single rank whose losses are compared
     scaling, warm_up   steps on each number of ranks, and how many of them are warm-up and don't count
+    rounds             how often each number of ranks has its turn
     layers             steps with the learner's layers, and the same number with tplab's
     turns, turn        number of turns in the baseline, and steps per turn; the first turn is a warm-up
     """
@@ -49,6 +50,7 @@ class Budget:
     alone: int = 60
     scaling: int = 12
     warm_up: int = 3
+    rounds: int = 3
     layers: int = 20
     turns: int = 5
     turn: int = 6
@@ -119,6 +121,8 @@ def _timeline(study: Study) -> Measured:
 
 def _layers(study: Study) -> Measured:
     settings = study.settings
+    if settings.dropout:
+        return {"why": f"the chapters' layers have no dropout, and this run has dropout = {settings.dropout:g}"}
     try:
         answers = study.answers or find_answers(settings.chapters, settings)
     except (ValueError, FileNotFoundError) as error:
@@ -142,6 +146,8 @@ def _baseline(study: Study) -> Measured:
     settings = replace(study.settings, sequence_parallel=False)
     if settings.dp > 1 or settings.tp == 1:
         return {"why": "it needs tp of 2 or more, and dp = 1"}
+    if settings.dropout:
+        return {"why": f"the DTensor model has no dropout, and this run has dropout = {settings.dropout:g}"}
     found = study.launch(measuring.turns, settings, ("tplab", "dtensor"), study.budget.turns, study.budget.turn)[0]
     seconds = {name: [median(turn) for turn in times[1:] or times] for name, (_, times) in found.items()}
     ratio = median(seconds["tplab"]) / median(seconds["dtensor"])
@@ -155,22 +161,29 @@ def _baseline(study: Study) -> Measured:
 
 def _scaling(study: Study) -> Measured:
     settings, budget = study.settings, study.budget
-    found: Measured = {name: {} for name in ("strong", "weak", "work", "parts", "machine")}
+    found: Measured = {name: {} for name in ("weak", "work", "parts", "machine")}
     found["predicted"] = {"strong": {}, "weak": {}}
+    on: dict[int, Settings] = {}
     beside: list[str] = []
-    with _equal_threads(settings.ranks):
+    with _threads(_threads_of_a_rank(settings.ranks)):
         for p in _sizes(settings):
             try:
-                _scaled(study, p, found, beside)
+                _scaled(study, p, found, on, beside)
             except RankError as error:
-                if p == settings.ranks and not found["strong"]:
+                if p == settings.ranks and not on:
                     raise
-                grown = " with the grown model" if p in found["strong"] else ""
+                grown = " with the grown model" if p in on else ""
                 beside.append(f"{count(p, 'rank')}{grown} not measured ({error.cause_type})")
-    note = (
-        f"Medians of {budget.scaling - budget.warm_up} steps each, next to the cost model's prediction (chapter 11). "
+    found["rounds"], alone = _in_rounds(study, on)
+    found["strong"] = {p: median(times) for p, times in found["rounds"].items()}
+    found |= (
+        {"one_process": {"seconds": median(alone), "rounds": alone, "threads": _all_threads(settings)}} if alone else {}
     )
-    note += "It was calibrated with the kernels of one layer, each measured with as many ranks busy. Megatron-LM's "
+    note = f"Each number of ranks had {budget.rounds} turns of {budget.scaling - budget.warm_up} steps, one after the "
+    note += "other, and the table shows the median of their medians, and the fastest and slowest turn. The cost model "
+    note += (
+        "(chapter 11) was calibrated with the kernels of one layer, measured with as many ranks busy. Megatron-LM's "
+    )
     note += "points are from V100 GPUs: Shoeybi et al. 2019, table 8 and figure 5."
     note += f" Of these: {', '.join(beside)}." if beside else ""
     first, last = min(found["strong"]), max(found["strong"])
@@ -179,13 +192,40 @@ def _scaling(study: Study) -> Measured:
     return found | {"tokens": settings.tokens_per_step, "note": note, "says": says}
 
 
-def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
-    """Add the measurements on p ranks to `found`, and any differences from the run's settings to `beside`."""
+def _in_rounds(study: Study, on: dict[int, Settings]) -> tuple[dict[int, list[float]], list[float]]:
+    """Time all numbers of ranks in turns, so that other load on the machine slows all of them down.
+
+    Returns each number's median seconds per step by round, and on a CPU those of one process with all of the threads.
+    """
+    settings, budget = study.settings, study.budget
+    each, everything = _threads_of_a_rank(settings.ranks), _all_threads(settings)
+    rounds: dict[int, list[float]] = {p: [] for p in on}
+    alone: list[float] = []
+    for _ in range(budget.rounds):
+        for p, one in on.items():
+            with _threads(each):
+                rounds[p].append(_median_of(study.launch(measuring.steps, one, budget.scaling), budget))
+        if 1 in on and backend_for(settings.ranks) == "gloo" and everything > each:
+            with _threads(everything):
+                alone.append(_median_of(study.launch(measuring.steps, on[1], budget.scaling), budget))
+    return rounds, alone
+
+
+def _median_of(results: Results, budget: Budget) -> float:
+    seconds = results[0][-1]
+    return median(seconds[budget.warm_up :] or seconds)
+
+
+def _scaled(study: Study, p: int, found: Measured, on: dict[int, Settings], beside: list[str]) -> None:
+    """Calibrate the cost model with p ranks, and time a grown model.
+
+    Adds the results to `found`, the settings that fit to `on`, and differences from the run's settings to `beside`.
+    """
     settings, budget = study.settings, study.budget
     one, timed = _with_room(lambda one: study.launch(measuring.timed, one, budget.scaling), _on(settings, p))
     machine, kernels, seconds = timed[0]
     step = calibrated_step(one, kernels)
-    found["strong"][p] = median(seconds[budget.warm_up :] or seconds)
+    on[p] = one
     found["predicted"]["strong"][p] = sum(step.values())
     found["parts"][p], found["machine"][p] = step, machine
     if one != _on(settings, p):
@@ -231,17 +271,34 @@ def _on(settings: Settings, p: int) -> Settings:
     return replace(settings, layers="tplab", tp=tp, dp=p // tp, sequence_parallel=cut)
 
 
+def _threads_of_a_rank(ranks: int) -> int:
+    """Return the number of threads that each rank has on a CPU in the full run."""
+    if given := os.environ.get("OMP_NUM_THREADS"):
+        return int(given)
+    return max(1, _cores() // ranks)
+
+
+def _all_threads(settings: Settings) -> int:
+    """Return the number of threads of all ranks together, or of the cores if there are fewer."""
+    return min(_cores(), settings.ranks * _threads_of_a_rank(settings.ranks))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
-def _equal_threads(ranks: int) -> Iterator[None]:
-    """Give each rank on a CPU as many threads as in the full run. Otherwise, a single rank would use all cores."""
+def _threads(count: int) -> Iterator[None]:
+    """Context manager in which each rank on a CPU gets this number of threads."""
     before = os.environ.get("OMP_NUM_THREADS")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ["OMP_NUM_THREADS"] = before or str(max(1, cores // ranks))
+    os.environ["OMP_NUM_THREADS"] = str(count)
     try:
         yield
     finally:
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 PARTS: dict[str, Callable[[Study], Measured]] = {

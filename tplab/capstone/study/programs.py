@@ -155,21 +155,28 @@ def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
 
 
 def drawn(bars: Sequence[Bar]) -> list[Bar]:
-    """Shorten the names of the bars. If there are too many bars, merge neighbors without a visible gap between them."""
+    """Shorten the names of the bars. If there are too many bars, merge neighbors without a visible gap between them.
+
+    A merged bar is named after the longest of its operations.
+    """
     named = [(lane, name[:NAME], start, end) for lane, name, start, end in bars]
     if len(named) <= BARS:
         return named
     finest = (max(bar[3] for bar in named) - min(bar[2] for bar in named)) / FINEST
     merged: list[Bar] = []
+    longest: list[float] = []  # seconds of the operation that each merged bar is named after
     newest: dict[str, int] = {}  # where each lane's last bar is
     for lane, name, start, end in sorted(named, key=lambda bar: bar[2]):
         place = newest.get(lane)
         if place is not None and start - merged[place][3] < finest:
             _, before, since, until = merged[place]
+            if end - start > longest[place]:
+                before, longest[place] = name, end - start
             merged[place] = (lane, before, since, max(until, end))
         else:
             newest[lane] = len(merged)
             merged.append((lane, name, start, end))
+            longest.append(end - start)
     return merged
 
 

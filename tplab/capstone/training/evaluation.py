@@ -16,6 +16,15 @@ class Evaluation:
         self.settings, self.ranks = settings, ranks
         self.batches = Batches(tokens.validation, settings.seq_length, settings.batch_size, seed=0)
 
+    def one_loss(self, step: Step) -> float:
+        """Return the mean loss of one micro-batch per replica, to see whether it is finite. All ranks call this."""
+        own = self.batches.own(0, self.ranks.dp_rank, self.settings.dp)  # [B/dp, s] each
+        ids, targets = (tensor[: self.settings.micro_batch_size].to(self.ranks.device) for tensor in own)
+        total = step.loss(ids, targets)
+        if self.settings.dp > 1:
+            dist.all_reduce(total, group=self.ranks.dp)
+        return float(total) / self.settings.dp
+
     def loss(self, step: Step) -> float:
         """Return the mean loss in nats per token, the same on every rank. All ranks have to call this."""
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)

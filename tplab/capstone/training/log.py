@@ -91,9 +91,14 @@ def read_log(folder: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(lines[:-1], 1):  # the last newline is followed by nothing or by half a row
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
-            raise ValueError(f"line {number} of {folder / LOG} is no row of a log: {line[:80]!r}") from None
+            row = None
+        if not isinstance(row, dict) or "kind" not in row:
+            raise ValueError(
+                f"line {number} of {folder / LOG} isn't a row that a run has written: {line[:80]!r}. Delete this line"
+            )
+        rows.append(row)
     return rows
 
 

@@ -1,6 +1,6 @@
 """Create the log rows for the start of a run and for a step. (`tplab.capstone.training.log` writes them.)"""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -18,14 +18,16 @@ from tplab.memory.config import parameter_count
 
 
 def start_row(
-    settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None
-) -> Row:
+    settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None,
+    changes: Mapping[str, tuple[Any, Any]],
+) -> Row:  # fmt: skip
     """Return the row for the start of a run.
 
     answers         the learner's code, if it is used
     idle            exercises whose answers are never called (`TrainingHooks.idle`)
     step            the first step to do
     resumed_from    the step of the checkpoint that was loaded, if any
+    changes         what is trained differently from here on, as {field: (before, now)}
     """
     return {
         "kind": "start",
@@ -41,6 +43,7 @@ def start_row(
         "used": used(settings, answers, idle),
         "step": step,
         "resumed_from": resumed_from,
+        "changes": changes,
     }
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
-from tplab.capstone.settings.run_folder import check_unchanged, locked, write_settings
+from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.evaluation import Evaluation
@@ -69,7 +69,8 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     tell       called on the first rank with each row of the log
 
     Raises ValueError if the settings don't match the ranks or the run in the folder, or if another run is training
-    there, and FloatingPointError if the loss or the gradient norm is no longer finite.
+    there, and FloatingPointError if the loss or the gradient norm is no longer finite, before anything of that is
+    saved. The run can then resume with other `RETUNABLE` settings.
     """
     ranks = join(settings)
     check_unchanged(settings)
@@ -124,6 +125,7 @@ class _Run:
         settings = self.settings
         if self.done >= settings.last_step:
             return Outcome(self.done, [], self._why(asked=False), settings.folder)
+        changes = changes_of(settings) if self.ranks.is_first else {}
         if self.ranks.is_first:
             write_settings(settings)
         self.log = Log(
@@ -132,7 +134,9 @@ class _Run:
         )  # fmt: skip
         try:
             idle = hooks_of(self.model).idle
-            self.log.write(start_row(settings, self.answers, idle, self.ranks, self.done + 1, self.resumed_from))
+            self.log.write(
+                start_row(settings, self.answers, idle, self.ranks, self.done + 1, self.resumed_from, changes)
+            )
             why = self._why(self._steps())
             with record(keep=False):
                 self._keep(asked=why == "SIGTERM")
@@ -194,20 +198,40 @@ class _Run:
 
     def _check(self, summary: StepSummary) -> None:
         """Raise FloatingPointError if the loss or the norm isn't finite, before a checkpoint of that state is saved."""
-        what = "loss" if not math.isfinite(summary.loss) else "norm of the gradient"
-        if math.isfinite(summary.loss) and math.isfinite(summary.norm):
-            return
-        value = summary.loss if what == "loss" else summary.norm
-        self.log.write({"kind": "end", "step": summary.step, "why": f"the {what} was {value}"})
+        for what, value in (("loss", summary.loss), ("gradient norm", summary.norm)):
+            if not math.isfinite(value):
+                self._diverged(summary.step, f"the {what} of step {summary.step} is {value}")
+
+    def _check_weights(self) -> None:
+        """Raise FloatingPointError on all ranks if the update of the last step has destroyed the weights.
+
+        The loss of that step can't show it, because it was computed before the update.
+        """
+        if not math.isfinite(loss := self.evaluation.one_loss(self.step)):
+            self._diverged(self.done, f"the loss on held-out text after step {self.done} is {loss}")
+
+    def _diverged(self, step: int, what: str) -> NoReturn:
+        self.log.write({"kind": "end", "step": step, "why": what})
         with record(keep=False), suppress(Exception):
             self.checkpoints.wait()
-        saved = self.checkpoints.steps()
-        newest = f"The checkpoint of step {saved[-1]} is as it was" if saved else "No checkpoint was saved"
         raise FloatingPointError(
-            f"the {what} of step {summary.step} is {value}: the training has come apart. {newest}. Try a lower "
-            f"--learning-rate (it was {learning_rate(summary.step, self.settings):.2g} at this step), a longer "
-            "--warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
+            f"{what}, so the training has diverged. Nothing was saved from then on. {self._saved_so_far()}To mend it, "
+            f"run the same command with a lower --learning-rate (it was {learning_rate(step, self.settings):.2g} at "
+            "this step), longer --warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
         )
+
+    def _saved_so_far(self) -> str:
+        """Return sentences about the checkpoints to resume from, with their losses, which may have risen already."""
+        saved = self.checkpoints.steps()
+        if not saved:
+            return "There is no checkpoint, so the run begins anew. "
+        losses = dict(enumerate(self.losses, (self.resumed_from or 0) + 1))
+        told = [f"step {step}" + (f" (loss {losses[step]:.3f})" if step in losses else "") for step in saved]
+        sentences = f"The run resumes from its newest checkpoint. There are checkpoints of {' and '.join(told)}. "
+        if len(saved) > 1:
+            newest = self.checkpoints.folders.path(saved[-1])
+            sentences += f"If the loss of the newest one was already too high, delete {newest}. "
+        return sentences
 
     def _evaluate(self) -> None:
         self.log.write({"kind": "evaluation", "step": self.done, "loss": self.evaluation.loss(self.step)})
@@ -222,6 +246,7 @@ class _Run:
         """Save a checkpoint if one is due or the run was `asked` to stop, unless this step already has a checkpoint."""
         if self.saved == self.done or not (self.settings.save_every or asked):
             return
+        self._check_weights()
         began = time.perf_counter()
         self.checkpoints.save(self.done, self.model, self.optimizer)
         self.saved = self.done

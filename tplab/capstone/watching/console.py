@@ -27,7 +27,12 @@ class ConsoleLog:
         ranks = "1 rank" if row["ranks"] == 1 else f"{row['ranks']} ranks"
         where = row["machine"]["gpu"] if row["device"] == "cuda" else row["machine"]["processor"]
         begins = "from the start" if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
-        return f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}"
+        changes = [
+            f"\n{name} is {now} from here on, instead of {old}" for name, (old, now) in row.get("changes", {}).items()
+        ]
+        return f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}" + "".join(
+            changes
+        )
 
     def _step(self, row: dict[str, Any]) -> str:
         left = timedelta(seconds=round((self.last_step - row["step"]) * row["seconds"]))
