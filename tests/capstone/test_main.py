@@ -35,10 +35,10 @@ def flags(tmp_path: Path) -> list[str]:
     return ["--config", str(tmp_path / "small.yaml"), "--data", str(text), "--folder", str(tmp_path / "run"), *changes]
 
 
-def wait_for(path: Path, text: str) -> None:
+def wait_for(path: Path, pattern: str) -> None:
     until = time.monotonic() + 120
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < until, f"{text!r} never came into {path}"
+    while not (path.exists() and re.search(pattern, path.read_text())):
+        assert time.monotonic() < until, f"{pattern!r} never came into {path}"
         time.sleep(0.02)
 
 
@@ -85,6 +85,32 @@ def test_ctrl_c_saves_and_meanwhile_nobody_else_can_train_in_the_folder(flags, t
     rows = read_log(tmp_path / "run")
     assert f"asked to stop, saved step {rows[-1]['step']}" in said
     assert [row["step"] for row in steps_of(rows)] == list(range(1, rows[-1]["step"] + 1))
+
+
+@pytest.mark.parametrize("fresh", [[], ["--fresh"]], ids=["", "fresh"])
+def test_when_torchrun_restarts_a_killed_rank_the_run_goes_on_from_its_newest_checkpoint(flags, fresh, tmp_path):
+    folder = tmp_path / "run"
+    more = [*flags, *fresh, "--save-every", "5"]
+    restarting = [*TORCHRUN[:4], "--max-restarts=1", *TORCHRUN[4:]]
+    run = subprocess.Popen(
+        [*restarting, *more], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(folder / "log.jsonl", '"step": 12, "loss"')
+        os.kill(int((folder / ".lock").read_text().split()[1]), signal.SIGKILL)  # rank 0
+        wait_for(folder / "log.jsonl", r'"resumed_from": \d')
+        (folder / "stop").touch()
+        said, errors = run.communicate(timeout=120)
+    finally:
+        run.terminate()  # torchrun ends its ranks
+        run.wait(60)
+    assert run.returncode == 0, errors
+    rows = read_log(folder)
+    first, second = (row["step"] for row in rows if row["kind"] == "start")
+    assert first == 1 and second > 1 and second % 5 == 1  # just after a checkpoint
+    assert f"on from step {second - 1}" in said
+    assert [row["step"] for row in steps_of(rows)] == list(range(1, rows[-1]["step"] + 1))
+    assert rows[-1]["kind"] == "end"
 
 
 @pytest.mark.slow

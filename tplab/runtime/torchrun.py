@@ -4,8 +4,12 @@ torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), un
 """
 
 import atexit
+import contextlib
+import json
 import os
 import sys
+import time
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -91,7 +95,8 @@ def _init_process_group() -> None:
     atexit.register(_destroy_process_group)
     local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     store, rank, world_size = next(dist.rendezvous("env://", timeout=LOST_AFTER))
-    obstacles = _exchange(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
+    name, obstacles = roll_call(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
+    store = dist.PrefixStore(name, store)
     if any(obstacles) and os.environ.get(VARIABLE) == "nccl":
         reasons = "; ".join(f"{ranks}: {obstacle}" for obstacle, ranks in _ranks_by_obstacle(obstacles).items())
         raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. {reasons}")
@@ -108,10 +113,42 @@ def _init_process_group() -> None:
             print(f"tplab: all ranks compute on the CPU, over gloo, because of {ranks}: {obstacle}", file=sys.stderr)
 
 
-def _exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
-    """Return the texts of all ranks. This can't be a collective, because the ranks have yet to agree on a backend."""
-    store.set(f"tplab/{rank}", text)
-    return [store.get(f"tplab/{other}").decode() for other in range(world_size)]
+def roll_call(
+    store: dist.Store, rank: int, world_size: int, text: str, patience: timedelta = LOST_AFTER
+) -> tuple[str, list[str]]:
+    """Return a name that only these processes know, and the texts of all ranks. Every rank has to call it.
+
+    When torchrun restarts failed ranks, its store still holds what the old ranks wrote, such as the addresses at which
+    they listened. New ranks that read those wait for processes that are gone. So every process writes a random number,
+    rank 0 reads them all out, and a list counts only when every rank has found its own number in it. The number of
+    restarts wouldn't do, because torchrun counts them on each machine by itself.
+
+    This can't be a collective, because the ranks have yet to agree on a backend. Raises TimeoutError if they don't
+    agree within `patience`.
+    """
+    mine = json.dumps([uuid.uuid4().hex, text])
+    store.set(f"tplab/{rank}", mine)
+    answered: str | None = None
+    until = time.monotonic() + patience.total_seconds()
+    with contextlib.suppress(dist.DistStoreError):  # what `wait` raises when the time is up
+        while (left := until - time.monotonic()) > 0:
+            if rank == 0:
+                keys = [f"tplab/{other}" for other in range(world_size)]
+                store.wait(keys, timedelta(seconds=left))
+                present = [store.get(key).decode() for key in keys]
+                store.set("tplab/roll", json.dumps([uuid.uuid5(uuid.NAMESPACE_OID, "".join(present)).hex, present]))
+            store.wait(["tplab/roll"], timedelta(seconds=left))
+            name, present = json.loads(store.get("tplab/roll"))
+            if present[rank : rank + 1] == [mine]:
+                arrived = store.add(f"tplab/{name}", int(answered != name))
+                answered = name
+                if arrived == world_size:
+                    return name, [json.loads(one)[1] for one in present]
+            time.sleep(0.01)
+    raise TimeoutError(
+        f"rank {rank} waited {patience.total_seconds():.0f} s for all {world_size} ranks to start. Look for an error "
+        "message from one of the others, or for a machine on which torchrun wasn't started."
+    )
 
 
 def _ranks_by_obstacle(obstacles: list[str]) -> dict[str, str]:
