@@ -107,8 +107,8 @@ def test_when_torchrun_restarts_a_killed_rank_the_run_goes_on_from_its_newest_ch
     assert run.returncode == 0, errors
     rows = read_log(folder)
     first, second = (row["step"] for row in rows if row["kind"] == "start")
-    assert (first, second % 5) == (1, 1)
-    assert second > 1  # just after a checkpoint
+    assert first == 1
+    assert second in range(6, 100_000, 5)  # the step after a checkpoint
     assert f"on from step {second - 1}" in said
     assert [row["step"] for row in steps_of(rows)] == list(range(1, rows[-1]["step"] + 1))
     assert rows[-1]["kind"] == "end"

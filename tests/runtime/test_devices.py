@@ -1,6 +1,7 @@
 """Which ranks get which GPU, asked without one. That they compute there is for tests/gpu."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -127,14 +128,19 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
 ) -> None:
     machine(gpus)
     store, started = dist.HashStore(), {}
-    store.set("tplab/1", theirs)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "rendezvous", lambda url, timeout: iter([(store, 0, 2)]))
     monkeypatch.setattr(dist, "init_process_group", lambda name, **options: started.update(options, name=name))
     monkeypatch.setattr("atexit.register", lambda function: None)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    torchrun._init_process_group()
+
+    def start_both() -> None:
+        with ThreadPoolExecutor(1) as other_rank:
+            other_rank.submit(torchrun.roll_call, store, 1, 2, theirs)
+            torchrun._init_process_group()
+
+    start_both()
     assert started["name"] == backend
     assert started["device_id"] == (torch.device("cuda", 0) if backend == "nccl" else None)
     assert started["timeout"] == torchrun.LOST_AFTER
@@ -144,4 +150,4 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
     monkeypatch.setenv("TPLAB_BACKEND", "nccl")
     if backend == "gloo":
         with pytest.raises(ValueError, match="TPLAB_BACKEND is nccl, but not every rank has its own GPU"):
-            torchrun._init_process_group()
+            start_both()

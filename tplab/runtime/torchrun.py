@@ -123,8 +123,8 @@ def roll_call(
     rank 0 reads them all out, and a list counts only when every rank has found its own number in it. The number of
     restarts wouldn't do, because torchrun counts them on each machine by itself.
 
-    This can't be a collective, because the ranks have yet to agree on a backend. Raises TimeoutError if they don't
-    agree within `patience`.
+    This can't be a collective, because the ranks have yet to agree on a backend. Raises TimeoutError if not all ranks
+    have called it within `patience`.
     """
     mine = json.dumps([uuid.uuid4().hex, text])
     store.set(f"tplab/{rank}", mine)
@@ -136,9 +136,10 @@ def roll_call(
                 keys = [f"tplab/{other}" for other in range(world_size)]
                 store.wait(keys, timedelta(seconds=left))
                 present = [store.get(key).decode() for key in keys]
-                store.set("tplab/roll", json.dumps([uuid.uuid5(uuid.NAMESPACE_OID, "".join(present)).hex, present]))
+                store.set("tplab/roll", json.dumps(present))
             store.wait(["tplab/roll"], timedelta(seconds=left))
-            name, present = json.loads(store.get("tplab/roll"))
+            roll = store.get("tplab/roll").decode()
+            name, present = uuid.uuid5(uuid.NAMESPACE_OID, roll).hex, json.loads(roll)
             if present[rank : rank + 1] == [mine]:
                 arrived = store.add(f"tplab/{name}", int(answered != name))
                 answered = name
