@@ -88,7 +88,7 @@ def by_hand(problem: Problem) -> Way:
     return Way(forward, mine, _cut)
 
 
-class _Core(nn.Module):
+class CausalCore(nn.Module):
     """Within a head, as Megatron-Core calls it: q, k, v [s, b, n, d] -> [s, b, n d]."""
 
     def __init__(self, **_: Any) -> None:
@@ -107,7 +107,7 @@ def megatron_core(problem: Problem) -> Way:
 
     config = implementations.megatron_config(problem.inputs["x"].shape[-1], COUNT, attention_dropout=0.0)
     parts = SelfAttentionSubmodules(
-        linear_qkv=ColumnParallelLinear, core_attention=_Core, linear_proj=RowParallelLinear
+        linear_qkv=ColumnParallelLinear, core_attention=CausalCore, linear_proj=RowParallelLinear
     )
     attention = SelfAttention(config, parts, layer_number=1, attn_mask_type=AttnMaskType.causal)
     names = {"qkv": "linear_qkv.weight", "qkv_bias": "linear_qkv.bias"}

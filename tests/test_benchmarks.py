@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks import attentions, implementations, layers, lm_heads, losses, mlps
+from benchmarks import attentions, implementations, layers, lm_heads, losses, mlps, step
 from benchmarks.layers import Outcome, measure, peak_bytes, sent_in_a_ring, table
 from tplab import launch
 from tplab.runtime import Collective, RankError, Record
@@ -137,3 +137,42 @@ def test_every_layer_has_ours_first_and_the_peers():
         assert next(iter(module.WAYS)).startswith("tplab")
         assert {*PEERS, "hand-written minimum", "one process, as many threads"} <= set(module.WAYS)
         assert any(name.startswith("torch DTensor") for name in module.WAYS)
+
+
+def tiny_steps(ways):
+    settings = replace(step.PRESETS["laptop"], warmup_steps=0, **step.SMALL)
+    results = launch(step.measure, 2, args=(step.Problem.of(settings), ways, 2, 1), backend="gloo")
+    return settings, [tuple(found) for found in results]
+
+
+def test_every_trainer_has_the_losses_of_plain_pytorch():
+    settings, results = tiny_steps(step.WAYS)
+    for seconds, missing in results:
+        assert set(seconds) | set(missing) == set(step.WAYS)
+        assert set(missing) <= {"Megatron-Core, tp = 2", "nanoGPT, 1 thread", "nanoGPT, 2 threads"}
+        assert all(len(times) == 2 for times in seconds.values())
+    assert step.table(settings, results).count("\n") == len(step.WAYS) + 1
+
+
+def with_another_learning_rate(problem):
+    return step.plain_alone(replace(problem, settings=replace(problem.settings, learning_rate=1e-3)), 1)
+
+
+def test_a_trainer_with_other_losses_is_refused():
+    with pytest.raises(RankError, match="another learning rate: "):
+        tiny_steps({"another learning rate": with_another_learning_rate})
+
+
+def test_the_table_of_steps_takes_the_slowest_rank_and_compares_within_a_round():
+    settings = replace(step.PRESETS["laptop"], **step.SMALL)  # 256 tokens per step
+    results = [
+        ({"ours": [1.0, 2.0], "theirs": [3.0, 3.0]}, {"other": "it is away"}),
+        ({"ours": [2.0, 1.0], "theirs": [1.0, 8.0]}, {}),
+    ]
+    rows = step.table(settings, results).splitlines()
+    # ours: 2 s in both rounds; theirs 3 and 8 s, so 2/3 and 1/4 of our speed
+    assert rows[2:] == [
+        "| ours | 2000, 2000 | 128 | **1.00** (1.00-1.00) |",
+        "| theirs | 3000, 5500 | 47 | **0.46** (0.35-0.56) |",
+        "| other | missing: it is away | | |",
+    ]

@@ -15,7 +15,7 @@ from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
 from tplab import launch, record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.meter import MemoryMeter, saved_for_backward
-from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.linear_cross_entropy import default_tokens_at_once, parallel_linear_cross_entropy
 
 WORLD_SIZES = (1, 2, 4)
 COLUMNS, HIDDEN, SHAPE = 24, 6, (3, 5)
@@ -90,6 +90,23 @@ def test_loss_gradients_and_traffic_for_every_combination_of_options(p):
         assert_equals([result[number] for result in results], *wanted)
         expected = [sent, [("all_reduce", "sum", 8 * N * HIDDEN)]] if p > 1 else [[], []]
         assert all(result[number][3] == expected for result in results)
+
+
+@pytest.mark.parametrize(("columns", "tokens"), [(1024, 4096), (8192, 512), (16032, 512), (1, 2**22)])
+def test_default_blocks_have_4_million_logits_or_512_tokens(columns, tokens):
+    assert default_tokens_at_once(columns) == tokens
+
+
+def _blocks_that_are_sent(columns):
+    x, weight = torch.zeros(1025, 2), torch.zeros(columns, 2)
+    with record() as sent:
+        parallel_linear_cross_entropy(x, weight, torch.zeros(1025, dtype=torch.long))
+    return len(sent)
+
+
+def test_ranks_send_twice_per_default_block():
+    assert launch(_blocks_that_are_sent, 2, args=(8192,)) == [2 * 3] * 2
+    assert launch(_blocks_that_are_sent, 2, args=(1024,)) == [2] * 2
 
 
 def _odd_inputs():

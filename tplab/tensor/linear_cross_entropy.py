@@ -40,14 +40,14 @@ def parallel_linear_cross_entropy(
     label_smoothing: float = 0.0,
     reduction: Literal["mean", "sum"] = "mean",
     vocab_size: int | None = None,
-    tokens_at_once: int = 512,
+    tokens_at_once: int | None = None,
     check_target: bool | None = None,
     sum_gradient: bool = True,
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """Compute vocab_parallel_cross_entropy(parallel_logits(x, weight), target) for x [.., h] and weight [v/p, h].
 
-    tokens_at_once    c, the number of tokens per block
+    tokens_at_once    c, the number of tokens per block; None: `default_tokens_at_once`
     vocab_size        the number of ids that aren't padding; None: as the weight's `tensor_parallel` says, or all
     sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
     All other options, and the result, are as in `vocab_parallel_cross_entropy`.
@@ -61,6 +61,7 @@ def parallel_linear_cross_entropy(
         raise ValueError(f"{shapes} should be [.., h], [v/p, h] and [..]")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum'")
+    tokens_at_once = default_tokens_at_once(len(weight)) if tokens_at_once is None else tokens_at_once
     if tokens_at_once < 1:
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
@@ -71,6 +72,14 @@ def parallel_linear_cross_entropy(
         # in evaluation, parameters still require gradients, and inside of forward, gradients are always disabled
         needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight)]
         return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, needed, sum_gradient, group)
+
+
+def default_tokens_at_once(columns: int) -> int:
+    """Return the number of tokens per block for a shard of `columns` = v/p ids: 4 million logits, or 512 tokens.
+
+    Larger blocks need more memory, and smaller ones more all-reduces, which wait for the slowest rank each time.
+    """
+    return max(512, 2**22 // columns)
 
 
 class _LinearCrossEntropy(Function):

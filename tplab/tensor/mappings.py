@@ -56,6 +56,14 @@ def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return x if rank_and_size(group)[1] == 1 else _Reduce.apply(x, group)
 
 
+def reduce_fresh(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Operator g, overwriting x [..] with the sum, which saves a copy.
+
+    Only for a tensor that nothing else uses, such as the output of a matmul: whatever reads x later gets the sum.
+    """
+    return x if rank_and_size(group)[1] == 1 else _Reduce.apply(x, group, not torch.compiler.is_compiling())
+
+
 def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
     """Return this rank's part [.., h/p] of x [.., h], which is replicated. In backward, all-gather dy to [.., h].
 
@@ -85,13 +93,17 @@ class _Copy(Function):
 
 class _Reduce(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None, overwrite: bool = False) -> Tensor:
         ctx.group = group
-        return all_reduce(x, group)
+        if not overwrite or not x.is_contiguous():
+            return all_reduce(x, group)
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        return _Copy.apply(dy, ctx.group), None
+        return _Copy.apply(dy, ctx.group), None, None
 
 
 class _Scatter(Function):

@@ -1,7 +1,7 @@
 """Chapter 04: how activations enter and leave a block of sharded weights.
 
     x -> f, matmul -> this rank's columns                       column_linear
-    this rank's term -> g -> y, the same on every rank          reduce_from_region
+    this rank's term -> g -> y, the same on every rank          reduce_fresh
 
 Every parallel layer has a `region` that determines both. With `TENSOR_PARALLEL`, x and y are replicated. Chapter 12
 adds `SEQUENCE_PARALLEL`, in which each rank has only its own tokens of x and y.
@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.mappings import copy_to_region, reduce_from_region
+from tplab.tensor.mappings import copy_to_region, reduce_fresh
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Region:
     """The operators at both ends of a block of sharded weights.
 
     column_linear        (x, weight, bias, group, async_grad_allreduce) -> y [.., out/p]; includes f
-    leave                (y, group) -> y; applies g
+    leave                (y, group) -> y; applies g. Nothing else may use the tensor that it is given
     sequence_parallel    x and y contain only this rank's tokens, [b, s/p, h]. Then dropout between two blocks differs
                          between ranks, and parameters used there get gradients only from this rank's tokens
     """
@@ -96,4 +96,4 @@ class _LinearAsync(Function):
         return dx, dw, db, None
 
 
-TENSOR_PARALLEL = Region(column_linear, reduce_from_region)
+TENSOR_PARALLEL = Region(column_linear, reduce_fresh)

@@ -20,7 +20,7 @@ TINY = Settings(num_layers=2, hidden_size=32, num_heads=4, seq_length=16, vocab_
                 batch_size=4, micro_batch_size=2, tp=2)  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "tensor parallel": {},
-    "one micro-batch, longer than a block": {"batch_size": 34, "micro_batch_size": 34},
+    "one micro-batch, longer than a block": {"batch_size": 34, "micro_batch_size": 34, "vocab_size": 16384},
     "gradients not overlapped": {"async_grad_allreduce": False},
     "layers again": {"recompute": "layers"},
     "layers again, with dropout": {"recompute": "layers", "dropout": 0.1},

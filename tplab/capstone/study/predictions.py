@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.study.traffic import TOKENS_AT_ONCE, step_parts
+from tplab.capstone.study.traffic import step_parts
 from tplab.collectives.links import Link
 from tplab.cost.calibration import Kernels
 from tplab.cost.machines import Machine
 from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Recipe, bill, rank_parameters
+from tplab.tensor.linear_cross_entropy import default_tokens_at_once
 
 _WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # size of an activation, in units of 16 bits
 _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Recipe(8, 8, 16)}  # AdamW
@@ -25,12 +26,13 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
     config, width = _as_run(settings), _WIDTH[settings.precision]
     need = bill(config, settings.layout, _STATE[settings.precision])
     tokens, columns = settings.micro_batch_size * config.seq_length, -(-config.vocab_size // settings.tp)
-    activations = width * (need.activations - 4 * tokens * columns) + 4 * min(tokens, TOKENS_AT_ONCE) * columns
+    block = min(tokens, default_tokens_at_once(columns))
+    activations = width * (need.activations - 4 * tokens * columns) + 4 * block * columns
     parts = need.parts() | {"activations": activations}
     note = f"Weights, gradients and AdamW's averages are in {'float64' if width == 4 else 'float32'}"
     if width > 1:
         note += f", and the activations, 16-bit in the formula, count {'twice' if width == 2 else 'four times'}"
-    note += f"; of the logits, {TOKENS_AT_ONCE} tokens are there at a time."
+    note += f". The logits of {block:,} tokens exist at a time."
     if settings.precision == "bfloat16":
         note += " What autocast keeps beside (weights in 16 bits, float32 between the blocks) is not in the bill."
     return parts, note

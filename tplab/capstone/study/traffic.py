@@ -8,8 +8,8 @@ matmul's output (4, or 2 in bfloat16 autocast), a micro-batch sends over tp
                          backward   2 L all-reduces [n, h], e bytes per element; 4 without async_grad_allreduce, because
                                     autograd casts the gradient back before the all-reduce
     output layer         backward   all-reduce [n, h], e bytes per element
-    loss                 forward    2 all-reduces per block of 512 tokens: n maxima of e bytes, and n sums and one value
-                                    per block of 4 bytes
+    loss                 forward    2 all-reduces per block of tokens: n maxima of e bytes, and n sums and one value per
+                                    block of 4 bytes
 
 With sequence parallelism, each all-reduce [n, h] becomes an all-gather and a reduce-scatter of the same size, because
 the recorder counts the full [n, h] for both. Once per step, the gradients of parameters between the blocks are
@@ -29,8 +29,7 @@ from tplab.capstone.settings.settings import Settings
 from tplab.data.flat_parameters import BUCKET_BYTES
 from tplab.runtime import Total
 from tplab.tensor.embedding import pad_vocab_size
-
-TOKENS_AT_ONCE = 512  # block size of `parallel_linear_cross_entropy`
+from tplab.tensor.linear_cross_entropy import default_tokens_at_once
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def step_parts(settings: Settings, vocab_size: int | None = None) -> list[Part]:
     vocab_size    size of the tokenizer, which may be smaller than in the settings (None: as in the settings)
     """
     vocab_size = settings.vocab_size if vocab_size is None else vocab_size
-    parts = list(_micro_batch(settings)) if settings.tp > 1 else []
+    parts = list(_micro_batch(settings, vocab_size)) if settings.tp > 1 else []
     parts = [Part(p.name, p.kind, settings.micro_batches * p.calls, settings.micro_batches * p.bytes) for p in parts]
     parts += _once(settings, vocab_size)
     return [part for part in parts if part.calls]
@@ -69,7 +68,7 @@ def totals(parts: Iterable[Part]) -> dict[str, Total]:
     return found
 
 
-def _micro_batch(settings: Settings) -> Iterator[Part]:
+def _micro_batch(settings: Settings, vocab_size: int) -> Iterator[Part]:
     """Yield the traffic over tp in the forward and backward of one micro-batch."""
     layers, tokens = settings.num_layers, settings.micro_batch_size * settings.seq_length
     wide, narrow = _sizes(settings)
@@ -87,7 +86,8 @@ def _micro_batch(settings: Settings) -> Iterator[Part]:
     else:
         yield Part("embedding, forward", "all_reduce", 1, whole * wide)
         yield Part("layers, forward", "all_reduce", 2 * layers, 2 * layers * whole * narrow)
-    yield from _loss(tokens, wide, narrow)
+    columns = pad_vocab_size(vocab_size, settings.tp) // settings.tp
+    yield from _loss(tokens, columns, wide, narrow)
     if settings.sequence_parallel:
         yield Part("output layer, backward", "reduce_scatter", 1, whole * wide)
         if again:
@@ -105,9 +105,9 @@ def _micro_batch(settings: Settings) -> Iterator[Part]:
         yield Part("layers, backward", "all_reduce", 2 * layers, 2 * layers * whole * entering)
 
 
-def _loss(tokens: int, wide: int, narrow: int) -> Iterator[Part]:
+def _loss(tokens: int, columns: int, wide: int, narrow: int) -> Iterator[Part]:
     """Yield the loss's traffic: maxima in the logits' dtype, sums in at least float32, and one more value per block."""
-    blocks = ceil(tokens / TOKENS_AT_ONCE)
+    blocks = ceil(tokens / default_tokens_at_once(columns))
     yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
 
 
