@@ -43,7 +43,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 # %% [markdown]
 # ## The column-parallel layer
 #
-# Write $A$ as $[A_0, A_1]$. Every rank receives all of $X$ and computes its own columns of the output:
+# Suppose two ranks split $A$ into $[A_0, A_1]$. Each rank receives all of $X$ and computes its own columns of the output:
 #
 # $$Y = X\,[A_0, A_1] + [b_0, b_1] = [\,X A_0 + b_0,\; X A_1 + b_1\,]$$
 #
@@ -58,7 +58,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 # | `scatter_to_region(x, group)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
 # | `gather_from_region(x, group)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# Before you write the layer, work out what the ranks will have to send each other.
+# Before you write the layer, work out what data the ranks will have to send each other.
 #
 # **Predict.** A column-parallel layer with 8 inputs and 12 outputs runs on four ranks. Its input is a float32 tensor of shape `[2, 3, 8]`, and each rank returns only its own slice of the output. How many collectives run in the forward pass? How many collectives run in the backward pass? In the backward pass, how many bytes long is each message?
 
@@ -66,13 +66,13 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 
 # %% [markdown] task="4.1" title="ColumnParallelLinear" difficulty=2 minutes=12
-# Fill in the parameter shapes, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll explain how to initialize a weight, and what the attribute `tensor_parallel` is for, later in this chapter.)
+# Fill in the parameter shapes, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (Later in this chapter, we'll explain how to initialize a weight and what the attribute `tensor_parallel` is for.)
 #
 # The layer has a few options that real models need:
 #
 # - With `gather_output`, every rank returns the full output.
-# - With `skip_bias_add`, the layer doesn't add its bias. Instead, it returns the pair (output without the bias, bias), so that the caller can fuse the bias with the next operation.
-# - `group` holds the ranks that the layer is split across. A model that combines two kinds of parallelism has several groups. For example, ranks 0 and 2 may form one group, and ranks 1 and 3 may form another. Each group has to work independently, so pass `self.group` to every function that communicates. The check also tests your layer in two separate groups.
+# - With `skip_bias_add`, the layer doesn't add its bias. Instead, it returns the pair (output without the bias, bias), so that the caller can fuse the addition with the next operation.
+# - `group` is the set of ranks that the layer is split across. A model that combines two kinds of parallelism has several groups. For example, ranks 0 and 2 may form one group, and ranks 1 and 3 may form another. Each group has to work independently, so pass `self.group` to every function that communicates. The check also tests your layer in two separate groups.
 
 
 # %% exercise="4.1"
@@ -124,7 +124,7 @@ class ColumnParallelLinear(nn.Module):
 
 # %% [markdown] hints="4.1"
 # 1. Which dimension of `weight` corresponds to the output features? That's the dimension to divide by `p`. In the backward pass, does a rank compute the complete gradient of `x`, or only one term of a sum?
-# 2. Each rank uses only its own columns to compute a gradient of `x`, so these gradients have to be summed across the ranks. Which operator does that in the backward pass? Where does that operator go in `forward`? The rest of `forward` is a matmul with this rank's weight and bias, followed by a gather if the caller asked for one.
+# 2. Each rank uses only its own columns to compute a gradient of `x`, so each rank's result is only one term of the full gradient. Which operator sums gradients across ranks in the backward pass? Where does that operator go in `forward`? The rest of `forward` is a matmul with this rank's weight and bias, followed by a gather if the caller asked for one.
 # 3. Start with `x = copy_to_region(x, self.group)`. Then compute `out = F.linear(x, self.weight, bias)`, where `bias = None if self.skip_bias_add else self.bias`. If `self.gather_output` is true, gather the result with `gather_from_region(out, self.group)`.
 #    You don't have to reshape anything, because `F.linear` handles any number of leading dimensions.
 
@@ -311,14 +311,14 @@ viz.table(
 # It's worth spending a minute on this table. `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. `Divided` computes the correct output, but its bias learns too slowly. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
-# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. `Divided` comes from torchtitan (pull request 3781), and pull request 4332 points out that the gradient is too small.
+# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias (pull request 3781), and pull request 4332 points out that the gradient of the bias is too small.
 #
 # ## A parameter that knows how it was split
 #
 # Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard, and how it was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
 # `dim` is the dimension that was split, and `stride` is for **fused** weights. Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
-# model multiplies each output of the gate by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block, and what they get if you split it as two blocks:
+# model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block, and what they get if you split it as two blocks:
 
 # %%
 rows = torch.arange(8.0).reshape(8, 1)
@@ -334,9 +334,9 @@ viz.matrices(
 )
 
 # %% [markdown]
-# With stride 1, rank 0 gets the whole gate and rank 1 gets all of "up", so neither rank has a single matching pair of rows. With stride 2, each rank gets a slice of each layer, and all of the rank's rows form matching pairs.
+# With stride 1, rank 0 gets the entire "gate" layer and rank 1 gets the entire "up" layer, so neither rank has a single matching pair of rows. With stride 2, each rank gets a slice of each layer, and all of the rank's rows form matching pairs.
 #
-# **Predict.** A fused weight `[q; k; v]` has 12 rows, in three blocks of four. Suppose it's split across two ranks with a stride of 3. Which rows does rank 1 hold? List the row numbers in order.
+# **Predict.** A fused weight `[q; k; v]` has 12 rows, in three blocks of four. Suppose this weight is split across two ranks with a stride of 3. Which rows does rank 1 hold? List the row numbers in order.
 
 # %% predict="4.d"
 predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
@@ -346,7 +346,7 @@ predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 #
 # - Along `dim`, which may be negative, the full tensor consists of `stride` blocks of the same size. Each rank gets an equal slice of every block.
 # - A shard needs its own memory. (A view such as `full[0:4]` keeps the *entire* tensor in memory, so sharding wouldn't save anything.)
-# - If the size along `dim` can't be divided evenly, raise a `ValueError`, and include the size in its message.
+# - If the size along `dim` can't be divided evenly, raise a `ValueError`, and include the size in the error message.
 
 
 # %% exercise="4.3"
@@ -382,7 +382,7 @@ check("4.3", shard, unshard)
 # %% [markdown]
 # ## Fix it: the initial values of a weight
 #
-# When people trained low-rank adapters (LoRA) with Megatron-Bridge, the final loss used to depend on how many GPUs each layer was split across. (This was reported in issue 5840, and pull request 5843 fixed it.) The bug is in a harmless-looking line, in which each rank initializes its own shard:
+# When people trained low-rank adapters (LoRA) with Megatron-Bridge, the final loss used to depend on how many GPUs each layer was split across. (The problem was reported in issue 5840 and fixed in pull request 5843.) The bug is in a harmless-looking line, in which each rank initializes its own shard:
 
 
 # %%
@@ -432,7 +432,7 @@ def init_from_master(param, full_shape, init_method, group=None):
 
 # %% [markdown] hints="4.4"
 # 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a tensor of that shape, too?
-# 2. Allocate an empty tensor of the full shape, which is called a **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Do this under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
+# 2. Allocate an empty tensor of the full shape, which is called a **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Make this copy under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
 # 3. Start with `master = torch.empty(full_shape, dtype=param.dtype, device=param.device)`, and call `init_method(master)`. Then, under `torch.no_grad()`, call
 #    `param.copy_(shard(master, sharding.dim, dist.get_rank(group), dist.get_world_size(group), stride=sharding.stride))`, where `sharding` is `param.tensor_parallel`.
 
@@ -595,7 +595,7 @@ symptoms(4)
 #
 # <details><summary>Going deeper: Megatron-Core, DTensor, inference engines, and copies that forget</summary>
 #
-# - **Megatron-Core** also calls its layers `ColumnParallelLinear` and `RowParallelLinear`. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. They always return a pair, whose second element is `None` unless you use `skip_bias_add`. `_initialize_affine_weight_cpu` draws a master weight, just as your function does.
+# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair, whose second element is `None` unless you use `skip_bias_add`. `_initialize_affine_weight_cpu` draws a master weight, just as your function does.
 #   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
 #   Megatron used to keep its process groups in a global module called `mpu`, which has since been renamed `parallel_state`. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
 # - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.

@@ -78,7 +78,7 @@ check("5.1", mlp_splits, sharded_mlp)
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
 #
-# In the animation below, you can watch the two layers from chapter 04 lose everything between them. (We left out the GELU, because it doesn't communicate.)
+# In the animation below, the two layers from chapter 04 move together until nothing is left between them. (We left out the GELU, because it doesn't communicate.)
 #
 # ![At first, there's a gather and a scatter between a column-parallel layer and a row-parallel layer. Then the two layers are pushed together, and only one all-reduce in each direction is left.](pictures/joined.svg)
 #
@@ -498,14 +498,14 @@ class ParallelSwiGLU(nn.Module):
 
 # %% [markdown] hints="5.4"
 # 1. With $m = 4$, the fused weight has eight rows. Rows 0 to 3 belong to the gate, and rows 4 to 7 belong to the up projection. On two ranks, which four rows does rank 0 get? What do the two halves of rank 0's output contain?
-# 2. Calling `chunk(2, dim=-1)` is correct only if a rank's shard consists of the rank's gate rows followed by its up rows. In chapter 04, you met a parameter of `ColumnParallelLinear` that was made for exactly this layout.
+# 2. Calling `chunk(2, dim=-1)` is correct only if a rank's shard consists of the rank's gate rows followed by its up rows. In chapter 04, you met an option of `ColumnParallelLinear` that was made for exactly this layout.
 # 3. Create the first layer with `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`. You can leave `forward` unchanged, because it's already correct.
 
 # %% check="5.4"
 check("5.4", ParallelSwiGLU)
 
 # %% [markdown]
-# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows. Row 0, which is the first gate row, should be paired with row 8, which is the first up row. Which row is row 0 paired with instead? On rank 1, which row is row 8 paired with?
+# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows. Row 0, which is the first gate row, should be paired with row 8, which is the first up row. On rank 0, which row is row 0 paired with instead? On rank 1, which row is row 8 paired with?
 
 # %% predict="5.c"
 predict("5.c", row_0_meets=4, row_8_meets=12)

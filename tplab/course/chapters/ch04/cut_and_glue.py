@@ -24,8 +24,8 @@ CUT_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("shard", CONTIGUOUS),
-        "The tensor consists of several blocks, and a rank needs its slice of each block. Write down the rows for p = "
-        "2 and stride = 2. Which rows does rank 0 get from your code, and which rows should it get?",
+        "The tensor consists of several blocks, and a rank needs its slice of each block. For p = 2 and stride = 2, "
+        "write down the rows that rank 0 should get. Which rows does rank 0 get from your code?",
     ),
     checks.Question(
         checks.has_kind("shard", EVERY_PTH),
@@ -48,8 +48,9 @@ CUT_QUESTIONS = (
             checks.has_kind("shard", "shape", "whole", "part", "transposed")(d)
             or checks.has_kind("unshard", "shape", "part", "transposed")(d)
         ),
-        "Along which dimension does your code split or concatenate? Into how many pieces does your code split that "
-        "dimension? Keep in mind that `dim` may be 0, 1, or -1, and that the tensor may have more than two dimensions.",
+        "Along which dimension does your code split or concatenate tensors? Into how many pieces does your code split "
+        "that dimension? Keep in mind that `dim` may be 0, 1, or -1, and that the tensor may have more than two "
+        "dimensions.",
     ),
     checks.Question(
         checks.has_kind("unshard", GLUED_CONTIGUOUS),

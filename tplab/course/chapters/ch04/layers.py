@@ -177,8 +177,8 @@ SHARDING_QUESTION = checks.Question(
 
 SKIPPED_BIAS_QUESTION = checks.Question(
     lambda d: bool({WITH_BIAS, WITH_P_BIASES} & d.kinds()),
-    "With `skip_bias_add=True`, the layer returns its bias, and the caller adds it later. So the output that you "
-    "return must not include the bias. Which line adds the bias anyway?",
+    "With `skip_bias_add=True`, the layer returns its bias, and the caller adds it later. That's why the output that "
+    "you return must not include the bias. Which line adds the bias anyway?",
 )
 
 WAIT_QUESTION = checks.Question(

@@ -58,7 +58,7 @@ PREDICTIONS = {
         answer={"calls_forward": 0, "calls_backward": 1, "bytes_backward": 192},
         why="In the forward pass, every rank has everything it needs. In the backward pass, each rank knows only its "
         "own term of dx, so f all-reduces dx. The message has the shape of x, so it consists of 2 · 3 · 8 elements of "
-        "4 bytes each. Its size depends neither on the number of outputs nor on p.",
+        "4 bytes each. The message size depends neither on the number of outputs nor on p.",
         wrong={
             "calls_forward": (
                 "Every rank has all of x and returns only its own slice of the output. Does a rank need anything from "
@@ -137,8 +137,8 @@ PREDICTIONS = {
             (
                 "variance_factor",
                 4,
-            ): "The variance is 2/(in + out), and only one of these two sizes is divided by 4. How large is "
-            "the variance for the full weight, and how large is it for the shard?",
+            ): "The variance is 2/(in + out), and only one of the two sizes in the denominator is divided by 4. How "
+            "large is the variance for the full weight, and how large is it for the shard?",
             (
                 "variance_factor",
                 0.625,

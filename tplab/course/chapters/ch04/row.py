@@ -150,9 +150,9 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("dx", "partly zero"),
-        "On each rank, dx is correct in the rank's own slice and zero everywhere else. But every rank had the full "
-        "input, so every rank needs all of dx. Which operator takes a slice in the forward pass and gathers the "
-        "gradient in the backward pass?",
+        "On each rank, dx is correct in the rank's own slice and zero everywhere else. Every rank had the full input, "
+        "so every rank needs all of dx. Which operator takes a slice in the forward pass and gathers the gradient in "
+        "the backward pass?",
     ),
     checks.Question(
         lambda d: (

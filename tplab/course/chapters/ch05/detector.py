@@ -188,8 +188,8 @@ DETECTOR_ASKS = {
         "to a Python number?"
     ),
     "not the same on every rank": (
-        "Every rank should return the same number. Otherwise, only some of the ranks would report the drift. Which "
-        "information is missing on the other ranks?"
+        "Every rank should return the same number. Otherwise, only some of the ranks would report the drift. What "
+        "information do the other ranks still need?"
     ),
     "equal replicas": (
         "The replicas are equal here, so the drift should be 0.0. Which values does your code compare? What's the "

@@ -46,7 +46,7 @@ PREDICTIONS = {
         wrong={
             ("all_reduces", 1): "That's the result for just one of the two passes. What about the other pass?",
             "all_reduces": (
-                "Does any other rank need the gradient of a shard? What has f already done to the gradient by the time "
+                "Do the other ranks need the gradient of a shard? What has f already done to the gradient by the time "
                 "it reaches the embedding?"
             ),
             ("bytes", 131072): (
