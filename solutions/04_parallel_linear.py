@@ -226,7 +226,7 @@ check("4.2", RowParallelLinear)
 #
 # ## Break it: three wrong places for the bias
 #
-# Each of the three classes below falls into one of these traps, just as real code has. We train all three on the same small regression problem on two ranks, along with your own layer and a plain `nn.Linear`. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
+# Each of the three classes below falls into one of these traps, just as real code has. We train all three classes on the same small regression problem on two ranks, along with your own layer and a plain `nn.Linear`. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
 
 
 # %%
@@ -283,7 +283,7 @@ for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
 viz.curves(curves, title="all five layers learn")
 
 # %% [markdown]
-# All five losses fall! One of the wrong layers even follows the correct curve exactly. The other two learn slightly too fast or too slowly, which nobody would notice in a real training run. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
+# All five losses fall! One of the wrong layers even follows the correct curve exactly. The other two wrong layers learn slightly too fast or too slowly, which nobody would notice in a real training run. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
 
 
 # %%
@@ -372,7 +372,7 @@ def unshard(shards, dim, *, stride=1):
 
 
 # %% [markdown] hints="4.3"
-# 1. Split the full tensor into `p * stride` equal pieces along `dim`, and number the pieces. With `p = 2` and `stride = 3`, which of these pieces belong to rank 0? Which pieces belong to rank 1?
+# 1. Split the full tensor into `p * stride` equal pieces along `dim`, and number the pieces. With `p = 2` and `stride = 3`, which pieces belong to rank 0? Which pieces belong to rank 1?
 # 2. Piece `k` belongs to rank `k % p`, so a Python slice with a step selects all the pieces of one rank. For `unshard`, split every shard into `stride` pieces. The full tensor starts with the first piece from each rank, followed by the second piece from each rank, and so on.
 # 3. Split the tensor with `pieces = tensor.chunk(world_size * stride, dim)`, and return `torch.cat(pieces[rank::world_size], dim)`. The result has its own memory, because `torch.cat` always allocates new memory. For `unshard`, split the shards with `blocks = [piece.chunk(stride, dim) for piece in shards]`, and then loop over `zip(*blocks)` to collect the pieces in order.
 
@@ -515,7 +515,7 @@ def full_state_dict(module, group=None):
 check("4.5", load_full_state_dict, full_state_dict)
 
 # %% [markdown]
-# Let's try the round trip with your own classes. Imagine that the `nn.Linear` below was trained in a single process. Two ranks load its weights, run the layer, and save the weights again. Then four ranks load the checkpoint that the first two saved.
+# Let's try the round trip with your own classes. Imagine that the `nn.Linear` below was trained in a single process. Two ranks load the layer's weights, run the layer, and save the weights again. Then four ranks load the checkpoint that the first two saved.
 
 # %%
 trained = nn.Linear(8, 12)
@@ -632,7 +632,7 @@ print(f"largest differences: {compared[0]} in the output, {compared[1]} in the i
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now contains the two layers that all the later ones are built from, and it can load and save ordinary checkpoints.
+# Your library now contains the two layers that all later layers are built from, and it can load and save ordinary checkpoints.
 
 # %%
 from tplab.course import library

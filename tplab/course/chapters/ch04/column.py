@@ -94,8 +94,8 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("out", "structure", "type"),
-        "What should the layer return? Without `skip_bias_add`, it should return only the output. With "
-        "`skip_bias_add`, it should return the pair (output without the bias, bias), even if there's no bias.",
+        "What should the layer return? Without `skip_bias_add`, the layer should return only the output. With "
+        "`skip_bias_add`, the layer should return the pair (output without the bias, bias), even if there's no bias.",
     ),
     checks.Question(
         checks.has_kind("out", "whole"),

@@ -234,8 +234,8 @@ LOAD_QUESTIONS = (
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
-        "Only the fused layer is wrong. Besides the dimension, what else does the `tensor_parallel` attribute of its "
-        "parameters tell you?",
+        "Only the fused layer is wrong. Besides the dimension, what else does the `tensor_parallel` attribute of the "
+        "fused parameters tell you?",
     ),
     checks.Question(
         checks.has_kind("column.weight", "other rank"),
@@ -283,7 +283,7 @@ SAVE_QUESTIONS = (
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
         "Only the fused layer is wrong. Each shard of a fused weight contains a slice of every block, so concatenating "
-        "the shards isn't enough. Besides the dimension, what else does the `tensor_parallel` attribute of its "
+        "the shards isn't enough. Besides the dimension, what else does the `tensor_parallel` attribute of the fused "
         "parameters tell you?",
     ),
     checks.Question(

@@ -104,9 +104,9 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("out", "structure", "type"),
-        "What should the layer return? Without `skip_bias_add`, it should return only the output. With "
-        "`skip_bias_add`, it should return the pair (output without the bias, bias), even if there's no bias. Remember "
-        "that `dist.all_reduce` returns None.",
+        "What should the layer return? Without `skip_bias_add`, the layer should return only the output. With "
+        "`skip_bias_add`, the layer should return the pair (output without the bias, bias), even if there's no bias. "
+        "Remember that `dist.all_reduce` returns None.",
     ),
     checks.Question(
         checks.has_kind("out", "none"),
@@ -162,8 +162,8 @@ QUESTIONS = (
         ),
         "The gradient dx is p times too large, but dW is correct, so the mistake is in what you do with x before the "
         "matmul. Your backward pass gathers dx, which gives every rank the complete gradient, but it also sums dx "
-        "across ranks. Which operator does the gather, and which operator does the sum? Once every rank has all of dx, "
-        "is there anything left to sum?",
+        "across ranks. Which operator in your code gathers dx, and which operator sums dx? Once every rank has all of "
+        "dx, is there anything left to sum?",
     ),
     checks.Question(
         lambda d: checks.has_kind("dW", "p times")(d) or checks.has_kind("dx", "p times")(d),
