@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · Parallel linear layers
 #
-# Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from the same two layers. In this chapter, you'll write both layers yourself. When you're done, you'll be able to replace an `nn.Linear` with a parallel layer, and the rest of the model won't notice. The outputs, the gradients, and even the checkpoint will stay the same.
+# Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from the same two layers. In this chapter, you'll write both layers yourself. Then you'll be able to replace an `nn.Linear` with a parallel layer, and the rest of the model won't notice. The outputs, the gradients, and even the checkpoint will stay the same.
 #
 # You need chapters 02 and 03. About 75 minutes.
 
@@ -27,7 +27,7 @@ from tplab.tensor import Sharding, copy_to_region, divide, gather_from_region, r
 predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bias=(8,))
 
 # %% [markdown]
-# Here's the rule to remember: *a column-parallel layer splits the outputs, and a row-parallel layer splits the inputs*. The picture below shows the shards of a weight with 12 outputs and 8 inputs. Move the slider from two to four ranks, and watch how only one of the weight's two dimensions shrinks.
+# Here's the rule to remember: *a column-parallel layer splits the outputs, and a row-parallel layer splits the inputs*. The picture below shows the shards of a weight with 12 outputs and 8 inputs. As you add ranks, only one of the weight's two dimensions shrinks.
 
 # %%
 linear = nn.Linear(in_features=8, out_features=12)
@@ -47,7 +47,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 #
 # $$Y = X\,[A_0, A_1] + [b_0, b_1] = [\,X A_0 + b_0,\; X A_1 + b_1\,]$$
 #
-# The bias is split in the same way as the output, so each rank adds its own slice of the bias.
+# The bias is split like the output, so each rank adds its own slice of the bias.
 #
 # That takes care of the forward pass. For the backward pass, you have the four operators from chapter 03:
 #
@@ -58,21 +58,19 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 # | `scatter_to_region(x, group)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
 # | `gather_from_region(x, group)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# Before you write the layer, work out what data the ranks will have to send each other.
-#
 # **Predict.** A column-parallel layer with 8 inputs and 12 outputs runs on four ranks. Its input is a float32 tensor of shape `[2, 3, 8]`, and each rank returns only its own slice of the output. How many collectives run in the forward pass? How many collectives run in the backward pass? In the backward pass, how many bytes long is each message?
 
 # %% predict="4.b"
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 
 # %% [markdown] task="4.1" title="ColumnParallelLinear" difficulty=2 minutes=12
-# Fill in the parameter shapes, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (Later in this chapter, we'll explain how to initialize a weight and what the attribute `tensor_parallel` is for.)
+# Fill in the parameter shapes, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll get to the initialization and to the attribute `tensor_parallel` later in this chapter.)
 #
 # The layer has a few options that real models need:
 #
 # - With `gather_output`, every rank returns the full output.
-# - With `skip_bias_add`, the layer doesn't add its bias. Instead, it returns the pair (output without the bias, bias), so that the caller can fuse the addition with the next operation.
-# - `group` is the set of ranks that the layer is split across. A model that combines two kinds of parallelism has several groups. For example, ranks 0 and 2 may form one group, and ranks 1 and 3 may form another. Each group has to work independently, so pass `self.group` to every function that communicates. The check also tests your layer in two separate groups.
+# - With `skip_bias_add`, the layer returns the pair (output without the bias, bias), so that the caller can fuse the addition with the next operation.
+# - `group` is the set of ranks that the layer is split across. A model can have several groups, for example one with ranks 0 and 2 and another with ranks 1 and 3. Each group has to work independently, so pass `self.group` to every function that communicates.
 
 
 # %% exercise="4.1"
@@ -126,7 +124,7 @@ class ColumnParallelLinear(nn.Module):
 # 1. Which dimension of `weight` corresponds to the output features? That's the dimension to divide by `p`. In the backward pass, does a rank compute the complete gradient of `x`, or only one term of a sum?
 # 2. Each rank uses only its own columns to compute a gradient of `x`, so each rank's result is only one term of the full gradient. Which operator sums gradients across ranks in the backward pass? Where does that operator go in `forward`? The rest of `forward` is a matmul with this rank's weight and bias, followed by a gather if the caller asked for one.
 # 3. Start with `x = copy_to_region(x, self.group)`. Then compute `out = F.linear(x, self.weight, bias)`, where `bias = None if self.skip_bias_add else self.bias`. If `self.gather_output` is true, gather the result with `gather_from_region(out, self.group)`.
-#    You don't have to reshape anything, because `F.linear` handles any number of leading dimensions.
+#    `F.linear` handles any number of leading dimensions.
 
 # %% check="4.1"
 check("4.1", ColumnParallelLinear)
@@ -318,7 +316,7 @@ viz.table(
 # Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard, and how it was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
 # `dim` is the dimension that was split, and `stride` is for **fused** weights. Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
-# model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block, and what they get if you split it as two blocks:
+# model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block or as two blocks:
 
 # %%
 rows = torch.arange(8.0).reshape(8, 1)
