@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · Parallel linear layers
 #
-# Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from two layers. In this chapter, you'll write both of them. When you're done, you can replace an `nn.Linear` with one of them, and the rest of the model won't notice. The outputs and the gradients stay the same, and even the checkpoint does.
+# Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from the same two layers. In this chapter, you'll write both layers yourself. Then you'll be able to replace an `nn.Linear` with a parallel layer, and the rest of the model won't notice. The outputs, the gradients, and even the checkpoint will stay the same.
 #
 # You need chapters 02 and 03. About 75 minutes.
 
@@ -18,16 +18,16 @@ from tplab.tensor import Sharding, copy_to_region, divide, gather_from_region, r
 # %% [markdown]
 # ## Which way is a column?
 #
-# In chapter 02, you split a matmul $XA$ by the columns of $A$ or by its rows. A layer that does the first is called **column-parallel**, and a layer that does the second is called **row-parallel**. But there's one thing that trips up almost everybody. `nn.Linear` stores the *transpose* of $A$. Its `weight` has the shape
-# `[out, in]`, and the layer computes $Y = XW^\top + b$.
+# In chapter 02, you split a matmul $XA$ either by the columns of $A$ or by its rows. A layer that splits the columns of $A$ is called **column-parallel**, and a layer that splits the rows is called **row-parallel**. But one detail trips up almost everybody: `nn.Linear` stores the *transpose* of $A$. The layer's `weight` has the shape
+# `[out, in]`, and its output is $Y = XW^\top + b$.
 #
-# **Predict.** You replace an `nn.Linear(6, 8)` by a parallel layer on two ranks. Which shapes do `weight` and `bias` have on each rank, if the layer is column-parallel? What if it's row-parallel? (Write `(3, 4)` for a matrix and `(3,)` for a vector.)
+# **Predict.** Suppose you replace an `nn.Linear(6, 8)` with a parallel layer that's split across two ranks. If the layer is column-parallel, what are the shapes of `weight` and `bias` on each rank? What are the two shapes if the layer is row-parallel? (Write `(3, 4)` for a matrix and `(3,)` for a vector.)
 
 # %% predict="4.a"
 predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bias=(8,))
 
 # %% [markdown]
-# Remember this: *column-parallel splits the outputs, and row-parallel splits the inputs*. The next picture shows the shards of a weight with 12 outputs and 8 inputs on two to four ranks. Only one of the two dimensions gets smaller as `p` grows.
+# Here's the rule to remember: *a column-parallel layer splits the outputs, and a row-parallel layer splits the inputs*. The picture below shows the shards of a weight with 12 outputs and 8 inputs. As you add ranks, only one of the weight's two dimensions shrinks.
 
 # %%
 linear = nn.Linear(in_features=8, out_features=12)
@@ -43,13 +43,13 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 # %% [markdown]
 # ## The column-parallel layer
 #
-# With $A = [A_0, A_1]$, every rank gets all of $X$ and computes its own columns of the output:
+# Suppose two ranks split $A$ into $[A_0, A_1]$. Each rank receives all of $X$ and computes its own columns of the output:
 #
 # $$Y = X\,[A_0, A_1] + [b_0, b_1] = [\,X A_0 + b_0,\; X A_1 + b_1\,]$$
 #
-# The bias is split just like the output, so each rank adds its own slice.
+# The bias is split like the output, so each rank adds its own slice of the bias.
 #
-# So much for the forward pass. For the backward pass, you have the four operators from chapter 03:
+# That takes care of the forward pass. For the backward pass, you have the four operators from chapter 03:
 #
 # | operator | forward | backward |
 # |---|---|---|
@@ -58,21 +58,19 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 # | `scatter_to_region(x, group)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
 # | `gather_from_region(x, group)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# Before you write the layer, think about what it has to send.
-#
-# **Predict.** A column-parallel layer with 8 inputs and 12 outputs runs on four ranks. Its input is a float32 tensor `[2, 3, 8]`, and each rank returns just its own slice of the output. How many collectives run in the forward pass? How many run in the backward pass, and how many bytes does the tensor in the backward collective have?
+# **Predict.** A column-parallel layer with 8 inputs and 12 outputs runs on four ranks. Its input is a float32 tensor of shape `[2, 3, 8]`, and each rank returns only its own slice of the output. How many collectives run in the forward pass? How many collectives run in the backward pass? In the backward pass, how many bytes long is each message?
 
 # %% predict="4.b"
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 
 # %% [markdown] task="4.1" title="ColumnParallelLinear" difficulty=2 minutes=12
-# Fill in the parameter shapes and the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll get to the initialization and to the attribute `tensor_parallel` later.)
+# Fill in the parameter shapes, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll get to the initialization and to the attribute `tensor_parallel` later in this chapter.)
 #
-# The layer has a few options, because models need them:
+# The layer has a few options that real models need:
 #
 # - With `gather_output`, every rank returns the full output.
-# - With `skip_bias_add`, the layer doesn't add its bias. It returns the pair (output without the bias, bias) instead, so that the caller can add the bias together with whatever comes next.
-# - `group` says which ranks the layer is split over. A model that combines two kinds of parallelism has several groups, for example one with ranks 0 and 2 and another one with ranks 1 and 3. Each group has to work without affecting the others, so pass `self.group` to everything that communicates. The check uses two groups as well.
+# - With `skip_bias_add`, the layer returns the pair (output without the bias, bias), so that the caller can fuse the addition with the next operation.
+# - `group` is the set of ranks that the layer is split across. A model can have several groups, for example one with ranks 0 and 2 and another with ranks 1 and 3. Each group has to work independently, so pass `self.group` to every function that communicates.
 
 
 # %% exercise="4.1"
@@ -123,16 +121,16 @@ class ColumnParallelLinear(nn.Module):
 
 
 # %% [markdown] hints="4.1"
-# 1. Which of the two dimensions of `weight` counts the output features? That's the dimension to divide. And in the backward pass, what part of the gradient of `x` does each rank compute?
-# 2. Each rank computes the gradient of `x` through its own columns only, so these gradients have to be added up. Which operator does that, and where does it have to stand? After it come a matmul with this rank's weight and bias, and perhaps a gather.
-# 3. `x = copy_to_region(x, self.group)`, then `out = F.linear(x, self.weight, bias)` with `bias = None if self.skip_bias_add else self.bias`, and then `out = gather_from_region(out, self.group)` if it's asked for.
+# 1. Which dimension of `weight` corresponds to the output features? That's the dimension to divide by `p`. In the backward pass, does a rank compute the complete gradient of `x`, or only one term of a sum?
+# 2. Each rank uses only its own columns to compute a gradient of `x`, so each rank's result is only one term of the full gradient. Which operator sums gradients across ranks in the backward pass? Where does that operator go in `forward`? The rest of `forward` is a matmul with this rank's weight and bias, followed by a gather if the caller asked for one.
+# 3. Start with `x = copy_to_region(x, self.group)`. Then compute `out = F.linear(x, self.weight, bias)`, where `bias = None if self.skip_bias_add else self.bias`. If `self.gather_output` is true, gather the result with `gather_from_region(out, self.group)`.
 #    `F.linear` handles any number of leading dimensions.
 
 # %% check="4.1"
 check("4.1", ColumnParallelLinear)
 
 # %% [markdown]
-# Here's your layer on four ranks. Every element of rank `r`'s weight is `r`, and the input is the identity matrix, so each output shows who computed it.
+# Here's your layer on four ranks. Every element of rank `r`'s weight is `r`, and the input is the identity matrix, so each element of the output shows which rank computed it.
 
 
 # %%
@@ -149,19 +147,19 @@ viz.matrices({f"rank {rank}": out for rank, out in enumerate(slices)} | {"rank 2
 # %% [markdown]
 # ## The row-parallel layer, and its bias
 #
-# Now the inputs are split, and so are the rows of $A$. Each rank can compute one term of every output:
+# This time, the inputs are split, and the rows of $A$ are split to match. Each rank can compute one term of every output:
 #
 # $$Y = [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} + b = X_0 A_0 + X_1 A_1 + b$$
 #
-# The matmul is easy. What people get wrong is the bias. We know of four places in a row-parallel layer where somebody has added it, and three of them are traps.
+# The matmul is easy, but the bias is surprisingly hard to get right. In real code, we've seen people add the bias in four different places, and three of those places are traps.
 #
-# **Predict.** Somebody writes `F.linear(x, self.weight, self.bias)` and all-reduces the result. On four ranks, how many times is the bias added to the output? Somebody else notices this and uses `self.bias / p` instead. Now the output is right, but what fraction of its true gradient does each rank's bias get?
+# **Predict.** Suppose someone writes `F.linear(x, self.weight, self.bias)` and all-reduces the result. On four ranks, how many times is the bias added to the output? Someone else notices the mistake and uses `self.bias / p` instead of `self.bias`. Now the output is correct, but what fraction of its true gradient does each rank's bias receive?
 
 # %% predict="4.c"
 predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
 
 # %% [markdown] task="4.2" title="RowParallelLinear" difficulty=3 minutes=12
-# Write the mirror image of your first layer, and find the right place for the bias. By default, each rank's `x` is a slice, just like the output of a column-parallel layer. With `input_is_parallel=False`, every rank gets the full `x`, and the layer has to take its own slice.
+# Write the row-parallel counterpart of your first layer, and find the right place for the bias. By default, each rank's `x` is already a slice, just like the output of a column-parallel layer. With `input_is_parallel=False`, every rank receives the full `x`, and the layer has to take the rank's slice itself.
 
 
 # %% exercise="4.2"
@@ -211,22 +209,22 @@ class RowParallelLinear(nn.Module):
 
 
 # %% [markdown] hints="4.2"
-# 1. Which dimension of `weight` counts the input features? Only that one is divided. And how many outputs does each rank end up with, so how long is its bias?
-# 2. There are four steps: take a slice of the input if it isn't split yet, multiply, add up over the ranks, and add the bias. In this order, the bias is added just once, and every rank's copy gets its full gradient.
-# 3. `x = scatter_to_region(x, self.group)` if `not self.input_is_parallel`, then `out = F.linear(x, self.weight)` without a bias, then `out = reduce_from_region(out, self.group)`. After that, return `out + self.bias`,
-#    unless there's no bias or `skip_bias_add` hands it to the caller.
+# 1. Which dimension of `weight` corresponds to the input features? Divide only this dimension by `p`. After the all-reduce, how many output features does each rank have? The bias needs one element for each of these features.
+# 2. The forward pass has four steps: take a slice of the input if it isn't sharded yet, multiply, sum across the ranks, and add the bias. In this order, the bias is added only once, and every rank's copy of the bias gets its full gradient.
+# 3. If `self.input_is_parallel` is false, start with `x = scatter_to_region(x, self.group)`. Compute `out = F.linear(x, self.weight)` without a bias, and sum the results with `out = reduce_from_region(out, self.group)`. Then return `out + self.bias`, or just `out` if there's no bias.
+#    With `skip_bias_add`, return the pair `(out, self.bias)` instead.
 
 # %% check="4.2"
 check("4.2", RowParallelLinear)
 
 # %% [markdown]
-# Here are both of your layers in motion, on two ranks. Blue goes forward, and red goes backward. Rank colors mean a rank's own slice, dashes mean one term of a sum, and the thicker an arrow, the more bytes it stands for.
+# The animation below shows your two layers at work on two ranks. The forward pass is blue, and the backward pass is red. A tensor filled with a rank's color is that rank's own slice, and a dashed outline marks one term of a sum. The thicker an arrow is, the more bytes it carries.
 #
-# ![A column-parallel layer gathers its output forward, and f all-reduces the input's gradient backward. A row-parallel layer does the mirror image: g all-reduces its output forward, and the scatter gathers the input's gradient backward.](pictures/layers.svg)
+# ![In a column-parallel layer, an all-gather collects the output in the forward pass, and f all-reduces the input's gradient in the backward pass. In a row-parallel layer, g all-reduces the output in the forward pass, and an all-gather collects the input's gradient in the backward pass.](pictures/layers.svg)
 #
 # ## Break it: three wrong places for the bias
 #
-# Here are the three traps, each of them as a layer that real code has contained. They all learn the same small regression on two ranks, and so do your own layer and a plain `nn.Linear`. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
+# Each of the three classes below falls into one of these traps, just as real code has. We train all three classes on the same small regression problem on two ranks, along with your own layer and a plain `nn.Linear`. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
 
 
 # %%
@@ -280,10 +278,10 @@ runs = {}
 for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
     runs[layer_class.__name__] = launch(fit_sharded, 2, args=(layer_class,))
     curves[layer_class.__name__] = runs[layer_class.__name__][0]["losses"]
-viz.curves(curves, title="every one of them learns")
+viz.curves(curves, title="all five layers learn")
 
 # %% [markdown]
-# All five losses fall! One of the wrong ones lies exactly on the right curve, and the other two are a little too fast or too slow, which nobody would notice. So let's do what happens after every training run. Each rank saves its shards in a checkpoint, and then a single process loads it.
+# All five losses fall! One of the wrong layers even follows the correct curve exactly. The other two wrong layers learn slightly too fast or too slowly, which nobody would notice in a real training run. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
 
 
 # %%
@@ -308,17 +306,17 @@ viz.table(
 )
 
 # %% [markdown]
-# It's worth spending a minute on this table. `EveryRank` learned half of the true bias, because two ranks add it. In training, that's fine, but the checkpoint is wrong for any other number of ranks. With `Divided`, the output is right, and the bias learns too slowly. `RankZero` is the sneakiest: its outputs are right, its losses are right, and it learns at the right speed. But rank 1's
-# bias never got a gradient, so it's still zero, and whether the checkpoint works depends on who saved it.
+# It's worth spending a minute on this table. `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. `Divided` computes the correct output, but its bias learns too slowly. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
+# correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
-# That's why the check looked at the bias's gradient on *every* rank, with a bias that isn't zero. `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle repaired it in pull request 35186. `Divided` is in torchtitan (pull request 3781), and pull request 4332 reports its gradients.
+# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias (pull request 3781), and pull request 4332 points out that the gradient of the bias is too small.
 #
 # ## A parameter that knows how it was split
 #
-# Suppose you want to save a model, load one, or just count its parameters. For each parameter, your code has to know whether it's a shard, and of what. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter that doesn't have it is replicated.
+# Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard, and how it was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
-# `dim` is the dimension that was split. `stride` is for **fused** weights. Two linear layers with the same input are often stored as one big weight, one below the other, because one large matmul is faster than two small ones. Say that `[gate; up]` has eight rows, 0 to 3 for a layer called "gate" and 4 to 7 for a layer called "up", and that the model later multiplies output $j$ of one
-# by output $j$ of the other. So a rank needs the *same* rows of both. Here's what two ranks get if you split this weight as one block or as two:
+# `dim` is the dimension that was split, and `stride` is for **fused** weights. Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
+# model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block or as two blocks:
 
 # %%
 rows = torch.arange(8.0).reshape(8, 1)
@@ -334,19 +332,19 @@ viz.matrices(
 )
 
 # %% [markdown]
-# With stride 1, rank 0 gets all of the gate and rank 1 gets all of up, so there isn't a single matching pair. With stride 2, each rank gets a slice of both blocks.
+# With stride 1, rank 0 gets the entire "gate" layer and rank 1 gets the entire "up" layer, so neither rank has a single matching pair of rows. With stride 2, each rank gets a slice of each layer, and all of the rank's rows form matching pairs.
 #
-# **Predict.** A weight `[q; k; v]` has 12 rows, in three blocks of four. Which rows does rank 1 of 2 hold, in order, if the stride is 3?
+# **Predict.** A fused weight `[q; k; v]` has 12 rows, in three blocks of four. Suppose this weight is split across two ranks with a stride of 3. Which rows does rank 1 hold? List the row numbers in order.
 
 # %% predict="4.d"
 predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 
 # %% [markdown] task="4.3" title="Shard and unshard, with a stride" difficulty=3 minutes=12
-# You wrote both functions in chapter 02 for a single block. Now write them for `stride` blocks. As before, they don't communicate.
+# In chapter 02, you wrote both functions for a single block. Now write them for `stride` blocks. As before, the two functions don't communicate.
 #
 # - Along `dim`, which may be negative, the full tensor consists of `stride` blocks of the same size. Each rank gets an equal slice of every block.
-# - A shard needs memory of its own. (A view such as `full[0:4]` keeps the *entire* tensor alive, and then sharding doesn't save any memory.)
-# - If the size along `dim` doesn't allow it, raise a `ValueError` with the numbers in its message.
+# - A shard needs its own memory. (A view such as `full[0:4]` keeps the *entire* tensor in memory, so sharding wouldn't save anything.)
+# - If the size along `dim` can't be divided evenly, raise a `ValueError`, and include the size in the error message.
 
 
 # %% exercise="4.3"
@@ -356,7 +354,7 @@ def shard(tensor, dim, rank, world_size, *, stride=1):
     n = tensor.shape[dim]
     if n % (world_size * stride):
         raise ValueError(
-            f"{n} entries along dim {dim} can't be split into {stride} blocks of {world_size} equal slices"
+            f"{n} entries along dim {dim} can't be split into {stride} blocks with {world_size} equal slices each"
         )
     pieces = tensor.chunk(world_size * stride, dim)  # block by block: p pieces of block 0, p pieces of block 1, ...
     return torch.cat(pieces[rank::world_size], dim)
@@ -372,17 +370,17 @@ def unshard(shards, dim, *, stride=1):
 
 
 # %% [markdown] hints="4.3"
-# 1. Split the full tensor into `p * stride` equal pieces along `dim`, and number them. With `p = 2` and `stride = 3`, which of these pieces belong to rank 0, and which to rank 1?
-# 2. Piece `k` belongs to rank `k % p`, and a Python slice with a step picks these. For `unshard`, split every shard into `stride` pieces. The full tensor starts with the first piece of each rank, followed by the second piece of each rank.
-# 3. `pieces = tensor.chunk(world_size * stride, dim)` and `torch.cat(pieces[rank::world_size], dim)`, which always makes new memory. For the way back, `blocks = [piece.chunk(stride, dim) for piece in shards]`, and then go through `zip(*blocks)`.
+# 1. Split the full tensor into `p * stride` equal pieces along `dim`, and number the pieces. With `p = 2` and `stride = 3`, which pieces belong to rank 0? Which pieces belong to rank 1?
+# 2. Piece `k` belongs to rank `k % p`, so a Python slice with a step selects all the pieces of one rank. For `unshard`, split every shard into `stride` pieces. The full tensor starts with the first piece from each rank, followed by the second piece from each rank, and so on.
+# 3. Split the tensor with `pieces = tensor.chunk(world_size * stride, dim)`, and return `torch.cat(pieces[rank::world_size], dim)`. The result has its own memory, because `torch.cat` always allocates new memory. For `unshard`, split the shards with `blocks = [piece.chunk(stride, dim) for piece in shards]`, and then loop over `zip(*blocks)` to collect the pieces in order.
 
 # %% check="4.3"
 check("4.3", shard, unshard)
 
 # %% [markdown]
-# ## Repair it: the first values of a weight
+# ## Fix it: the initial values of a weight
 #
-# When people trained low-rank adapters (LoRA) with Megatron-Bridge, the final loss used to depend on the number of GPUs that each layer was split over. (That's issue 5840, which pull request 5843 repaired.) The bug is in a line that looks harmless, where each rank initializes its own shard:
+# When people trained low-rank adapters (LoRA) with Megatron-Bridge, the final loss used to depend on how many GPUs each layer was split across. (The problem was reported in issue 5840 and fixed in pull request 5843.) The bug is in a harmless-looking line, in which each rank initializes its own shard:
 
 
 # %%
@@ -402,12 +400,13 @@ def table_row(p, draw):
 viz.table([table_row(p, as_shipped) for p in (1, 2, 4)])
 
 # %% [markdown]
-# This line actually has two bugs. The first one is what was reported. `xavier_normal_` computes its standard deviation, $\sqrt{2/(\text{in} + \text{out})}$, from the shape of the tensor that it gets, and it has no way of knowing that this tensor is just a shard. The second one shows up if all ranks use the same seed. (Megatron gives each rank a seed of its own for that reason.)
+# This line actually has two bugs. The first bug is the one described in the issue. `xavier_normal_` computes its standard deviation, $\sqrt{2/(\text{in} + \text{out})}$, from the shape of the tensor you pass to it. The function has no way of knowing that this tensor is only a shard of a larger weight. The second bug shows up when all ranks use the same seed, because then they all draw identical shards. (That's why Megatron gives
+# each rank a different seed.)
 
-# %% [markdown] task="4.4" title="Repair the first values" difficulty=2 minutes=8
-# Repair both bugs. No matter how large `p` is, a model should start from exactly the same weights, which are those that a single process would draw. You may use memory for one full weight at a time.
+# %% [markdown] task="4.4" title="Fix the initial values" difficulty=2 minutes=8
+# Fix both bugs. No matter how large `p` is, a model should start from exactly the same weights that a single process would draw. You may allocate memory for one full weight at a time.
 #
-# `param.tensor_parallel` says how `param` was split, and your `shard` can do the splitting. Don't communicate, and don't set a seed, because the caller already did.
+# `param.tensor_parallel` describes how `param` was split, and your `shard` function can do the splitting. Don't communicate, and don't set a seed, because the caller has already set one.
 
 
 # %% exercise="4.4"
@@ -430,23 +429,23 @@ def init_from_master(param, full_shape, init_method, group=None):
 
 
 # %% [markdown] hints="4.4"
-# 1. Which tensor would a single process give to `init_method`? Could every rank draw that one, too?
-# 2. Make an empty tensor of the full shape (it's called a **master weight**), have `init_method` fill it, and copy this rank's shard of it into `param`. The copy has to happen under `torch.no_grad()`, because `param` requires a gradient.
-# 3. `master = torch.empty(full_shape, dtype=param.dtype, device=param.device)`, then `init_method(master)`, and then under `torch.no_grad()`
+# 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a tensor of that shape, too?
+# 2. Allocate an empty tensor of the full shape, which is called a **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Make this copy under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
+# 3. Start with `master = torch.empty(full_shape, dtype=param.dtype, device=param.device)`, and call `init_method(master)`. Then, under `torch.no_grad()`, call
 #    `param.copy_(shard(master, sharding.dim, dist.get_rank(group), dist.get_world_size(group), stride=sharding.stride))`, where `sharding` is `param.tensor_parallel`.
 
 # %% check="4.4"
 check("4.4", init_from_master)
 
 # %% [markdown]
-# **Predict.** Back to the broken version, with four ranks and the weight `[512, 512]`. By what factor was the *variance* too large? And suppose you put the four shards together again. What's the rank of this matrix, in the sense of linear algebra? (A random matrix of this size would have rank 512.)
+# **Predict.** Let's go back to the broken version, with four ranks and a weight of shape `[512, 512]`. By what factor was the *variance* too large? Now suppose you concatenate the four shards. What's the rank of the resulting matrix, in the linear algebra sense? (A random matrix of this size would have rank 512.)
 
 # %% predict="4.e"
 predict("4.e", variance_factor=1.6, matrix_rank=128)
 
 
 # %%
-def repaired(p):
+def fixed(p):
     weight = nn.Parameter(torch.empty(512, 512 // p, device=device()))  # [512, 512/p]
     weight.tensor_parallel = Sharding(dim=1)
     torch.manual_seed(0)
@@ -454,23 +453,23 @@ def repaired(p):
     return weight.detach()
 
 
-def together(draw):
+def concatenated(draw):
     full = torch.cat(list(launch(draw, 4, args=(4,))), dim=1)  # [512, 512]
     return {"variance × 512": f"{full.var().item() * 512:.2f}", "rank": torch.linalg.matrix_rank(full).item()}
 
 
-viz.table([{"four shards together": draw.__name__} | together(draw) for draw in (as_shipped, repaired)])
+viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for draw in (as_shipped, fixed)])
 
 # %% [markdown]
-# So the broken layer's weight started out with a quarter of the rank that it should have had, and you'd never have seen an error message. Your repair costs some time, and memory for one full weight. Very large models do something cheaper, and chapter 09 comes back to that.
+# So the broken layer's weight started out with a quarter of the rank it should have had, and no error message would ever have told you. Your fix takes some extra time, and it needs memory for one full weight. Very large models use a cheaper method, which we'll come back to in chapter 09.
 #
 # ## From a checkpoint to shards, and back
 #
-# Now you have everything you need to take a model from a single process to `p` ranks, and to save a checkpoint that any other `p` can load. Because every parameter carries its own `tensor_parallel`, you only have to write both directions once, for all modules that you'll ever build. PyTorch calls a dictionary from parameter names to tensors a **state dict**, and a *full* state dict is the one that a single process
-# would have.
+# Now you have everything you need to take a model from a single process to `p` ranks, and to save a checkpoint that any other number of ranks can load. Because every parameter carries its own `tensor_parallel` attribute, one function for loading and one for saving will do for every module you'll ever build. PyTorch calls a dictionary from parameter names to tensors a **state dict**. In a *full* state
+# dict, all tensors are unsharded, just as they would be in a single process.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
-# In `load_full_state_dict`, every rank has the same full tensors and keeps its shards. In `full_state_dict`, every rank gets all the full tensors back. That takes one all-gather per sharded parameter, and nothing for a replicated one. Both should work for any module, even if there are other modules inside it.
+# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns all the full tensors. Saving takes one all-gather per sharded parameter, and no communication for a replicated parameter. Both functions should work for any module, including one that contains other modules.
 
 
 # %% exercise="4.5"
@@ -506,15 +505,15 @@ def full_state_dict(module, group=None):
 
 
 # %% [markdown] hints="4.5"
-# 1. Loop over `module.named_parameters()`, and ask each parameter for `getattr(param, "tensor_parallel", None)`. What does `None` tell you?
-# 2. To load, use `shard` with the parameter's own `dim` and `stride`, and then `param.copy_(...)` under `torch.no_grad()`. To save, gather all ranks' shards into a list and use `unshard`. Replicated parameters have to be copied as well, because the saved tensors mustn't change when training continues.
-# 3. To save, take `value = param.detach().clone(memory_format=torch.contiguous_format)` and `shards = [torch.empty_like(value) for _ in range(world_size)]`, then call `dist.all_gather(shards, value, group=group)`. If there's just one rank, nothing needs to be gathered.
+# 1. Loop over `module.named_parameters()`, and look up `getattr(param, "tensor_parallel", None)` for each parameter. What does it mean if the result is `None`?
+# 2. To load, call `shard` with the parameter's own `dim` and `stride`, and then call `param.copy_(...)` under `torch.no_grad()`. To save, gather the shards from all ranks into a list, and pass the list to `unshard`. Replicated parameters have to be copied as well, because the saved tensors must not change when training continues.
+# 3. To save a parameter, start with `value = param.detach().clone(memory_format=torch.contiguous_format)` and `shards = [torch.empty_like(value) for _ in range(world_size)]`, and then call `dist.all_gather(shards, value, group=group)`. If there's only one rank, you can skip the all-gather.
 
 # %% check="4.5"
 check("4.5", load_full_state_dict, full_state_dict)
 
 # %% [markdown]
-# Let's see the round trip with your own classes. A single process has a trained `nn.Linear`. Two ranks load it, run it and save it. Then four ranks load what the two have saved.
+# Let's try the round trip with your own classes. Imagine that the `nn.Linear` below was trained in a single process. Two ranks load the layer's weights, run the layer, and save the weights again. Then four ranks load the checkpoint that the first two saved.
 
 # %%
 trained = nn.Linear(8, 12)
@@ -544,7 +543,7 @@ viz.table(
 # %% [markdown]
 # ## Measure it
 #
-# What do the two layers send? Here's every variant in one forward and one backward pass, counted from the trace, next to a formula. The input has $b \cdot s$ tokens with $i$ features each, the output has $o$ features, and every element takes four bytes.
+# How many bytes do the two layers send? For every variant of the layers, the table below compares the bytes in the trace of one forward and one backward pass with the result of a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes.
 
 # %%
 b, s, i, o = 2, 16, 64, 128
@@ -584,7 +583,7 @@ for layer_class, options, (forward_formula, forward), (backward_formula, backwar
 viz.table(table, title="bytes in one rank's collectives, p = 4")
 
 # %% [markdown]
-# There's no `p` in any of the formulas, so more ranks make the weights smaller but not the messages. And each layer has a cheap variant that's free in one direction, and an expensive one that pays in both.
+# Notice that `p` doesn't appear in any of the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer also comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both.
 
 # %%
 symptoms(4)
@@ -594,16 +593,16 @@ symptoms(4)
 #
 # <details><summary>Going deeper: Megatron-Core, DTensor, inference engines, and copies that forget</summary>
 #
-# - **Megatron-Core** has `ColumnParallelLinear` and `RowParallelLinear` in `megatron/core/tensor_parallel/layers.py`, with the options you know. They always return a pair whose second element is `None` unless you use `skip_bias_add`. `_initialize_affine_weight_cpu` draws a master weight, just as you do.
-#   `_initialize_affine_weight_gpu` draws each shard directly, with a different generator per rank. Your `tensor_parallel` is three attributes there: `tensor_model_parallel`, `partition_dim` and `partition_stride`.
-#   Megatron used to keep its process groups in a global module, `mpu`, which is called `parallel_state` today. We pass `group` instead, so two models with different layouts can live in one process.
-# - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, its output has the layout `Partial()`.
-# - **Inference engines** only need the forward pass, and then two of the traps are perfectly fine. nano-vLLM adds the row-parallel bias on rank 0, and FastDeploy divides it by `p` when it loads a checkpoint.
-# - **Copies forget.** `copy.deepcopy` of an `nn.Parameter` drops any attributes that you've set on it (PyTorch issue 117275). A copy of your layer would look replicated, and its checkpoint would be wrong.
+# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair, whose second element is `None` unless you use `skip_bias_add`. `_initialize_affine_weight_cpu` draws a master weight, just as your function does.
+#   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
+#   Megatron used to keep its process groups in a global module called `mpu`, which has since been renamed `parallel_state`. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
+# - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
+# - **Inference engines** run only the forward pass, so for them, two of the traps are perfectly fine. nano-vLLM adds the row-parallel bias on rank 0 only, and FastDeploy divides the bias by `p` when it loads a checkpoint.
+# - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). A deep copy of your layer would therefore look replicated, and its checkpoint would be wrong.
 #
 # </details>
 #
-# Does your layer do the same as PyTorch's? Here are both of them with the same weights, the same input, and the same upstream gradient.
+# Does your layer compute the same thing as PyTorch's own parallel layer? Let's run the two layers with the same weights, the same input, and the same upstream gradient.
 
 
 # %%
@@ -631,7 +630,7 @@ print(f"largest differences: {compared[0]} in the output, {compared[1]} in the i
 # %% [markdown]
 # ## Your library so far
 #
-# It now contains the two layers that all the others are built from, and it can load and save ordinary checkpoints.
+# Your library now contains the two layers that all later layers are built from, and it can load and save ordinary checkpoints.
 
 # %%
 from tplab.course import library
@@ -639,4 +638,4 @@ from tplab.course import library
 library(4)
 
 # %% [markdown]
-# You have two layers, each with a cheap variant and an expensive one. An MLP needs two linear layers, one after the other. Which two would you put together?
+# You now have a column-parallel layer and a row-parallel layer, and each of them comes in a cheap and an expensive variant. An MLP needs two linear layers in a row. Which two would you choose?

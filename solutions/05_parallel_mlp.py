@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · The parallel MLP
 #
-# In each layer of a GPT, two thirds of the weights belong to the MLP. So if you can split the MLP over your GPUs without much communication, most of the work is done. In this chapter, you'll design such a split yourself. Then you'll train a model with it on real text, on two and on four processes, and compare its loss with that of plain PyTorch, digit by digit.
+# In each layer of a GPT, two thirds of the weights belong to the MLP. So if you can split the MLP across your GPUs without much communication, most of the model is taken care of. In this chapter, you'll design such a split yourself. Then you'll use it to train a model on real text with two and with four processes, and you'll compare the loss with plain PyTorch's, digit by digit.
 #
 # You need chapters 03 and 04. About 75 minutes.
 
@@ -28,7 +28,7 @@ from tplab.tensor import (
 # %% [markdown]
 # ## A puzzle
 #
-# An MLP without biases is two matmuls with a nonlinearity between them, $Y = \mathrm{GELU}(XA)\,B$. Here $A$ is `[h, m]` and $B$ is `[m, h]`, where $h$ is the model's hidden size and $m$ is usually $4h$. Every rank holds a shard of $A$ and a shard of $B$. You also have the four operators from chapter 03:
+# An MLP without biases consists of two matmuls with a nonlinearity between them: $Y = \mathrm{GELU}(XA)\,B$. Here $A$ is `[h, m]` and $B$ is `[m, h]`, where $h$ is the model's hidden size and $m$ is usually $4h$. Each rank holds a shard of $A$ and a shard of $B$. You also have the four operators from chapter 03:
 #
 # | operator | forward | backward |
 # |---|---|---|
@@ -37,15 +37,15 @@ from tplab.tensor import (
 # | `scatter_to_region(x)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
 # | `gather_from_region(x)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# You decide how $A$ and $B$ are split, and where the operators stand. Many designs give the right result. But only one of them sends the fewest bytes, and you're about to find it.
+# You decide how to split $A$ and $B$, and where to put the operators. Many designs compute the correct result. But only one design sends the fewest bytes, and you're about to find it.
 
 # %% [markdown] task="5.1" title="Split an MLP with the least traffic" difficulty=3 minutes=15
-# Every rank gets all of $X$ and returns all of $Y$. In the backward pass, every rank needs the gradient of all of $X$, and the gradients of its own two shards.
+# Every rank receives all of $X$ and returns all of $Y$. In the backward pass, every rank needs the full gradient of $X$, and the gradients of its own two shards.
 #
-# - `mlp_splits` returns two words, one for $A$ and one for $B$. Each of them is "column" or "row".
-# - `sharded_mlp` gets the shards that you've asked for. Place as many operators in it as you need, and no more.
+# - `mlp_splits` returns two strings, one for $A$ and one for $B$. Each string is either "column" or "row".
+# - `sharded_mlp` receives the shards that you asked for. Use as many operators as you need, and no more.
 #
-# The check looks at the output, at all gradients, and at the bytes in both directions. A good way to start is to get any design to work, and then to look for messages that you can leave out.
+# The check looks at the output, at all gradients, and at the number of bytes sent in each pass. A good strategy is to get any design working first, and then to look for messages that you can leave out.
 
 
 # %% exercise="5.1"
@@ -66,31 +66,31 @@ def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 # %% [markdown] hints="5.1"
-# 1. Start with $A$, and look at what each rank has before the GELU. With a column split, it has some columns of $XA$. With a row split, it has one term of every sum. To which of the two can it apply GELU without any communication?
-# 2. If each rank has some columns of $\mathrm{GELU}(XA)$, which rows of $B$ do they meet? So how would you split $B$, to avoid any message in the middle? After that, only the two ends are left. What's missing from $Y$ there, and what's missing from the gradient of $X$?
-# 3. Split $A$ by columns and $B$ by rows. Then it's `x = copy_to_region(x)`, `z = F.gelu(x @ a)` and `return reduce_from_region(z @ b)`.
+# 1. Start with $A$, and look at what each rank has just before the GELU. With a column split, each rank has some of the columns of $XA$. With a row split, each rank has only one term of the sum for every element. In which of these cases can a rank apply GELU without any communication?
+# 2. Suppose each rank has some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ are multiplied by these columns? How should you split $B$, so that the ranks don't have to communicate between the two matmuls? Now look at the beginning and the end of the MLP. What's still missing from $Y$, and what's still missing from the gradient of $X$?
+# 3. Split $A$ by columns and $B$ by rows. In `sharded_mlp`, start with `x = copy_to_region(x)` and `z = F.gelu(x @ a)`, and then return `reduce_from_region(z @ b)`.
 
 # %% check="5.1"
 check("5.1", mlp_splits, sharded_mlp)
 
 # %% [markdown]
-# You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). A column split leaves each rank with complete columns of $XA$. GELU works on each element separately, so each rank can apply it to its own columns. And these columns happen to be exactly what a row split of $B$ needs:
+# You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). A column split leaves each rank with complete columns of $XA$. GELU works on each element separately, so each rank can apply GELU to its own columns. And as luck would have it, a row split of $B$ needs exactly these columns:
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
 #
-# In the picture, you can watch the two layers of chapter 04 lose everything that stands between them. (It leaves out the GELU, which sends nothing.)
+# In the animation below, the two layers from chapter 04 move together until nothing is left between them. (We left out the GELU, because it doesn't communicate.)
 #
-# ![A column-parallel and a row-parallel layer, first apart, with a gather and a scatter between them, and then pushed together. What's left is one all-reduce forward and one backward.](pictures/joined.svg)
+# ![At first, there's a gather and a scatter between a column-parallel layer and a row-parallel layer. Then the two layers are pushed together, and only one all-reduce in each direction is left.](pictures/joined.svg)
 #
-# How much does that save? Let's compare it with a more obvious design. In this design, the column-parallel layer gathers its output, and the row-parallel layer scatters it again, so both layers look like ordinary ones from the outside.
+# How much communication does your design save? Let's compare it with a more obvious design, in which the column-parallel layer gathers its output and the row-parallel layer scatters it again. From the outside, both of these layers look like ordinary linear layers.
 #
-# **Predict.** Let $m = 4h$, and say that $x$ has $n$ elements. How many collectives does the obvious design run in the forward and backward pass together? And how many elements do all their messages have in total, as a multiple of $n$? (As always, the message of an all-gather is the full, gathered tensor.)
+# **Predict.** Suppose that $m = 4h$ and that $x$ has $n$ elements. How many collectives does the obvious design run in the forward and backward passes combined? How many elements do all of its messages contain in total, as a multiple of $n$? (As always, the message of an all-gather is the full, gathered tensor.)
 
 # %% predict="5.a"
 predict("5.a", collectives=4, times_n=10)
 
 # %% [markdown]
-# Here's every way to combine two parallel layers, with an input of 1,024 bytes and $m = 4h$. Try a few of them. Does `p` change anything?
+# Below, you can try every way to combine two parallel layers. The input is 1,024 bytes long, and $m = 4h$. Does the traffic depend on the number of ranks?
 
 # %%
 LAYERS = {
@@ -136,12 +136,12 @@ def cost(kind):
 viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it's trained on sequences of 2,048 tokens in 16-bit precision. So for *each sequence*, the messages of its MLPs alone have $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes, which is almost 10 GB, and the ranks have to wait for every one of them. With the obvious design, it would be 48 GB. That's why tensor-parallel ranks usually share a single machine, where the fastest links are.
+# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For *each sequence*, the messages of the MLPs alone add up to $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes. That's almost 10 GB, and the ranks have to wait for every one of these messages. With the obvious design, the total would be 48 GB. That's why tensor-parallel ranks usually share a single machine, which has the fastest links.
 
 # %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
-# Turn your design into a module that's made of two layers from chapter 04. Call them `self.up` and `self.down`. Use the exact GELU, `F.gelu`.
+# Turn your design into a module made of two layers from chapter 04. Call the layers `self.up` and `self.down`, and use the exact GELU, `F.gelu`.
 #
-# `bias`, `group`, `device` and `dtype` are meant for both layers. If `ffn_hidden_size`, which is $m$, is None, it's `4 * hidden_size`.
+# Pass `bias`, `group`, `device`, and `dtype` on to both layers. The argument `ffn_hidden_size` is the inner size $m$. If it's None, use `4 * hidden_size` instead.
 
 
 # %% exercise="5.2"
@@ -166,9 +166,9 @@ class ParallelMLP(nn.Module):
 
 
 # %% [markdown] hints="5.2"
-# 1. Which of the two layers should leave its output split, and which should take a split input? What are their defaults?
-# 2. It's a column-parallel layer from `h` to `m` that doesn't gather, then GELU, and then a row-parallel layer from `m` to `h` whose input is already parallel. f and g are inside the layers, so you don't have to call any operator.
-# 3. `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)`, `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`, and `return self.down(F.gelu(self.up(x)))`.
+# 1. Which kind of layer can leave its output sharded, and which kind can take a sharded input? Do you have to change any of the layers' default options?
+# 2. The first layer is column-parallel and doesn't gather its output. After the GELU, a row-parallel layer takes the sharded result as its input. The operators f and g are inside these layers, so you don't have to call any operators yourself.
+# 3. Create `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)` and `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`. In `forward`, return `self.down(F.gelu(self.up(x)))`.
 
 # %% check="5.2"
 check("5.2", ParallelMLP)
@@ -176,8 +176,8 @@ check("5.2", ParallelMLP)
 # %% [markdown]
 # ## Train it
 #
-# Now for the real thing. Your machine already has plenty of text, namely the source code of Python's standard library. The model below reads 8 bytes and predicts the next one. Each byte becomes a vector of 16 numbers, eight of them make a vector with $h = 128$, your MLP works on it, and a final layer scores the 256 possible bytes. Everything
-# but the MLP is replicated.
+# Now for the real thing. Your machine already has plenty of text to train on: the source code of Python's standard library. The model below reads 8 bytes and predicts the next byte. Each byte becomes a vector of 16 numbers, and the eight vectors are concatenated into a single vector with $h = 128$. Your MLP transforms this vector, and a final layer scores the 256 possible bytes. Everything except
+# the MLP is replicated.
 
 # %%
 CONTEXT, HIDDEN, FFN, BATCH, STEPS = 8, 128, 512, 128, 300
@@ -212,7 +212,7 @@ class ByteModel(nn.Module):
 
 
 # %% [markdown]
-# Look closely at the training loop. It doesn't mention ranks or groups, and it doesn't all-reduce any gradients. All the communication happens inside your MLP.
+# Look closely at the training loop below. The loop doesn't mention ranks or groups, and it doesn't all-reduce any gradients. All the communication happens inside your MLP.
 
 
 # %%
@@ -244,7 +244,7 @@ def complete(model, prompt, length=24):
 PROMPTS = ["    def __in", "        return self.", "    raise ValueErr", "import "]
 
 # %% [markdown]
-# First comes plain PyTorch, in a single process. We keep its first weights, because all the other runs start from them.
+# First, we train with plain PyTorch in a single process. We keep the model's initial weights, because all the other runs will start from the same weights.
 
 # %%
 torch.manual_seed(0)
@@ -256,9 +256,9 @@ for prompt in PROMPTS:
     print(repr(complete(plain, prompt)))
 
 # %% [markdown]
-# A model that guesses among 256 bytes has a loss of $\ln 256 = 5.55$. After 300 steps, this one writes something that looks remarkably like Python.
+# A model that guesses blindly among 256 bytes has a loss of $\ln 256 = 5.55$. After 300 steps, our model writes something that looks remarkably like Python.
 #
-# **Predict.** Now the same with your `ParallelMLP` on two ranks. How many all-reduces does a training step need, for the MLP *and* for the gradients of all parameters? And how many bytes do they have together? (There are $128$ examples with $h = 128$, in float64.)
+# **Predict.** Now we'll train the same model with your `ParallelMLP` on two ranks. How many all-reduces does each training step need, for the MLP *and* for the gradients of all parameters? In total, how many bytes do the messages of these all-reduces contain? (There are $128$ examples with $h = 128$, in float64.)
 
 # %% predict="5.b"
 predict("5.b", all_reduces=2, bytes=262144)
@@ -286,7 +286,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# Do you see three curves, or just one? Here's how equal they are. (With four ranks on a laptop's cores, training is slow, so that run stops after 100 steps.)
+# Do you see three curves, or just one? The table below shows how closely the losses agree. (On a laptop, training with four ranks is slow, so we stop that run after 100 steps.)
 
 # %%
 viz.table(
@@ -294,8 +294,8 @@ viz.table(
         {
             "your MLP": f"p = {p}",
             "steps": len(results[0]["losses"]),
-            "its final loss": f"{results[0]['losses'][-1]:.6f}",
-            "plain PyTorch's": f"{plain_losses[len(results[0]['losses']) - 1]:.6f}",
+            "final loss": f"{results[0]['losses'][-1]:.6f}",
+            "plain PyTorch's loss": f"{plain_losses[len(results[0]['losses']) - 1]:.6f}",
             "largest difference in any step": f"{furthest(results[0]['losses']):.0e}",
             "MLP weights per rank": f"{results[0]['weights']:,}",
         }
@@ -306,22 +306,22 @@ viz.table(
 # %%
 viz.table(
     [
-        {"rank 1 of 2 writes": repr(mine), "just as plain PyTorch does": mine == complete(plain, prompt)}
+        {"rank 1 of 2 writes": repr(mine), "same as plain PyTorch": mine == complete(plain, prompt)}
         for mine, prompt in zip(runs[2][1]["completions"], PROMPTS, strict=True)
     ]
 )
 
 # %% [markdown]
-# **This is tensor parallelism.** No rank could have computed a single output on its own, and yet they all agree with plain PyTorch to the last few digits. (These digits differ because the ranks add up the same numbers in a different order, and floating-point addition isn't associative.) Everything that comes later in this course is the same idea, in more places.
+# **This is tensor parallelism.** No rank could have computed a single output on its own, and yet all ranks agree with plain PyTorch to the last few digits. (The last digits differ because the ranks add the same numbers in a different order, and floating-point addition isn't associative.) The rest of this course applies the same idea in more and more places.
 #
 # ## What keeps the replicas equal?
 #
-# But there's something odd about this training loop. Each rank has its own copy of the embedding and updates it with its own gradient, and nothing ever compares these copies. In data parallelism, you'd all-reduce these gradients. Here, the copies stay equal anyway. They start out equal, every rank sees the same batch, and f hands the *full* gradient to everything that comes
+# There's something odd about this training loop, though. Each rank has its own copy of the embedding and updates that copy with its own gradient, but nothing ever compares the copies. In data parallelism, you'd all-reduce the gradients to keep all the copies equal. Here, the copies stay equal anyway. They start out equal, every rank sees the same batch, and f gives the *full* gradient to everything that comes
 # before the MLP. So every rank makes the same update.
 #
-# But nothing in the loop checks that. If you forget an f somewhere, the copies drift apart, and you don't get an error. So let's build a detector.
+# But nothing in the loop verifies that the copies are still equal. If you forget an f somewhere, the copies drift apart without any error message. So let's build a detector.
 #
-# `dist.all_reduce` can also take the largest or the smallest over the ranks instead of the sum, with `op=dist.ReduceOp.MAX` or `MIN`. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which differs from every number, even from itself. Here's what several kinds of "maximum" make of a zero on rank 0 and a NaN on rank 1:
+# With `op=dist.ReduceOp.MAX` or `MIN`, `dist.all_reduce` computes the maximum or minimum across ranks instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even to itself. Here's what several kinds of maximum return if one of the values is zero and the other is NaN:
 
 
 # %%
@@ -333,7 +333,7 @@ def maximum_over_ranks():
             value[place] = torch.nan
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         found.append(value[place].item())
-    return {"MAX over the ranks, first element": found[0], "MAX over the ranks, last element": found[1]}
+    return {"MAX across ranks, first element": found[0], "MAX across ranks, last element": found[1]}
 
 
 launch(maximum_over_ranks, 2)[0] | {
@@ -342,12 +342,12 @@ launch(maximum_over_ranks, 2)[0] | {
 }
 
 # %% [markdown]
-# So a MAX or a MIN may swallow a NaN, and so may Python's `max`. An infinity, on the other hand, survives all of them.
+# So a MAX or MIN across ranks can silently lose a NaN, and so can Python's `max`. A positive infinity, on the other hand, survives any kind of maximum.
 
 # %% [markdown] task="5.3" title="A detector for drifting replicas" difficulty=3 minutes=15
-# Find the largest difference between any two ranks, in any element of any replicated parameter. Return it as a float that's the same on every rank. If a copy contains a NaN, on one rank or on all of them, return `nan` or `inf`.
+# Find the largest difference between any two ranks, over all elements of all replicated parameters. Return this difference as a float that's the same on every rank. If a parameter contains a NaN, either on some ranks or on all of them, return `nan` or `inf`.
 #
-# A parameter with the attribute `tensor_parallel` is a shard. It's *supposed* to differ, so skip it, and don't send it. And don't change any parameter.
+# A parameter with the attribute `tensor_parallel` is a shard. Shards are *supposed* to differ, so skip them, and don't send them to other ranks. Your detector must not change any parameters.
 
 
 # %% exercise="5.3"
@@ -368,9 +368,9 @@ def replica_drift(module, group=None):
 
 
 # %% [markdown] hints="5.3"
-# 1. For a single element, the ranks have `p` numbers. The largest difference between any two of them is the largest number minus the smallest. `dist.all_reduce` works in place, so what should you give it?
-# 2. For each parameter without `tensor_parallel`, all-reduce a detached copy with `MAX` and another one with `MIN`, and take `(largest - smallest).max().item()`. In the end, return the largest of these. What could you write into the copies where there's a NaN?
-# 3. `torch.where(param.isnan(), torch.inf, param.detach())` is a copy with an infinity for every NaN. If one rank has a NaN, the difference is `inf`, and if all of them have one, it's `inf - inf`, which is `nan`. Collect the differences in a list that starts as `[0.0]`, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
+# 1. Every element has `p` values, one on each rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
+# 2. For each parameter without `tensor_parallel`, all-reduce one detached copy with `MAX` and a second copy with `MIN`, and take `(largest - smallest).max().item()`. At the end, return the largest of these differences. What value could you put in place of each NaN in these copies?
+# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. If only some ranks have a NaN, the difference is `inf`. If all ranks have a NaN, the difference is `inf - inf`, which is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
 
 # %% check="5.3"
 check("5.3", replica_drift)
@@ -378,7 +378,7 @@ check("5.3", replica_drift)
 # %% [markdown]
 # ## Break it: leave out f
 #
-# f is a single line of code, and you can't see its effect in the forward pass. Before you run the cell, what do you think the loss curves will look like?
+# Calling f takes just one line of code, and that line does nothing in the forward pass. Suppose you forget it. Before you run the cell below, what do you think the loss curves will look like?
 
 
 # %%
@@ -407,15 +407,15 @@ viz.curves(
 viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't show")
 
 # %% [markdown]
-# The first loss is right to the last digit, because f does nothing in the forward pass. After that, each rank's embedding learns from the gradient through its own columns only. It does learn, but there are two different models now, and neither of them is the one you wanted. On a dashboard with one loss curve, you'd never know. Your detector knows after one step.
+# The first loss is correct to the last digit, because f does nothing in the forward pass. After that, each rank's embedding learns only from the gradient that flows through the rank's own columns. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector notices it after one step.
 #
-# ## Repair it: a gated MLP
+# ## Fix it: a gated MLP
 #
 # Most models since Llama use a gated MLP, called **SwiGLU**:
 #
 # $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
 #
-# The *gate* $XG$ and the *up* projection $XU$ are multiplied element by element. Both read the same $X$, so they're usually stored as one fused weight `[gate; up]`, which takes one matmul and one f instead of two. This is where an inference engine called xLLM went wrong (pull request 1616 repaired it). Here's the same mistake in our own layers:
+# The *gate* $XG$ and the *up* projection $XU$ are multiplied element by element. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. The fused layer needs only one matmul and one f instead of two of each. This is where an inference engine called xLLM made a mistake, which pull request 1616 fixed. Here's the same mistake in our own layers:
 
 
 # %%
@@ -461,10 +461,10 @@ def symptom(mlp_class):
 viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], title="losses, as shipped")
 
 # %% [markdown]
-# It runs on any number of ranks, and it *trains* on any number of ranks. But the first loss depends on `p`, and a checkpoint from two ranks is useless on one.
+# The broken MLP runs on any number of ranks, and it even *trains* on any number of ranks. But its first loss depends on `p`, and a checkpoint that was saved on two ranks is useless on a single rank.
 
-# %% [markdown] task="5.4" title="Repair a gated MLP" difficulty=2 minutes=8
-# Find out which elements the broken version multiplies with each other on two ranks, and repair it. It should still have one fused layer `self.up` whose full weight is `[gate; up]`, and just as much traffic as your `ParallelMLP`.
+# %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=2 minutes=8
+# Find out which elements the broken version multiplies together on two ranks, and fix it. Your version should still have one fused layer `self.up` whose full weight is `[gate; up]`, and it should send exactly as many bytes as your `ParallelMLP`.
 
 
 # %% exercise="5.4"
@@ -497,15 +497,15 @@ class ParallelSwiGLU(nn.Module):
 
 
 # %% [markdown] hints="5.4"
-# 1. Take $m = 4$ and two ranks, so that the fused weight has eight rows, 0 to 3 for the gate and 4 to 7 for up. Which four rows does rank 0 get? What are the two halves of its output?
-# 2. `chunk(2, dim=-1)` is right if a rank's shard consists of its rows of the gate, followed by its rows of up. You've met an argument in chapter 04 that's made for this.
-# 3. `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`. `forward` can stay as it is.
+# 1. With $m = 4$, the fused weight has eight rows. Rows 0 to 3 belong to the gate, and rows 4 to 7 belong to the up projection. On two ranks, which four rows does rank 0 get? What do the two halves of rank 0's output contain?
+# 2. Calling `chunk(2, dim=-1)` is correct only if a rank's shard consists of the rank's gate rows followed by its up rows. In chapter 04, you met an option of `ColumnParallelLinear` that was made for exactly this layout.
+# 3. Create the first layer with `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`. You can leave `forward` unchanged, because it's already correct.
 
 # %% check="5.4"
 check("5.4", ParallelSwiGLU)
 
 # %% [markdown]
-# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows, and gate row 0 should meet up row 8. Which row does row 0 meet instead? And which row does row 8 meet, on the other rank?
+# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows. Row 0, which is the first gate row, should be paired with row 8, which is the first up row. On rank 0, which row is row 0 paired with instead? On rank 1, which row is row 8 paired with?
 
 # %% predict="5.c"
 predict("5.c", row_0_meets=4, row_8_meets=12)
@@ -519,7 +519,7 @@ viz.table(
 )
 
 # %% [markdown]
-# With your repair, it no longer matters how many ranks there are. The broken version learned to live with its wrong pairs, because in training nobody compared them with anything.
+# With your fix, it no longer matters how many ranks there are. The broken version simply learned to live with its mismatched pairs, because nothing during training told it which pairs were correct.
 
 # %%
 symptoms(5)
@@ -527,7 +527,7 @@ symptoms(5)
 # %% [markdown]
 # ## Measure it
 #
-# Does a training step send what you predicted? Here's the trace of one step, next to the formula.
+# Does a training step send as many bytes as you predicted? The table below compares the trace of one step with the formula.
 
 
 # %%
@@ -550,14 +550,14 @@ viz.table(rows)
 #
 # <details><summary>Going deeper: the same MLP in Megatron-Core and in PyTorch</summary>
 #
-# - **Megatron-Core** has it in `megatron/core/transformer/mlp.py`, with `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Both use `skip_bias_add`, so that the first bias can be added in one kernel with the activation, and the second one together with dropout and the residual. For a gated MLP, `linear_fc1` is twice as wide,
-#   its weight is marked with stride 2, and `apply_swiglu_sharded_factory` saves its two blocks separately. A user asked about these pairs in issue 360.
-# - **Other architectures** may be out of luck. Column first, then row, works so well because a transformer is made of pairs of large matmuls with something elementwise, or something per head, between them. Tensor parallelism in this form is tailored to transformers.
-# - **PyTorch** does it with `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. With two separate layers for gate and up, you don't need a stride, but there are two smaller matmuls instead of one.
+# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Both layers use `skip_bias_add`, so that the first bias can be fused with the activation, and the second bias with dropout and the residual connection. For a gated MLP, `linear_fc1` is twice as wide,
+#   its weight is marked with stride 2, and `apply_swiglu_sharded_factory` saves the two blocks separately. In issue 360, a user asked how the rows of the gate and the up projection are paired.
+# - **Other architectures** may be out of luck. This design works so well because a transformer consists of pairs of large matmuls with only elementwise or per-head operations between them. In this form, tensor parallelism is tailored to transformers.
+# - **PyTorch** uses the same design if you call `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. If you keep the gate and the up projection in two separate layers, you don't need a stride, but you run two smaller matmuls instead of a single large one.
 #
 # </details>
 #
-# And here's PyTorch's own tensor parallelism, next to yours.
+# Finally, let's compare your MLP with PyTorch's own tensor parallelism.
 
 
 # %%
@@ -591,7 +591,7 @@ print(f"collectives: yours {mine['collectives']}, PyTorch's {theirs['collectives
 # %% [markdown]
 # ## Your library so far
 #
-# It now contains a complete MLP, and you can run it on two processes without this notebook. The table ends with the command.
+# Your library now contains a complete MLP, and you can run this MLP on two processes without the notebook. The table below ends with the command.
 
 # %%
 from tplab.course import library
@@ -599,4 +599,4 @@ from tplab.course import library
 library(5)
 
 # %% [markdown]
-# That's two thirds of a transformer layer. The other third is attention, in which every token looks at every other token. How could you possibly split *that* without constant communication?
+# You've now parallelized two thirds of a transformer layer. The other third is attention, in which every token looks at every other token. How could you possibly split attention without constant communication?

@@ -108,7 +108,7 @@ CHANGES_THE_CALLERS: list[Changed] = [
 COMBINES_OR_SKIPS: list[Changed] = [
     ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What should the layer return"),
     ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What should the layer return"),
-    ("5.3", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "Then nothing can drift"),
+    ("5.3", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "In that case, nothing can drift"),
     ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
     ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
@@ -137,7 +137,7 @@ GIVES_BACK_THE_CALLERS: list[Changed] = [
     ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
     ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return part.unsqueeze(0)\n")]),
     ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "(.contiguous() doesn't copy"),
-    ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")]),
+    ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip
 
 IN_EVALUATION: list[Changed] = [
@@ -155,7 +155,7 @@ IN_EVAL_MODE: list[Changed] = [
 
 ROUNDS_OR_SATURATES: list[Changed] = [
     ("0.2", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], "4,096 too few"),
-    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "by less than float32 can resolve"),
+    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "so close that they would be equal in float32"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], "All real logits of these tokens are below -10,000"),
     ("8.5", [("-torch.inf)", "-1e4)")], "padded columns, logits of about -30000"),
 ]  # fmt: skip
@@ -167,14 +167,14 @@ ZERO_TIMES_INFINITY: list[Changed] = [
 
 LEAVES_OUT_A_CASE: list[Changed] = [
     ("3.2", [("        dist.all_reduce(dx)\n", "        if dx.any():\n            dist.all_reduce(dx)\n")], "wait for each other"),
-    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the name without a word"),
+    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the missing name instead of raising an error"),
     ("5.3", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
     ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
     ("1.3", [("x.reshape(dist", "x.view(dist")], "is right for the same numbers in contiguous tensors"),
-    ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 can be divided by 4 and by 6"),
+    ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 is divisible by both 4 and 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
     ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),

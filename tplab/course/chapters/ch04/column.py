@@ -35,7 +35,7 @@ CASES = (
     Built(options={"gather_output": True}, groups=checks.GROUPS),
 )
 
-OWN_PART = "the term from this rank's own columns, before any sum"
+OWN_PART = "the term from this rank's own columns, before the sum across ranks"
 
 
 def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
@@ -84,79 +84,83 @@ QUESTIONS = (
     WAIT_QUESTION,
     checks.Question(
         checks.differs("shape of weight"),
-        "`weight` is [output features, input features]. Which of the two does a column-parallel layer split, and how "
-        "many of them does each rank keep?",
+        "`weight` has the shape [output features, input features]. Does a column-parallel layer split the output "
+        "features or the input features? How many input features and how many output features does each rank keep?",
     ),
     checks.Question(
         checks.differs("shape of bias"),
-        "The bias has one element per output feature. How many output features does this rank compute? And should "
-        "there be a bias at all if `bias=False`?",
+        "The bias has one element per output feature. How many output features does this rank compute? If "
+        "`bias=False`, should the layer have a bias at all?",
     ),
     checks.Question(
         checks.has_kind("out", "structure", "type"),
-        "What should the layer return? It's just the output, or with `skip_bias_add` the pair (output without the "
-        "bias, bias), even if there's no bias.",
+        "What should the layer return? Without `skip_bias_add`, the layer should return only the output. With "
+        "`skip_bias_add`, the layer should return the pair (output without the bias, bias), even if there's no bias.",
     ),
     checks.Question(
         checks.has_kind("out", "whole"),
-        "Nobody asked for the full output. Without `gather_output`, each rank returns only the columns that it "
-        "computed. Which line collects the others?",
+        "Without `gather_output`, each rank should return only the columns that it computed itself. Which line of your "
+        "code collects the other ranks' columns?",
     ),
     checks.Question(
         checks.has_kind("out", "part"),
-        "With `gather_output`, every rank should return all columns. Which operator puts the slices together, and "
-        "along which dimension?",
+        "With `gather_output`, every rank should return all columns of the output. Which operator concatenates the "
+        "ranks' slices along the last dimension?",
     ),
-    checks.Question(checks.has_kind("out", "none"), "Which of your branches ends without a `return`?"),
+    checks.Question(
+        checks.has_kind("out", "none"), "Your layer returned None. Which branch of `forward` is missing a `return`?"
+    ),
     SKIPPED_BIAS_QUESTION,
     checks.Question(
-        checks.has_kind("out", NO_BIAS), "The bias is missing. Which line should add this rank's slice of it?"
+        checks.has_kind("out", NO_BIAS),
+        "The output doesn't include the bias. Which line should add this rank's slice of the bias?",
     ),
     checks.Question(
         checks.has_kind("out", BIAS_TWICE),
-        "The bias is in the output twice. Which two lines add it? (`F.linear` adds the bias that you pass to it.)",
+        "The output includes the bias twice. Which two lines add the bias? (Remember that `F.linear` adds any bias you "
+        "pass to it.)",
     ),
     checks.Question(
         checks.has_kind("out", "order", "other rank", "shape"),
-        "The slices of the output should stand side by side along the last dimension, and rank 0's columns come "
-        "first. Which operator puts them there?",
+        "The ranks' slices of the output should be concatenated along the last dimension, with rank 0's columns first. "
+        "Which operator does exactly that?",
     ),
     checks.Question(
         checks.has_no_gradient("dW"),
-        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Calls to `dist`, "
-        "`.data` and `.detach()` are, and the operators from chapter 03 aren't.",
+        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can follow "
+        "the operators from chapter 03, but not calls to `dist`, `.data`, or `.detach()`.",
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", NO_TRAFFIC)(d) and "dW" not in d.names,
-        "Each rank computes dx through its own columns only, so it has one of p terms. Which operator adds the terms "
-        "in the backward pass, and where does it have to stand?",
+        "Each rank computes dx from its own columns only, so it has just one of the p terms of the sum. Which operator "
+        "sums these terms across ranks in the backward pass? Where does that operator go in `forward`?",
     ),
     checks.Question(
         lambda d: checks.has_kind("dx", "p times")(d) or d.names == {"dx", "backward traffic"},
-        "How often do you add up the gradient of x over the ranks? Look at the backward traffic, in which each sum "
-        "is one all-reduce.",
+        "How many times does your layer sum the gradient of x across ranks? Look at the backward traffic, where each "
+        "sum shows up as one all-reduce.",
     ),
     checks.Question(
         checks.has_kind("dx", "1/p"),
-        "Should dx be the sum of the ranks' terms, or their mean? What does the chain rule say?",
+        "According to the chain rule, should dx be the sum of the terms from all ranks or their mean?",
     ),
     checks.Question(
         checks.differs("dW", "db", "dx"),
-        "All three gradients are wrong. An operator's backward pass acts on the gradient of the tensor that the "
-        "operator was applied to. So did you apply f to the input, or to the output?",
+        "All three gradients are wrong. In the backward pass, an operator acts on the gradient of the tensor that you "
+        "applied it to. Did you apply f to the layer's input or to its output?",
     ),
     checks.Question(
         checks.has_no_gradient("dx"),
-        "No gradient reaches the input. Which line cuts the path from the output back to x?",
+        "No gradient reaches the input. Which line breaks the autograd path from the output back to x?",
     ),
     checks.Question(
         checks.has_no_gradient("db"),
-        "No gradient reaches the bias. Do you add and return the parameter itself, or a copy that autograd doesn't "
-        "know?",
+        "No gradient reaches the bias. Does your layer use the parameter `self.bias` itself, or a copy that autograd "
+        "doesn't know about?",
     ),
     checks.Question(
         checks.differs("out"),
-        "What's Y = X A + b for the columns of this rank? Set p = 1 and work out one element by hand.",
+        "What should Y = X A + b be for this rank's columns? Set p = 1, and work out one element by hand.",
     ),
     TRAFFIC_QUESTION,
     SHARDING_QUESTION,
@@ -172,16 +176,17 @@ def column_parallel_linear(layer_class: Any) -> checks.Verdict:
         give=give,
         expect=expect,
         questions=QUESTIONS,
-        crash="Write one rank's shapes next to your lines: x [.., in], weight [out/p, in], bias [out/p], output [.., "
-        "out/p]. Which two of them don't fit together?",
+        crash="Next to each line of your code, write down the tensor shapes on one rank. The shape of x is [.., in], "
+        "weight is [out/p, in], bias is [out/p], and the output is [.., out/p]. Which two shapes in your code don't "
+        "match?",
         odd=(IN, OUT + 1),
         odd_question=checks.Question(
             lambda d: True,
-            "With 9 output features on 2 ranks, each rank would keep 4, and one feature would silently be lost. "
-            "Which function refuses to do that?",
+            "With 9 output features on 2 ranks, each rank would keep 4 features, and one feature would be silently "
+            "dropped. Which function raises an error in this case?",
         ),
     )
     return checks.Verdict(
-        "Each rank owns out/p of the output features. There's one all-reduce in the backward pass, and nothing in "
-        "the forward pass unless you gather."
+        "Each rank holds out/p of the output features. The backward pass needs one all-reduce, and the forward pass "
+        "doesn't communicate at all unless you gather the output."
     )

@@ -11,53 +11,56 @@ from tplab.course import checks
 from tplab.tensor.sharding import shard
 
 CUTS = (((16, 3), 0, 1), ((3, 16), 1, 1), ((24,), 0, 2), ((2, 24, 3), 1, 3), ((5, 24), -1, 2))  # sizes, dim, stride
-OWN_MEMORY = "each shard has memory of its own"
-CONTIGUOUS = "one contiguous slice, which is right only for stride 1"
+OWN_MEMORY = "each shard has its own memory"
+CONTIGUOUS = "one contiguous slice, which is correct only for stride 1"
 EVERY_PTH = "every p-th entry"
-GLUED_CONTIGUOUS = "the shards, one after another"
+GLUED_CONTIGUOUS = "the shards, simply concatenated"
 
 CUT_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "The caller still needs the full tensor and the shards. Which line writes into one of them?",
+        "The caller still needs the full tensor and the shards, so your functions must not change them. Which line "
+        "modifies one of these inputs?",
     ),
     checks.Question(
         checks.has_kind("shard", CONTIGUOUS),
-        "There are several blocks, and a rank needs its slice of each. Write down the rows for p = 2 and stride = 2. "
-        "Which of them does rank 0 have now, and which should it have?",
+        "The tensor consists of several blocks, and a rank needs its slice of each block. For p = 2 and stride = 2, "
+        "write down the rows that rank 0 should get. Which rows does rank 0 get from your code?",
     ),
     checks.Question(
         checks.has_kind("shard", EVERY_PTH),
-        "A rank's slice of a block is n / (p·stride) neighboring entries. Which entries do you take for p = 2 and "
-        "stride = 1?",
+        "A rank's slice of a block consists of n / (p·stride) contiguous rows. Which rows does your code take for p = "
+        "2 and stride = 1?",
     ),
     checks.Question(
         checks.has_kind("shard", "other rank"),
-        "The slices are right, but one rank has those of another. How does a slice's number depend on the rank, and "
-        "how does it depend on the block?",
+        "The slices are correct, but a rank has another rank's slices. If you number all the slices, how does a "
+        "slice's number depend on the block and on the rank?",
     ),
     checks.Question(
         checks.differs(OWN_MEMORY),
-        "How many bytes does the shard keep alive? A slice is a view of the full tensor, and along dimension 0 even "
-        "`contiguous()` returns that same view. Which call always makes new memory?",
+        "How many bytes of memory stay allocated as long as your shard exists? A slice is a view of the full tensor, "
+        "and along dimension 0, even `contiguous()` returns this view without a copy. Which call always allocates new "
+        "memory?",
     ),
     checks.Question(
         lambda d: (
             checks.has_kind("shard", "shape", "whole", "part", "transposed")(d)
             or checks.has_kind("unshard", "shape", "part", "transposed")(d)
         ),
-        "Which dimension do you split, and by what do you divide its size? `dim` may be 0, 1 or -1, and the tensor "
-        "may have more than two dimensions.",
+        "Along which dimension does your code split or concatenate tensors? Into how many pieces does your code split "
+        "that dimension? Keep in mind that `dim` may be 0, 1, or -1, and that the tensor may have more than two "
+        "dimensions.",
     ),
     checks.Question(
         checks.has_kind("unshard", GLUED_CONTIGUOUS),
-        "`unshard` has to undo `shard`, so the full tensor starts with all of block 0. Which slices of which shards "
-        "make up block 0?",
+        "`unshard` has to undo `shard`, so the full tensor must start with all of block 0. Which slice of each shard "
+        "belongs to block 0?",
     ),
     checks.Question(
         lambda d: d.names == {"unshard"},
-        "`shard` is right. For `unshard`, split each shard into its `stride` slices first. In which order do all "
-        "these slices follow each other in the full tensor?",
+        "Your `shard` is correct. In `unshard`, start by splitting each shard into its `stride` slices. In what order "
+        "do the slices from all ranks appear in the full tensor?",
     ),
 )
 
@@ -113,34 +116,34 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(8, 3), 0, 0, 4, stride=3),
-        "8 rows can't be split into 3 blocks of 4 equal slices. What does `chunk` do with them, and would anyone "
-        "notice? Raise ValueError, and name the numbers.",
+        "You can't split 8 rows into 3 blocks with 4 equal slices each. What would `chunk` do with these 8 rows? Raise "
+        "a ValueError whose message includes the size.",
         says=(8,),
         what="8 rows, in 3 blocks, for 4 ranks",
     )
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(12, 3), 0, 0, 4, stride=6),
-        "12 can be divided by 4 and by 6, but 12 rows can't be 6 blocks of 4 equal slices. What does n have to be a "
-        "multiple of? Raise ValueError, and name the numbers.",
+        "Although 12 is divisible by both 4 and 6, you can't split 12 rows into 6 blocks with 4 equal slices each. "
+        "What number does the size have to be a multiple of? Raise a ValueError whose message includes the size.",
         says=(12,),
         what="12 rows, in 6 blocks, for 4 ranks",
     )
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(6, 3), 0, 0, 4),
-        "6 rows can't be split into 4 equal slices. `chunk` returns three slices of 2 without a word, and the last "
-        "rank gets nothing. Raise ValueError, and name the numbers.",
+        "You can't split 6 rows into 4 equal slices. `chunk` silently returns three slices of 2 rows, so the last rank "
+        "gets nothing. Raise a ValueError whose message includes the size.",
         says=(6,),
         what="6 rows for 4 ranks",
     )
-    return checks.Verdict("`unshard` undoes `shard`, for every dimension and every number of blocks.")
+    return checks.Verdict("For every dimension and every number of blocks, your `unshard` undoes your `shard`.")
 
 
 CRASH = (
-    "Which dimension does this `dim` stand for, and do all of your lines treat it that way? (-1 is the last one, "
-    "however many there are.) Go through this call by hand. How many pieces do you get along this dimension, how "
-    "long are they, and which of them belong to this rank?"
+    "Which dimension does `dim` refer to in this call? Do all of your lines treat `dim` that way? Remember that -1 "
+    "means the last dimension, no matter how many dimensions the tensor has. Go through this call by hand, and write "
+    "down how many pieces you get along that dimension and how long each piece is."
 )
 
 
@@ -150,4 +153,4 @@ def memory(mine: Any, full: Tensor) -> checks.Claim:
         return checks.Claim("there is no tensor")
     kept, needed = mine.untyped_storage().nbytes(), mine.numel() * mine.element_size()
     shares = "it is the full tensor itself" if checks.same_memory(mine, full) else ""
-    return checks.Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else shares)
+    return checks.Claim(f"it keeps {kept} bytes alive but needs only {needed}" if kept > needed else shares)

@@ -13,14 +13,14 @@ from tplab.course.chapters.ch04.master_weight import UNCHANGED, UNTOUCHED
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding, shard
 
-COMPLETE = "a parameter whose name full_state lacks is an error"
+COMPLETE = "a name that's missing from full_state raises an error"
 IN_PLACE = "the parameters are filled in place"
-STILL_SHARDED = "the shards keep their tensor_parallel"
-TRAINABLE = "the parameters need a gradient"
+STILL_SHARDED = "the shards keep their attribute tensor_parallel"
+TRAINABLE = "the parameters still require a gradient"
 IS_DICT = "the result is a dict"
 DETACHED = "the saved tensors are detached from autograd"
-COPIED = "the saved tensors stay as they are when training goes on"
-GLUED = "the shards, one after another along dimension 0"
+COPIED = "the saved tensors don't change when training continues"
+GLUED = "the shards, concatenated along dimension 0"
 
 
 class SmallModel(nn.Module):
@@ -136,7 +136,7 @@ def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> ch
     for p in checks.WORLD_SIZES:
         for groups in (None, checks.GROUPS) if p == 4 else (None,):
             check_load_and_save(load, save, p, groups)
-    return checks.Verdict("A checkpoint that was saved with any p can be loaded with any other.")
+    return checks.Verdict("A checkpoint saved on any number of ranks can be loaded on any other number of ranks.")
 
 
 def check_load_and_save(
@@ -215,48 +215,52 @@ def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Ten
 LOAD_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "After loading, training continued, and the dictionary changed along with it. Does the parameter have memory "
-        "of its own, or does it share the dictionary's?",
+        "The caller's dictionary has changed. Does one of your lines modify `full_state`, or does a parameter share "
+        "its memory with a tensor in the dictionary?",
     ),
     checks.Question(
         COMPLETE,
-        "If a checkpoint lacks a parameter, the parameter keeps whatever it holds, and nobody notices. Which line "
-        "skips the name without a word?",
+        "If a parameter is missing from the checkpoint, it keeps its old values, and nobody notices. Which line skips "
+        "the missing name instead of raising an error?",
     ),
     checks.Question(
         lambda d: bool({IN_PLACE, STILL_SHARDED, TRAINABLE} & d.names),
-        "The optimizer holds on to the parameter objects, and they carry the attribute `tensor_parallel`. How do you "
-        "change a parameter's elements without making a new parameter?",
+        "The optimizer keeps references to the parameter objects, and these objects carry the attribute "
+        "`tensor_parallel`. How can you overwrite a parameter's elements in place?",
     ),
     checks.Question(
-        checks.differs("traffic"), "Every rank already has the entire dictionary. What's there to communicate?"
+        checks.differs("traffic"),
+        "Every rank already has the entire dictionary, so why would the ranks need to communicate?",
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
-        "Only the fused layer is wrong. Besides the dimension, what else does its `tensor_parallel` say?",
+        "Only the fused layer is wrong. Besides the dimension, what else does the `tensor_parallel` attribute of the "
+        "fused parameters tell you?",
     ),
     checks.Question(
         checks.has_kind("column.weight", "other rank"),
-        "A rank got the shard of a different rank. Whose rank decides, also inside a group?",
+        "A rank loaded another rank's shard. Which rank number does your code use to select a shard? Remember that "
+        "each group numbers its own ranks from 0.",
     ),
     checks.Question(
         lambda d: UNCHANGED in d.kinds(),
-        "Some parameters kept their old values. Which ones does your loop leave out, and why?",
+        "Some parameters still have their old values. Which parameters does your loop skip, and why?",
     ),
 )
 
 SAVE_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "Saving changed the model. Which line writes into a parameter?",
+        "Saving has changed the model. Which line writes into one of the model's parameters?",
     ),
     checks.Question(
-        checks.differs(IS_DICT), "What does your function return on each rank? Every rank should get a dict."
+        checks.differs(IS_DICT),
+        "What does your function return on each rank? `full_state_dict` should return a dict on every rank.",
     ),
     checks.Question(
         checks.differs("names"),
-        "Which names does a single process's state dict have? It has every parameter once, under the name from "
-        "`named_parameters`.",
+        "What keys would the state dict have in a single process? The dictionary should contain each parameter exactly "
+        "once, under its name from `named_parameters`.",
     ),
     checks.Question(
         checks.differs(DETACHED),
@@ -264,42 +268,46 @@ SAVE_QUESTIONS = (
     ),
     checks.Question(
         checks.differs(COPIED),
-        "The saved tensors changed when training continued, so they share memory with the parameters. Which of them "
-        "did you not copy? Think of the replicated ones, and of p = 1.",
+        "The saved tensors changed when training continued, so they must share memory with the parameters. Which "
+        "parameters did you forget to copy? Consider the replicated parameters, and the case where p = 1.",
     ),
     checks.Question(
         lambda d: checks.has_kind("row.bias", "shape", "whole")(d) or checks.has_kind("norm", "shape", "whole")(d),
-        "Every rank already has all of a replicated parameter. What happens if you put p copies of it together?",
+        "Every rank already has a full copy of each replicated parameter. What do you get if you concatenate p copies "
+        "of the same parameter?",
     ),
     checks.Question(
         lambda d: checks.has_kind("row.bias", "p times")(d) or checks.has_kind("norm", "p times")(d),
-        "Every rank already has all of a replicated parameter. Why add up its copies?",
+        "Every rank already has a full copy of each replicated parameter, so why would you sum these copies?",
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
-        "Only the fused layer is wrong, because its shards stand one after another. Besides the dimension, what else "
-        "does its `tensor_parallel` say?",
+        "Only the fused layer is wrong. Each shard of a fused weight contains a slice of every block, so concatenating "
+        "the shards isn't enough. Besides the dimension, what else does the `tensor_parallel` attribute of the fused "
+        "parameters tell you?",
     ),
     checks.Question(
         checks.has_kind("row.weight", "shape", GLUED),
-        "The row-parallel weight was split along dimension 1. Along which dimension do you put its shards together?",
+        "The row-parallel weight was split along dimension 1. Along which dimension does your code concatenate the "
+        "shards of that weight?",
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
-        "The numbers are right, but the traffic isn't. You need just one all-gather per sharded parameter, and "
-        "nothing for a replicated one.",
+        "All values are correct, but your function doesn't run the expected collectives. You need exactly one "
+        "all-gather per sharded parameter, and no collective for a replicated parameter.",
     ),
     checks.Question(
         checks.has_kind("column.weight", "part", "shape"),
-        "Each rank has only its own shard. How does it get the other ranks' shards?",
+        "Each rank has only its own shard. Which collective gives every rank the other ranks' shards?",
     ),
 )
 
 WHOSE_GROUP = (
-    "A group has its own size, and its own ranks that count from 0. Which of your calls wasn't given `group`, so "
-    "that it used the default group of all ranks?"
+    "A group has its own size, and its ranks are numbered from 0. Which of your calls doesn't pass `group`, and "
+    "therefore uses the default group of all ranks?"
 )
 LOAD_CRASH = (
-    "Which parameter was it, and which two shapes met? A replicated parameter has no `tensor_parallel`. And you may "
-    "only change a parameter that requires a gradient in place under `torch.no_grad()`."
+    "Which parameter caused the error? If two shapes don't match, check how you split that parameter. A replicated "
+    "parameter has no `tensor_parallel` attribute, so it isn't split at all. If autograd complains about an in-place "
+    "change, make the change under `torch.no_grad()`."
 )

@@ -16,12 +16,12 @@ from tplab.runtime import device
 
 IN, OUT = 12, 8  # divisible by every p, and different, so that mixing them up is detected
 NO_TRAFFIC = "no traffic"
-NO_BIAS = "the right one without the bias"
-BIAS_TWICE = "the right one with the bias added twice"
-WITH_P_BIASES = "the output with p times the bias, where it should be without"
-WITH_BIAS = "the output with the bias, where it should be without"
-SHARDED = "weight.tensor_parallel says how the weight is split"
-REFUSED = "a size that p doesn't divide is refused"
+NO_BIAS = "the correct output without the bias"
+BIAS_TWICE = "the correct output with the bias added twice"
+WITH_P_BIASES = "the output plus p times the bias, but it should not include the bias"
+WITH_BIAS = "the output plus the bias, but it should not include the bias"
+SHARDED = "weight.tensor_parallel describes how the weight is split"
+REFUSED = "a size that isn't divisible by p is refused"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def refuses(layer_class: Any, in_features: int, out_features: int) -> checks.Obs
         layer_class(in_features, out_features)
     except ValueError:
         return {REFUSED: checks.Claim("")}
-    return {REFUSED: checks.Claim("the layer was built, without a ValueError")}
+    return {REFUSED: checks.Claim("the layer was built without a ValueError")}
 
 
 def check_layer(
@@ -138,7 +138,7 @@ def check_layer(
         return checks.ask_about_group(GROUP_CRASH) if case.groups else None
 
     def without_bias(case: Built) -> str:
-        return crash if case.bias else f"{NO_BIAS_CRASH} If that isn't it: {crash}"
+        return crash if case.bias else f"{NO_BIAS_CRASH} {crash}"
 
     checks.check_cases(
         number, layer_class, cases, draw=draw, give=give, run=run, expect=expect,
@@ -150,36 +150,39 @@ def check_layer(
     checks.verify(number, 2, list(refused), [{}] * 2, questions=[odd_question], note=note)
 
 
-NO_BIAS_CRASH = "This time, the layer was built with bias=False, so self.bias is None. Which line uses it all the same?"
+NO_BIAS_CRASH = (
+    "This time, the layer was built with `bias=False`, so `self.bias` is None. Which line uses the bias anyway? If no "
+    "line uses the bias, look at the shapes instead."
+)
 GROUP_CRASH = (
-    "Which of your calls uses the default group of all ranks instead of `self.group`? Look at the ones that "
-    "communicate, and at the ones that ask for a rank or a size."
+    "Which of your calls uses the default group of all ranks instead of `self.group`? Check every call that "
+    "communicates, and every call that looks up a rank or a world size."
 )
 GROUP_IGNORED = checks.group_question(
-    "Which of your calls communicates in the default group of all ranks instead of `self.group`?"
+    "Which of your calls communicates across the default group of all ranks instead of `self.group`?"
 )
 
 
 TRAFFIC_QUESTION = checks.Question(
     lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
-    "The numbers are right, but the traffic isn't. According to the table of the four operators, which collective "
-    "should run here, and in which direction? Which of your lines runs a different one?",
+    "All values are correct, but your layer doesn't run the expected collectives. According to the table of the four "
+    "operators, which collectives should run in each pass? Which of your lines runs a different collective?",
 )
 
 SHARDING_QUESTION = checks.Question(
     SHARDED,
-    "Loading and saving rely on `weight.tensor_parallel`. Does the constructor still set it, on the very parameter "
-    "that the layer uses?",
+    "Loading and saving rely on the attribute `weight.tensor_parallel`. Does the constructor still set this attribute "
+    "correctly, on the parameter that the layer actually uses?",
 )
 
 SKIPPED_BIAS_QUESTION = checks.Question(
     lambda d: bool({WITH_BIAS, WITH_P_BIASES} & d.kinds()),
-    "With skip_bias_add=True, the layer returns its bias, and the caller adds it. So the output must come without "
-    "the bias. Which line adds it here?",
+    "With `skip_bias_add=True`, the layer returns its bias, and the caller adds it later. That's why the output that "
+    "you return must not include the bias. Which line adds the bias anyway?",
 )
 
 WAIT_QUESTION = checks.Question(
     lambda d: "never waited" in d.kinds(),
-    "You started a collective with async_op=True, and nothing waits for it. From which moment on may you use its "
-    "result, and do you use it at all?",
+    "You started a collective with `async_op=True`, but your code never waits for it to finish. When is the result "
+    "safe to use? Does your code use the result at all?",
 )

@@ -45,11 +45,11 @@ WEIGHTS = {
 FIRST = WEIGHTS["first weight"]
 
 UNTOUCHED = 7.0
-UNCHANGED = "the value from before, untouched"
+UNCHANGED = "the old values, untouched"
 IN_PLACE = "the parameters are filled in place"
-TRAINABLE = "the parameters are leaves that need a gradient"
+TRAINABLE = "the parameters are leaf tensors that require a gradient"
 FLOAT32 = "the shard of a full weight that was drawn in float32"
-AT_SHARD_SHAPE = "drawn in the shape of the shard"
+AT_SHARD_SHAPE = "values drawn in the shape of the shard"
 
 
 @dataclass(frozen=True)
@@ -132,77 +132,80 @@ def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expecte
     return checks.Expected(right, mistakes)
 
 
-@checks.exercise("4.4", "The first values of a weight, repaired")
+@checks.exercise("4.4", "The initial values of a weight, fixed")
 def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "4.4", init, CASES, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=CRASH, whose_group=WHOSE_RANK,
     )  # fmt: skip
     return checks.Verdict(
-        "The model starts from the same weights for every p, and afterwards the random generator is where a single "
-        "process would leave it."
+        "The model starts from the same weights for every p. Your function also leaves the random generator in the "
+        "same state as a single process would."
     )
 
 
 WHOSE_RANK = (
-    "Do your rank and your size come from `group`, or from the default group of all ranks? Which call wasn't given "
-    "`group`?"
+    "Do the rank and the world size in your code come from `group`, or from the default group of all ranks? Which of "
+    "your calls doesn't pass `group`?"
 )
 CRASH = (
-    "You may only change a parameter that requires a gradient in place under `torch.no_grad()`. And does the shape "
-    "of what you copy match the shard?"
+    "If a parameter requires a gradient, you can change it in place only under `torch.no_grad()`. Does the tensor that "
+    "you copy have the same shape as the shard?"
 )
 
 QUESTIONS = (
     checks.Question(
         checks.has_kind("first weight", UNCHANGED),
-        "The parameter still has its old values. Does your function change `param` itself, or a new tensor that is "
-        "then lost?",
+        "The parameter still has its old values. Does your function change `param` in place, or does it fill a new "
+        "tensor that's thrown away?",
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
-        "The numbers are right, but some of them were sent. All ranks have the same seed, so what would a rank need "
-        "the others for?",
+        "The values are correct, but some of them were sent from one rank to another. All ranks use the same seed, so "
+        "why would a rank need data from the other ranks?",
     ),
     checks.Question(
         checks.differs(IN_PLACE),
-        "The optimizer and the module hold on to this parameter's memory. How do you change its elements without "
-        "replacing the memory? And what does a view of the full weight keep alive?",
+        "Other code may hold references to the parameter's memory. How do you change the parameter's elements without "
+        "replacing that memory? If `param` becomes a view of the full weight, how many bytes of memory stay allocated "
+        "as long as the view exists?",
     ),
     checks.Question(
-        checks.differs(TRAINABLE), "`param` should still be a leaf that requires a gradient. Which line changed that?"
+        checks.differs(TRAINABLE),
+        "`param` should still be a leaf tensor that requires a gradient. Which of your lines changed that?",
     ),
     checks.Question(
         checks.has_kind("first weight", FLOAT32),
-        "The parameters are float64 here. Which dtype does `torch.empty` choose if you only give it a shape? And "
-        "which one does the full weight need, so that a single process would draw the same numbers?",
+        "The parameters are float64 here. Which dtype does `torch.empty` choose if you pass only a shape? Which dtype "
+        "does the full weight need, so that you draw the same values as a single process?",
     ),
     checks.Question(
         checks.has_kind("first weight", AT_SHARD_SHAPE),
-        "You drew the numbers in the shape of the shard, so xavier computes its standard deviation from the wrong "
-        "shape, and all ranks draw the same numbers. In which shape would a single process draw them?",
+        "You drew the values into a tensor with the shape of the shard. That's why `xavier_normal_` computed its "
+        "standard deviation from the wrong shape, and why all ranks drew the same values. What's the shape of the "
+        "tensor that a single process would fill?",
     ),
     checks.Question(
         checks.has_kind("first weight", "other rank"),
-        "A rank has the numbers that belong to a different rank. Which argument decides which shard it takes?",
+        "A rank has another rank's shard. Which argument of `shard` determines which shard the rank gets?",
     ),
     checks.Question(
         lambda d: "third weight" in d.names and not d.names & {"first weight", "second weight"},
-        "Only the fused weight is wrong. Besides the dimension, what else does its `param.tensor_parallel` say?",
+        "Only the fused weight is wrong. Besides the dimension, what else does `param.tensor_parallel` tell you?",
     ),
     checks.Question(
         lambda d: "second weight" in d.names and "first weight" not in d.names,
-        "The first weight is right, but a later one isn't. Do you use each parameter's own dimension? And do you set "
-        "a seed, so that the second weight starts over with the same random numbers as the first?",
+        "The first weight is correct, but a later weight isn't. Does your code use each parameter's own dimension? "
+        "Does any line reset the random generator, so that the second weight reuses the random numbers of the first?",
     ),
     checks.Question(
         lambda d: "the next random number" in d.names and d.names <= {"the next random number", "traffic"},
-        "The weights are right, but afterwards the random generator isn't where a single process would leave it. How "
-        "many numbers did this rank draw, and does any line set a seed?",
+        "The weights are correct, but a single process would leave the random generator in a different state. How many "
+        "random numbers did this rank draw? Does any line set a seed?",
     ),
     checks.Question(
         lambda d: "first weight" in d.names,
-        "A single process would call `init_method` once, on a tensor of the full shape and with the parameter's "
-        "dtype, after the seed that the caller has set. What does your function do differently?",
+        "Without setting a new seed, a single process would call `init_method` once, on a tensor with the full shape "
+        "and the parameter's dtype. What does your function do differently?",
     ),
 )

@@ -35,10 +35,10 @@ CASES = (
     Built(options={"input_is_parallel": False}, groups=checks.GROUPS),
 )
 
-BIAS_P_TIMES = "the right one with p times the bias instead of once"
+BIAS_P_TIMES = "the correct output with the bias added p times instead of once"
 PARTIAL_SUM = "this rank's partial sum"
-PARTIAL_SUM_AND_BIAS = "this rank's partial sum plus the bias"
-MEAN_OF_SUMS = "the mean of the partial sums plus the bias"
+PARTIAL_SUM_AND_BIAS = "this rank's partial sum, plus the bias"
+MEAN_OF_SUMS = "the mean of the partial sums, plus the bias"
 
 
 def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
@@ -94,58 +94,65 @@ QUESTIONS = (
     WAIT_QUESTION,
     checks.Question(
         checks.differs("shape of weight"),
-        "`weight` is [output features, input features]. Which of the two does a row-parallel layer split, and how "
-        "many of them does each rank keep?",
+        "`weight` has the shape [output features, input features]. Does a row-parallel layer split the output features "
+        "or the input features? How many input features and how many output features does each rank keep?",
     ),
     checks.Question(
         checks.differs("shape of bias"),
-        "Every rank ends up with every output feature. So how many elements does its bias need? And should there be "
-        "a bias at all if `bias=False`?",
+        "Every rank ends up with all the output features, so how many elements does its bias need? If `bias=False`, "
+        "should the layer have a bias at all?",
     ),
     checks.Question(
         checks.has_kind("out", "structure", "type"),
-        "What should the layer return? It's just the output, or with `skip_bias_add` the pair (output without the "
-        "bias, bias), even if there's no bias. Remember that `dist.all_reduce` returns None.",
+        "What should the layer return? Without `skip_bias_add`, the layer should return only the output. With "
+        "`skip_bias_add`, the layer should return the pair (output without the bias, bias), even if there's no bias. "
+        "Remember that `dist.all_reduce` returns None.",
     ),
     checks.Question(
         checks.has_kind("out", "none"),
-        "Which of your branches ends without a `return`? (`dist.all_reduce` works in place and returns None.)",
+        "Your layer returned None. Which branch of `forward` is missing a `return`? (Remember that `dist.all_reduce` "
+        "works in place and returns None.)",
     ),
     SKIPPED_BIAS_QUESTION,
     checks.Question(
         checks.has_kind("out", BIAS_P_TIMES),
-        "How often is the bias added? If each rank adds it before the all-reduce, what does the all-reduce do with p "
-        "copies of it?",
+        "How many times does your layer add the bias? If each rank adds the bias before the all-reduce, what does the "
+        "all-reduce do with these p copies?",
     ),
-    checks.Question(checks.has_kind("out", NO_BIAS), "The bias is missing. Which line should add it?"),
-    checks.Question(checks.has_kind("out", BIAS_TWICE), "The bias is in the output twice. Which two lines add it?"),
+    checks.Question(
+        checks.has_kind("out", NO_BIAS), "The output doesn't include the bias. Which line should add the bias?"
+    ),
+    checks.Question(
+        checks.has_kind("out", BIAS_TWICE), "The output includes the bias twice. Which two lines add the bias?"
+    ),
     checks.Question(
         checks.has_kind("out", PARTIAL_SUM, PARTIAL_SUM_AND_BIAS),
-        "Your output is only this rank's share of the sum. Which operator adds the shares of all ranks, and are you "
-        "using the tensor it returns?",
+        "Your output is only this rank's partial sum. Which operator sums the partial results from all ranks? Does "
+        "your code use the tensor that this operator returns?",
     ),
     checks.Question(
-        checks.has_kind("out", MEAN_OF_SUMS, "1/p"), "Should Y be the sum of the ranks' terms, or their mean?"
+        checks.has_kind("out", MEAN_OF_SUMS, "1/p"), "Should Y be the sum of the terms from all ranks or their mean?"
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_kind("db", "1/p")(d),
-        "The output is right, but each rank's bias gets just 1/p of its gradient, so it would learn p times too "
-        "slowly. What do you divide the bias by, and where could you add it without dividing?",
+        "The output is correct, but each rank's bias receives only 1/p of its gradient, so it would learn p times too "
+        "slowly. Which line divides the bias by p? Where could you add the bias without dividing it?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_no_gradient("db")(d),
-        "The output is right, but on some ranks the bias gets no gradient. After one optimizer step, the ranks' "
-        "copies of it will differ. Which rank adds the bias in your layer, and which ranks should?",
+        "The output is correct, but the bias receives no gradient on some ranks. After one optimizer step, the ranks' "
+        "copies of the bias will differ. Which ranks add the bias in your layer, and which ranks should add it?",
     ),
     checks.Question(
         checks.has_no_gradient("dW"),
-        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Calls to `dist`, "
-        "`.data` and `.detach()` are, and the operators from chapter 03 aren't.",
+        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can follow "
+        "the operators from chapter 03, but not calls to `dist`, `.data`, or `.detach()`.",
     ),
     checks.Question(
         checks.has_kind("dx", "partly zero"),
-        "dx is right in this rank's slice and zero everywhere else. But every rank had the full input, so every rank "
-        "needs all of dx. What's the backward of taking a slice, and which operator knows that?",
+        "On each rank, dx is correct in the rank's own slice and zero everywhere else. Every rank had the full input, "
+        "so every rank needs all of dx. Which operator takes a slice in the forward pass and gathers the gradient in "
+        "the backward pass?",
     ),
     checks.Question(
         lambda d: (
@@ -153,29 +160,30 @@ QUESTIONS = (
             and "dW" not in d.names
             and _gathers_and_sums(d.text("backward traffic"))
         ),
-        "dx is p times too large and dW is right, so it happens before the matmul. There, the backward pass gathers "
-        "dx, so that every rank has all of it, and then also adds it up over the ranks. Which operator on x does "
-        "which of these, and once every rank has all of dx, is there anything left to add?",
+        "The gradient dx is p times too large, but dW is correct, so the mistake is in what you do with x before the "
+        "matmul. Your backward pass gathers dx, which gives every rank the complete gradient, but it also sums dx "
+        "across ranks. Which operator in your code gathers dx, and which operator sums dx? Once every rank has all of "
+        "dx, is there anything left to sum?",
     ),
     checks.Question(
         lambda d: checks.has_kind("dW", "p times")(d) or checks.has_kind("dx", "p times")(d),
-        "The gradients are p times too large. After the sum, every rank already has the full dY. What should the "
-        "backward pass of g do with it? Look at the backward traffic.",
+        "The gradients are p times too large. Every rank already has the full dY, because every rank has the full "
+        "output. What should the backward pass of g do with dY? Look at the backward traffic.",
     ),
     checks.Question(
         lambda d: d.names == {"dx", "backward traffic"},
-        "dx belongs to this rank's slice of the input, and no other rank has a term of it. Which line adds up the "
-        "slices of different ranks in the backward pass?",
+        "Each rank has a different slice of the input, and no other rank contributes to the gradient of that slice. "
+        "Which line sums the gradients of different slices in the backward pass?",
     ),
     checks.Question(
         checks.has_kind("db", "p times"),
-        "The gradient of the bias is p times too large. Every rank already has the full dY, so which line adds up "
-        "the ranks' gradients, and why would that be needed?",
+        "The gradient of the bias is p times too large. Every rank already has the full dY, so its gradient of the "
+        "bias is complete. Which line sums the bias gradients across ranks?",
     ),
     checks.Question(
         checks.differs("out"),
-        "What's Y = X_0 A_0 + X_1 A_1 + b here? Which of those terms can this rank compute, and what happens to the "
-        "others?",
+        "What should Y = X₀ A₀ + X₁ A₁ + b be for this input? Which terms of this formula can this rank compute? What "
+        "does your code do with the other terms?",
     ),
     TRAFFIC_QUESTION,
     SHARDING_QUESTION,
@@ -191,16 +199,17 @@ def row_parallel_linear(layer_class: Any) -> checks.Verdict:
         give=give,
         expect=expect,
         questions=QUESTIONS,
-        crash="Write one rank's shapes next to your lines: x [.., in/p], weight [out, in/p], bias [out], output [.., "
-        "out]. Which two of them don't fit together? And is the input already split when it arrives?",
+        crash="Next to each line of your code, write down the tensor shapes on one rank. Before the matmul, x is [.., "
+        "in/p], weight is [out, in/p], bias is [out], and the output is [.., out]. Which two shapes in your code don't "
+        "match? Is x already sharded when your layer receives it?",
         odd=(IN + 1, OUT),
         odd_question=checks.Question(
             lambda d: True,
-            "With 13 input features on 2 ranks, each rank would keep 6, and one feature would silently be lost. "
-            "Which function refuses to do that?",
+            "With 13 input features on 2 ranks, each rank would keep 6 features, and one feature would be silently "
+            "dropped. Which function raises an error in this case?",
         ),
     )
     return checks.Verdict(
-        "Each rank owns in/p of the input features. There's one all-reduce in the forward pass, and the bias comes "
-        "after it, just once."
+        "Each rank holds in/p of the input features. The forward pass needs one all-reduce, and the bias is added only "
+        "once, after that all-reduce."
     )

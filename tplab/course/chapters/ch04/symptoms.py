@@ -4,39 +4,39 @@ from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(
-        see="The output is off by (p - 1) times the bias, and right as long as the bias is zero",
+        see="The output is off by (p - 1) times the bias, so it's correct only while the bias is zero",
         cause="Every rank adds the bias before the all-reduce",
         exercise="4.2",
     ),
     Symptom(
-        see="The output is right, but the bias learns p times too slowly",
+        see="The output is correct, but the bias learns p times too slowly",
         cause="The bias is divided by p before the all-reduce",
         exercise="4.2",
     ),
     Symptom(
-        see="The output is right, but the ranks' copies of the bias differ",
-        cause="Only one rank adds the bias, so the other copies get no gradient",
+        see="The output is correct, but the ranks' copies of the bias differ",
+        cause="Only one rank adds the bias, so the other ranks' copies receive no gradient",
         exercise="4.2",
     ),
     Symptom(
-        see="Everything is right except the gradient of the input",
-        cause="f is missing at the input of a column-parallel layer, or it's applied twice",
+        see="Everything is correct except the gradient of the input",
+        cause="At the input of a column-parallel layer, f is missing or applied twice",
         exercise="4.1",
     ),
     Symptom(
         see="All gradients are p times too large",
-        cause="The backward pass of g all-reduces too, as the one of torch.distributed.nn.functional.all_reduce does",
+        cause="g all-reduces in the backward pass, too, as torch.distributed.nn.functional.all_reduce does",
         exercise="4.2",
     ),
     Symptom(
         see="mat1 and mat2 shapes cannot be multiplied",
-        cause="A full input arrives where a slice is expected, or the other way round (input_is_parallel, "
+        cause="A layer receives the full input but expects a slice, or the other way around (see input_is_parallel and "
         "gather_output)",
         exercise="4.2",
     ),
     Symptom(
         see="The weight's gradient is None",
-        cause="There's a dist call in the forward pass, which autograd can't see",
+        cause="The forward pass calls a function from dist directly, and autograd can't see that call",
         exercise="4.1",
     ),
     Symptom(

@@ -114,7 +114,8 @@ def chosen(choose: Callable[[], Splits]) -> Splits:
         checks.fail(
             "5.1",
             f"mlp_splits() returned {answer!r}.",
-            'It should return two words, one for A and one for B, each "column" or "row". What does yours return?',
+            '`mlp_splits` should return two strings, one for A and one for B. Each string is either "column" or "row". '
+            "What does your function return?",
         )
     return answer[0], answer[1]
 
@@ -128,7 +129,8 @@ def cheapest_mlp(mlp_splits: Callable[[], Splits], sharded_mlp: Callable[..., An
         world_sizes=(2, 4, 1),
     )  # fmt: skip
     return checks.Verdict(
-        "It takes two messages of the size of x, one forward and one backward. It doesn't get any cheaper than that."
+        "Your MLP sends one message in the forward pass and one in the backward pass, and each message is as large as "
+        "x. No other design needs fewer bytes."
     )
 
 
@@ -137,60 +139,65 @@ def only_traffic(differences: checks.Differences) -> bool:
 
 
 CRASH = (
-    "Write the shapes next to your lines, for the splits that you've chosen. By columns, a is [h, m/p], and by rows, "
-    "it's [h/p, m]. Likewise, b is [m, h/p] or [m/p, h]. Which two tensors don't fit together?"
+    "Next to each line of your code, write down the tensor shapes on one rank. If you split A by columns, a is [h, "
+    "m/p], and if you split A by rows, a is [h/p, m]. Likewise, b is [m, h/p] or [m/p, h]. Which two shapes in your "
+    "code don't match?"
 )
 TOO_MUCH = checks.Question(
     only_traffic,
-    "Your MLP is right, but it sends more than it has to. Which of your operators undoes what another one did?",
+    "Your MLP is correct, but it sends more bytes than necessary. Which of your operators undoes what another operator "
+    "did?",
 )
 OTHER_SPLITS = checks.Question(
     only_traffic,
-    "Your MLP is right, but other splits get by with far less traffic. After the first matmul, what does a rank have "
-    "with a column split of A, and what with a row split? To which of these may it apply GELU right away?",
+    "Your MLP is correct, but a different choice of splits needs far less traffic. If you split A by columns, each "
+    "rank has some columns of X A after the first matmul. If you split A by rows, each rank has only one term of a "
+    "sum. In which of these cases can a rank apply GELU right away?",
 )
 QUESTIONS = (
     checks.INPUTS_QUESTION,
     checks.Question(
         checks.has_kind("out", NO_GELU),
-        "Without the GELU, two matmuls in a row are just one matmul. Where does it belong?",
+        "Without the GELU, two matmuls in a row collapse into a single matmul. Where does the GELU go?",
     ),
     checks.Question(
         checks.has_kind("out", GELU_OF_TERMS),
-        "You applied GELU to the terms of a sum, and the GELU of a sum isn't the sum of the GELUs. What has to happen "
-        "before it?",
+        "You applied GELU to the terms of a sum, but the GELU of a sum isn't the sum of the GELUs. What has to happen "
+        "before you apply GELU?",
     ),
     checks.Question(
         checks.has_kind("out", OWN_TERM),
-        "Every rank returns its own term of the sum, but Y is the sum of them all. Which operator adds them up?",
+        "Every rank returns only its own term of the sum, but Y is the sum of the terms from all ranks. Which operator "
+        "computes this sum?",
     ),
     checks.Question(
         checks.has_kind("out", OWN_COLUMNS, "part"),
-        "Every rank returns just its own columns of Y, but it should return all of them. Which operator collects them?",
+        "Every rank returns only its own columns of Y, but it should return all the columns. Which operator collects "
+        "the columns from all ranks?",
     ),
     checks.Question(
         checks.has_no_gradient("da", "db", "dx"),
-        "A gradient is missing. Which line is invisible to autograd? (The four operators aren't, but calls to `dist` "
-        "and `.detach()` are.)",
+        "A gradient is missing, so one of your lines must be invisible to autograd. Which line is it? (Autograd can "
+        "follow the four operators, but not calls to `dist` or `.detach()`.)",
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_kind("dx", OWN_DX)(d),
-        "The output is right, but each rank's gradient of x is only its own term of a sum. Which operator adds up "
-        "gradients in the backward pass?",
+        "The output is correct, but each rank's gradient of x is only one term of a sum. Which operator sums gradients "
+        "across ranks in the backward pass?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_kind("dx", "partly zero", "part")(d),
-        "The output is right, but each rank only has the gradient of its own slice of x. What's the backward of taking "
-        "a slice, and which operator knows that?",
+        "The output is correct, but each rank has only the gradient of its own slice of x. Which operator takes a "
+        "slice in the forward pass and gathers the gradient in the backward pass?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and bool({"p times"} & d.kinds()),
-        "The output is right, but a gradient is p times too large. Which operator adds up gradients that are already "
-        "complete and equal on every rank?",
+        "The output is correct, but a gradient is p times too large. Which operator sums gradients that are already "
+        "complete on every rank?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and bool({"dx", "da", "db"} & d.names),
-        "The output is right, but a gradient isn't. Go backward from Y. Before and after each operator, "
-        "does every rank have the full gradient, a slice of it, or one term of a sum?",
+        "The output is correct, but one of the gradients isn't. Follow the gradient backward from Y. Before and after "
+        "each operator, does a rank have the full gradient, a slice of the gradient, or one term of a sum?",
     ),
 )

@@ -16,7 +16,7 @@ NO_SHARD_SENT = "no shard is sent"
 NOT_FINITE = "nan or inf"  # reported for either
 SHARDED_NUMEL = 77  # no other parameter has as many elements, so its collectives can be recognized
 CANCEL = "the differences cancel in the sum"
-CANCEL_IN_COLUMN = "differences that cancel within a column"
+CANCEL_IN_COLUMN = "the differences cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
 FINE = "one element differs in its ninth digit"
 
@@ -111,8 +111,8 @@ def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
 
 
 EMPTY = (
-    "A module may have no replicated parameters at all. Then nothing can drift, and the result is 0.0. "
-    "Which of your lines needs at least one?"
+    "A module may have no replicated parameters at all. In that case, nothing can drift, so the result should be 0.0. "
+    "Which of your lines needs at least one replicated parameter?"
 )
 
 
@@ -142,8 +142,8 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
         "5.3", 2, list(empty), [{"drift": 0.0}] * 2, questions=[checks.Question(lambda d: True, EMPTY)], note=note
     )
     return checks.Verdict(
-        "It notices a single wrong element on a single rank, even if that's a NaN, and it doesn't mind that "
-        "shards differ."
+        "Your detector notices a single wrong element on a single rank, even if that element is a NaN. The detector "
+        "ignores shards, because shards are supposed to differ."
     )
 
 
@@ -161,61 +161,68 @@ def detector_questions(note: str, drifts: list[Any], right: float | str) -> list
 
 CHANGED = checks.Question(
     checks.changed,
-    "A detector mustn't repair what it measures. `dist.all_reduce` writes into the tensor that you give "
-    "it. Which tensor is that?",
+    "A detector must not change what it measures. Remember that `dist.all_reduce` writes into the tensor you pass to "
+    "it. Which tensor does your code pass to `dist.all_reduce`?",
 )
 WHOSE_GROUP = (
-    "Which of your calls wasn't given `group`, so that it used the default group of all ranks? It may be "
-    "a collective, or a call that asks for a rank or a size."
+    "Which of your calls doesn't pass `group`, and therefore uses the default group of all ranks? Check the "
+    "collectives, and also the calls that look up a rank or a world size."
 )
 _NAN = (
-    "A NaN differs from every number, even from another NaN. There are two places that can swallow it. "
-    "MAX and MIN over the ranks may keep either the NaN or the number. And what's Python's max(0.0, "
-    "float('nan'))?"
+    "A NaN isn't equal to any number, not even to another NaN. Your code can lose a NaN in two places. Across ranks, a "
+    "MAX or MIN may return the NaN or the number. Within a rank, what does Python's `max(0.0, float('nan'))` return?"
 )
 DETECTOR_ASKS = {
     "one element is NaN on rank 1": _NAN,
     "one element is NaN on every rank": _NAN,
     "only the shards differ": (
-        "Each rank's shard is a different part of the weight, so it's supposed to differ, and it's large. How "
-        "does a parameter say that it's a shard?"
+        "Each rank's shard is a different part of the weight, so shards are supposed to differ. Since shards are also "
+        "large, you shouldn't send them. How can you tell that a parameter is a shard?"
     ),
     "the sign": (
-        "The number is right, but its sign isn't: a drift is a distance, so it's never negative. Which do you "
-        "subtract from which, the largest and the smallest? Or do you need an absolute value?"
+        "The result has the wrong sign. A drift is a distance, so it can't be negative. Does your code subtract in the "
+        "wrong order, or is it missing an absolute value?"
     ),
-    "type": "The result should be a plain float. What turns a tensor with one element into a number?",
+    "type": (
+        "The result should be a plain float. If you have a tensor with one element, which method converts this tensor "
+        "to a Python number?"
+    ),
     "not the same on every rank": (
-        "Every rank should return the same number, or else only some of them raise the alarm. What do the "
-        "others still have to find out?"
+        "Every rank should return the same number. Otherwise, only some of the ranks would report the drift. What "
+        "information do the other ranks still need?"
     ),
-    "equal replicas": "The replicas are equal here. Which numbers do you compare, or what does your result start with?",
+    "equal replicas": (
+        "The replicas are equal here, so the drift should be 0.0. Which values does your code compare? What's the "
+        "initial value of your result?"
+    ),
     "ranks 1 and 2 are furthest apart": (
-        "Rank 0 lies between ranks 1 and 2 here. Which two ranks do you compare? What's the largest "
-        "difference between any two of p numbers?"
+        "Here, rank 0's value lies between the values on ranks 1 and 2. Which ranks does your code compare? Given p "
+        "values, how do you find the largest difference between any two of them?"
     ),
     "the values climb from rank to rank": (
-        "Neighboring ranks differ just a little here, but the first and the last rank differ a lot. Which two "
-        "ranks do you compare?"
+        "Neighboring ranks differ only slightly here, but the first and the last rank differ a lot. Which pairs of "
+        "ranks does your code compare?"
     ),
     FROZEN: (
-        "A parameter that isn't trained can still differ between the ranks, for example because it was loaded "
-        "wrong. Which parameters does your loop leave out?"
+        "A parameter that isn't trained can still differ between ranks, for example because it was loaded incorrectly. "
+        "Which parameters does your loop skip?"
     ),
     FINE: (
-        "The parameters are float64, and they differ by less than float32 can resolve at these values. Which "
-        "line converts them?"
+        "The parameters are float64, and their values are so close that they would be equal in float32. Which line "
+        "converts the parameters to a different dtype?"
     ),
     CANCEL: (
-        "One element is too large here by exactly as much as another one is too small. Do positive and "
+        "Here, one element is too large by exactly the amount by which another element is too small. Do positive and "
         "negative differences cancel in your code?"
     ),
     "the first parameter differs more than the second": (
-        "Two parameters differ here. Which of the differences do you return?"
+        "Two parameters differ here, each by a different amount. Which of these two differences does your function "
+        "return?"
     ),
-    "inside a module": "The difference is in a parameter of a module inside the module. How deep does your loop look?",
+    "inside a module": (
+        "The parameter that differs belongs to a nested module. Does your loop reach the parameters of nested modules?"
+    ),
     "else": (
-        "One single element differs, on one single rank. Where in your code does this difference get lost, or "
-        "averaged away?"
+        "A single element differs on a single rank. Where in your code does this difference get lost or averaged away?"
     ),
 }

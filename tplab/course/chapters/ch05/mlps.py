@@ -24,12 +24,12 @@ WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias
 TANH = "what the tanh approximation of GELU gives"
 RELU, SILU = "what comes out with ReLU", "what comes out with SiLU"
 NO_ACTIVATION = "what comes out without an activation"
-OTHER_GATE = "what comes out with a different function than SiLU"
+OTHER_GATE = "what comes out with a function other than SiLU"
 GELU_GATE = f"{OTHER_GATE} (GELU)"
 SWAPPED = "what comes out if gate and up are swapped"
 INTERLEAVED = "what comes out if every second column is the gate"
 PARTIAL = "this rank's own term of the sum, plus the bias"
-BIAS_P_TIMES = "the right one with p times the final bias"
+BIAS_P_TIMES = "the correct output with the final bias added p times"
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[check
     checks.check_cases(
         number, mlp_class, CASES, draw=partial(draw, kind), give=partial(give, kind), run=run,
         expect=partial(expect, kind), questions=questions,
-        crash=lambda case: CRASH if case.bias else f"{NO_BIAS_CRASH} If that isn't it: {CRASH}",
+        crash=lambda case: CRASH if case.bias else f"{NO_BIAS_CRASH} {CRASH}",
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
 
@@ -223,26 +223,31 @@ def parallel_mlp(mlp_class: Any) -> checks.Verdict:
     expected = [{"parameters": shapes(zeros)}] * 2
     checks.verify("5.2", 2, seen, expected, questions=[DEFAULT_SIZE_QUESTION], note=f"ParallelMLP({HIDDEN})")
     return checks.Verdict(
-        "There's one all-reduce of the size of x forward and one backward, and nothing between the two layers."
+        "Your MLP runs one all-reduce in the forward pass and one in the backward pass. Nothing is sent between the "
+        "two layers."
     )
 
 
-@checks.exercise("5.4", "A gated MLP, repaired")
+@checks.exercise("5.4", "A gated MLP, fixed")
 def parallel_swiglu(mlp_class: Any) -> checks.Verdict:
     check_mlp("5.4", mlp_class, GATED, GATED_QUESTIONS)
     return checks.Verdict(
-        "It's one fused matmul with one f and one g, so there are just the same two all-reduces as without the gate."
+        "The fused layer needs just one f, so your gated MLP runs the same two all-reduces as an MLP without a gate."
     )
 
 
 WHOSE_GROUP = (
-    "The MLP consists of two layers. Which of them wasn't given `group`, so that it works in the default "
+    "The MLP consists of two layers. Which of these layers was built without `group`, and therefore uses the default "
     "group of all ranks?"
 )
-NO_BIAS_CRASH = "This time, the MLP was built with bias=False. Which line uses a bias that's None?"
+NO_BIAS_CRASH = (
+    "This time, the MLP was built with `bias=False`. Which line uses a bias that's None? If no line uses the bias, "
+    "look at the shapes instead."
+)
 CRASH = (
-    "Write the shape of one rank's tensor next to each line: [.., h], [.., m/p], [.., m/p], [.., h]. Does "
-    "the first layer leave its output split, and does the second one expect it that way?"
+    "Next to each line of your code, write down the tensor shapes on one rank. The first layer takes [.., h], the "
+    "second layer takes [.., m/p], and the output is [.., h]. Does the first layer leave its output sharded? Does the "
+    "second layer expect a sharded input?"
 )
 
 
@@ -250,106 +255,112 @@ COMMON_QUESTIONS = (
     checks.INPUTS_QUESTION,
     checks.Question(
         checks.has_kind("out", "none", "type", "structure"),
-        "What does forward return? It should be one tensor [.., h], the sum over all ranks plus the bias.",
+        "What does `forward` return? Your MLP should return a single tensor of shape [.., h], which is the sum across "
+        "all ranks plus the bias.",
     ),
     checks.Question(
         checks.has_kind("out", NO_ACTIVATION),
-        "Two linear layers with nothing between them are just one linear layer. Where does the activation belong?",
+        "Two linear layers with nothing between them collapse into a single linear layer. Where does the activation "
+        "go?",
     ),
     checks.Question(
         checks.has_kind("out", PARTIAL),
-        "Each rank returns its own term of the sum. Which layer adds up the terms, and do you really call that layer?",
+        "Each rank returns only its own term of the sum. Which layer sums the terms from all ranks? Does your code "
+        "actually call that layer?",
     ),
     checks.Question(
         checks.has_kind("out", BIAS_P_TIMES),
-        "The final bias is in the output p times. Which line adds it on every rank, before the sum?",
+        "The output includes the final bias p times. Which line adds this bias on every rank, before the all-reduce?",
     ),
     checks.Question(
         checks.has_no_gradient("dA", "dB", "da", "dc"),
-        "A parameter doesn't get a gradient. Which line is invisible to autograd?",
+        "One of the parameters doesn't receive a gradient. Which line of your code is invisible to autograd?",
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", "no traffic")(d),
-        "dx is only this rank's own term, so f is missing. Which layer contains f, and does your code "
-        "bypass its forward?",
+        "Each rank has only its own term of dx, which means that f is missing. Which layer contains f? Does your code "
+        "bypass that layer's `forward`?",
     ),
     checks.Question(
         lambda d: checks.has_kind("dx", "p times")(d) and checks.has_kind("backward traffic", "traffic")(d),
-        "The column-parallel layer already contains f. Which of your lines adds up dx over the ranks a second time?",
+        "The column-parallel layer already contains f, which sums dx across ranks. Which of your lines sums dx a "
+        "second time?",
     ),
     checks.Question(
         lambda d: bool({"forward traffic", "backward traffic"} & d.names) and "out" not in d.names,
-        "The output is right, but the traffic isn't. One all-reduce forward and one backward are enough. "
-        "Which call gathers, scatters or adds something that could stay where it is?",
+        "The output is correct, but your MLP doesn't run the expected collectives. One all-reduce in each pass is "
+        "enough. Which call gathers, scatters, or sums a tensor unnecessarily?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and bool({"dx", "dA", "dB"} & d.names),
-        "The output is right, but a gradient isn't. Which part of the forward pass is cut off from autograd?",
+        "The output is correct, but one of the gradients isn't. Which part of your forward pass is invisible to "
+        "autograd?",
     ),
 )
 
 PLAIN_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
-        "`self.up` should go from h to m and `self.down` from m to h, and both should split m. Which "
-        "layer is column-parallel, and which is row-parallel? And does either of them have a bias only if "
-        "`bias` says so?",
+        "`self.up` should map h features to m features, and `self.down` should map m features back to h features. Both "
+        "layers should split the m features. Which layer is column-parallel, and which layer is row-parallel? Does "
+        "each layer have a bias only if `bias` is True?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
-        "`self.up` isn't split by columns, or it isn't parallel at all. Which layer leaves its output "
-        "split, so that GELU can work on it right away?",
+        "`self.up` isn't split by columns, or it isn't a parallel layer at all. Which kind of layer leaves its output "
+        "sharded, so that you can apply GELU right away?",
     ),
     checks.Question(
         checks.has_kind("out", TANH),
-        "This is the tanh approximation of GELU. Which GELU does the exercise ask for?",
+        "Your output matches the tanh approximation of GELU. Which version of GELU does the exercise ask for?",
     ),
     checks.Question(
         checks.has_kind("out", RELU, SILU),
-        "The structure is right, but it's a different activation. Which one does the exercise ask for?",
+        "The structure of your MLP is correct, but its activation function isn't. Which activation does the exercise "
+        "ask for?",
     ),
     *COMMON_QUESTIONS,
     checks.Question(
         lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
-        "It should be Y = GELU(X A + a) B + c, with nothing before it and nothing after it. Which of your "
-        "steps is different?",
+        "The output should be Y = GELU(X A + a) B + c, without any other operation before or after. Which step of your "
+        "code doesn't match this formula?",
     ),
 )
 
 GATED_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
-        "There should be one fused, column-parallel `self.up` from h to 2m, and a row-parallel "
-        "`self.down` from m to h. Which parameter has a different name or shape?",
+        "Your MLP should have a fused, column-parallel layer `self.up` that maps h features to 2m, and a row-parallel "
+        "layer `self.down` that maps m features to h. Which of your parameters has a different name or shape?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
-        "Rank 0 needs its rows of the gate and its rows of up, but it gets rows that don't belong "
-        "together. How many matrices are fused in `up`, and which argument of ColumnParallelLinear says so?",
+        "Rank 0 needs gate rows and the matching up rows, but it gets rows that don't belong together. How many "
+        "matrices are fused in `self.up`? Which argument of `ColumnParallelLinear` specifies that number?",
     ),
     checks.Question(
         checks.has_kind("out", SWAPPED),
-        "The weight is [gate; up], so the first half of the output is the gate. To which half does SiLU belong?",
+        "The weight is [gate; up], so the first half of the output is the gate. Which half should you apply SiLU to?",
     ),
     checks.Question(
         checks.has_kind("out", INTERLEAVED),
-        "A shard consists of this rank's rows of the gate, followed by its rows of up. Which columns of "
-        "the output are the gate?",
+        "Each shard consists of the rank's gate rows followed by its up rows. Which columns of the output hold the "
+        "gate, and which columns hold the up projection?",
     ),
     checks.Question(
         checks.has_kind("out", OTHER_GATE, GELU_GATE),
-        "SiLU(u) = u · sigmoid(u). Which function do you apply to the gate?",
+        "SiLU is defined as SiLU(u) = u · sigmoid(u). Which function does your code apply to the gate?",
     ),
     *COMMON_QUESTIONS,
     checks.Question(
         lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
-        "It should be Y = (SiLU(X G + g) * (X U + u)) D + d. Work out one element by hand for p = 1. "
-        "Where's the difference?",
+        "The output should be Y = (SiLU(X G + g) * (X U + u)) D + d. For p = 1, work out one element of Y by hand. "
+        "Which step of your code doesn't match this formula?",
     ),
 )
 
 DEFAULT_SIZE_QUESTION = checks.Question(
     "parameters",
-    f"If ffn_hidden_size is None, it should be 4 · hidden_size. Here, that's {4 * HIDDEN}, and each of two ranks keeps "
-    "half of it. What does your code take?",
+    "If `ffn_hidden_size` is None, the inner size should be 4 · hidden_size, and each of the two ranks should keep "
+    f"half of the inner features. What inner size does your code choose instead of {4 * HIDDEN}?",
 )

@@ -4,23 +4,23 @@ from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(
-        see="The first loss is right, the later ones are slightly off, and the replica drift grows",
-        cause="f is missing, so each rank's replicated parameters only get their own term of the gradient",
+        see="The first loss is correct, but later losses are slightly off, and the replica drift grows",
+        cause="f is missing, so each rank's replicated parameters receive only one term of the gradient",
         exercise="5.2",
     ),
     Symptom(
-        see="Everything is right, but there are four collectives instead of two",
-        cause="The tensor in the middle is gathered and scattered again",
+        see="Everything is correct, but there are four collectives instead of two",
+        cause="The tensor between the two layers is gathered and then scattered again",
         exercise="5.1",
     ),
     Symptom(
         see="The output is slightly off in every element, and so are the gradients, for every p",
-        cause="One side uses the tanh approximation of GELU, and the other one the exact GELU",
+        cause="One of the two MLPs uses the tanh approximation of GELU, and the other uses the exact GELU",
         exercise="5.2",
     ),
     Symptom(
-        see="The very first loss is wrong for p > 1, and right for p = 1",
-        cause="The first layer is row-parallel, so GELU gets terms of a sum. Or a bias is added p times",
+        see="The very first loss is wrong for p > 1 and correct for p = 1",
+        cause="The first layer is row-parallel, so GELU is applied to partial sums, or a bias is added p times",
         exercise="5.1",
     ),
     Symptom(
@@ -30,7 +30,7 @@ SYMPTOMS = [
     ),
     Symptom(
         see="The loss curves for different p agree to many digits, but not exactly",
-        cause="Nothing is wrong. The ranks add up the same numbers in a different order",
+        cause="Nothing is wrong, because the ranks add the same numbers in a different order",
     ),
     Symptom(
         see="The replicas differ before the first update",
