@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 02 · Splitting matrices
 #
-# Your GPU can't hold the weight matrix, so you split it over several GPUs. There are two natural ways to do that, and your choice decides how much the GPUs have to communicate for the rest of the training run. If you choose well, most of the messages simply disappear.
+# Your GPU can't hold the weight matrix, so you split it across several GPUs. There are two natural ways to do that, and your choice decides how much the GPUs have to communicate for the rest of the training run. If you choose well, most of the messages simply disappear.
 #
-# In this chapter, you'll split matrices into shards and find the cheapest way to compute two matmuls in a row. You'll also see why a nonlinearity between them changes everything, and you'll repair a bug that NVIDIA shipped. You need ranks, all-reduce, and all-gather from chapter 01. About 60 minutes.
+# In this chapter, you'll split matrices into shards and find the cheapest way to compute two matmuls in a row. You'll also see why a nonlinearity between two matmuls changes everything, and you'll fix a bug that NVIDIA shipped. This chapter builds on ranks, all-reduce, and all-gather from chapter 01. About 60 minutes.
 
 # %% tags=["setup"]
 import torch
@@ -31,15 +31,15 @@ X @ A  # what we want
 viz.product(X, A, kind="column", p=2)
 
 # %% [markdown]
-# **Split the rows.** Now device 0 gets the top two rows of $A$, and device 1 gets the bottom two. Row $k$ of $A$ only ever meets column $k$ of $X$, so we can split $X$
-# along with it. But each entry of $Y$ is a sum over *all* the rows of $A$. So a device can't compute any entry completely. It can only compute its share of every sum.
+# **Split the rows.** Now device 0 gets the top two rows of $A$, and device 1 gets the bottom two. Row $k$ of $A$ is only multiplied by column $k$ of $X$, so we can split $X$
+# along with $A$. But each entry of $Y$ is a sum over *all* the rows of $A$. So neither device can finish a single entry of $Y$ on its own. Each device can only compute a partial sum for every entry.
 
 # %%
 viz.product(X, A, kind="row", p=2)
 
 # %%
 top, bottom = X[:, :2] @ A[:2], X[:, 2:] @ A[2:]
-viz.matrices({"device 0": top, "device 1": bottom, "added up": top + bottom, "X A": X @ A})
+viz.matrices({"device 0": top, "device 1": bottom, "sum": top + bottom, "X A": X @ A})
 
 # %% [markdown]
 # So a column split divides the *entries* of the result between the devices, while a row split divides the *terms* of every entry. In
@@ -47,36 +47,38 @@ viz.matrices({"device 0": top, "device 1": bottom, "added up": top + bottom, "X 
 #
 # $$X\,[A_0, A_1] = [X A_0,\; X A_1] \qquad\qquad [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} = X_0 A_0 + X_1 A_1$$
 #
-# Three words describe how a tensor can be distributed over devices, and you'll see them all the time from now on.
+# Three words describe how a tensor can be distributed across devices, and you'll see them throughout this course.
 #
 # - **Replicated**: every device holds the full tensor, with the same values.
 # - **Sharded** along a dimension: each device holds a different slice, called a **shard**.
-# - **Partial**: each device holds a tensor of the full shape, and the real tensor is the *sum* of them all.
+# - **Partial**: each device holds a tensor of the full shape, and the real tensor is the *sum* of all these tensors.
 #
-# | | needs $X$ | gives $Y$ | what makes $Y$ replicated |
+# | | needs $X$ | gives $Y$ | collective that makes $Y$ replicated |
 # |---|---|---|---|
 # | column split | replicated | sharded along its columns | an all-gather |
 # | row split | sharded along its columns | partial | an all-reduce |
 #
-# Play with $p$ below. For which of the two splits does each device's result get smaller as $p$ grows?
+# Change $p$ below and watch the shapes. With which split does each device's result shrink as $p$ grows?
 
 # %% tags=["explore"]
 viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
 # %% [markdown]
-# **Predict.** Let $X$ be `[512, 1024]` and $A$ `[1024, 4096]`, in float32, on 4 devices. How many MiB of weights does each device hold, and
-# how many MiB does its *result* take before any communication, with a column split and with a row split? (A MiB is 1024 · 1024 bytes.)
+# **Predict.** $X$ has the shape `[512, 1024]`, $A$ has the shape `[1024, 4096]`, and both are in float32. How many MiB of
+# weights does each of the 4 devices store? Before any communication, how many MiB does each device's *result* take up with a column split? How many
+# MiB does the result take up with a row split? (A MiB is 1024 · 1024 bytes.)
 
 # %% predict="2.a"
 predict("2.a", weights=4, column_result=2, row_result=8)
 
 # %% [markdown] task="2.1" title="Split a tensor into shards, and put it back together" difficulty=2 minutes=12
-# Write `shard` and `unshard`. They don't communicate. `shard` slices a tensor, and `unshard` joins the slices.
+# Write two functions that don't communicate. `shard` slices a tensor, and `unshard` joins the slices.
 #
 # Rank $r$ should hold the $r$-th of `p` equal, contiguous blocks along `dim`, which may be negative. (In shapes, `..` stands for any
 # number of dimensions.) Beware of two traps:
 #
-# - A slice of a tensor is a *view*, which keeps the full tensor in memory. If your shards were views, you wouldn't save any memory. So a shard needs **its own memory**, and it should be contiguous.
+# - A slice of a tensor is a *view* that keeps the full tensor in memory. If your shards were views, every rank would still store the full tensor, and you wouldn't save any memory. So each shard must have **its own memory** and be contiguous.
+#
 # - Collectives need tensors of the same shape on every rank. If the size isn't divisible by the number of ranks, raise a `ValueError` on **every** rank, with both numbers in its message. You'd rather see a clear error now than have your program hang an hour later.
 
 
@@ -104,11 +106,11 @@ def unshard(shards: list[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 # %% [markdown] hints="2.1"
-# 1. Rank $r$'s block starts at $r \cdot n/p$ and is $n/p$ long. Before you slice, find out whether $n/p$ is a whole number.
-# 2. `tensor.narrow(dim, start, length)` slices along any dimension, including negative ones, and returns a view. Which method of a
-#    tensor copies a view into new memory even if it's already contiguous?
+# 1. The block of rank $r$ starts at index $r \cdot n/p$ and has length $n/p$. Before you slice the tensor, check that $n/p$ is a whole number.
+# 2. `tensor.narrow(dim, start, length)` slices along any dimension, including negative ones, and returns a view. Which tensor method
+#    copies a view into new memory even if the view is already contiguous?
 # 3. Let `length = tensor.shape[dim] // world_size`, and return
-#    `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`. `unshard` is a single `torch.cat`.
+#    `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`. For `unshard`, a single call to `torch.cat` is enough.
 
 # %% check="2.1"
 check("2.1", shard, unshard)
@@ -121,18 +123,19 @@ check("2.1", shard, unshard)
 # $$Z = (X A)\,B$$
 #
 # $X$ is replicated, $A$ and $B$ both have to be split, and in the end every rank needs all of $Z$. You may split each matrix by columns or by
-# rows, which gives four combinations. You could always make the result of the first matmul replicated before you start the second one, but that's wasteful. Can the second matmul directly use what each rank has after the first one?
+# rows, which gives four combinations. You could always replicate the result of the first matmul before you start the second one, but that's wasteful. Can the second matmul directly use what each rank has after the first one?
 #
-# To compare the combinations, count how many bytes each rank sends in the ring algorithms of chapter 01. For a tensor of $N$ bytes, an all-gather costs
+# To compare the combinations, count how many bytes each rank sends with the ring algorithms from chapter 01. For a tensor of $N$ bytes, an all-gather costs
 # $\frac{p-1}{p}N$. An all-reduce costs twice as much.
 
 # %% [markdown] task="2.2" title="The cheapest way through two matmuls" difficulty=3 minutes=20
-# Start with pen and paper. How much does each of the four combinations have to send? Then write two functions:
+# Start with pen and paper. How many bytes does each rank send in each of the four combinations? Then write two functions:
 #
-# - `choose_splits` returns the cheapest combination for a given size of the layer in the middle, such as `("row", "column")` for $A$ split by rows and $B$ by columns. Your answer may depend on the sizes.
-# - `two_matmuls` computes $Z$ with the combination that you chose. The check splits $A$ and $B$ the way you chose, and it passes each rank its shards.
+# - `choose_splits` returns the cheapest combination for the given sizes of $XA$ and $Z$. For example, `("row", "column")` means that $A$ is split by rows and $B$ is split by columns. The best choice may depend on these sizes.
 #
-# The check tries middle layers that are wider than $Z$, narrower than $Z$, and just as wide. It compares $Z$ on every rank with the right result, and it compares your traffic with the minimum. If two combinations are equally cheap, you may return either one.
+# - `two_matmuls` computes $Z$ with the combination you chose. The check splits $A$ and $B$ according to your choice and passes each rank its own shards.
+#
+# The check tries middle layers that are wider than $Z$, narrower than $Z$, and just as wide. On every rank, $Z$ must match the correct result, and your traffic must match the minimum. If two combinations are equally cheap, you may return either one.
 
 
 # %% exercise="2.2"
@@ -166,20 +169,20 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 
 
 # %% [markdown] hints="2.2"
-# 1. Start with columns for $A$. After the first matmul, rank $r$ holds some of the columns of $XA$. Which rows of $B$ do these columns get multiplied by? And what does rank $r$ hold if you split $A$ by rows instead?
-# 2. Count in units of one element per row of $X$. Column then row costs an all-reduce of `out`, so about `2 * out`. Column then column
-#    costs two all-gathers, of `hidden` and of `out`. What do the two combinations that begin with rows cost?
-# 3. Combinations that begin with rows are never cheaper. So compare `2 * out` with `hidden + out`. For column then row, `two_matmuls` is
-#    `z = x @ a_shard @ b_shard`, followed by an all-reduce. For column then column, gather the columns after each of the two matmuls.
+# 1. First, suppose you split $A$ by columns. After the first matmul, rank $r$ holds some of the columns of $XA$. Which rows of $B$ are these columns multiplied by? Now suppose you split $A$ by rows instead. What does rank $r$ hold after the first matmul in that case?
+# 2. Count how many elements each rank sends per row of $X$, and leave out the common factor $(p-1)/p$. If $A$ is split by columns and
+#    $B$ by rows, you need one all-reduce, which costs `2 * out`. If both matrices are split by columns, you need two all-gathers, which together cost `hidden + out`. How much do the other two combinations cost, where $A$ is split by rows?
+# 3. It's never cheaper to split $A$ by rows, so you only have to compare `2 * out` with `hidden + out`. If $A$ is split by columns and $B$ by rows, compute
+#    `z = x @ a_shard @ b_shard` and all-reduce `z`. If both matrices are split by columns, all-gather the columns after each of the two matmuls.
 
 # %% check="2.2"
 check("2.2", choose_splits, two_matmuls)
 
 # %% [markdown]
-# So if you choose the right splits, the ranks don't have to communicate at all between the two matmuls. The only exception is a layer in the middle that's very narrow, and such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16, and S-LoRA splits its two
-# matrices by columns and gathers the tiny result in between (Sheng et al. 2023, arXiv:2311.03285, section 6).
+# So if you choose the right splits, the ranks don't have to communicate at all between the two matmuls. The only exception is a middle layer that's narrower than the output, and such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. If a
+# weight is split by columns, S-LoRA also splits both matrices of its adapter by columns and gathers the tiny result between the two matmuls (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
-# Let's measure whether your ranks really sent as much as the formulas predict.
+# Let's measure how much data your ranks send and compare it with the formulas.
 
 
 # %%
@@ -202,20 +205,20 @@ for hidden in (64, 4):
 viz.table(rows)
 
 # %% [markdown]
-# Notice that the weights don't show up in this table at all. No matter how large they are, they're never sent. This is the basic idea of tensor parallelism. The ranks exchange activations so that the weights can stay where they are.
+# Notice that the weights don't show up in this table at all. No matter how large the weights are, no rank ever sends them. This is the basic idea of tensor parallelism. The ranks exchange activations so that the weights can stay where they are.
 #
 # ## Then comes a nonlinearity
 #
-# Real networks have a nonlinearity between two matmuls, and that complicates things. Let's take **GELU** as an example. It's applied to each element separately. Large positive values hardly change, very negative values become almost 0, and the function bends in between.
+# Real networks have a nonlinearity between two matmuls, and that complicates things. Let's take **GELU** as an example, a function that's applied to each element separately. GELU leaves large positive values almost unchanged, maps very negative values to nearly 0, and curves smoothly in between.
 #
-# **Predict.** For some entry of $XA$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is GELU of the entry? And what do you get if
-# each rank applies GELU to its own term before the terms are added? Round to whole numbers.
+# **Predict.** For some entry of $XA$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is the GELU of this entry? What do you get
+# if each rank first applies GELU to its own term and you add the two results? Round your answers to whole numbers.
 
 # %% predict="2.b"
 predict("2.b", right=0, added_after=3)
 
 # %% [markdown]
-# Move the two terms below. Can you find values for which the two results nearly agree, and values for which they're far apart?
+# Move the two sliders below. Can you find values for which the two results nearly agree, and values for which they're far apart?
 
 
 # %% tags=["explore"]
@@ -228,13 +231,13 @@ def two_terms(rank_0, rank_1):
 viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0])
 
 # %% [markdown] task="2.3" title="Where GELU goes wrong, and where you wouldn't notice" difficulty=3 minutes=15
-# This one runs in a single process. Write a function that measures the error, and then find two examples for `p = 2`:
+# This exercise runs in a single process. Write a function that measures the error, and then find two examples for `p = 2`:
 #
-# - `gelu_gap` returns the largest absolute difference, over all entries, between GELU after the sum and GELU before the sum.
+# - `gelu_gap` computes the result once with GELU after the sum and once with GELU before the sum. It returns the largest absolute difference between the two results.
 # - `counter_example` returns an $X$ and an $A$ for which the gap is at least 1.
 # - `lucky_example` returns an $X$ and an $A$ for which the gap is below $10^{-6}$, even though none of their elements lies between $-0.1$ and $0.1$.
 #
-# The lucky example is more dangerous than it looks. If your unit test happened to use such numbers, it would pass even though your program is wrong.
+# Why should you look for a lucky example? If your unit test happened to use such numbers, it would pass even though your program is wrong.
 
 
 # %% exercise="2.3"
@@ -267,22 +270,22 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # %% [markdown] hints="2.3"
-# 1. For the gap, write one line of code for GELU after the sum and one for GELU before it. For the examples, a single entry is enough: with `in = 2`
-#    and `b = out = 1`, each rank holds one term, and the sliders above show you both.
-# 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` are the shards. For a large gap, let the terms cancel, because GELU of
-#    0 is 0. For a tiny gap, ask yourself where GELU is a straight line through 0.
-# 3. The terms $+3$ and $-3$ give a gap of about 3. The terms 9 and 9 give no gap at all, because `gelu(t)` is `t` when $t$ is large, and for
-#    straight lines through 0 the order doesn't matter.
+# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In the examples, a single entry is enough. If you choose `in = 2`
+#    and `b = out = 1`, each rank holds just one term, and you can try out pairs of terms with the sliders above.
+# 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel, because GELU(0) is
+#    0. To get a tiny gap, choose terms in a range where GELU is practically a linear function.
+# 3. With the terms $+3$ and $-3$, the gap is about 3. With the terms 9 and 9, there's no gap at all, because `gelu(t)` is practically equal to `t` when $t$ is large. In
+#    that range, it makes no difference whether you apply GELU before or after the sum.
 
 # %% check="2.3"
 check("2.3", gelu_gap, counter_example, lucky_example)
 
 # %% [markdown]
-# Go back to the four combinations of exercise 2.2 and put a GELU between $A$ and $B$. Which of them still work without any communication in the middle? Remember your answer, because we'll come back to it in chapter 05.
+# Go back to the four combinations of exercise 2.2 and put a GELU between $A$ and $B$. Which combinations still work without any communication between the two matmuls? Remember your answer, because we'll come back to it in chapter 05.
 #
-# ## Repair it
+# ## Fix it
 #
-# Transformer Engine, NVIDIA's library of fast layers, had a helper that gathered a tensor along its last dimension. This is what it did:
+# Transformer Engine, NVIDIA's library of optimized layers, had a helper that gathered a tensor along its last dimension. The helper worked like this:
 
 
 # %%
@@ -298,14 +301,14 @@ def columns_of_y(x, a):
     return as_shipped(y)
 
 
-viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "right": X @ A})
+viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": X @ A})
 
 # %% [markdown]
-# There's no error, and the result has the right shape. It's the same on every rank, and it even contains the right numbers! They're just in the wrong places. Nobody noticed until somebody compared gradients (TransformerEngine issue 530, repaired in pull request 531). The original had no `view`. It
-# gave NCCL an output of the final shape, and NCCL only counts elements. Gloo compares shapes, so we need the `view` to get the same bug.
+# There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531). The
+# original code had no `view`. Instead, it passed an output tensor of the final shape to NCCL, which only checks the number of elements. Gloo also checks the shape, so we need the `view` to reproduce the bug.
 
-# %% [markdown] task="2.4" title="Repair a gather" difficulty=3 minutes=10
-# Find out in what order `all_gather_into_tensor` fills its output, and repair the function. It should still send a single message of the same size as before, and it should work for a `y` with any number of dimensions.
+# %% [markdown] task="2.4" title="Fix a gather" difficulty=3 minutes=10
+# Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. It should still send a single message of the same size as before, and it should work for a `y` with any number of dimensions.
 
 
 # %% exercise="2.4"
@@ -325,16 +328,17 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 
 # %% [markdown] hints="2.4"
 # 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In which order do the numbers arrive?
-# 2. The collective knows nothing about rows and columns. It writes all of rank 0's memory, then all of rank 1's, and so on. What shape would its output need, so that each number ends up in the right place?
-# 3. View what was gathered as `[p, .., n]`. Then move the first dimension next to the last one, and merge the two. (Or gather into a
-#    list with `dist.all_gather`, and use `torch.cat`.)
+# 2. The collective knows nothing about rows and columns. The output starts with all of rank 0's values, followed by all of rank 1's values, and so on. If you view the output with an extra dimension for the ranks, which shape matches this order?
+# 3. View the gathered tensor as `[p, .., n]`. Then move the first dimension right before the last one, and merge these two dimensions. (Alternatively, gather into a
+#    list with `dist.all_gather`, and join the list with `torch.cat`.)
 
 # %% check="2.4"
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose their unit test uses a `y` with two dimensions. What's the largest number of *rows* for which the broken
-# function passes on any number of ranks? And what's the largest number of *ranks* for which it passes with any number of rows?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`. If `y` has few enough rows, the test passes
+# no matter how many ranks there are. What's the largest such number of rows? If there are few enough ranks, the test passes no matter how
+# many rows `y` has. What's the largest such number of ranks?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)
@@ -342,7 +346,7 @@ predict("2.c", rows=1, ranks=1)
 # %% [markdown]
 # ## Break it
 #
-# You can't split ten columns evenly over four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what your `ValueError` protects you from.
+# You can't split ten columns evenly across four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what your `ValueError` protects you from.
 
 
 # %%
@@ -367,24 +371,27 @@ symptoms(2)
 # %% [markdown]
 # ## In the wild
 #
-# There's one thing that trips up almost everybody. `nn.Linear` stores its weight as `[out, in]`, so it's $A^T$. A *column* split of $A$ therefore slices
+# One detail trips up almost everyone who splits a real model. `nn.Linear` stores its weight as `[out, in]`, so `weight` is $A^T$ rather than $A$. A *column* split of $A$ therefore slices
 # `weight` along dimension **0**, and a *row* split slices it along dimension **1**.
 #
 # <details><summary>Going deeper: Megatron-Core, DTensor, and splits in two dimensions</summary>
 #
-# - **Megatron-Core** has both splits as layers, `ColumnParallelLinear` and `RowParallelLinear`, in
-#   `megatron/core/tensor_parallel/layers.py`. You'll write both of them in chapter 04.
-# - **PyTorch** attaches our three words to a tensor, as `Replicate()`, `Shard(dim)` and `Partial()`, and calls the result a **DTensor**
-#   (`torch.distributed.tensor`). Its `ColwiseParallel` and `RowwiseParallel` put an `nn.Linear`'s weight at `Shard(0)` and `Shard(1)`. A
-#   DTensor may be split unevenly: it's split as by `torch.chunk`, and padded before a collective.
-# - **2D, 2.5D and 3D tensor parallelism** arrange the ranks in a square or a cube and split both matrices along both dimensions. Then
-#   no rank needs a full $X$ or $Y$, but there are more messages. Colossal-AI's documentation describes all three. In this course, "3D" means something else: tensor, pipeline and
-#   data parallelism together (chapter 14).
-# - **tplab** keeps `shard` and `unshard` in `tplab/tensor/sharding.py`. From the next chapter on, we import them from there.
+# - **Megatron-Core** implements both splits as layers in `megatron/core/tensor_parallel/layers.py`. The layers are called `ColumnParallelLinear` and
+#   `RowParallelLinear`, and you'll write both of them in chapter 04.
+#
+# - **PyTorch** has a tensor type called DTensor (`torch.distributed.tensor`), which keeps track of how it's distributed across ranks. DTensor expresses our three words as
+#   `Replicate()`, `Shard(dim)`, and `Partial()`. PyTorch's `ColwiseParallel` gives the weight of an `nn.Linear` the placement `Shard(0)`, and `RowwiseParallel` gives it
+#   `Shard(1)`. A DTensor may also be split unevenly. In that case, PyTorch splits the tensor the way `torch.chunk` does and pads the shards before a collective.
+#
+# - **2D, 2.5D, and 3D tensor parallelism** arrange the ranks in a square or a cube and split both matrices along both dimensions. No rank needs a full $X$ or $Y$ anymore,
+#   but the ranks have to send more messages. Colossal-AI's documentation describes all three schemes. In this course, "3D" means something else, namely the combination of tensor,
+#   pipeline, and data parallelism (chapter 14).
+#
+# - **tplab** has its own `shard` and `unshard` in `tplab/tensor/sharding.py`. Starting with the next chapter, we'll import these two functions from tplab.
 #
 # </details>
 #
-# DTensor knows the table from the beginning of this chapter. We only have to multiply, and it tells us what kind of result we get.
+# DTensor follows the rules in the table from the beginning of this chapter. When we multiply two DTensors, PyTorch works out how the result is distributed.
 
 
 # %%
@@ -402,7 +409,7 @@ launch(ask_dtensor, 2, args=(X, A))[0]
 # %% [markdown]
 # ## Your library so far
 #
-# It can now split any tensor, and it can find the cheapest way to compute two matmuls in a row.
+# Your library can now split any tensor and find the cheapest way to compute two matmuls in a row.
 
 # %%
 from tplab.course import library
@@ -410,4 +417,4 @@ from tplab.course import library
 library(2)
 
 # %% [markdown]
-# So far, we've only looked at the forward pass. But you want to *train* with these splits. When you call `backward()`, autograd goes back through your matmuls, but it doesn't know anything about the collectives. Which gradients will be wrong?
+# So far, we've only looked at the forward pass. But you want to use these splits to *train* a model. When you call `backward()`, autograd computes the gradients of your matmuls, but it doesn't know anything about the collectives. Which gradients will be wrong?

@@ -4,8 +4,8 @@
 # Take the splits from chapter 02, put a loss at the end, and call `backward()`. Nothing complains, the loss goes down, and some of your
 # gradients are wrong. Autograd follows a tensor through *one* process, and it has no idea that other ranks exist.
 #
-# Four small operators fix this. Nearly all communication in tensor parallelism happens inside them, and in this chapter, you'll write all four.
-# About 75 minutes.
+# Four small operators fix this. Nearly all communication in tensor parallelism happens inside these operators, and you'll write all four of them in
+# this chapter. About 75 minutes.
 
 # %% tags=["setup"]
 import warnings
@@ -30,10 +30,10 @@ from tplab.tensor import mappings, shard, unshard
 #           rank 1   └── y₁ = x·a₁ ── z₁ = y₁·b₁ ──┘
 # ```
 #
-# Let $x = 2$, $a = (3, 5)$ and $b = (1, -1)$. Going forward, rank 0 computes $y_0 = 6$ and $z_0 = 6$, while rank 1 computes $y_1 = 10$ and $z_1 = -10$. An all-reduce adds the
+# Let $x = 2$, $a = (3, 5)$ and $b = (1, -1)$. In the forward pass, rank 0 computes $y_0 = 6$ and $z_0 = 6$, while rank 1 computes $y_1 = 10$ and $z_1 = -10$. An all-reduce adds the
 # two terms, so both ranks get $z = -4$, and both compute the same loss, $L = 8$.
 #
-# Now go back. ($dt$ is short for $\partial L/\partial t$.) Both ranks know that $dz = z = -4$. Since $z$ is a plain sum, each of its terms gets this gradient unchanged. So far, everything is right.
+# Now let's go through the backward pass, where $dt$ is short for $\partial L/\partial t$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, each of its terms gets this gradient unchanged. So far, everything is correct.
 #
 # | | rank 0 | rank 1 |
 # |---|---|---|
@@ -43,13 +43,13 @@ from tplab.tensor import mappings, shard, unshard
 # | $da_r = x\, dy_r$ | -8 | 8 |
 # | $dx$ | ? | ? |
 #
-# **Predict.** Each rank only knows its own path through the network, so it computes $a_r\, dy_r$ as its $dx$. What number does each rank get, and what's the right one? (With these weights, $L = 2x^2$.)
+# **Predict.** Each rank only sees its own path through the network, so it computes $dx = a_r\, dy_r$. What value does each rank get for $dx$? What's the correct value of $dx$? (With these weights, $L = 2x^2$.)
 
 # %% predict="3.a"
 predict("3.a", rank_0=-12, rank_1=20, right=8)
 
 # %% [markdown]
-# Let's see what autograd finds on two real ranks. (PyTorch warns that `allreduce_` has no autograd kernel. We silence the warning.)
+# Let's see which gradients autograd computes on two real ranks. PyTorch would normally warn you that `allreduce_` has no autograd kernel, but we've silenced the warning.
 
 
 # %%
@@ -73,11 +73,14 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 #
 # ## Four places where ranks meet
 #
-# A tensor-parallel network has four kinds of places where ranks meet, and we put an operator at each of them.
+# In a tensor-parallel network, there are four kinds of places where ranks have to communicate, and each kind has its own operator.
 #
-# - **f** is used where a replicated tensor enters a region in which every rank computes something different. In our network, that's where $x$ goes in.
-# - **g** is used where every rank holds one term of a sum, and we need the sum. In our network, that's where $z$ comes out.
-# - **scatter** is used where a replicated tensor goes in, but each rank only needs its own slice of the last dimension.
+# - **f** is used where a replicated tensor enters a region in which every rank computes something different. In our network, we apply f to the input $x$.
+#
+# - **g** is used where every rank holds one term of a sum, but every rank needs the sum. In our network, we use g to compute $z$.
+#
+# - **scatter** is used where every rank holds the full tensor, but each rank only needs its own slice of the last dimension.
+#
 # - **gather** is used where each rank holds a slice of the last dimension, but every rank needs the full tensor.
 #
 # After f, each rank still holds the same tensor as before. So does f do anything at all? Not in the forward pass.
@@ -104,30 +107,30 @@ def operator_table() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="3.1"
-# 1. The forward column follows from the descriptions above. For the backward column, ask yourself two questions about each operator. What part of the gradient does this rank have when the backward pass gets there? And what part does it need to continue?
-# 2. For f, remember that $x$ is used on every rank, and that the chain rule adds up the gradients of all uses. For g, we have $z = z_0 + z_1$. So what's $\partial z/\partial z_0$, and is there a rank that doesn't know $dz$?
-# 3. Before scatter, there's a full tensor on every rank, so every rank needs the full gradient. But it only has the gradient of its own slice. With gather, it's the other way around. Every rank has the full gradient, but it only needs its own slice.
+# 1. The forward column of the table follows from the descriptions above. For the backward column, ask yourself two questions about each operator. Which part of the gradient does this rank have when the backward pass reaches the operator? Which part does this rank need in order to continue the backward pass?
+# 2. For f, remember that every rank uses $x$ and that the chain rule adds up the gradients from all of these uses. For g, we have $z = z_0 + z_1$. What's $\partial z/\partial z_0$? Is there any rank that doesn't already have $dz$?
+# 3. The input of scatter is a full tensor on every rank, so every rank needs the full gradient. But each rank only has the gradient of its own slice. With gather, it's the other way around. Every rank has the full gradient, but it only needs its own slice.
 
 # %% check="3.1"
 check("3.1", operator_table)
 
 # %% [markdown]
-# ![The network from above. Forward, f copies x = 2 to both ranks, and g adds 6 and -10 to -4. Backward, g copies -4, and f adds -12 and 20 to 8. Below, the same without f: the two ranks keep different gradients.](pictures/fg.svg)
+# ![An animation of the network from above. In the forward pass, f passes x = 2 on to both ranks, and g adds 6 and -10, which gives -4. In the backward pass, g passes -4 on to both ranks, and f adds -12 and 20, which gives 8. The lower half shows the same network without f, where the two ranks end up with different gradients.](pictures/fg.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
-# ![The same as numbered stills](pictures/fg_frames.svg)
+# ![The same animation as numbered stills](pictures/fg_frames.svg)
 #
 # </details>
 
 # %% [markdown]
 # Two rules explain the table.
 #
-# **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients of all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. Across ranks, you need an all-reduce, and it belongs into f.
+# **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients from all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. Across ranks, you need an all-reduce, and it belongs in the backward pass of f.
 #
-# **A sum passes its gradient on unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. So nothing has to be sent. If g all-reduced the gradient as well, you'd count the same loss $p$ times.
+# **The gradient of a sum flows to every term of the sum unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. That's why the backward pass of g doesn't have to send anything. If g all-reduced the gradient as well, you'd count the same loss $p$ times.
 #
-# Now read the rows of your table in pairs. f does in its backward pass what g does in its forward pass, and vice versa. scatter and gather mirror each other in the same way. Operators like these are called **conjugate**.
+# Now read the rows of your table in pairs. In the backward pass, f does what g does in the forward pass, and vice versa. The same is true of scatter and gather. Two operators that mirror each other like this are called **conjugate** operators.
 #
 # <details><summary>Going deeper: why they come in pairs, and PyTorch's other all-reduce</summary>
 #
@@ -135,13 +138,13 @@ check("3.1", operator_table)
 #
 # $$\begin{bmatrix} x \\ x \end{bmatrix} = \begin{bmatrix} 1 \\ 1 \end{bmatrix} x \qquad\qquad dx = \begin{bmatrix} 1 & 1 \end{bmatrix} \begin{bmatrix} dx_0 \\ dx_1 \end{bmatrix} = dx_0 + dx_1$$
 #
-# (A replicated tensor counts once here, however many ranks hold it.)
+# Here, a replicated tensor only counts once, no matter how many ranks hold it.
 #
-# PyTorch's general-purpose differentiable all-reduce *does* add the gradients in its backward, because it answers a different question. There, each rank has a loss of its own, and you want the gradient of their sum. Both answers are right, but they belong to different questions. (Since version 2.13, `torch.distributed.nn.functional.all_reduce` is deprecated in favor of the one in `torch.distributed._functional_collectives`.)
+# PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because it makes a different assumption. It assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our g assumes that all ranks share one loss. Each operator is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
 #
 # </details>
 #
-# Play with all four operators on real ranks. Tensors that differ between ranks are filled with $10^{rank}$, so each digit tells you which rank it came from. Replicated tensors contain 1, 2, 3, 4. `dy` is the gradient of the output. For which operators does `dx` contain numbers from other ranks?
+# Now you can try out all four operators on real ranks. Tensors that differ between ranks are filled with 1s on rank 0, 10s on rank 1, 100s on rank 2, and so on. That way, each digit of a sum tells you which rank it came from. Replicated tensors contain the values 1, 2, 3, and 4. We pass `dy` to the backward pass as the gradient of the output `y`. For which operators does `dx` contain values from other ranks?
 
 # %% tags=["explore"]
 OPERATORS = {
@@ -177,7 +180,7 @@ viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 
 
 # %%
-class TurnRound(Function):
+class FlipGradient(Function):
     @staticmethod
     def forward(ctx, x):
         return x.view_as(x)  # a new tensor object over the same memory; autograd is not looking inside forward
@@ -188,26 +191,27 @@ class TurnRound(Function):
 
 
 x = torch.tensor([1.0, 2.0], requires_grad=True)
-TurnRound.apply(x).sum().backward()
+FlipGradient.apply(x).sum().backward()
 x.grad
 
 # %% [markdown]
-# There are two rules that you should always follow, and our checks insist on both of them.
+# There are two rules you should always follow, and the checks in this chapter enforce both of them.
 #
-# - **Never write into a tensor that was passed to you.** It belongs to your caller, and autograd may have saved it in order to compute another gradient. `dist.all_reduce` overwrites its argument, so pass it a copy.
-# - **Only pass contiguous tensors to a collective.** Gradients often aren't contiguous. `x.clone(memory_format=torch.contiguous_format)` gives you a copy that is.
+# - **Never write into a tensor that was passed to you.** The tensor belongs to your caller, and autograd may have saved it to compute another gradient. `dist.all_reduce` overwrites its argument, so pass it a copy.
+#
+# - **Only pass contiguous tensors to a collective.** Gradients often aren't contiguous, but `x.clone(memory_format=torch.contiguous_format)` always returns a contiguous copy.
 
 # %% [markdown] task="3.2" title="f" difficulty=2 minutes=10
-# Write f. In code, it's called `CopyToRegion`, because it copies a tensor into the **region** in which every rank computes something different. The check gives every rank a different upstream gradient. It compares outputs, gradients, and traffic in both directions.
+# Write f. In code, f is called `CopyToRegion`, because it copies a tensor into the **region** where every rank computes something different. The check gives every rank a different upstream gradient. It compares outputs, gradients, and traffic in both directions.
 
 
 # %% exercise="3.2"
 class CopyToRegion(Function):
-    """f: x [..], replicated, in both directions."""
+    """f: x [..], replicated -> x [..] on every rank, where it enters the region."""
 
     @staticmethod
     def forward(ctx, x):
-        """Return what enters the region [..]."""
+        """Return the tensor [..] that enters the region."""
         ### BEGIN SOLUTION
         return x.view_as(x)
         ### END SOLUTION
@@ -223,17 +227,17 @@ class CopyToRegion(Function):
 
 
 # %% [markdown] hints="3.2"
-# 1. The forward pass is the same as in `TurnRound`. For the backward pass, look at your table. Which collective adds up tensors over the ranks, and which tensor shouldn't it write into?
-# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. `dist.all_reduce` itself returns `None`.
-# 3. `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then `dist.all_reduce(dx)`, then `return dx`.
+# 1. The forward pass is the same as in `FlipGradient`. For the backward pass, look at your table. Which collective sums tensors across ranks? Which tensor must this collective not overwrite?
+# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. Don't return the result of `dist.all_reduce`, because that function returns `None`.
+# 3. Start with `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then call `dist.all_reduce(dx)`, and finally return `dx`.
 
 # %% check="3.2"
 check("3.2", CopyToRegion)
 
 # %% [markdown] task="3.3" title="g, scatter and gather" difficulty=3 minutes=15
-# Now write the other three operators. You need very little new code, because your table tells you which halves you already have.
+# Now write the other three operators. You need very little new code, because your table shows which forward and backward passes do the same thing.
 #
-# scatter and gather work along the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02 are imported. If a size can't be divided evenly, `shard` raises an error for you.
+# The operators scatter and gather work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If a size can't be divided evenly, `shard` raises an error for you.
 
 
 # %% exercise="3.3"
@@ -298,9 +302,9 @@ class GatherFromRegion(Function):
 
 # %% [markdown] hints="3.3"
 # 1. g is f with its two halves swapped, and gather is scatter with its two halves swapped. So you only have to write scatter from scratch.
-# 2. `forward` and `backward` are ordinary static methods, so one class may call those of another. For scatter's backward, this rank holds `h/p` columns of the gradient, and the others hold the rest. `dist.all_gather(parts, mine)`
-#    fills a list of `p` tensors, and `mine` must be contiguous.
-# 3. g's forward may simply return `CopyToRegion.backward(ctx, x)`. scatter's forward is `shard(x, -1, dist.get_rank(), dist.get_world_size())`. Its backward is
+# 2. `forward` and `backward` are ordinary static methods, so one class can call the methods of another class. In the backward pass of scatter, each rank only has `h/p` columns of the gradient, and the other ranks have the rest. You can collect all the columns
+#    with `dist.all_gather(parts, mine)`, which fills a list of `p` tensors and requires `mine` to be contiguous.
+# 3. The forward pass of g can simply return `CopyToRegion.backward(ctx, x)`. The forward pass of scatter is `shard(x, -1, dist.get_rank(), dist.get_world_size())`. Its backward pass is
 #    `mine = grad_output.contiguous()`, then `parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]`, `dist.all_gather(parts, mine)`, and `return unshard(parts, -1)`.
 
 # %% check="3.3"
@@ -309,7 +313,7 @@ check("3.3", ReduceFromRegion, ScatterToRegion, GatherFromRegion)
 # %% [markdown]
 # ## Back to the four weights
 #
-# Here's the network from the beginning again, with your f where $x$ enters and your g where the terms are added.
+# Let's return to the network from the beginning. This time, we apply your f to $x$ and use your g to add the two terms.
 
 
 # %%
@@ -327,7 +331,7 @@ results = launch(two_layers, 2, args=(x, a, b))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
-# $dx$ is 8 on both ranks. The timeline shows when each rank computed and when it was in an all-reduce. There's one all-reduce in the forward pass and one in the backward pass.
+# Now $dx$ is 8 on both ranks. The timeline shows when each rank computed and when it was in an all-reduce. There's one all-reduce in the forward pass and one in the backward pass.
 
 # %%
 viz.timeline(results)
@@ -337,7 +341,7 @@ viz.timeline(results)
 #
 # $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
-# where $\langle u, v \rangle$ is the sum of the products of all elements. So you can draw random tensors and compare the two sides. Just be careful when you add up over the ranks. A replicated tensor only counts once, but any other tensor counts on every rank.
+# Here, $\langle u, v \rangle$ is the sum of the elementwise products of $u$ and $v$. So you can draw random tensors and compare both sides of this equation. Just be careful when you sum across ranks. A replicated tensor is only counted once, but any other tensor is counted on every rank.
 
 
 # %%
@@ -372,12 +376,12 @@ for name, (operator, x, dy) in cases.items():
 viz.table(rows)
 
 # %% [markdown]
-# ## Repair it
+# ## Fix it
 #
-# For years, Megatron-LM summed tensors with a helper that did what you see below. With the contiguous tensors that people mostly use, it returned the right sum (Megatron-LM issue 5337).
+# For years, Megatron-LM summed tensors across ranks with a helper like the one below. For contiguous tensors, which are the usual case, the helper returned the correct sum (Megatron-LM issue 5337).
 
-# %% [markdown] task="3.4" title="Repair a sum" difficulty=3 minutes=10
-# The helper has *two* bugs, and the memory layout of `x` decides which of them you get. Find both of them and repair the function. For any memory layout, it should return the sum over all ranks, use a single all-reduce, and leave its caller's tensor unchanged.
+# %% [markdown] task="3.4" title="Fix a sum" difficulty=3 minutes=10
+# The helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Find both bugs and fix the function. For any memory layout, it should return the sum over all ranks, use a single all-reduce, and leave its caller's tensor unchanged.
 
 
 # %% exercise="3.4"
@@ -394,16 +398,16 @@ def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="3.4"
-# 1. What does `x.contiguous()` return if `x` is already contiguous, and what does it return if `x` is a transposed matrix? In each case, which tensor gets the sum, and which tensor is returned?
-# 2. You need a tensor that's contiguous and that nobody else uses. That's also the tensor that you have to return.
-# 3. `y = x.clone(memory_format=torch.contiguous_format)`, all-reduce `y`, and return `y`.
+# 1. What does `x.contiguous()` return if `x` is already contiguous, and what does it return if `x` is a transposed matrix? In each case, which tensor receives the sum? Which tensor does the function return?
+# 2. You need a contiguous tensor that nothing else uses. Your function should all-reduce this tensor and return it.
+# 3. Make a copy with `y = x.clone(memory_format=torch.contiguous_format)`, all-reduce `y`, and return `y`.
 
 # %% check="3.4"
 check("3.4", sum_over_ranks)
 
 # %% [markdown]
-# **Predict.** How could you have noticed these bugs? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. Which number does rank 0 find in the *result* if the matrix is contiguous, and
-# which if it's transposed? And in the contiguous case, which number does rank 0 find in its *own* matrix afterwards?
+# **Predict.** How could you have noticed these bugs? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. What value does the *returned* matrix contain on rank 0 if the matrices are
+# contiguous? What value does the returned matrix contain if the matrices are transposed? In the contiguous case, what value does rank 0's *own* matrix contain after the call?
 
 # %% predict="3.b"
 predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
@@ -411,9 +415,9 @@ predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
 # %% [markdown]
 # ## Break it
 #
-# Is it really so bad to write into somebody else's tensor? The next cell has a g that does that. Its input comes from `exp`. The derivative of `exp` is its own output, so autograd saves this output for the backward pass. It's 1 on rank 0 and 2 on rank 1.
+# Is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input, which in this case is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. It's 1 on rank 0 and 2 on rank 1.
 #
-# **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What do the ranks really get?
+# **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
 
 # %% predict="3.c"
 predict("3.c", rank_0=3, rank_1=3)
@@ -442,12 +446,12 @@ results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "dw"])
 
 # %% [markdown]
-# The output is right, and the gradient is silently wrong. Normally, autograd notices when somebody overwrites a tensor that it has saved, because every in-place operation raises the tensor's version counter. But `dist.all_reduce` doesn't. (With
-# `ctx.mark_dirty(x)`, the author of an operator can at least turn this into an error.)
+# The output is correct, but the gradient is silently wrong. Normally, autograd notices when a saved tensor has been overwritten, because every in-place operation increments the tensor's version counter. But `dist.all_reduce` doesn't increment it. (If you call
+# `ctx.mark_dirty(x)` in such an operator, you at least get an error.)
 #
-# Next, let's use a g in our network that also adds in the backward pass.
+# Next, let's replace g with a version that also sums the gradients in the backward pass.
 #
-# **Predict.** By what factor are $da$, $db$ and $dx$ too large on 2 ranks, and by what factor on 4?
+# **Predict.** By what factor are $da$, $db$, and $dx$ too large on 2 ranks? By what factor are the gradients too large on 4 ranks?
 
 # %% predict="3.d"
 predict("3.d", factor_2=2, factor_4=4)
@@ -471,15 +475,15 @@ def two_layers_adding_both_ways(x, a, b):
 x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0, 1.0, 2.0]), torch.tensor([1.0, -1.0, 2.0, 1.0])
 rows = []
 for p in (2, 4):  # the first p of the weights
-    for name, program in (("your g", two_layers), ("adding both ways", two_layers_adding_both_ways)):
+    for name, program in (("your g", two_layers), ("sums in both passes", two_layers_adding_both_ways)):
         numbers = launch(program, p, args=(x, a[:p], b[:p]))[0].tolist()
         rows.append({"p": p, "operator": name} | dict(zip(("z", "da₀", "db₀", "dx"), numbers, strict=True)))
 viz.table(rows)
 
 # %% [markdown]
-# All gradients are `p` times too large, and a second operator like this one would multiply by `p` again. Adam divides constant factors out, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
+# All gradients are `p` times too large, and a second operator like this one would multiply by `p` again. Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
 #
-# Finally, the most innocent loss is `.sum()`, and its gradient is a tensor of ones. Let's look at how this tensor is stored.
+# Finally, even a harmless loss like `.sum()` can cause trouble. Its gradient is simply a tensor of ones. Let's look at how this tensor is stored.
 
 # %%
 seen = {}
@@ -495,7 +499,7 @@ gradient = seen["gradient"]
 }
 
 # %% [markdown]
-# With strides of 0, all six elements are the *same* four bytes. It's called an **expanded** tensor. An in-place all-reduce would write 24 bytes where there are only 4, over whatever comes next. With gloo, PyTorch 2.13 doesn't stop you, and your process crashes sooner or later. tplab checks for this and raises an error.
+# The strides are 0, so all six elements share the *same* four bytes. We call this an **expanded** tensor. An in-place all-reduce would write 24 bytes into a buffer of only 4 bytes and overwrite whatever comes after it in memory. With gloo, PyTorch 2.13 doesn't stop you, and your process crashes sooner or later. In this course, tplab checks for expanded tensors and raises an error.
 
 
 # %%
@@ -524,8 +528,8 @@ symptoms(3)
 # %% [markdown]
 # ## Measure it
 #
-# **Predict.** On 4 ranks, each of your four operators runs once, forward and backward, in float32. The full tensor is `[b, s, h] = [2, 16, 64]` (batch, sequence and hidden size), and gather gets slices of it. How many collectives does each rank enter in
-# total? And how many bytes does one **message** have? (That's the tensor that's added up, or all the gathered slices together.)
+# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor is `[b, s, h] = [2, 16, 64]` (batch size, sequence length, and hidden size), and each rank passes its own slice of this tensor to gather. How many collectives does each rank call in
+# total? How large is the **message** of each collective in bytes? (The message is the tensor that's summed, or all the gathered slices together.)
 
 # %% predict="3.e"
 predict("3.e", collectives=4, bytes=8192)
@@ -556,21 +560,23 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# In one direction, each operator costs one collective on the full `[b, s, h]` tensor. In the other direction, it costs nothing. In a ring, an all-reduce costs twice as much as an all-gather.
+# In one direction, each operator needs one collective on the full `[b, s, h]` tensor. In the other direction, the operator doesn't send anything. In a ring, an all-reduce costs twice as much as an all-gather.
 #
 # ## In the wild
 #
 # <details><summary>Going deeper: f and g in Megatron-Core and in PyTorch</summary>
 #
-# - **Megatron-Core** has them in `megatron/core/tensor_parallel/mappings.py`, as `_CopyToModelParallelRegion`, `_ReduceFromModelParallelRegion`, and so on. The names f and g come from the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). People ask again and again
-#   why f and g are what they are (Megatron-LM issues 19, 559 and 726). You can answer them now.
-# - **DTensor** has no f and g by name. g is `redistribute` from `Partial()` to `Replicate()`. f is a `Replicate()` DTensor whose `to_local` is told that the gradient will be partial, as in `to_local(grad_placements=[Partial()])`.
-# - **tplab** has them in `tplab/tensor/mappings.py`. They take a process `group`, and the backward of each one *is* its partner, so you can even differentiate twice. (Megatron keeps its groups in a global module, `parallel_state`, formerly `mpu`. We pass them as arguments, so that
-#   you can see which ranks take part.)
+# - **Megatron-Core** defines these operators in `megatron/core/tensor_parallel/mappings.py` under names like `_CopyToModelParallelRegion` and `_ReduceFromModelParallelRegion`. The names f and g come from the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). People keep asking
+#   why f and g are defined the way they are (Megatron-LM issues 19, 559, and 726). Now you can answer them.
+#
+# - **DTensor** doesn't use the names f and g, but it has an equivalent of each. The equivalent of g is to `redistribute` a DTensor from `Partial()` to `Replicate()`. The equivalent of f is to call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
+#
+# - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls its conjugate operator, so you can even differentiate twice. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
+#   called `parallel_state`, formerly `mpu`.)
 #
 # </details>
 #
-# Here's DTensor's version of g on real ranks. It sends one all-reduce forward and nothing backward, just like yours.
+# The next cell runs DTensor's version of g on two ranks. Just like your g, DTensor's version calls one all-reduce in the forward pass and sends nothing in the backward pass.
 
 
 # %%
@@ -591,7 +597,7 @@ launch(g_by_dtensor, 2)[0]
 # %% [markdown]
 # ## Your library so far
 #
-# It now contains four more operators. They're short, but every layer that you'll write from now on uses them to communicate.
+# Your library now contains four more operators. They're short, but every layer you write from now on will use them to communicate.
 
 # %%
 from tplab.course import library
@@ -599,4 +605,4 @@ from tplab.course import library
 library(3)
 
 # %% [markdown]
-# Now you can put f, a column split, a row split and g together. But a real layer also has a bias. If `p` ranks each hold one term of a sum, which of them should add the bias?
+# Now you can put f, a column split, a row split and g together. But a real layer also has a bias. If `p` ranks each hold one term of a sum, which rank should add the bias?

@@ -24,7 +24,7 @@ BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "part", "S.2": "y", "3.3": "mine",
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "Two dtypes meet in that line"),
-    ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "Which step changes their dtype"),
+    ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "Which line of your code changes the dtype"),
     ("S.1", [("y = x_shard @ a_shard", "y = (x_shard @ a_shard).double()")]),
     ("3.2", [("torch.contiguous_format)", "torch.contiguous_format).double()")]),
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
@@ -97,7 +97,7 @@ LEAVES_SOMETHING: list[Changed] = [
 
 CHANGES_THE_CALLERS: list[Changed] = [
     ("1.1", [("return out.copy_(parts[src])", "return out.copy_(parts.pop(src))")], "writes into a tensor that your caller still needs"),
-    ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which of your lines writes into one of them"),
+    ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which line of your code writes into an input tensor"),
     ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
     ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
@@ -136,7 +136,7 @@ HAS_GAPS: list[Changed] = [
 GIVES_BACK_THE_CALLERS: list[Changed] = [
     ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
     ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return part.unsqueeze(0)\n")]),
-    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "(.contiguous() doesn't copy"),
+    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], ".contiguous() doesn't copy"),
     ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The check for exercise 2.4: a gather along the last dimension, repaired."""
+"""The check for exercise 2.4: a gather along the last dimension, fixed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from torch import Tensor
 from tplab.course import checks
 from tplab.runtime import device, record
 
-AS_SHIPPED = "the memory of all ranks, one after another, in the shape of the result"
-STACKED = "the ranks' tensors, stacked along dimension 0"
+AS_SHIPPED = "the values of one rank after another, in memory order, viewed in the shape of the result"
+STACKED = "the ranks' tensors, concatenated along dimension 0"
 SUM = "the sum of the ranks' tensors"
 
 
@@ -53,39 +53,41 @@ def expect(case: Shape, problem: list[Tensor], place: checks.Place) -> checks.Ex
     return checks.Expected({"out": right, "traffic": traffic}, {"out": mistakes if place.size > 1 else {}})
 
 
-@checks.exercise("2.4", "A gather along the last dimension, repaired")
+@checks.exercise("2.4", "A gather along the last dimension, fixed")
 def repaired_gather(gather_last_dim: Callable[[Tensor], Tensor]) -> checks.Verdict:
     checks.check_cases(
         "2.4", gather_last_dim, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         world_sizes=(2, 4, 1), tol=0,
     )  # fmt: skip
-    return checks.Verdict("It's still one message, and every element is where it belongs.")
+    return checks.Verdict("Your gather still sends a single message, and every element is in the right place.")
 
 
 QUESTIONS = (
     checks.LATE_QUESTION,
     checks.Question(
         checks.kind_is("out", AS_SHIPPED),
-        "All the values are there, but they come in the order of memory: first everything from rank 0, then everything "
-        "from rank 1. Which shape describes that order, and which dimension has to move?",
+        "Your output contains the right values, but they're in memory order, so all of rank 0's values come before "
+        "all of rank 1's. If you view the output with an extra dimension for the ranks, which shape matches that "
+        "order? Where does the extra dimension have to go before you merge it with the last dimension?",
     ),
     checks.Question(
         checks.kind_is("out", STACKED),
-        "The ranks' tensors stand below each other. Which dimension should grow instead?",
+        "You concatenated the ranks' tensors along dimension 0. Along which dimension should you concatenate them?",
     ),
     checks.Question(
         checks.kind_is("out", SUM),
-        "You added the ranks' tensors. They should stand side by side, so which collective only collects them?",
+        "You added the ranks' tensors, but you should concatenate them. Which collective collects tensors without "
+        "adding them?",
     ),
     checks.Question(
         lambda d: d.names == {"traffic"},
-        "The result is right now, but it takes more traffic than before. Can you keep the single all-gather, and put "
-        "the "
-        "elements in order after it?",
+        "The result is correct, but your function doesn't send the same messages as the original. Can you use a "
+        "single all-gather and reorder the elements afterward?",
     ),
     checks.Question(
         "out",
-        "Take y with shape [2, 2] on two ranks and write down where each of the eight elements belongs. Which of your "
-        "dimensions counts the ranks, and where is it when you merge it with the last one?",
+        "Suppose y has the shape [2, 2] on each of two ranks. On paper, write down where each of the eight elements "
+        "belongs. Which dimension of your gathered tensor indexes the ranks? Where is that dimension when you merge "
+        "it with the last dimension?",
     ),
 )

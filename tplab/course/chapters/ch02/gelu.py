@@ -27,34 +27,35 @@ _TANH = "the gap of the tanh approximation of GELU"
 _GAP_QUESTIONS = (
     checks.Question(
         lambda d: d.p == 1 and "gelu_gap" in d.names and not d.malformed,
-        "With p = 1 there's only one term, so the gap is 0. Does your code use world_size?",
+        "With p = 1, there's only one term, so the gap should be 0. Does your code use `world_size`?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _SIGNED, _SIGNED_OTHER),
-        "Some of the differences are positive and some are negative. How do you get the size of a difference without "
-        "its "
-        "sign?",
+        "Some of the differences are positive and some are negative. Does your code take absolute values before it "
+        "looks for the largest difference?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _MEAN, _TOTAL),
-        "You combined the differences of all entries. Which one of them does the task ask for?",
+        "You combined the differences of all entries into a sum or a mean. Which single difference does the exercise "
+        "ask for?",
     ),
     checks.Question(
-        checks.kind_is("gelu_gap", _TWO), "You always use two shards. How many should there be for this world_size?"
+        checks.kind_is("gelu_gap", _TWO),
+        "You always split the matrices into two shards. How many shards should there be for this `world_size`?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _TANH),
-        "This is the tanh approximation of GELU. What does torch.nn.functional.gelu compute if you don't ask for it?",
+        "You used the tanh approximation of GELU. What does `torch.nn.functional.gelu` compute by default?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", "zeros"),
-        "Your two sides are equal. On one of them, GELU should come before the sum over the ranks. Also check which "
-        "dimensions of X and A a row split slices, because after a column split there's no gap.",
+        "Your two results are equal, so there's no gap. Does your code apply GELU before the sum for one of the two "
+        "results? Did you split A by rows? With a column split, there would never be a gap.",
     ),
     checks.Question(
         lambda d: "gelu_gap" in d.names and not d.malformed,
-        "Write both sides down for p = 2. One is GELU(X_0 A_0 + X_1 A_1), the other is GELU(X_0 A_0) + GELU(X_1 A_1). "
-        "Which of your lines computes which?",
+        "For p = 2, the gap is the difference between `GELU(X_0 A_0 + X_1 A_1)` and `GELU(X_0 A_0) + GELU(X_1 A_1)`. "
+        "Which lines of your code compute these two results?",
     ),
 )
 
@@ -108,41 +109,43 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
     if smallest < 0.1 - 1e-6:
         checks.fail(
             "2.3",
-            f"lucky_example has an element of size {smallest:.3g}.",
-            "With zeros or tiny elements, both sides are about 0 anyway. Where else does GELU follow a straight line "
-            "through 0?",
+            f"lucky_example has an element of magnitude {smallest:.3g}, which is less than 0.1.",
+            "With zeros or tiny elements, both results are about 0 anyway. In which other range is GELU practically a "
+            "linear function?",
         )
-    return checks.Verdict("Your counterexample is off by at least 1, and your lucky example looks right.")
+    return checks.Verdict(
+        "Your counterexample reveals the mistake with a gap of at least 1, and your lucky example hides it."
+    )
 
 
 def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
     """Check an example's form and its gap at p = 2, and return its two tensors."""
     with checks.calling(f"{name}()"):
         pair = example()
-    form = "x [b, in] and a [in, out], two floating-point tensors with two dimensions each, and `in` even"
+    form = "x [b, in] and a [in, out], two floating-point tensors with two dimensions each, where `in` is even"
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) and t.dim() == 2 for t in pair)):
-        checks.fail("2.3", f"{name}() should return {form}.", "What does your last line return, and with which shapes?")
+        checks.fail("2.3", f"{name}() should return {form}.", "What shapes do your two tensors have?")
     x, a = pair
     shapes = f"{list(x.shape)} and {list(a.shape)}"
     if x.shape[1] != a.shape[0] or x.shape[1] % 2 or not x.numel() or not a.numel() or not x.is_floating_point():
         checks.fail(
             "2.3",
             f"{name}() returned {shapes}; it should return {form}.",
-            "Can you multiply x by a, and can you split `in` into two halves?",
+            "Which of these requirements do your two tensors violate?",
         )
     size = float(gap(x.double(), a.double(), 2).abs().max())
     if name == "counter_example" and not size >= 1:
         checks.fail(
             "2.3",
-            f"the gap of counter_example is {size:.3g}, less than 1.",
-            "GELU bends around 0. Which two terms lie on different sides of the bend, and what is their sum?",
+            f"the gap of counter_example is only {size:.3g}, which is less than 1.",
+            "GELU treats positive and negative values very differently. How large is the gap if two terms cancel each "
+            "other?",
         )
     if name == "lucky_example" and not size < 1e-6:
         checks.fail(
             "2.3",
             f"the gap of lucky_example is {size:.3g}, not below 1e-6.",
-            "For which terms does GELU follow a straight line through 0, so that both sides agree? How large do they "
-            "have "
-            "to be?",
+            "The two results agree if GELU acts like a linear function on all the terms and on their sum. In which "
+            "range is GELU practically linear?",
         )
     return x, a

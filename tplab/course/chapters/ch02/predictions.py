@@ -4,46 +4,52 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "2.a": Prediction(
-        question="X is [512, 1024] and A is [1024, 4096], float32, on 4 devices. How many MiB of weights does a device "
-        "hold, and how many MiB does its result take with a column split and with a row split?",
+        question="X has the shape [512, 1024], A has the shape [1024, 4096], and both are in float32. How many MiB of "
+        "weights does each of the 4 devices store? How many MiB does each device's result take up with a column "
+        "split? How many MiB does the result take up with a row split?",
         answer={"weights": 4, "column_result": 2, "row_result": 8},
-        why="A takes 1024 · 4096 · 4 bytes, which is 16 MiB, and each device holds a quarter of it either way. Y takes "
-        "512 · 4096 · 4 bytes, which is 8 MiB. A column split gives each device a quarter of the columns, but a row "
-        "split gives it a partial tensor that's as large as Y.",
+        why="A takes up 1024 · 4096 · 4 bytes, or 16 MiB, and each device stores a quarter of A with either split. Y "
+        "takes up 512 · 4096 · 4 bytes, or 8 MiB. A column split gives each device a quarter of the columns, but a "
+        "row split gives it a partial tensor that's as large as Y.",
         wrong={
-            ("weights", 16): "That's all of A. What does a single device hold?",
-            ("weights", 1): "Count bytes: a float32 element takes 4 of them.",
-            "weights": "Multiply the rows by the columns of one shard, then by 4 bytes, and divide by 1024 · 1024.",
-            ("column_result", 8): "That's all of Y. How many of its columns does one device compute?",
-            "column_result": "One device computes a quarter of the 4096 columns, for all 512 rows, at 4 bytes each.",
-            ("row_result", 2): "Does a row split divide the entries of Y, or the terms of each entry?",
-            "row_result": "With a row split, a device's result has the full shape of Y. How many bytes is that?",
+            ("weights", 16): "That's the size of the full A. How much of A does a single device store?",
+            ("weights", 1): "Did you count elements instead of bytes? A float32 element takes up 4 bytes.",
+            "weights": "Multiply the number of rows of a shard by its number of columns and by 4 bytes. Then divide "
+            "by 1024 · 1024.",
+            ("column_result", 8): "That's the size of the full Y. How many columns of Y does a single device compute?",
+            "column_result": "Each device computes a quarter of the 4096 columns for all 512 rows. Each element takes "
+            "up 4 bytes.",
+            ("row_result", 2): "Which does a row split divide, the entries of Y or the terms of every entry?",
+            "row_result": "With a row split, each device's result has the full shape of Y. How many bytes does Y take "
+            "up?",
         },
     ),
     "2.b": Prediction(
-        question="The terms of one entry are +3 on rank 0 and -3 on rank 1. What is GELU of the entry, and what is the "
-        "sum of the GELUs of the terms?",
+        question="For one entry of XA, rank 0 holds the term +3 and rank 1 holds the term -3. What is the GELU of "
+        "this entry? What is the sum of the GELUs of the two terms?",
         answer={"right": 0, "added_after": 3},
-        why="The entry is 3 - 3 = 0, and GELU(0) is 0. But GELU(3) is about 3 and GELU(-3) is about 0, so together "
-        "they make about 3.",
+        why="The two terms add up to 0, and GELU(0) is 0 as well. But GELU(3) is about 3 and GELU(-3) is about 0, so "
+        "their sum is about 3.",
         wrong={
-            "right": "First work out the entry, which is the sum of the two terms. Then apply GELU.",
-            ("added_after", 0): "GELU(-3) isn't -3, because GELU turns very negative values into almost 0.",
-            "added_after": "GELU(3) is about 3. And about what is GELU(-3)?",
+            "right": "First compute the entry, which is the sum of the two terms. Then apply GELU to the entry.",
+            ("added_after", 0): "GELU(-3) isn't -3, because GELU maps very negative values to nearly 0.",
+            "added_after": "GELU(3) is about 3. What's the approximate value of GELU(-3)?",
         },
     ),
     "2.c": Prediction(
-        question="What's the largest number of rows for which the broken gather passes on any number of ranks, and the "
-        "largest number of ranks for which it passes with any number of rows?",
+        question="If y has few enough rows, the broken gather passes the test no matter how many ranks there are. "
+        "What's the largest such number of rows? If there are few enough ranks, the broken gather passes the test no "
+        "matter how many rows y has. What's the largest such number of ranks?",
         answer={"rows": 1, "ranks": 1},
-        why="With a single row, the ranks' results laid end to end are that row, so memory order and the right order "
-        "are the same. From two rows on, the second row of rank 0 ends up where the first row of rank 1 belongs. That "
-        "symptom, right values in wrong places, gives the bug away, and no test with one row or on one rank can show "
-        "it.",
+        why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
+        "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the symptom of "
+        "this bug is that the right values are in the wrong places. A test with a single row or a single rank can't "
+        "reveal this bug.",
         wrong={
-            "rows": "Write down the memory of two ranks, one after the other, for y with one row and with two rows. "
-            "When is that the memory of the right result?",
-            "ranks": "With how many ranks is there nothing to put side by side?",
+            "rows": "On paper, write down all of rank 0's values in memory order, followed by all of rank 1's values. "
+            "If y has one row, is this the order of the correct result? If y has two rows, is this still the order of "
+            "the correct result?",
+            "ranks": "For what number of ranks is there nothing to concatenate, so that nothing can go wrong?",
         },
     ),
 }

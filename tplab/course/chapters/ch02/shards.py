@@ -11,51 +11,51 @@ from tplab.course import checks
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
 REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
 
-OWN_MEMORY = "the shard has memory of its own"
+OWN_MEMORY = "the shard has its own memory"
 CONTIGUOUS = "the shard is contiguous"
 
 _EVEN = (
-    "What does your code do when size % world_size isn't 0? If one rank ends up with a smaller shard than the others, "
-    "who will notice, and when?"
+    "What does your code do when `size % world_size` isn't 0? If one rank ends up with a smaller shard than the "
+    "others, who will notice, and when?"
 )
 
 _DIVIDES = (
-    "In this call, the size along `dim` can be divided evenly by the number of ranks. Which size does the line above "
-    "look at, and along which dimension?"
+    "In this call, the size along `dim` is divisible by the number of ranks, so `shard` should return a shard. Does "
+    "the line of code in the report use the size along the right dimension?"
 )
 
 _SHARD_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "Slicing and joining should only read the inputs. Which of your lines writes into one of them?",
+        "Neither `shard` nor `unshard` should modify its inputs. Which line of your code writes into an input tensor?",
     ),
     checks.Question(
         lambda d: "dtype" in d.kinds(),
-        "A shard holds some of the tensor's elements, unchanged. Which step changes their dtype?",
+        "A shard should have the same dtype as the full tensor. Which line of your code changes the dtype?",
     ),
     checks.Question(
         lambda d: d.names == {CONTIGUOUS},
-        "A collective reads memory from front to back. Are the elements of this shard next to each other in memory, in "
-        "the order of its dimensions? (clone() by itself keeps the layout of the tensor it copies.)",
+        "Collectives need contiguous tensors, but this shard isn't contiguous. How do you make a contiguous copy? "
+        "Note that clone() by itself preserves the memory layout of the tensor it copies.",
     ),
     checks.Question(
         lambda d: d.names <= {OWN_MEMORY, CONTIGUOUS} and OWN_MEMORY in d.names,
         "Is your shard a copy, or is it a view of the full tensor? As long as a view exists, the full tensor stays in "
-        "memory. (.contiguous() doesn't copy a tensor that's already contiguous.)",
+        "memory. Note that .contiguous() doesn't copy a tensor that's already contiguous.",
     ),
     checks.Question(
         lambda d: d.kind("shard") == "zeros",
-        "The shape is right, but everything is zero. Which line should fill in the values?",
+        "The shard has the right shape, but all of its elements are zero. Which line should fill in the values?",
     ),
     checks.Question(
         lambda d: "shard" in d.names and not d.malformed,
-        "Along `dim`, rank r should hold the r-th of p equal, contiguous blocks. Where does your block for rank r "
-        "start and end, and did you leave all other dimensions alone?",
+        "Along dimension `dim`, rank r should hold the r-th of p equal, contiguous blocks. Where does your block for "
+        "rank r start, and where does it end? Do all the other dimensions keep their full size?",
     ),
     checks.Question(
         "unshard",
-        "You get the shards in rank order, and the tensor was split along `dim`. Along which dimension, and in which "
-        "order, do you join them?",
+        "The full tensor was split along `dim`, and `unshard` receives the shards in rank order. Does your code "
+        "concatenate the shards along the same dimension and in the same order?",
     ),
 )
 
@@ -82,7 +82,9 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
                 says=(shape[dim], p),
                 what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
             )
-    return checks.Verdict("It works along any dimension, and every rank refuses a size that can't be divided evenly.")
+    return checks.Verdict(
+        "Your functions work along any dimension, and every rank rejects a size that can't be divided evenly."
+    )
 
 
 def _even_cuts(p: int, dtype: torch.dtype, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
@@ -119,6 +121,8 @@ def _cut_and_paste(
     if isinstance(mine, Tensor):
         kept, needed = mine.untyped_storage().nbytes(), parts[rank].numel() * mine.element_size()
         shares = "it is the full tensor itself" if checks.same_memory(mine, whole) else ""
-        seen[OWN_MEMORY] = checks.Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else shares)
+        seen[OWN_MEMORY] = checks.Claim(
+            f"it keeps {kept} bytes alive but only needs {needed}" if kept > needed else shares
+        )
         seen[CONTIGUOUS] = checks.Claim("" if mine.is_contiguous() else f"its strides are {mine.stride()}")
     return seen

@@ -4,8 +4,8 @@ from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(
-        "The shape is right, every rank has different values, and the values of all ranks add up to the right ones",
-        "The tensor is still partial, because the all-reduce after a row split is missing or went into another tensor",
+        "The shape is right, but every rank has different values, and their sum across ranks is the correct result",
+        "The tensor is still partial, because the all-reduce after a row split is missing or wrote into another tensor",
         "2.2",
     ),
     Symptom(
@@ -14,12 +14,12 @@ SYMPTOMS = [
         "2.2",
     ),
     Symptom(
-        "The right values in the wrong places, or p·b rows",
-        "Columns were joined along dimension 0, as all_gather_into_tensor does",
+        "The right values are in the wrong places, or the result has p·b rows",
+        "Columns were joined along dimension 0, which is what all_gather_into_tensor does",
         "2.4",
     ),
     Symptom(
-        "All ranks agree, and entries whose terms have different signs are too large",
+        "All ranks agree, but entries whose terms have different signs are too large",
         "A nonlinearity was applied to partial sums",
         "2.3",
     ),
@@ -29,7 +29,7 @@ SYMPTOMS = [
         "2.1",
     ),
     Symptom(
-        "Every rank holds a shard, but its memory hasn't shrunk",
+        "Every rank holds a shard, but it doesn't use any less memory",
         "The shard is a view, and it keeps the full tensor alive",
         "2.1",
     ),

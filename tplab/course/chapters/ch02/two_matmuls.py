@@ -33,7 +33,7 @@ COSTS: Mapping[Splits, Callable[[int, int], int]] = {
 DIM = {"column": 1, "row": 0}
 TWICE_P = "p times the right values"
 OWN = "this rank's own result"
-STACKED = "the results of all ranks, stacked along dimension 0"
+STACKED = "the results of all ranks, concatenated along dimension 0"
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,17 @@ def choice(choose: Choose, hidden: int, out: int) -> Splits:
         checks.fail(
             "2.2",
             f"choose_splits(hidden={hidden}, out={out}) returned {said!r}.",
-            'It should return two words, one for A and one for B, each "column" or "row". What does yours return?',
+            'It should return two words, one for A and one for B, each "column" or "row". What does your function '
+            "return?",
         )
     cost, least = COSTS[said](hidden, out), min(each(hidden, out) for each in COSTS.values())
     if cost > least:
         checks.fail(
             "2.2",
-            f"For hidden = {hidden} and out = {out}, {' then '.join(said)} sends {cost} elements per row of X (times "
-            f"(p-1)/p), but another combination only sends {least}.",
-            "Go through all four combinations. What does the first matmul leave on each rank, and which collectives "
-            "do you need from there? For which sizes is each of them the cheapest?",
+            f"For hidden = {hidden} and out = {out}, your combination ({', '.join(said)}) sends {cost} elements per "
+            f"row of X (times (p-1)/p), but another combination only sends {least}.",
+            "Go through all four combinations. What does each rank hold after the first matmul? Which collectives do "
+            "you need after that? For which sizes is each combination the cheapest?",
         )
     return said[0], said[1]
 
@@ -131,7 +132,9 @@ def cheapest_chain(choose_splits: Choose, two_matmuls: Compute) -> checks.Verdic
         "2.2", two_matmuls, CASES, draw=draw, give=partial(give, chosen), run=partial(run, chosen),
         expect=partial(expect, chosen), questions=QUESTIONS, world_sizes=(2, 4, 1),
     )  # fmt: skip
-    return checks.Verdict("You found the least traffic for wide, narrow and equal middle layers.")
+    return checks.Verdict(
+        "You found the minimum traffic for middle layers that are wider than Z, narrower than Z, and just as wide."
+    )
 
 
 def only_traffic(differences: checks.Differences) -> bool:
@@ -143,32 +146,31 @@ QUESTIONS = (
     checks.LATE_QUESTION,
     checks.Question(
         lambda d: "rounded" in d.kinds() or "dtype" in d.kinds(),
-        "Somewhere your code leaves the dtype of x, and digits get lost. Which step is it?",
+        "Somewhere, your code casts a tensor to a different dtype, which can lose precision. Which line does that?",
     ),
     checks.Question(
         checks.kind_is("out", STACKED),
-        "The ranks' columns of Z ended up below each other. Along which dimension should you join them?",
+        "You concatenated the ranks' columns of Z along dimension 0. Along which dimension should you concatenate "
+        "columns?",
     ),
     checks.Question(
         checks.kind_is("out", OWN),
-        "You returned what this rank computed on its own. With these splits, is that some columns of Z, or its share "
-        "of "
-        "every sum? And which collective completes it?",
+        "You returned only this rank's own result. With these splits, does each rank compute some of the columns of Z "
+        "or a partial sum for every entry of Z? Which collective turns the ranks' results into the full Z?",
     ),
     checks.Question(
         checks.kind_is("out", TWICE_P),
-        "Z is p times too large, so every rank added the same full result. Did you make the result of the first "
-        "matmul complete and then use only a slice of B?",
+        "Z is p times too large, because p copies of the full result were added. Does your code all-reduce Z twice, "
+        "or does every rank already have the full Z before the all-reduce?",
     ),
     checks.Question(
         lambda d: "out" in d.names and not d.malformed,
-        "After the first matmul, rank r holds the r-th block of columns of X A. Which rows of B belong to these "
-        "columns, "
-        "and which rows does your shard of B have?",
+        "After the first matmul, rank r holds the r-th block of columns of X A. Which rows of B are these columns "
+        "multiplied by? Which rows does your shard of B contain?",
     ),
     checks.Question(
         only_traffic,
-        "Z is right, but you sent more than you need to. Do you need a message between the two matmuls with these "
-        "splits? And does every collective you call carry the smallest tensor that does the job?",
+        "Z is correct, but your collectives aren't the cheapest ones for these splits. Do the ranks need to "
+        "communicate between the two matmuls? Could any of your collectives send a smaller tensor?",
     ),
 )

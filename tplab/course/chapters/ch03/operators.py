@@ -26,7 +26,7 @@ class Input(checks.Case):
     """The input of one call of an operator.
 
     leading:  all dimensions except the last
-    layout:   memory layout of x and the upstream gradient: "contiguous", "transposed" or "every second column"
+    layout:   memory layout of x and the upstream gradient: "contiguous", "transposed" or "every other column"
     expanded: whether the upstream gradient is that of out.sum()
     zero:     whether the upstream gradient of the first rank is zero
     twice:    whether x goes through the operator twice: out is one result plus two times the other
@@ -51,7 +51,7 @@ CASES = (
     Input("x with 1 dimension", ()),
     Input("x after exp, whose output autograd has saved", exp=True),
     Input("x, transposed in memory, like the gradient", layout="transposed"),
-    Input("x, which is every second column of a larger tensor, like the gradient", layout="every second column"),
+    Input("x, which is every other column of a larger tensor, like the gradient", layout="every other column"),
     Input("x, with the gradient of .sum(), which has strides of 0", (2, 3), expanded=True),
     Input("x, with a gradient that's zero on rank 0", zero=True),
     Input("x, used twice, in y(x) + 2 y(x)", twice=True),
@@ -140,7 +140,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     """Return the tensor's values in this memory layout."""
     if layout == "transposed":
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
-    if layout == "every second column":
+    if layout == "every other column":
         wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 7.0)
         wide[..., ::2] = tensor
         return wide[..., ::2]
@@ -175,8 +175,8 @@ def check_operator(
     if not (isinstance(answer, type) and issubclass(answer, Function)):
         checks.fail(
             number,
-            f"the answer for {name} isn't a class made from torch.autograd.Function.",
-            "Is the line `class ...(Function):` still there?",
+            f"the answer for {name} isn't a subclass of torch.autograd.Function.",
+            "Does your cell still contain the line `class ...(Function):`?",
         )
     cases = [replace(case, note=f"{name} of {case.note}") for case in CASES]
     checks.check_cases(
@@ -187,25 +187,23 @@ def check_operator(
 
 
 _CUT = (
-    "Which dimension should you slice, and in which order does shard take its arguments (tensor, dim, rank, "
-    "world_size)?"
+    "Which dimension should you slice? Does your code pass the arguments of `shard` in the order `tensor, dim, rank, "
+    "world_size`?"
 )
 _ASKED_ABOUT = {  # words in a report: the question
     "isn't one of": _CUT,
     "can't be divided over": _CUT,
     "modified by an inplace operation": (
-        "x came out of exp, and autograd saved it for the derivative of exp. Which of your lines writes into it? (If "
-        "you "
-        "put the old values back, that's a second write.)"
+        "In this case, x is the output of exp, which autograd saved to compute the derivative of exp. Which line of "
+        "your code writes into x? Restoring the old values doesn't help, because that's a second write."
     ),
     "contiguous": (
-        "A collective reads and writes memory without gaps. Is the tensor that you give it contiguous in every case? "
-        "(Gradients often aren't. The gradient of .sum() is a single number with strides of 0.)"
+        "Collectives need contiguous tensors. Is the tensor you pass to the collective always contiguous? Gradients "
+        "often aren't contiguous, and the gradient of .sum() even has strides of 0."
     ),
     "returned an invalid gradient": (
-        "A gradient has the shape of the tensor that it belongs to, which is the input of your forward. Is that the "
-        "full "
-        "[.., h] or this rank's slice [.., h/p]? And what does your backward return?"
+        "The gradient that `backward` returns must have the same shape as the input of `forward`. Is this input the "
+        "full tensor `[.., h]` or this rank's slice `[.., h/p]`? What shape does your `backward` return?"
     ),
 }
 
@@ -225,32 +223,32 @@ def traffic_too(name: str, kind: str, traffic: str) -> Callable[[checks.Differen
 
 FORWARD_SENDS = checks.Question(
     lambda d: "forward traffic" in d.names and d.kind("forward traffic") == "traffic" and not d.malformed,
-    "What does this operator have to send in the forward pass? Look at its row in your table.",
+    "What does this operator have to send in the forward pass? Look at the operator's row in your table.",
 )
 
 BACKWARD_SENDS = checks.Question(
     lambda d: d.names == {"backward traffic"},
-    "The gradient is right, but you don't send what the backward pass needs. Look at the operator's row in your "
-    "table. What should be sent, and how often?",
+    "The gradient is correct, but your backward pass doesn't send the expected messages. According to your table, "
+    "which collective should it call, if any? How many times should it call that collective?",
 )
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Somewhere your code leaves the dtype of the tensor. That sends fewer bytes, but it loses digits. Which step is "
-    "it?",
+    "Somewhere, your code casts the tensor to a different dtype. A smaller dtype would send fewer bytes, but it would "
+    "also lose precision. Which line does the cast?",
 )
 
 WROTE = checks.Question(
     lambda d: any(d.kind(name) == "changed" for name in d.names),
-    "A collective writes into the tensor that you give it, and this one wasn't yours. The caller still needs x, and "
-    "autograd still needs the upstream gradient. What do you have to make first? (.contiguous() doesn't copy a tensor "
-    "that's already contiguous.)",
+    "Your operator overwrote one of its inputs. The caller still needs x, and autograd still needs the upstream "
+    "gradient. If you passed the input to a collective, what should you pass instead? Note that .contiguous() doesn't "
+    "copy a tensor that's already contiguous.",
 )
 
 NO_GRADIENT = checks.Question(
     checks.kind_is("dx", "none"),
-    "Your backward returned nothing for x. What is its last line? (dist.all_reduce changes its argument and returns "
-    "None.)",
+    "Your backward pass returned nothing for x. What does its last line return? Note that dist.all_reduce changes its "
+    "argument and returns None.",
 )
 
 ZERO_GRADIENT = checks.Question(
@@ -262,8 +260,8 @@ ZERO_OUT = checks.Question(
     "The output has the right shape, but it's all zeros. Which line should fill in the values?",
 )
 ONLY_ROOT = (
-    "Rank 0 is right and the others aren't. Did you use a collective that gives its result to just one rank? Which one "
-    "gives it to all of them?"
+    "Rank 0 is right and the others aren't. Did you use a collective that gives its result to just one rank? Which "
+    "collective gives the sum to every rank?"
 )
 OWN_X = "this rank's own x"
 
@@ -274,7 +272,7 @@ SUM_X = "the sum of x over all ranks"
 MEAN_X = "the mean of x over all ranks"
 X_OF_0 = "the x of rank 0"
 P_TIMES_OWN = "p times this rank's own upstream gradient"
-LARGEST = "the maximum over the ranks, element by element"
+LARGEST = "the elementwise maximum across ranks"
 
 F_QUESTIONS = (
     checks.LATE_QUESTION,
@@ -282,7 +280,7 @@ F_QUESTIONS = (
     WROTE,
     checks.Question(
         checks.kind_is("out", SUM_X, X_OF_0, MEAN_X),
-        "Every rank has the right x before the forward pass gets to f. Is there anything left to do?",
+        "Every rank already has the correct x before the forward pass reaches f. Is there anything left for f to do?",
     ),
     ZERO_OUT,
     FORWARD_SENDS,
@@ -291,33 +289,34 @@ F_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "dx" in d.names and 0 not in d.ranks("dx"), ONLY_ROOT),
     checks.Question(
         traffic_too("dx", OWN_TERM, "backward traffic"),
-        "x went to every rank, and each rank's gradient only covers its own path. Who adds up the paths?",
+        "Every rank uses x, but each rank's gradient only covers its own path through the network. Which collective "
+        "computes the sum of all these gradients?",
     ),
     checks.Question(
         checks.kind_is("dx", OWN_TERM),
-        "There was an all-reduce, but the tensor that you return doesn't hold the sum. Which tensor did it write into?",
+        "The tensor you return doesn't hold the sum. Which tensor did the all-reduce write into?",
     ),
     checks.Question(
         checks.kind_is("dx", P_TIMES_OWN),
-        "You multiplied this rank's own gradient by p. But each rank's gradient is different. Where do the others "
-        "come in?",
+        "You multiplied this rank's own gradient by p, but every rank has a different gradient. Which collective sums "
+        "the gradients of all ranks?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p"),
-        "You returned the mean over the ranks. Does the chain rule add or average the uses of x?",
+        "You returned the mean across ranks. Does the chain rule add or average the gradients from all uses of x?",
     ),
     checks.Question(
         checks.kind_is("dx", LARGEST),
-        "You took the maximum over the ranks. What does the chain rule do with the uses of x?",
+        "You took the maximum across ranks. How does the chain rule combine the gradients from all uses of x?",
     ),
     checks.Question(
         checks.kind_is("dx", "p times"),
-        "The gradient is p times too large. Is every rank's share added more than once?",
+        "The gradient is p times too large. Is each rank's gradient added more than once?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
         "The gradient is right, but every rank received p tensors and then added them up on its own. Which collective "
-        "does the adding on the way?",
+        "computes the sum for you?",
     ),
     BACKWARD_SENDS,
 )
@@ -339,8 +338,8 @@ def f_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> M
 def copy_to_region(operator: Any) -> checks.Verdict:
     check_operator("3.2", "f", operator, Operator(COPY, ADD, f_mistakes), F_QUESTIONS)
     return checks.Verdict(
-        "It sends one all-reduce, on the way back. Strided and expanded gradients work, too, and nobody's tensor was "
-        "overwritten."
+        "Your operator calls a single all-reduce in the backward pass. The operator also handles strided and expanded "
+        "gradients, and it doesn't overwrite any of its inputs."
     )
 
 
@@ -357,39 +356,41 @@ G_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), ONLY_ROOT),
     checks.Question(
         traffic_too("out", OWN_X, "forward traffic"),
-        "Your output is only this rank's term of the sum. Who adds up the terms of all ranks?",
+        "Your output is only this rank's term of the sum. Which collective computes the sum of all terms?",
     ),
     checks.Question(
         checks.kind_is("out", OWN_X),
-        "There was an all-reduce, but the tensor that you return doesn't hold the sum. Which tensor did it write into? "
-        "(.contiguous() copies a tensor that isn't contiguous.)",
+        "The tensor you return doesn't hold the sum. Which tensor did the all-reduce write into? Note that "
+        ".contiguous() copies a tensor that isn't contiguous.",
     ),
     checks.Question(
         checks.kind_is("out", "1/p"),
         "You returned the mean of the terms. Does the network need their mean or their sum?",
     ),
     checks.Question(
-        checks.kind_is("out", "p times"), "The output is p times too large. Is every rank's term added more than once?"
+        checks.kind_is("out", "p times"), "The output is p times too large. Is each rank's term added more than once?"
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
-        "The sum is right, but every rank received p tensors and then added them up on its own. Which collective does "
-        "the adding on the way?",
+        "The sum is right, but every rank received p tensors and then added them up on its own. Which collective "
+        "computes the sum for you?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         checks.kind_is("dx", SUM_UP),
-        "All ranks share one loss, and each of them already has the full gradient. How often do you count that loss if "
-        "you add up the ranks' copies?",
+        "All ranks share one loss, and each of them already has the full gradient. How many times do you count that "
+        "loss if you sum the gradients across ranks?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "z is z_0 + z_1. If one of the terms changes by 1, how much does z change? Is there a p in your answer?",
+        "The output of g is the sum of all terms. If one of the terms changes by 1, how much does the sum change? "
+        "Does your answer depend on p?",
     ),
     checks.Question(
-        checks.kind_is("dx", UP_OF_0), "Every rank already has the gradient. Why should it come from rank 0?"
+        checks.kind_is("dx", UP_OF_0),
+        "Every rank already has the gradient of the output. Why does your code use the gradient from rank 0?",
     ),
     BACKWARD_SENDS,
 )

@@ -4,74 +4,81 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "3.a": Prediction(
-        question="What does each rank find for dx along its own path, a_r · dy_r, and what is the right dx?",
+        question="Each rank only sees its own path, so it computes dx = `a_r` · `dy_r`. What value does each rank get "
+        "for dx? What's the correct value of dx?",
         answer={"rank_0": -12, "rank_1": 20, "right": 8},
-        why="Rank 0 finds 3 · (-4) = -12, and rank 1 finds 5 · 4 = 20. The loss is 2x², so the right gradient is "
-        "4x = 8, which is the sum of the two.",
+        why="Rank 0 computes 3 · (-4) = -12, and rank 1 computes 5 · 4 = 20. The loss is 2x², so the correct gradient "
+        "is 4x = 8, which is the sum of -12 and 20.",
         wrong={
             "rank_0": "On rank 0, a_0 is 3 and dy_0 is -4.",
             "rank_1": "On rank 1, a_1 is 5 and dy_1 is 4.",
-            ("right", 4): "4 is the average of the two, or the derivative at x = 1. But x is 2 here.",
+            ("right", 4): "That's the derivative at x = 1, or the mean of the two ranks' values. But here, x is 2.",
             "right": "The loss is 2x². What's its derivative at x = 2?",
         },
     ),
     "3.b": Prediction(
-        question="Rank 0 passes ones to the broken sum, rank 1 passes twos. What does rank 0 find in the result if its "
-        "matrix is contiguous, and if it's transposed? What's in its own contiguous matrix afterwards?",
+        question="Rank 0 passes a matrix of ones to the broken helper, and rank 1 passes a matrix of twos. What value "
+        "does the returned matrix contain on rank 0 if the matrices are contiguous? What value does the returned "
+        "matrix contain if the matrices are transposed? In the contiguous case, what value does rank 0's own matrix "
+        "contain after the call?",
         answer={"contiguous": 3, "transposed": 1, "own_afterwards": 3},
-        why="contiguous() returns a contiguous matrix itself, so the all-reduce overwrites x with the sum, and x is "
-        "returned. It copies a transposed matrix, so the copy gets the sum and is thrown away. A result that changes "
-        "with the memory layout gave the bug away.",
+        why="If x is contiguous, x.contiguous() is x itself, so the all-reduce overwrites x with the sum, and the "
+        "helper returns x. If x is transposed, x.contiguous() is a copy, so the sum ends up in the copy, and the "
+        "helper returns the unchanged x. What gives the bugs away is that the result depends on the memory layout.",
         wrong={
             ("contiguous", 1): "What does .contiguous() return for a tensor that's already contiguous?",
-            "contiguous": "The all-reduce wrote the sum 1 + 2 into some tensor. Is that the tensor that's returned?",
+            "contiguous": "The all-reduce writes the sum 1 + 2 into the tensor that .contiguous() returned. Is that "
+            "tensor a copy of x, or is it x itself?",
             ("transposed", 3): "The sum went into the copy that .contiguous() made. Which tensor is returned?",
-            "transposed": "For a transposed matrix, .contiguous() makes a copy. What's in x itself?",
-            ("own_afterwards", 1): "The all-reduce wrote into what .contiguous() returned. Was that a copy?",
-            "own_afterwards": "The all-reduce wrote into what .contiguous() returned. Which tensor was that?",
+            "transposed": "For a transposed matrix, .contiguous() makes a copy. What values does x itself still "
+            "contain?",
+            ("own_afterwards", 1): "The all-reduce overwrote what .contiguous() returned. Was that a copy of x?",
+            "own_afterwards": "The all-reduce overwrote the tensor that .contiguous() returned. Which tensor was that?",
         },
     ),
     "3.c": Prediction(
-        question="The all-reduce wrote into the output of exp, which autograd had saved. What does each rank get for "
-        "dw?",
+        question="The all-reduce wrote into the output of exp, which autograd had saved. What value does each rank "
+        "get for dw?",
         answer={"rank_0": 3, "rank_1": 3},
-        why="The derivative of exp is the output that autograd saved. By the time it's used, it holds the sum, which "
-        "is "
-        "3 on both ranks.",
+        why="Autograd uses the saved output of exp as the derivative of exp. By the time autograd uses this output, "
+        "it holds the sum, which is 3 on both ranks.",
         wrong={
-            ("rank_0", 1): "That's the right gradient. But what's in the saved tensor by the time it's used?",
-            ("rank_1", 2): "That's the right gradient. But what's in the saved tensor by the time it's used?",
-            "rank_0": "The derivative of exp is its saved output. What was written into it?",
-            "rank_1": "The derivative of exp is its saved output. What was written into it?",
+            ("rank_0", 1): "That's the correct gradient. But what's in the saved tensor by the time it's used?",
+            ("rank_1", 2): "That's the correct gradient. But what's in the saved tensor by the time it's used?",
+            "rank_0": "Autograd uses the saved output of exp as its derivative. What did the all-reduce write into "
+            "this output?",
+            "rank_1": "Autograd uses the saved output of exp as its derivative. What did the all-reduce write into "
+            "this output?",
         },
     ),
     "3.d": Prediction(
-        question="This g does an all-reduce in its backward as well. By what factor are the gradients too large, on 2 "
-        "ranks and on 4?",
+        question="This g also does an all-reduce in the backward pass. By what factor are the gradients too large on "
+        "2 ranks? By what factor are they too large on 4 ranks?",
         answer={"factor_2": 2, "factor_4": 4},
-        why="Every rank already holds all of dz. Adding up p equal copies makes it p times as large, and everything "
-        "below "
-        "is proportional to dz.",
+        why="Every rank already holds all of dz. Adding up p equal copies makes dz p times as large, and every "
+        "gradient computed from dz grows by the same factor.",
         wrong={
-            "factor_2": "Both ranks hold the same dz, which is -4. What do they hold after an all-reduce?",
-            "factor_4": "Four ranks hold the same dz. What does an all-reduce make of it?",
+            "factor_2": "Both ranks hold the same dz, which is -4. What value does each rank hold after an all-reduce?",
+            "factor_4": "All four ranks hold the same dz. If an all-reduce adds four copies of dz, what do you get?",
         },
     ),
     "3.e": Prediction(
-        question="All four operators run once, forward and backward, on 4 ranks in float32. The full tensor is "
-        "[2, 16, 64]. How many collectives does each rank enter, and how many bytes does one message have?",
+        question="You run each of the four operators once on 4 ranks, forward and backward, in float32. The full "
+        "tensor has the shape [2, 16, 64]. How many collectives does each rank call in total? How large is the "
+        "message of each collective in bytes?",
         answer={"collectives": 4, "bytes": 8192},
-        why="Each operator communicates in one direction only, so there are four collectives. Each message is the full "
-        "tensor, with 2 · 16 · 64 elements of 4 bytes.",
+        why="Each operator calls one collective, either forward or backward, so there are four collectives in total. "
+        "Each message is the full tensor, with 2 · 16 · 64 elements of 4 bytes.",
         wrong={
             ("collectives", 8): "Each operator communicates in one direction only.",
-            ("collectives", 2): "f and g need an all-reduce each. What do scatter and gather need?",
-            "collectives": "Go through your table. How many of its eight entries send something?",
+            ("collectives", 2): "You only counted the all-reduces of f and g. What do scatter and gather need?",
+            "collectives": "Your table has eight entries. How many of these entries call a collective?",
             (
                 "bytes",
                 2048,
-            ): "That's the number of elements, or one rank's slice in bytes. How many bytes does the full tensor have?",
-            "bytes": "The message has 2 · 16 · 64 elements with 4 bytes each.",
+            ): "That's the number of elements in the full tensor, and it's also the size of one rank's slice in "
+            "bytes. How many bytes does the full tensor take up?",
+            "bytes": "The message has 2 · 16 · 64 elements, and each element takes up 4 bytes.",
         },
     ),
 }

@@ -32,7 +32,7 @@ from tplab.runtime import device
 
 COPIES = "p copies of this rank's slice"
 SUM_PARTS = "the sum of all ranks' slices"
-STACKED = "all ranks' slices, stacked along dimension 0"
+STACKED = "all ranks' slices, concatenated along dimension 0"
 
 # scatter
 
@@ -46,8 +46,7 @@ SCATTER_QUESTIONS = (
     checks.Question(
         UNEVEN,
         "With 9 columns on 2 ranks, one rank would hold more than the other, and a later collective would hang or "
-        "fail. "
-        "How do you refuse such sizes? (shard does it for you.)",
+        "fail. How can your code reject such a size? (The `shard` function already does so.)",
     ),
     checks.LATE_QUESTION,
     ROUNDED,
@@ -60,38 +59,37 @@ SCATTER_QUESTIONS = (
         checks.kind_is("out", EVERY_PTH, "value"),
         "A shard is a contiguous block of columns. Which block belongs to rank r?",
     ),
-    checks.Question(checks.kind_is("out", WHOLE_X), "You returned all of x. Which slice of it should this rank keep?"),
+    checks.Question(checks.kind_is("out", WHOLE_X), "You returned all of x. Which slice of x should this rank keep?"),
     checks.Question(
         lambda d: "out" in d.names and not d.malformed,
-        "Which dimension should scatter slice, how long is a slice, and where does the slice of rank r start?",
+        "Which dimension should scatter slice? How long is each slice, and where does the slice of rank r start?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         lambda d: d.kind("dx") in (PADDED, "partly zero"),
-        "You filled the rest of the gradient with zeros. But it isn't zero, because other ranks have it. How do you "
-        "get it "
-        "here?",
+        "You filled the rest of the gradient with zeros. But those elements aren't really zero, because the other "
+        "ranks hold their values. Which collective brings the other ranks' slices to this rank?",
     ),
     checks.Question(
         checks.kind_is("dx", COPIES),
-        "You put p copies of this rank's own slice side by side. Which call brings the other ranks' slices here?",
+        "You put p copies of this rank's own slice side by side. Which collective brings the other ranks' slices to "
+        "this rank?",
     ),
     checks.Question(
         lambda d: d.kind("dx") in (STACKED, "order") or "order" in d.kinds(),
-        "x was sliced along the last dimension, in rank order. Along which dimension, and in which order, do you join "
-        "the slices of its gradient?",
+        "x was sliced along the last dimension, in rank order. Do you concatenate the slices of its gradient along "
+        "the same dimension and in the same order?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of x was used once, by one rank. Should there be a p in its gradient?",
+        "Each column of x was used once, by one rank. Should its gradient depend on the number of ranks?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
-        "The gradient is right. But an all-reduce adds, and here there's nothing to add. Which collective only "
-        "brings the "
-        "slices together, and sends half as much?",
+        "The gradient is correct. But an all-reduce adds tensors, and here there's nothing to add. Which collective "
+        "only collects the slices and sends half as many bytes?",
     ),
     BACKWARD_SENDS,
 )
@@ -129,41 +127,44 @@ GATHER_QUESTIONS = (
     ROUNDED,
     WROTE,
     ZERO_OUT,
-    checks.Question(checks.kind_is("out", OWN_X), "You returned this rank's own slice. Who has the others?"),
+    checks.Question(
+        checks.kind_is("out", OWN_X),
+        "You only returned this rank's own slice. How do you get the slices of the other ranks?",
+    ),
     checks.Question(
         checks.kind_is("out", COPIES),
-        "The output is p copies of this rank's own slice. Which call brings the other ranks' slices here?",
+        "The output is p copies of this rank's own slice. Which collective brings the other ranks' slices to this "
+        "rank?",
     ),
     checks.Question(
         checks.kind_is("out", SUM_PARTS),
-        "You added the slices. But they're different columns. What should you do instead?",
+        "You added the slices, but each slice holds different columns. What should you do with the slices instead?",
     ),
     checks.Question(
         lambda d: "out" in d.names and (d.kind("out") in (STACKED, "value") or "order" in d.kinds()),
-        "Along which dimension, and in which order, should the slices be joined? (all_gather_into_tensor always joins "
-        "along dimension 0.)",
+        "Does your code concatenate the slices along the last dimension and in rank order? Note that "
+        "all_gather_into_tensor always concatenates along dimension 0.",
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("saw 1 all_reduce" in row.text for row in d),
-        "The output is right. But an all-reduce adds, and here there's nothing to add. Which collective only brings "
-        "the "
-        "slices together, and sends half as much?",
+        "The output is correct. But an all-reduce adds tensors, and here there's nothing to add. Which collective "
+        "only collects the slices and sends half as many bytes?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         checks.kind_is("dx", SLICE_OF_SUM, SLICE_OF_MEAN),
-        "All ranks share one loss, and each of them already has its full gradient. Is there anything to add or to "
-        "average?",
+        "All ranks share one loss, and each of them already has the full gradient of the output. Is there anything to "
+        "add or to average?",
     ),
     checks.Question(
         checks.kind_is("dx", SLICE_0),
-        "Every rank returned slice 0 of the gradient. Which columns did this rank put in?",
+        "Every rank returned slice 0 of the gradient. Which columns of the output came from this rank?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column came from one rank, once. Should there be a p in its gradient?",
+        "Each column of the output came from one rank. Should its gradient depend on the number of ranks?",
     ),
     BACKWARD_SENDS,
 )
@@ -193,4 +194,4 @@ def g_scatter_and_gather(reduce: Any, scatter: Any, gather: Any) -> checks.Verdi
     seen = checks.run_ranks(scatter_unevenly, 2, scatter)
     checks.verify("3.3", 2, list(seen), [{}] * 2, questions=SCATTER_QUESTIONS, note="scatter of 9 columns")
     check_operator("3.3", "gather", gather, Operator(GATHER, SPLIT, gather_mistakes), GATHER_QUESTIONS)
-    return checks.Verdict("Each of them sends one message, in one direction, and nothing in the other.")
+    return checks.Verdict("Each operator sends one message in one direction and nothing in the other direction.")

@@ -1,4 +1,4 @@
-"""The check for exercise 3.4: the sum of a tensor over all ranks, repaired."""
+"""The check for exercise 3.4: the sum of a tensor over all ranks, fixed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Layout(checks.Case):
 CASES = (
     Layout(),
     Layout("transposed"),
-    Layout("every second column"),
+    Layout("every other column"),
     Layout("expanded"),
     Layout("transposed on rank 0 only"),
     Layout("transposed", (2, 3, 4)),
@@ -63,13 +63,13 @@ def expect(case: Layout, problem: list[Tensor], place: checks.Place) -> checks.E
     return checks.Expected({"out": right, "traffic": traffic}, {"out": mistakes})
 
 
-@checks.exercise("3.4", "The sum over all ranks, repaired")
+@checks.exercise("3.4", "The sum over all ranks, fixed")
 def repaired_sum(sum_over_ranks: Callable[[Tensor], Tensor]) -> checks.Verdict:
     checks.check_cases(
         "3.4", sum_over_ranks, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         ask_instead=_about_report, world_sizes=(2, 4, 1),
     )  # fmt: skip
-    return checks.Verdict("The sum is right in any memory layout, and the caller's tensor stays as it was.")
+    return checks.Verdict("The sum is correct for any memory layout, and the caller's tensor is left unchanged.")
 
 
 def _about_report(failure: checks.CheckFailed) -> str | None:
@@ -77,30 +77,33 @@ def _about_report(failure: checks.CheckFailed) -> str | None:
 
 
 _GAPS = (
-    "A collective reads and writes memory without gaps. Is the tensor that you give it contiguous in every case? "
-    "(clone() by itself keeps the layout of the tensor it copies.)"
+    "Collectives need contiguous tensors. Is the tensor you pass to the all-reduce always contiguous? Note that "
+    "clone() by itself preserves the memory layout of the tensor it copies."
 )
 QUESTIONS = (
     checks.LATE_QUESTION,
     checks.Question(
         lambda d: "out" in d.names and d.kind("out") == OWN_X,
-        "You returned this rank's own x. There was an all-reduce, but which tensor did it write into?",
+        "You returned this rank's own x instead of the sum. If your code calls an all-reduce, which tensor does the "
+        "all-reduce write into?",
     ),
     checks.Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) or "the result has memory of its own" in d.names,
-        "Your caller still needs x, but its values have changed, or your result shares its memory. Is the tensor that "
-        "you give to the all-reduce really a copy? (.contiguous() doesn't copy a tensor that's already contiguous.)",
+        "Your caller still needs the original x, but your code either changed x or returned a tensor that shares "
+        "memory with x. Is the tensor you pass to the all-reduce really a copy? Note that .contiguous() doesn't copy "
+        "a tensor that's already contiguous.",
     ),
     checks.Question(
         lambda d: bool({"rounded", "dtype"} & d.kinds()),
-        "Somewhere your code leaves the dtype of x, and digits get lost. Which step is it?",
+        "Somewhere, your code casts x to a different dtype, which can lose precision. Which line does that?",
     ),
     checks.Question(
         lambda d: d.names == {"traffic"},
-        "The sum is right, but it should take a single all-reduce of x. What else do you send, and why?",
+        "The sum is correct, but a single all-reduce of x would be enough. What does your code send instead?",
     ),
     checks.Question(
         lambda d: "out" in d.names and not d.malformed,
-        "This isn't the sum of the ranks' x. What does each rank contribute to it, and how often is it counted?",
+        "Your result isn't the sum of x across ranks. What does each rank contribute to the sum? How many times is "
+        "each contribution counted?",
     ),
 )

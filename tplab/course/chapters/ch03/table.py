@@ -122,7 +122,7 @@ def table(operator_table: Callable[[], Table]) -> checks.Verdict:
             right = [expected(name, problem, rank, p) for rank in range(p)]
             note = f'{name} with "{ways[0]}" forward and "{ways[1]}" backward'
             checks.verify("3.1", p, list(seen), right, questions=_QUESTIONS[name], note=note)
-    return checks.Verdict("Networks built from your table have exactly the gradients of a single process.")
+    return checks.Verdict("Networks built from your table compute the same gradients as a single process.")
 
 
 def _require_form(said: object) -> None:
@@ -136,47 +136,55 @@ def _require_form(said: object) -> None:
             checks.fail(
                 "3.1",
                 f"For {name}, the table says {ways!r}.",
-                f"Each operator needs two of these words, for forward and backward: {', '.join(WAYS)}. Which two?",
+                f"Each operator needs two of these words, one for the forward pass and one for the backward pass: "
+                f"{', '.join(WAYS)}. Which two words describe {name}?",
             )
 
 
 def _shape(more: str) -> checks.Question:
-    return checks.Question(lambda d: ERROR in d.names, f"With your table, some tensor has the wrong shape. {more}")
+    return checks.Question(
+        lambda d: ERROR in d.names, f"In a network built from your table, one tensor has the wrong shape. {more}"
+    )
 
 
-_SIZES = _shape("f and g never change the size of a tensor. Which of the four possibilities do?")
+_SIZES = _shape("Neither f nor g changes the size of a tensor. Which of the four possible entries do change the size?")
 _QUESTIONS = {
     "f": (
         _SIZES,
         checks.Question(
             lambda d: "out" in d.names,
-            "Every rank has the right x before it gets to f. Is there anything left for f to do in the forward pass?",
+            "Every rank already has the correct x. Is there anything left for f to do in the forward pass?",
         ),
         checks.Question(
             lambda d: bool(d.names & {"dx", "da", "db"}),
-            "x is used on every rank, and the gradient that arrives at f only covers this rank's use of it. What does "
-            "the chain rule do with the uses of a variable?",
+            "Every rank uses x, but the gradient that reaches f only covers this rank's own use of x. How does the "
+            "chain rule combine the gradients from all uses of a variable?",
         ),
     ),
     "g": (
         _SIZES,
-        checks.Question(lambda d: "out" in d.names, "Each rank arrives at g with one term of a sum. Who adds them up?"),
+        checks.Question(
+            lambda d: "out" in d.names,
+            "Each rank passes one term of a sum to g. Which collective gives the sum to every rank?",
+        ),
         checks.Question(
             lambda d: bool(d.names & {"dx", "da", "db"}),
-            "All ranks compute the same loss from the same z, so each of them already has the gradient of z. How often "
-            "would you count that one loss if you added up the ranks' gradients?",
+            "All ranks compute the same loss from the same z, so each of them already has the gradient of z. How many "
+            "times would you count that loss if you summed the gradients across ranks?",
         ),
     ),
     "scatter": (
         _shape(
-            "After scatter, each rank should hold its own slice of x. On the way back, it arrives with the gradient of "
-            "that slice, but the layers below need the gradient of the full x. Where are the other slices?"
+            "After scatter, each rank should hold its own slice of x. In the backward pass, each rank only has the "
+            "gradient of its own slice, but the layers before scatter need the gradient of the full x. How can a rank "
+            "get the other slices of the gradient?"
         ),
     ),
     "gather": (
         _shape(
-            "After gather, each rank should hold the slices of all ranks. On the way back, every rank already has the "
-            "gradient of the full output. Which part of it belongs to the slice that this rank put in?"
+            "After gather, each rank should hold the slices from all ranks. In the backward pass, every rank already "
+            "has the gradient of the full output. Which part of this gradient belongs to the slice that came from this "
+            "rank?"
         ),
     ),
 }
