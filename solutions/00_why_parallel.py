@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Why parallel
 #
-# If you've ever run into an out-of-memory error during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll learn to calculate how much memory any GPT needs, and you'll find the smallest number of GPUs that can train it.
+# If you've ever run out of memory during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll learn to calculate how much memory any GPT needs, and you'll find the smallest number of GPUs that can train it.
 #
 # We won't distribute anything yet, so all you need is PyTorch. About 75 minutes.
 
@@ -28,7 +28,7 @@ from tplab.memory import (
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows how much memory a single GPU would need to train a published model, even with just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.)
+# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.)
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
@@ -41,18 +41,16 @@ viz.bill(
 # %% [markdown]
 # ## Watch a model train
 #
-# Four kinds of tensors are in memory while a model trains.
+# While a model trains, its memory holds four kinds of tensors.
 #
-# - The **weights** are what the model learns.
-# - The **gradients** come out of the backward pass. There's one for each weight.
+# - The **weights** are the values that the model learns.
+# - The **gradients** are computed in the backward pass. There's one for each weight.
 # - The **optimizer state** is what the optimizer remembers from earlier steps.
 # - The **activations** are intermediate results that the forward pass saves because the backward pass will need them.
 #
-# Let's watch all four. Our model is a GPT in plain PyTorch, small enough for a laptop, and `MemoryMeter` follows every tensor from
-# the moment it's created until it's freed. We take two training steps with Adam, in float32.
+# Let's watch all four kinds. Our model is a GPT in plain PyTorch that's small enough for any laptop. We take two training steps with Adam in float32, and `MemoryMeter` keeps track of every tensor from its creation until it's freed.
 #
-# **Predict** before you run the next cell. In which of the two steps will memory peak? And in which phase does the optimizer state first
-# appear: forward (1), backward (2), or optimizer step (3)?
+# **Predict** before you run the next cell. In which of the two steps will memory use peak? In which phase of a step will the optimizer state first appear? (Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the optimizer step.)
 
 # %% predict="0.a"
 predict("0.a", highest_peak_in_step=2, optimizer_state_appears_in_phase=3)
@@ -78,15 +76,15 @@ parameters = sum(parameter.numel() for parameter in model.parameters())
 viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 
 # %% [markdown]
-# Follow the curve from left to right. Building the model allocates its weights. During the forward pass, memory use climbs because activations are being saved. The backward pass frees them one by one, and gradients take their place. Finally, the optimizer step allocates its state, and that memory is never freed again.
+# Follow the curve from left to right. Building the model allocates its weights. During the forward pass, memory use climbs because activations are being saved. The backward pass then frees the activations one by one, and gradients take their place. Finally, the optimizer step allocates the optimizer state, and that memory is never freed again.
 #
 # ## What does an optimizer remember?
 #
-# Large models are trained in **mixed precision**. The weights and gradients are stored in 16 bits, because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps a copy of the weights in float32. It also stores its running averages in float32.
+# Large models are trained in **mixed precision**. The weights and gradients are stored in 16 bits, because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. The optimizer's running averages are stored in float32, too.
 #
-# Different optimizers keep different running averages, and you can tell which ones from the update rule. Here are simplified rules of five optimizers for weights $w$ and gradients $g$ of shape `[n, m]`:
+# Every optimizer keeps different running averages, and its update rule tells you which ones. Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ have the shape `[n, m]`.
 #
-# | | in every step |
+# | | update in every step |
 # |---|---|
 # | `"sgd"` | $w \leftarrow w - \eta g$ |
 # | `"momentum"` | $m \leftarrow \mu m + g, \quad w \leftarrow w - \eta m$ |
@@ -95,10 +93,9 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 # | `"adafactor"` | $r \leftarrow \beta r + (1-\beta)\,\mathrm{rowmeans}(g^2), \quad c \leftarrow \beta c + (1-\beta)\,\mathrm{columnmeans}(g^2), \quad w \leftarrow w - \eta\, g / \sqrt{r c^T / \mathrm{mean}(r)}$ |
 
 # %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=12
-# Which of these tensors have to be kept until the next step, and how many elements does each of them have? Write a function that returns the number of bytes of the weights, the gradients, and the optimizer state for a single matrix after a step. Everything is stored either in float32 or in mixed precision, as described above.
+# Which tensors in these rules have to be kept until the next step? How many elements does each of those tensors have? For a single matrix, write a function that returns how many bytes the weights, the gradients, and the optimizer state take up after one step. Everything is stored either in float32 or in mixed precision, as described above.
 #
-# The check compares your numbers with real tensors after a real step of `torch.optim`. (Leave out the step counter, which is
-# one number per tensor.)
+# The check compares your results with the sizes of real tensors after a real step of `torch.optim`. (Leave out the step counter, which is just one number per tensor.)
 
 
 # %% exercise="0.1"
@@ -121,16 +118,15 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 
 
 # %% [markdown] hints="0.1"
-# 1. Go through one of the rules. For each variable, ask yourself whether the next step reads its old value. For example, $g$ is recomputed in every step, so the optimizer doesn't have to store it. What about $m$?
-# 2. $m$, $v$ and $u$ are as large as $w$. But $r$ has one element per row, and $c$ has one per column.
-# 3. Weights and gradients take 4 bytes per element, or 2 in mixed precision. The optimizer takes 4 bytes for each element it remembers, which is
-#    0, `n*m`, `2*n*m`, `3*n*m`, or `n + m`, and in mixed precision another `4*n*m` for its copy of the weights.
+# 1. Go through one of the rules. For each variable, ask yourself whether the next step reads its old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about $m$?
+# 2. The matrices $m$, $v$, and $u$ are as large as $w$. But $r$ has only one element per row, and $c$ has only one element per column.
+# 3. Weights and gradients take 4 bytes per element, or 2 bytes in mixed precision. Depending on its update rule, the optimizer remembers 0, `n*m`, `2*n*m`, `3*n*m`, or `n + m` elements, at 4 bytes each. In mixed precision, its copy of the weights takes another `4*n*m` bytes.
 
 # %% check="0.1"
 check("0.1", state_bytes)
 
 # %% [markdown]
-# With Adam in mixed precision, the three numbers are 2, 2, and 12, so training takes **16 bytes per parameter**. You'll need this number often. Let's see whether it also holds for a complete model.
+# With Adam in mixed precision, the weights take 2 bytes per parameter, the gradients take 2 bytes, and the optimizer state takes 12 bytes. So training takes **16 bytes per parameter**. You'll need this number often. Let's see whether a complete model also needs 16 bytes per parameter.
 
 # %%
 half = GPT(SMALL).bfloat16()
@@ -144,33 +140,36 @@ adam.step()
 sizes = {
     "weights, 16 bits": parameter_bytes(half),
     "gradients, 16 bits": gradient_bytes(half),
-    "the optimizer's weights, float32": tensor_bytes(master),
+    "the optimizer's copy of the weights, float32": tensor_bytes(master),
     "Adam's m and v, float32": optimizer_bytes(adam),
 }
-sizes["together"] = sum(sizes.values())
+sizes["total"] = sum(sizes.values())
 viz.table([{"what": name, "bytes per parameter": f"{size / parameters:.3f}"} for name, size in sizes.items()])
 
 # %% [markdown]
 # ## How many parameters?
 #
-# Papers round the number of parameters, but a model's configuration gives you the exact number. Here's the model that we've just trained, layer by layer. In the shapes, `b` is the batch size, `s` is the sequence length, and `h` is the hidden size. A GPT has `L` layers with `a` attention heads each, and a vocabulary of `v` tokens.
+# Papers report rounded parameter counts, but you can calculate the exact number from a model's configuration. Here's the model that we've just trained, layer by layer. We use `b` for the batch size, `s` for the sequence length, and `h` for the hidden size. A GPT has `L` layers with `a` attention heads each, and its vocabulary has `v` tokens.
 
 # %%
 model
 
 # %% [markdown] task="0.2" title="Count the parameters of a GPT" difficulty=2 minutes=18
-# Write a function that counts the parameters of any GPT from its configuration. Besides `num_layers`, `hidden_size`, `num_heads`, `head_dim` (which is
-# `h / num_heads`), `vocab_size` and `seq_length`, models differ in these fields:
+# Write a function that calculates the number of parameters of any GPT from its configuration. The sizes `num_layers`, `hidden_size`, `num_heads`, `head_dim` (which is `h / num_heads`), `vocab_size`, and `seq_length` have the usual meaning. The other fields are less obvious:
 #
-# - `ffn_size` is the inner size of the MLP. `up` maps `h` features to `ffn_size` features, and `down` maps them back.
-# - `gated` means that the MLP has a third matrix, `gate`, which is as large as `up`.
-# - `kv_heads` is the number of heads that K and V have. It can be smaller than `num_heads`, which is called **grouped-query attention**. The matrices for K and V map `h` features to `kv_heads * head_dim` features.
-# - `bias` says whether the linear layers have biases. The output layer never has one. If it's true, the norms are LayerNorms, with a weight and a bias of
-#   size `h`. Otherwise they're RMSNorms, which only have a weight.
+# - `ffn_size` is the number of features inside the MLP. The matrix `up` maps `h` features to `ffn_size` features, and `down` maps them back to `h` features.
+#
+# - `gated` says whether the MLP has a third matrix, `gate`, with the same shape as `up`.
+#
+# - `kv_heads` is the number of heads that K and V have. In **grouped-query attention**, K and V have fewer heads than Q. The K and V matrices map `h` features to `kv_heads * head_dim` features.
+#
+# - `bias` says whether the linear layers have biases. (The output layer never has a bias.) If `bias` is true, the norms are LayerNorms, which have a weight and a bias of size `h` each. Otherwise, the norms are RMSNorms, which only have a weight.
+#
 # - `learned_positions` says whether there's a table of `seq_length` position vectors, as in the model above.
-# - `tied_embedding` says whether the output layer (`head`) uses the embedding's table. If it doesn't, it has a table of its own with the same size.
 #
-# The check builds real modules for GPT-2, Llama, and random models in between, and counts their parameters.
+# - `tied_embedding` says whether the output layer (`head`) uses the embedding's table. If `tied_embedding` is false, the output layer has its own table of the same size.
+#
+# The check builds real modules for GPT-2, Llama, and random models in between, and it counts their parameters.
 
 
 # %% exercise="0.2"
@@ -191,17 +190,15 @@ def parameter_count(config: GPTConfig) -> int:
 
 
 # %% [markdown] hints="0.2"
-# 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. Which of them appear only once, and which appear in every layer?
-# 2. `nn.Linear(n, m)` has `n * m` weights, and `m` more if it has a bias. Attention contains four linear layers, and the MLP contains two or three. Which of them depend on `kv_heads`, and which depend on `ffn_size`?
-# 3. A layer has two norms; `q` and `out` with `h * h`; `k` and `v` with `h * kv_heads * head_dim`; and `up`, `down` and perhaps `gate` with `h * ffn_size`; each with a bias as long
-#    as its output. Around the layers, there's `vocab_size * h` once or twice, perhaps `seq_length * h`, and a final norm.
+# 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. Which tensors appear only once? Which tensors appear in every layer?
+# 2. `nn.Linear(n, m)` has `n * m` weights, and it has `m` more parameters if there's a bias. Attention contains four linear layers, and the MLP contains two or three. Which linear layers depend on `kv_heads`? Which linear layers depend on `ffn_size`?
+# 3. Each layer has two norms. Its attention has `q` and `out` with `h * h` weights each, and `k` and `v` with `h * kv_heads * head_dim` weights each. Its MLP has `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If there are biases, every linear layer has one bias element per output feature. Outside the layers, there are one or two tables of size `vocab_size * h`, perhaps a table of size `seq_length * h`, and a final norm.
 
 # %% check="0.2"
 check("0.2", parameter_count)
 
 # %% [markdown]
-# Let's compare your function with published numbers. (GPT-2's checkpoint is named 1558M, table D.1 of the GPT-3 paper says 174,600 million, the
-# 16-bit checkpoints of Llama 3 8B and 70B have 16,060,522,496 and 141,107,412,992 bytes, and the Llama 3 paper says 405B.)
+# Let's compare your results with published numbers. (The largest GPT-2 checkpoint is named 1558M, and table D.1 of the GPT-3 paper says 174,600 million. The 16-bit checkpoints of Llama 3 8B and 70B are 16,060,522,496 and 141,107,412,992 bytes long. For the largest model, the Llama 3 paper says 405B.)
 
 # %%
 PUBLISHED = {
@@ -223,7 +220,7 @@ viz.table(rows)
 # %% [markdown]
 # ## Activations
 #
-# So far, it didn't matter how much data you feed into the model. For activations it does, because they grow with the batch size and with the sequence length. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. Here's everything that a single layer saves, in 16 bits.
+# So far, it hasn't mattered how much data you feed into the model. But the activations grow with the batch size and with the sequence length. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits.
 
 # %%
 layer = Layer(SMALL).bfloat16()
@@ -247,9 +244,9 @@ viz.table(
 #
 # $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
 #
-# The 34 comes from the tensors with shape `[b, s, h]`, or `[b, s, 4h]` inside the MLP. The second term comes from the attention scores, whose shape is `[b, a, s, s]`. For each element, the output of the softmax takes 2 bytes, the dropout mask takes 1, and the output of the dropout takes 2.
+# The 34 comes from the tensors with shape `[b, s, h]` and from the MLP's tensors with shape `[b, s, 4h]`. The second term comes from the attention scores, whose shape is `[b, a, s, s]`. For each score, the output of the softmax takes 2 bytes, the dropout mask takes 1 byte, and the output of the dropout takes 2 bytes.
 #
-# **Predict.** You double the batch `b`. By what factor does the state grow (that is, weights, gradients, and optimizer state together)? By what factor do the activations grow? Now double `s` instead. By what factor do the bytes of the *scores* grow?
+# **Predict.** Suppose you double the batch size `b`. By what factor does the total size of the weights, gradients, and optimizer state grow? (That's `states` below.) By what factor do the activations grow? Now suppose you double `s` instead. By what factor does the memory for the *scores* grow?
 
 # %% predict="0.b"
 predict("0.b", states=1, activations=2, scores=4)
@@ -270,18 +267,17 @@ for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
             "states": 16 * sum(parameter.numel() for parameter in layer.parameters()),
             "saved by autograd": kept.bytes - statistics,
             "sbh(34 + 5as/h)": s * b * h * 34 + 5 * a * s * s * b,
-            "of it, scores": 5 * a * s * s * b,
+            "scores only": 5 * a * s * s * b,
         }
     )
 viz.table(rows, title="one layer, bytes")
 
 # %% [markdown]
-# The formula and the measurement agree to the byte. Notice how fast the scores grow. That's why long sequences are expensive, and it's why **FlashAttention** (Dao et al. 2022), which recomputes the scores in the
-# backward pass instead of saving them, is used everywhere today.
+# The formula and the measurement agree to the byte. Notice how fast the scores grow! That's why long sequences are expensive. It's also why almost everyone uses **FlashAttention** (Dao et al. 2022) today. Instead of saving the scores, FlashAttention recomputes them in the backward pass.
 #
-# ## Repair it
+# ## Fix it
 #
-# Activations are also behind one of the most common memory bugs. It happens when a loop adds up its losses in order to print their average at the end. Google's Brax shipped this bug in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned about it for years. Here it is in a validation loop.
+# Activations are also the cause of one of the most common memory bugs. The bug happens when a loop adds up its losses to print their average at the end. Google's Brax shipped this bug in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned about it for years. Here's the same bug in a validation loop.
 
 
 # %%
@@ -300,8 +296,8 @@ with MemoryMeter() as meter:
     loss = as_shipped(model, corpus.byte_batches(text, SMALL.seq_length, 4, 12, seed=0))
 viz.live_memory(meter, title="a validation loop over 12 batches")
 
-# %% [markdown] task="0.3" title="Repair a validation loop" difficulty=2 minutes=8
-# The memory use looks like a staircase! On a GPU, you'd get an out-of-memory error somewhere in the middle of the validation set. Repair the function so that it still returns the same average, but its memory use doesn't grow with the number of batches. There's no backward pass here, so it shouldn't hold any activations at all. It also shouldn't change the model.
+# %% [markdown] task="0.3" title="Fix a validation loop" difficulty=2 minutes=8
+# The memory use looks like a staircase! On a GPU, you'd run out of memory somewhere in the middle of the validation set. Fix the function so that it still returns the same average, but its memory use no longer grows with the number of batches. There's no backward pass here, so the function shouldn't keep any activations at all. It also shouldn't change the model.
 
 
 # %% exercise="0.3"
@@ -324,24 +320,23 @@ def average_loss(model: nn.Module, batches) -> float:
 
 
 # %% [markdown] hints="0.3"
-# 1. A tensor that was computed from the model's weights drags its whole history along. Which variable here is computed from the losses of *all* batches?
-# 2. If you turn each loss into a plain number, the memory stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do
-#    you tell it not to?
-# 3. Put the loop into `with torch.no_grad():`, and add up `model(ids, targets).item()`.
+# 1. A tensor that was computed from the model's weights keeps its entire computation graph alive, including the saved activations. Which variable here is computed from the losses of *all* batches?
+# 2. If you turn each loss into a plain number, memory use stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do you tell autograd not to save them?
+# 3. Move the loop into `with torch.no_grad():`, and add up `model(ids, targets).item()`.
 
 # %% check="0.3"
 check("0.3", average_loss)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice for so long? Suppose a loop runs `total = total + loss` over 12 batches. At the end of a validation loop, how many batches still have their activations in memory? And how many do at the end of a *training* loop, which calls `loss.backward()` on every batch?
+# **Predict.** Why did nobody notice this bug for so long? Suppose a loop runs `total = total + loss` over 12 batches. At the end of a validation loop, how many batches still have their activations in memory? A *training* loop also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
 
 # %% predict="0.c"
 predict("0.c", validation=12, training=0)
 
 # %% [markdown]
-# ## Models that no laptop holds
+# ## Models that don't fit on any laptop
 #
-# PyTorch has a device called `"meta"`. Tensors on this device have a shape and a dtype but don't take up any memory. Autograd works with them as usual, so we can build all of GPT-3 on your laptop and find out what one of its layers saves.
+# PyTorch has a device called `"meta"`. Tensors on this device have a shape and a dtype but don't take up any memory. Autograd works with them as usual, so we can build all of GPT-3 on your laptop and find out how much one of its layers saves.
 
 # %%
 GPT3 = memory.PRESETS["GPT-3 175B"]
@@ -355,7 +350,7 @@ print(f"GPT-3 has {count:,} parameters")
 print(f"each of its {GPT3.num_layers} layers saves {kept.bytes / 1e9:.2f} GB for a single sequence")
 
 # %% [markdown]
-# **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that it can answer a question? And how many do you need to train it, at 16 bytes per parameter, if you don't count the activations?
+# **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that the model can answer questions? How many 80 GB GPUs do you need to train GPT-3, at 16 bytes per parameter and not counting activations?
 
 # %% predict="0.d"
 predict("0.d", gpus_to_answer=5, gpus_to_train=35)
@@ -363,46 +358,45 @@ predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 # %% [markdown]
 # ## Three ways to share the bill
 #
-# When you train on several GPUs, each of them runs the same program in its own process. Every process has a number, which is called its **rank**. A process can only access its own memory, so if it needs data from another rank, that rank has to send it.
+# When you train on several GPUs, each GPU runs the same program in its own process. Every process has a number, called its **rank**. A process can only access its own memory. If it needs data from another rank, that rank has to send the data.
 #
-# With **data parallelism**, every rank holds the full model and works on different sequences. The gradients are added up across the ranks before each optimizer step, so all copies (the
-# **replicas**) stay the same.
+# With **data parallelism**, every rank holds the full model and works on different sequences. Before each optimizer step, the gradients are summed across ranks, so all copies of the model (the **replicas**) stay identical.
 
 # %%
 viz.parallelism("data")
 
 # %% [markdown]
-# With **tensor parallelism**, every rank holds a slice of every matrix, and all ranks work on the same sequences. No rank can compute a layer on its own, so the ranks have to exchange data in every layer. This is what you'll build in this course. (You may also meet its older name, *model parallelism*.)
+# With **tensor parallelism**, every rank holds a slice of every matrix, and all ranks work on the same sequences. No rank can compute a layer on its own, so the ranks have to exchange data in every layer. This is what you'll build in this course. (You may also come across an older name for tensor parallelism, *model parallelism*.)
 
 # %%
 viz.parallelism("tensor")
 
 # %% [markdown]
-# With **pipeline parallelism**, every rank holds some of the layers, which form a **stage**. The batch is split into **micro-batches**. While one stage is working on a micro-batch, the stage before it can already start on the next one.
+# With **pipeline parallelism**, every rank holds a few consecutive layers. These layers are called a **stage**. The batch is split into **micro-batches**. While one stage is working on a micro-batch, the stage before it can already start on the next one.
 
 # %%
 viz.parallelism("pipeline")
 
 # %% [markdown]
-# What does each of them divide?
+# What does each kind of parallelism divide?
 #
 # | | weights, gradients, optimizer state | activations |
 # |---|---|---|
-# | data parallelism | nothing | each rank has those of its own sequences |
-# | pipeline parallelism, `pp` stages | each rank has $L/pp$ layers | those of $L/pp$ layers, for up to `pp` micro-batches at a time |
+# | data parallelism | nothing is divided | each rank has those of its own sequences |
+# | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for up to `pp` micro-batches at a time |
 # | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
 #
-# Why only "some"? Inside attention and the MLP, each rank works with its own slice. But in between, at the norms and the dropouts, every rank holds the same full tensors of shape `[b, s, h]`. So only part of the formula is divided by `p` (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
+# Why only "some"? Inside attention and the MLP, each rank works on its own slice. But at the norms and dropouts in between, every rank holds the same full tensors of shape `[b, s, h]`. So only part of the formula is divided by `p` (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
 #
-# **Predict.** In GPT-3, $5as/h$ is 80, so a layer saves 114 bytes for each of its $s \cdot b \cdot h$ elements. How many bytes does each rank save with 8 tensor-parallel ranks?
+# **Predict.** In GPT-3, $5as/h$ is 80, so a layer saves 114 bytes for each of its $s \cdot b \cdot h$ elements. If you split the layer over 8 tensor-parallel ranks, how many bytes per element does each rank have to store?
 
 # %% predict="0.e"
 predict("0.e", bytes=23)
 
 # %% [markdown]
-# Now play with all of it. The bars show what the first and the last pipeline stage hold, for Adam in mixed precision. First, change only `data`. Which bar changes? Then make `sequence` longer. Which part grows the fastest?
+# Now it's time to play! The bars show how much memory a GPU needs in the first and in the last pipeline stage, for Adam in mixed precision. First, change only `data`. Does any bar change? Then increase `sequence`. Which part of a bar grows the fastest?
 
 
 # %% tags=["explore"]
@@ -416,7 +410,7 @@ def calculator(layers, hidden, p, pipeline, data, sequence, micro_batch, gpu):
         {name: bill(config, layout, stage=stage) for name, stage in stages.items()},
         capacity=memory.GPUS[gpu],
         title=f"{memory.parameter_count(config) / 1e9:.1f} billion parameters; GPUs: {layout.gpus}, "
-        f"sequences a step: {layout.sequences}",
+        f"sequences per step: {layout.sequences}",
     )
 
 
@@ -433,22 +427,24 @@ viz.explore(
 )
 
 # %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=20
-# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU of a given pipeline stage needs, and its `.total` is the sum in bytes. Some stages need more memory than others, but the model only fits if *every* GPU has enough.
+# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. The attribute `.total` of the result is the number of bytes. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
 #
 # Find the layout with the fewest GPUs. There are three rules:
 #
-# - Attention heads can't be split, so `num_heads` has to be divisible by `tp`. Also, `tp` can't be larger than `largest_tp`, because tensor parallelism should stay within one machine.
-# - All stages have the same number of layers, so `num_layers` has to be divisible by `pp`.
-# - If several layouts need the same number of GPUs, return the one with the smallest `tp`, because it communicates the least.
+# - A head can't be split across ranks, so `num_heads` has to be divisible by `tp`. Also, `tp` can't be larger than `largest_tp`, because tensor parallelism should stay within one machine.
 #
-# If nothing fits, raise a `ValueError`. Its message should say how many bytes the fullest GPU would need with the best possible layout.
+# - All stages have the same number of layers, so `num_layers` has to be divisible by `pp`.
+#
+# - If several layouts need the same number of GPUs, return the layout with the smallest `tp`, because it communicates the least.
+#
+# If no layout fits, raise a `ValueError`. Its message should say how many bytes even the best layout would need on its most heavily loaded GPU.
 
 
 # %% exercise="0.4"
 def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> Layout:
     """Return the Layout(tp=..., pp=...) with the fewest GPUs on which every GPU needs at most gpu_bytes.
 
-    Raises ValueError if there is none, naming the bytes that the fullest GPU needs with the best layout.
+    Raises ValueError if no layout fits, with the bytes that the best layout needs on its most heavily loaded GPU.
     """
     ### BEGIN SOLUTION
     layouts = [
@@ -458,7 +454,7 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
         for pp in range(1, config.num_layers + 1)
         if config.num_layers % pp == 0
     ]
-    needs = {layout: bill(config, layout).total for layout in layouts}  # of the stage that needs the most
+    needs = {layout: bill(config, layout).total for layout in layouts}  # of the stage that needs the most memory
     fitting = [layout for layout in layouts if needs[layout] <= gpu_bytes]
     if not fitting:
         raise ValueError(f"even the best layout needs {min(needs.values())} bytes on a GPU that has {gpu_bytes}")
@@ -467,9 +463,9 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 
 
 # %% [markdown] hints="0.4"
-# 1. List all layouts that the rules allow. For each layout, find out how much memory its fullest GPU needs. Don't guess which stage is the fullest, but check all of them.
-# 2. Without `stage`, `bill(config, layout)` looks for the stage that needs the most. `layout.gpus` is the number of GPUs.
-# 3. Collect the layouts that fit, and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, raise the error with the smallest number of bytes among all layouts.
+# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Don't guess which stage needs the most memory. Check every stage!
+# 2. If you leave out `stage`, `bill(config, layout)` gives you the stage that needs the most memory. The number of GPUs is `layout.gpus`.
+# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, find the layout that needs the fewest bytes, and put that number into the error message.
 
 # %% check="0.4"
 check("0.4", smallest_layout)
@@ -487,11 +483,11 @@ def shown(name, gpu):
 viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in memory.GPUS])
 
 # %% [markdown]
-# Look at GPT-3 and compare its row for 80 GB with the 35 GPUs from your prediction. The activations and everything that's replicated account for part of the difference, and the rules about heads and stages account for the rest. And these GPUs hold just *one* copy of the model. To finish training in a reasonable time, you'd run many such copies side by side with data parallelism.
+# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. Part of the difference comes from the activations and from everything that's replicated. The rest comes from the rules about heads and stages. And all these GPUs together hold just *one* copy of the model! To finish training in a reasonable time, you'd run many such copies side by side with data parallelism.
 #
 # ## Break it
 #
-# Remember the model that loads but can't be trained? Let's pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step. Where do you think it'll fail?
+# At the beginning, we asked why a model that loads without any trouble can't be trained. Let's watch it happen. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step. Where do you think it'll fail?
 
 # %%
 with MemoryMeter(capacity=10_000_000) as meter:
@@ -511,9 +507,9 @@ with MemoryMeter(capacity=10_000_000) as meter:
 viz.live_memory(meter, title="10 MB: the model fits, its optimizer doesn't")
 
 # %% [markdown]
-# Everything fits until the first `optimizer.step()`. So even if a model loads and gets through a forward and a backward pass, you can't be sure that it fits.
+# Everything fits until the first `optimizer.step()`. So even if a model loads and gets through a forward and a backward pass, you can't be sure that there's enough memory to train it.
 #
-# What if you put the same model on two devices, with data parallelism? It fails at exactly the same point, because every replica holds the complete state.
+# What if you train the same model on two devices with data parallelism? Training still fails in the first optimizer step, because every replica holds the complete state.
 
 
 # %%
@@ -539,20 +535,23 @@ symptoms(0)
 # %% [markdown]
 # <details><summary>Going deeper: the bill in the wild, and other ways to shrink it</summary>
 #
-# - **Megatron-LM** has a function that computes such a bill, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. It counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With its distributed optimizer, that becomes 6 + 12/d on `d` data-parallel ranks.
-# - **PyTorch** reports what a GPU really uses: `torch.cuda.max_memory_allocated()`, and `torch.cuda.memory._record_memory_history()` for a picture of every allocation. Expect more than the
-#   bill, because the allocator rounds up and keeps freed memory in reserve, and libraries need buffers of their own.
-# - **Recomputation** (`torch.utils.checkpoint`) saves only a layer's input and computes the rest again in the backward pass. Megatron's *selective* recomputation does that for the
-#   scores only. In the formula above, 10 bytes per element aren't divided by `p`. Sequence parallelism (chapter 12) divides those, too.
-# - **ZeRO** (DeepSpeed) and **FSDP2** (PyTorch) divide the 16 bytes over the data-parallel ranks, so that replicas no longer hold everything (chapter 14).
-# - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. You pay with
-#   traffic over PCIe.
+# - **Megatron-LM** has a function that estimates memory in the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, that becomes 6 + 12/d bytes on `d` data-parallel ranks.
+#
+# - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to draw a picture of every allocation. Expect the numbers to be higher than our formulas say, because the allocator rounds up and keeps freed memory in reserve, and because libraries need buffers of their own.
+#
+# - **Recomputation** (`torch.utils.checkpoint`) saves only a layer's input and computes the rest again in the backward pass. Megatron's *selective* recomputation recomputes only the attention scores.
+#
+# - **Sequence parallelism** (chapter 12) divides the 10 in the formula above by `p`, too.
+#
+# - **ZeRO** (DeepSpeed) and **FSDP2** (PyTorch) divide the 16 bytes over the data-parallel ranks, so that no replica has to hold everything (chapter 14).
+#
+# - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. The price you pay is traffic over PCIe.
 #
 # </details>
 #
 # ## Your library so far
 #
-# Every function that passes its check is added to your own Python package, `my_tp`, which is next to your notebooks. It can now calculate how much memory any GPT needs.
+# Every function that passes its check is added to your own Python package, `my_tp`, in a folder next to your notebooks. Your package can now calculate how much memory any GPT needs.
 
 # %%
 from tplab.course import library
@@ -560,4 +559,4 @@ from tplab.course import library
 library(0)
 
 # %% [markdown]
-# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to add up a tensor? And can you think of a better way than sending everything to everyone?
+# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to sum a tensor across ranks? And can you think of a better way than sending everything to everyone?

@@ -1,10 +1,9 @@
 # %% [markdown]
 # # A first taste
 #
-# Suppose a weight matrix is too big for your GPU. So you get a second GPU and put half of the matrix on each of them. How can you multiply by this matrix if neither GPU ever sees all of it?
+# Suppose a weight matrix is too big for your GPU. So you get a second GPU and put half of the matrix on each. How can you multiply by this matrix if neither GPU ever sees all of it?
 #
-# The answer is called **tensor parallelism**. About 15 minutes from now, you'll have built the heart of it yourself, and it will run in
-# two real processes on this machine. You don't need a GPU for that.
+# The answer is called **tensor parallelism**. About 15 minutes from now, you'll have built it yourself and run it in two real processes on this machine. You don't need a GPU.
 
 # %% tags=["setup"]
 import torch
@@ -16,7 +15,7 @@ from tplab.course import check, library, predict, show_failure
 # %% [markdown]
 # ## Two processes, one sum
 #
-# Let's begin with a single number per process. Run this cell with Shift+Enter.
+# Let's start with a single number per process. Run this cell with Shift+Enter.
 
 
 # %%
@@ -29,14 +28,11 @@ def add_up():
 list(launch(add_up, 2))
 
 # %% [markdown]
-# `launch` started two fresh Python processes, and each of them ran the whole function. We call them **rank 0** and **rank 1**. They
-# began with different numbers and both ended up with the sum, because `all_reduce` adds up the ranks' tensors and writes the total
-# back into every one of them.
+# `launch` started two fresh Python processes, and each of them ran the entire function. We'll call the processes **rank 0** and **rank 1**. They started with different numbers, but both ended up with the sum. That's because `all_reduce` adds up the tensors from all ranks and writes the sum back into every rank's tensor.
 #
-# No main process collects the numbers. All ranks run the same code, and `all_reduce` is the one line where they meet.
+# No main process collects the numbers. All ranks run the same code, and `all_reduce` is the only line where they communicate.
 #
-# **Predict.** What would each of *four* ranks return? Replace the dots and run the cell. Then change the 2 above into a 4, and see
-# whether you were right.
+# **Predict.** What would each of *four* ranks return? Replace the dots and run the cell. Then change `launch(add_up, 2)` to `launch(add_up, 4)`, and see whether you were right.
 
 # %% predict="S.a"
 predict("S.a", each_rank=46)
@@ -44,20 +40,18 @@ predict("S.a", each_rank=46)
 # %% [markdown]
 # ## Two processes, one matmul
 #
-# Now we want $Y = XA$, and $A$ is too big. Let's give the top half of its rows to rank 0 and the
-# bottom half to rank 1. Row $k$ of $A$ only ever meets column $k$ of $X$, so each rank also needs just half of the columns of $X$.
+# Now we want to compute $Y = XA$, but $A$ is too big for one process. Let's give the top half of $A$ to rank 0 and the bottom half to rank 1. Row $k$ of $A$ is only ever multiplied by column $k$ of $X$, so each rank needs only half of $X$'s columns.
 
 # %%
 X = torch.tensor([[1.0, 2, 3, 4], [0, 1, 0, -1]])
 A = torch.tensor([[1.0, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]])
-viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "right": X @ A})
+viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X @ A})
 
 # %% [markdown]
-# Both results have the full shape of $Y$, and neither is right. What would you do with them?
+# Both ranks' results have the full shape of $Y$, but neither result is correct. What would you do with these two results?
 
 # %% [markdown] task="S.1" title="A matmul split by rows" difficulty=1 minutes=4
-# Your function runs on every rank. It gets that rank's columns of $X$ and that rank's rows of $A$, and it should return the full
-# $Y$ on **every** rank. Three short lines are enough.
+# Your function runs on every rank, with that rank's columns of $X$ and that rank's rows of $A$. It should return the full $Y$ on **every** rank. Three short lines are enough.
 
 
 # %% exercise="S.1"
@@ -74,20 +68,17 @@ def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="S.1"
-# 1. Every entry of $Y$ is a sum over all the rows of $A$. Which of those terms can this rank compute, and who has the others?
-# 2. Add the two results in the picture above, and compare the sum with the right one. Which line of `add_up` adds things across ranks?
-# 3. `y = x_shard @ a_shard`, then `dist.all_reduce(y)`, then `return y`. Don't return what `all_reduce` returns: it works in
-#    place, so it returns `None`.
+# 1. Every element of $Y$ is a sum over all the rows of $A$. Which terms of that sum can this rank compute? Which ranks can compute the remaining terms?
+# 2. Add the two ranks' results in the picture above. What do you get? Which line of `add_up` sums values across ranks?
+# 3. Write `y = x_shard @ a_shard`, then `dist.all_reduce(y)`, and then `return y`. Don't write `return dist.all_reduce(y)`, because `all_reduce` works in place and returns `None`.
 
 # %% check="S.1"
 check("S.1", row_product)
 
 # %% [markdown] task="S.2" title="A matmul split by columns" difficulty=1 minutes=5
-# Now let's split $A$ the other way. Rank 0 gets the left half of its columns and rank 1 the right half, while both have all of $X$.
-# What's in a rank's result this time, and what's missing?
+# Now let's split $A$ the other way. Rank 0 gets the left half of its columns, rank 1 gets the right half, and both ranks have all of $X$. Which part of $Y$ can each rank compute this time?
 #
-# You'll want `dist.all_gather(parts, y)`. Give it a list `parts` with one empty tensor per rank, each shaped like `y`, and it fills
-# them with the `y` of rank 0, of rank 1, and so on.
+# You'll want `dist.all_gather(parts, y)`, where `parts` is a list with one empty tensor per rank, each shaped like `y`. The call fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
 
 
 # %% exercise="S.2"
@@ -105,22 +96,21 @@ def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="S.2"
-# 1. Each column of $Y$ depends on a single column of $A$. So does this rank's result still need something from the other rank, or is it complete?
-# 2. Nothing has to be added this time. The ranks hold different columns of $Y$, and everyone needs all of them, side by side.
-# 3. `parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]`, then `dist.all_gather(parts, y)`, then
-#    `torch.cat(parts, dim=-1)`.
+# 1. Each column of $Y$ depends on a single column of $A$. Can this rank compute its columns of $Y$ on its own, or does it need something from the other ranks?
+# 2. This time, there's nothing to add up. The ranks hold different columns of $Y$, and every rank needs all the columns, side by side.
+# 3. Create the list with `parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]`. Then call `dist.all_gather(parts, y)`, and return `torch.cat(parts, dim=-1)`.
 
 # %% check="S.2"
 check("S.2", column_product)
 
 # %% [markdown]
-# That's tensor parallelism. Both checks also recorded every message that your ranks sent, and none of them contained any part of $A$. The weights stay where they are, and the ranks only exchange results.
+# That's tensor parallelism! Both checks recorded every message that your ranks sent, and no message contained any part of $A$. The weights stay where they are, and the ranks exchange only results.
 #
-# ## When somebody doesn't show up
+# ## When a rank doesn't show up
 #
-# All ranks must take part in a collective such as `all_reduce`. Here, only rank 0 calls your function.
+# A collective such as `all_reduce` only works if every rank calls it. In the next cell, only rank 0 calls your function.
 #
-# **Predict.** Which rank gets stuck, and which one is it waiting for?
+# **Predict.** Which rank gets stuck, and which rank is it waiting for?
 
 # %% predict="S.b"
 predict("S.b", stuck=0, waits_for=1)
@@ -136,20 +126,19 @@ with show_failure():
     launch(rank_1_has_better_things_to_do, 2, args=(X, A))
 
 # %% [markdown]
-# That's a **deadlock**. Normally, your program would just hang without any message. This report tells you which rank is waiting, which rank never joined, and on which line it happened. It's a line that you wrote yourself.
+# That's a **deadlock**. Normally, your program would just hang. This report names the rank that's waiting, the rank that never joined, and the line where the program got stuck. You wrote that line yourself!
 #
 # ## The question
 #
-# An MLP is two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each matrix in two ways, so there are four
-# combinations. If every matmul needs a message, the MLP needs two.
+# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each matrix by rows or by columns, so there are four combinations. If every matmul needs its own message, the MLP needs two messages.
 #
-# *But for one of the four combinations, a single message is enough for the entire MLP. Which one is it?*
+# *But for one of the four combinations, a single message is enough for the entire MLP. Which combination is it?*
 #
-# Write down your guess. You'll find the answer yourself in chapter 05, and you'll use it to train a GPT in the capstone.
+# Write down your guess. You'll work out the answer in chapter 05 and use it to train a GPT in the capstone.
 #
 # ## Your library so far
 #
-# Every function that passes its check is added to your own Python package. By the end of the course, this package will be able to train a GPT.
+# Once a function passes its check, it's added to your own Python package. By the end of the course, this package can train a GPT.
 
 # %%
 library("start")

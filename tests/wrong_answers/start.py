@@ -15,15 +15,15 @@ return torch.cat(parts, dim=-1)
 """
 
 COLUMN = [
-    ("no communication", column("return x @ a_shard"), "Who has the others, and how do you get them here"),
+    ("no communication", column("return x @ a_shard"), "The other ranks have the remaining columns"),
     ("gathers along dimension 0", column("""
         y_shard = x @ a_shard
         out = y_shard.new_empty(dist.get_world_size() * y_shard.shape[0], *y_shard.shape[1:])
         dist.all_gather_into_tensor(out, y_shard)
         return out
-        """), "Along which dimension did you join them"),
-    ("gathers along dimension 0, then reshapes", column(swap(GATHER, "torch.cat(parts, dim=-1)", "torch.cat(parts).reshape(*x.shape[:-1], -1)")), "Along which dimension did you join them"),
-    ("puts the parts together along dimension 1, whatever x is", column(swap(GATHER, "dim=-1", "dim=1")), "Counted from the end"),
+        """), "Along which dimension did you concatenate them"),
+    ("gathers along dimension 0, then reshapes", column(swap(GATHER, "torch.cat(parts, dim=-1)", "torch.cat(parts).reshape(*x.shape[:-1], -1)")), "Along which dimension did you concatenate them"),
+    ("puts the parts together along dimension 1, whatever x is", column(swap(GATHER, "dim=-1", "dim=1")), "Counting from the end"),
     ("pads with zeros and adds", column("""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         n = a_shard.shape[1]
@@ -31,12 +31,12 @@ COLUMN = [
         y[..., rank * n : (rank + 1) * n] = x @ a_shard
         dist.all_reduce(y)
         return y
-        """), "here there's nothing to add"),
+        """), "There's nothing to add up here"),
     ("gathers the weights", column("""
         parts = [torch.empty_like(a_shard) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, a_shard)
         return x @ torch.cat(parts, dim=1)
-        """), "The weights are the big part"),
+        """), "Weights are usually the largest tensors"),
     ("adds the parts", column("y = x @ a_shard\ndist.all_reduce(y)\nreturn y"), "not terms of the same sum"),
     ("gathers to rank 0 only", column("""
         rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -44,8 +44,8 @@ COLUMN = [
         parts = [torch.zeros_like(y_shard) for _ in range(world_size)]
         dist.gather(y_shard, parts if rank == 0 else None, dst=0)
         return torch.cat(parts, dim=-1)
-        """), "Which one gives it to all of them"),
-    ("p copies of its own part", column("return torch.cat([x @ a_shard] * dist.get_world_size(), dim=-1)"), "you put p copies of this rank's own columns"),
+        """), "Which collective gives the result to every rank"),
+    ("p copies of its own part", column("return torch.cat([x @ a_shard] * dist.get_world_size(), dim=-1)"), "you concatenated p copies of this rank's own columns"),
     ("its own part first", column("""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         y_shard = x @ a_shard
@@ -54,9 +54,9 @@ COLUMN = [
         return torch.cat(parts[rank:] + parts[:rank], dim=-1)
         """), "all_gather fills its list in rank order"),
     ("the other way round", column(swap(GATHER, "cat(parts", "cat(parts[::-1]")), "all_gather fills its list in rank order"),
-    ("one list of the same tensor p times", column(swap(GATHER, " for _ in range(dist.get_world_size())]", "] * dist.get_world_size()")), "Does your list hold p different tensors"),
-    ("gathers twice", column(swap(GATHER, "dist.all_gather(parts, y_shard)\n", "dist.all_gather(parts, y_shard)\n" * 2)), "Which of the two can you do without"),
-    ("broadcasts x first, to be safe", column("dist.broadcast(x, src=0)" + GATHER), "what does your broadcast achieve"),
+    ("one list of the same tensor p times", column(swap(GATHER, " for _ in range(dist.get_world_size())]", "] * dist.get_world_size()")), "Does your list contain p different tensors"),
+    ("gathers twice", column(swap(GATHER, "dist.all_gather(parts, y_shard)\n", "dist.all_gather(parts, y_shard)\n" * 2)), "Which of your two calls can you remove"),
+    ("broadcasts x first, to be safe", column("dist.broadcast(x, src=0)" + GATHER), "why does your code need a broadcast"),
     ("does not wait for the gather", column(swap_all(GATHER, ("empty_like", "zeros_like"), ("(parts, y_shard)", "(parts, y_shard, async_op=True)"))), "From which moment on may you read its result"),
     ("one broadcast from each rank", column("""
         rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -68,8 +68,8 @@ COLUMN = [
         """), "a single collective is enough"),
     ("returns what all_gather returns", column(swap_all(GATHER, ("return torch.cat(parts, dim=-1)", ""), ("dist.all_gather", "return dist.all_gather"))), "what does its last line return"),
     ("returns the list of parts", column(swap(GATHER, "torch.cat(parts, dim=-1)", "parts")), "what does its last line return"),
-    ("zeros of the right shape", column("return x.new_zeros(*x.shape[:-1], a_shard.shape[1] * dist.get_world_size())"), "Which line should fill in the values"),
-    ("the gather's buffers are never filled from a product", column(swap(GATHER, "x @ a_shard", "(x @ a_shard).zero_()")), "Which line should fill in the values"),
+    ("zeros of the right shape", column("return x.new_zeros(*x.shape[:-1], a_shard.shape[1] * dist.get_world_size())"), "Which line is supposed to fill in the values"),
+    ("the gather's buffers are never filled from a product", column(swap(GATHER, "x @ a_shard", "(x @ a_shard).zero_()")), "Which line is supposed to fill in the values"),
     ("only rank 0 takes part", column(swap(GATHER, "dist.all_gather", "if dist.get_rank() == 0:\n    dist.all_gather")), "never joined"),
     ("a barrier to be safe", column(swap(GATHER, "parts = [", "dist.barrier()\nparts = [")), "Which of your lines calls the barrier"),
     ("gathers Python objects", column("""
@@ -77,8 +77,8 @@ COLUMN = [
         dist.all_gather_object(parts, x @ a_shard)
         return torch.cat(parts, dim=-1)
         """), "a single collective is enough"),
-    ("in float32", column(swap(GATHER, "x @ a_shard", "x.float() @ a_shard.float()")), "Somewhere your code leaves the dtype of x"),
-    ("sends in float32 to save traffic", column(swap_all(GATHER, ("x @ a_shard", "(x @ a_shard).float()"), ("dim=-1)", "dim=-1).to(x.dtype)"))), "That sends fewer bytes"),
+    ("in float32", column(swap(GATHER, "x @ a_shard", "x.float() @ a_shard.float()")), "Somewhere, your code casts values to a different dtype"),
+    ("sends in float32 to save traffic", column(swap_all(GATHER, ("x @ a_shard", "(x @ a_shard).float()"), ("dim=-1)", "dim=-1).to(x.dtype)"))), "the result loses precision"),
 ]  # fmt: skip
 
 
@@ -94,14 +94,14 @@ dist.all_gather(parts, y)
 """
 
 ROW = [
-    ("no communication", row("return x_shard @ a_shard"), "Who adds up the shares of all ranks"),
-    ("reduces a copy", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y.clone())")), "which tensor did it write to"),
+    ("no communication", row("return x_shard @ a_shard"), "Which collective adds up the shares of all ranks? (If"),
+    ("reduces a copy", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y.clone())")), "check which tensor it writes to"),
     ("returns what all_reduce returns", row("y = x_shard @ a_shard\nreturn dist.all_reduce(y)"), "both return None"),
-    ("the mean", row(swap(REDUCE, "return y", "return y / dist.get_world_size()")), "Is Y their mean or their sum"),
-    ("the maximum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, op=dist.ReduceOp.MAX)")), "Which operation turns terms into a sum"),
-    ("gathers and adds", row(GATHER_TERMS + "return sum(parts)"), "Which collective does the adding on the way"),
-    ("gathers and puts side by side", row(GATHER_TERMS + "return torch.cat(parts, dim=-1)"), "Should the results stand side by side, or be added"),
-    ("adds on rank 0 only", row(swap(REDUCE, "all_reduce(y)", "reduce(y, dst=0)")), "Which one gives it to all of them"),
+    ("the mean", row(swap(REDUCE, "return y", "return y / dist.get_world_size()")), "Is Y the average of these results or their sum"),
+    ("the maximum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, op=dist.ReduceOp.MAX)")), "Which operation combines the parts of a sum"),
+    ("gathers and adds", row(GATHER_TERMS + "return sum(parts)"), "Which collective does the addition for you"),
+    ("gathers and puts side by side", row(GATHER_TERMS + "return torch.cat(parts, dim=-1)"), "Should you concatenate these results"),
+    ("adds on rank 0 only", row(swap(REDUCE, "all_reduce(y)", "reduce(y, dst=0)")), "Which collective gives the result to every rank"),
     ("to rank 0 and back", row(swap(REDUCE, "all_reduce(y)", "reduce(y, dst=0)\ndist.broadcast(y, src=0)")), "Which single collective does both"),
     ("reduce-scatter, then all-gather", row("""
         y = (x_shard @ a_shard).movedim(-1, 0).contiguous()
@@ -110,8 +110,8 @@ ROW = [
         parts = list(y.chunk(dist.get_world_size()))
         dist.all_gather(parts, mine)
         return torch.cat(parts).movedim(0, -1)
-        """), "what one other collective does by itself"),
-    ("adds the inputs", row("dist.all_reduce(x_shard)\nreturn x_shard @ a_shard"), "Is a sum of products the same as a product of sums"),
+        """), "A single collective can do both of these jobs"),
+    ("adds the inputs", row("dist.all_reduce(x_shard)\nreturn x_shard @ a_shard"), "A product of sums isn't the same as a sum of products"),
     ("gathers x and the weights", row("""
         world_size = dist.get_world_size()
         xs = [torch.empty_like(x_shard) for _ in range(world_size)]
@@ -119,16 +119,16 @@ ROW = [
         dist.all_gather(xs, x_shard)
         dist.all_gather(rows, a_shard)
         return torch.cat(xs, dim=-1) @ torch.cat(rows, dim=0)
-        """), "The weights are the big part"),
+        """), "Weights are usually the largest tensors"),
     ("p times its own part", row("return x_shard @ a_shard * dist.get_world_size()"), "but the other ranks have different shares"),
-    ("adds twice", row(swap(REDUCE, "dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2)), "Is every term added more than once"),
-    ("adds twice and divides", row(swap_all(REDUCE, ("dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2), ("return y", "return y / dist.get_world_size()"))), "Which of the two can you do without"),
-    ("adds in float32 to save traffic", row(swap_all(REDUCE, ("x_shard @ a_shard", "(x_shard @ a_shard).float()"), ("return y", "return y.to(x_shard.dtype)"))), "That sends fewer bytes"),
+    ("adds twice", row(swap(REDUCE, "dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2)), "Does your code add every term more than once"),
+    ("adds twice and divides", row(swap_all(REDUCE, ("dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2), ("return y", "return y / dist.get_world_size()"))), "Which of your two calls can you remove"),
+    ("adds in float32 to save traffic", row(swap_all(REDUCE, ("x_shard @ a_shard", "(x_shard @ a_shard).float()"), ("return y", "return y.to(x_shard.dtype)"))), "the result loses precision"),
     ("does not wait for the sum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, async_op=True)")), "From which moment on may you read its result"),
     ("one all-reduce for every row", row(swap(REDUCE, "dist.all_reduce(y)", "for row in y:\n    dist.all_reduce(row)")), "a single collective is enough"),
-    ("zeros of the right shape", row(swap(REDUCE, "x_shard @ a_shard", "x_shard.new_zeros(*x_shard.shape[:-1], a_shard.shape[1])")), "Which line should fill in the values"),
+    ("zeros of the right shape", row(swap(REDUCE, "x_shard @ a_shard", "x_shard.new_zeros(*x_shard.shape[:-1], a_shard.shape[1])")), "Which line is supposed to fill in the values"),
     ("rank 0 does not take part", row(swap(REDUCE, "dist.all_reduce(y)", "if dist.get_rank() != 0:\n    dist.all_reduce(y)")), "never joined"),
-    ("a transposed copy is reduced", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y.transpose(0, 1).contiguous())")), "which tensor did it write to"),
+    ("a transposed copy is reduced", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y.transpose(0, 1).contiguous())")), "check which tensor it writes to"),
 ]  # fmt: skip
 
 WRONG = [

@@ -47,9 +47,9 @@ def expect(
         return
     if not is_number:
         got = f"got {_described(seen)}, not a number"
-        ask = f"{call} should return a whole number. What does yours return?"
+        ask = f"{call} should return a whole number. What does your function return?"
     else:
-        got = f"got {_written(seen)}, right is {right:,}: {_written(abs(seen - right))} too {_much(seen, right)}"
+        got = f"got {_written(seen)}, expected {right:,}: {_written(abs(seen - right))} too {_much(seen, right)}"
         close = [question for value, question in suspects if abs(seen - value) < 1 and bool(seen) == bool(value)]
         ask = " Or: ".join(list(dict.fromkeys(close))[:MOST_QUESTIONS]) or otherwise
     raise CheckFailed(f"Exercise {number}: {call} is wrong.", rows=[(name, "", got)], report=where, question=ask)

@@ -49,7 +49,9 @@ def fewest_gpus(smallest_layout: Callable[..., Any]) -> Verdict:
         config = PRESETS[name]
         _compare(smallest_layout, config, GPUS["H100, 80 GB"], None, possible(config, MOST))
     current().compared["the layout"] = None
-    return Verdict("No layout with fewer GPUs fits, and nothing is split across machines that doesn't have to be.")
+    return Verdict(
+        "No layout with fewer GPUs fits. Among the layouts with that number of GPUs, yours has the smallest tp."
+    )
 
 
 def _compare(
@@ -60,13 +62,17 @@ def _compare(
     call = f"smallest_layout({spelled(config)}, gpu_bytes={capacity}{limit})"
     right = best(needs, capacity)
     assert right is not None
-    with calling(call, f"The layout tp={right[0]}, pp={right[1]} fits. What does your search do when it gets there?"):
+    with calling(
+        call, f"The layout tp={right[0]}, pp={right[1]} fits. What does your search do when it reaches that layout?"
+    ):
         said = answer(config, capacity, **options)
     if not isinstance(said, Layout):
-        fail("0.4", f"{call} returned {said!r}.", "It should return a Layout. What does your last line return?")
+        fail(
+            "0.4", f"{call} returned {said!r}.", "Your function should return a Layout. What does its last line return?"
+        )
     if (said.tp, said.pp, said.dp, said.micro_batch) == (*right, 1, 1):
         return
-    fail("0.4", f"{call} returned {_shown(said)}, right is Layout(tp={right[0]}, pp={right[1]}).",
+    fail("0.4", f"{call} returned {_shown(said)}, but the best layout is Layout(tp={right[0]}, pp={right[1]}).",
          _ask(said, right, config, capacity, largest or MOST, needs))  # fmt: skip
 
 
@@ -79,24 +85,33 @@ def _ask(
     needs: dict[tuple[int, int], int],
 ) -> str:
     if said.dp != 1 or said.micro_batch != 1:
-        return "Replicas make training faster, not smaller. Leave dp and micro_batch at 1."
+        return "Replicas make training faster, but they don't reduce the memory per GPU. Leave dp and micro_batch at 1."
     if config.num_heads % said.tp:
-        return f"Each rank takes whole heads. Can {config.num_heads} heads be divided evenly by tp={said.tp}?"
+        return (
+            f"A head can't be split across ranks. Can {config.num_heads} heads be divided evenly among {said.tp} ranks?"
+        )
     if config.num_layers % said.pp:
-        return f"Every stage should have the same number of layers. Can {config.num_layers} be divided by pp={said.pp}?"
+        return (
+            f"Every stage should have the same number of layers. Can {config.num_layers} layers be divided evenly "
+            f"among {said.pp} stages?"
+        )
     if said.tp > largest:
-        return f"tp={said.tp} is more than largest_tp, which is {largest}."
+        return f"Your layout has tp={said.tp}, but largest_tp is only {largest}."
     size = needs[said.tp, said.pp]
     if size > capacity:
         return (
-            f"With {_shown(said)}, the fullest GPU needs {size:,} bytes, and it only has {capacity:,}. Which stage "
-            f"needs "
-            "the most, and did you look at that one?"
+            f"With {_shown(said)}, the most heavily loaded GPU needs {size:,} bytes, but it has only {capacity:,} "
+            "bytes. Which stage needs the most memory, and did you check that stage?"
         )
     if said.gpus > right[0] * right[1]:
         enough = right[0] * right[1]
-        return f"Your layout takes {said.gpus} GPUs, but {enough} are enough. Did you try all combinations?"
-    return "Both layouts need the same number of GPUs. According to the task, which of them should you return?"
+        return (
+            f"Your layout takes {said.gpus} GPUs, but {enough} are enough. Did you try all combinations of tp and pp?"
+        )
+    return (
+        "Both layouts need the same number of GPUs. Which of these two layouts should you return, according to the "
+        "task?"
+    )
 
 
 def _must_refuse(
@@ -105,7 +120,10 @@ def _must_refuse(
     """Require a ValueError whose message contains the least number of bytes. It may have thousands separators."""
     call = f"smallest_layout({spelled(config)}, gpu_bytes={capacity}, largest_tp={largest})"
     least = min(needs.values())
-    ask = f"Even the best layout needs {least:,} bytes on its fullest GPU. What should happen if nothing fits?"
+    ask = (
+        f"Even the best layout needs {least:,} bytes on its most heavily loaded GPU. What should your function do if "
+        "no layout fits?"
+    )
     told: list[str] = []
 
     def tell() -> Any:
@@ -118,7 +136,10 @@ def _must_refuse(
     must_refuse("0.4", tell, ask, what=call)
     numbers = map(int, re.findall(r"\d+", re.sub(r"(?<=\d)[,_' ](?=\d{3})", "", told[0])))
     if least not in numbers:
-        ask = f"The message should say how many bytes even the best layout needs: {least}. What does yours say?"
+        ask = (
+            f"The message should say how many bytes even the best layout needs, which is {least}. What does your "
+            "message say?"
+        )
         fail("0.4", f"{call} raises ValueError, but its message doesn't name {least}.", ask, told[0])
 
 

@@ -13,18 +13,18 @@ from tplab.memory.config import GPTConfig
 _VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)
 _LENGTHS = (83, 89, 97, 101, 103, 107, 109, 113)
 _OTHERWISE = (
-    "Above you see what the model is made of. Which of these lines is missing from your sum, or counted twice? It may "
-    "help to work through a tiny case on paper, with one layer and h = 2."
+    "The list above shows the model's weights and biases. Which of these lines is missing from your sum, or is counted "
+    "twice? It may help to work through a tiny example on paper, with one layer and h = 2."
 )
-_FOUR = "Attention has four matrices, which are q, k, v, and `out` after the heads. Does your sum include all of them?"
-_FULL = "Only K and V have kv_heads heads. How large are the matrices of q and `out`?"
+_FOUR = "Attention has four matrices: `q`, `k`, `v`, and `out`. Does your sum include all four of these matrices?"
+_FULL = "The number `kv_heads` applies only to K and V. What are the shapes of the matrices `q` and `out`?"
 _MISSING_4H = (
-    "You're missing 4h parameters in each layer. That's as many as there are in its two norms, in the biases of q, k, "
-    "v and `out`, or in the bias of `up`. Which of these does your sum include?"
+    "You're missing 4h parameters in each layer. The two norms of a layer have 4h parameters in total. So do the "
+    "biases of `q`, `k`, `v`, and `out`, and so does the bias of `up`. Which of these did you leave out?"
 )
 _RAISED = (
-    "Your function is called with one configuration. Which of its fields does that line read? (kv_heads and ffn_size "
-    "are always numbers, but num_kv_heads may be None.)"
+    "Which field of the configuration does the failing line read? (The fields kv_heads and ffn_size are always "
+    "numbers, but num_kv_heads and ffn_hidden_size may be None.)"
 )
 
 
@@ -97,29 +97,33 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
     known = [
         (
             right - (layers - 1) * count(layer),
-            "This is the count with a single layer. How many layers does the model have?",
+            "This is the number of parameters with a single layer. How many layers does the model have?",
         ),
         (
             right + (layers - 1) * (right - layers * count(layer)),
-            "You counted the embedding in every layer, but the model has only one.",
+            "You counted the embedding in every layer, but the model has only one embedding.",
         ),
-        (right - positions, "This model learns a table of positions. Is it in your sum?"),
+        (right - positions, "This model learns a table of position vectors. Does your sum include that table?"),
         (
             right + positions,
-            "This configuration says learned_positions=False. Does your sum include a table of positions anyway?",
+            "This configuration says learned_positions=False. Does your sum still include a table of positions?",
         ),
         (
             right - table,
-            "The embedding has one vector for each of vocab_size tokens. Is it in your sum?"
+            "The embedding has one vector for each token of the vocabulary. Does your sum include the embedding?"
             if config.tied_embedding
-            else "Does the output layer use the embedding's table here, or does it have its own? See tied_embedding.",
+            else "In this model, does the output layer use the embedding's table, or does it have its own table? See "
+            "`tied_embedding`.",
         ),
-        (right + config.vocab_size, "You seem to count a bias for the output layer. Does it have one?"),
+        (
+            right + config.vocab_size,
+            "You seem to have counted a bias for the output layer. Does the output layer have a bias?",
+        ),
         (
             right - norms,
-            "Norms have parameters, too. How many norms does a layer have, and is there another one after the layers?",
+            "Norms have parameters, too. How many norms does a layer have? Is there another norm after the last layer?",
         ),
-        (right - last, "There's one more norm, after the last layer."),
+        (right - last, "The model has one more norm after the last layer. Does your sum include that norm?"),
         *(
             [(right - norms + last, _MISSING_4H)]
             if count(layer, "q.bias", "k.bias", "v.bias", "out.bias") == 4 * h
@@ -127,91 +131,123 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right + (layers - 1) * last,
-            "You counted the final norm in every layer, but there's only one, after the last layer.",
+            "You counted the final norm in every layer, but the model has only one final norm, after the last layer.",
         ),
         (
             right - layers * count(layer, "mlp_norm"),
-            "A layer has a norm before attention. Where else does it have one?",
+            "Each layer has one norm before attention. Where is the other norm of each layer?",
         ),
         (
             right + layers * count(layer, "mlp_norm"),
-            "A layer has one norm before attention and one before the MLP. How many did you count?",
+            "Each layer has one norm before attention and one norm before the MLP. How many norms did you count?",
         ),
         (
             right - biases - count(layer, "norm.weight") * layers - h,
-            "You counted all the matrices. What else does the model learn?",
+            "You counted all the matrices. Which other parameters does the model learn?",
         ),
-        (right - biases, "In this model, every linear layer and every LayerNorm has a bias. Are they in your sum?"),
+        (
+            right - biases,
+            "In this model, the linear layers and the LayerNorms have biases. Does your sum include these biases?",
+        ),
         (
             right - linear_biases,
-            "Each linear layer has a bias, which is as long as the layer's output. Are these biases in your sum?",
+            "Each linear layer inside the model has a bias, with one element per output feature. Does your sum include "
+            "these biases?",
         ),
-        (right - (biases - linear_biases), "A LayerNorm has a weight and a bias. How many parameters is that?"),
+        (
+            right - (biases - linear_biases),
+            "A LayerNorm has a weight and a bias. How many parameters does each LayerNorm have in total?",
+        ),
         (
             right - layers * count(layer, "up.bias", "gate.bias", "down.bias"),
-            "The linear layers of the MLP have biases, too, and each is as long as its layer's output. Are they in "
-            "your sum?",
+            "The linear layers of the MLP have biases, too, with one element per output feature. Does your sum include "
+            "these biases?",
         ),
-        (right - layers * one_mlp_bias, "How long is the bias of `up`, and how long is the bias of `down`?"),
+        (
+            right - layers * one_mlp_bias,
+            "A bias has one element per output feature. How many elements do the biases of `up` and `down` have?",
+        ),
         (
             right - layers * one_mlp_bias + layers * h,
-            "Is the bias of `up` as long as its input, or as long as its output?",
+            "Does the bias of `up` have one element per input feature, or one element per output feature?",
         ),
-        (right + layers * (one_mlp_bias - h), "Is the bias of `down` as long as its input, or as long as its output?"),
+        (
+            right + layers * (one_mlp_bias - h),
+            "Does the bias of `down` have one element per input feature, or one element per output feature?",
+        ),
         (
             right + full_heads,
-            "K and V have kv_heads heads here, which is fewer than Q has. How large are their matrices?",
+            "In this model, K and V have fewer heads than Q. What are the shapes of the K and V matrices?",
         ),
-        (right + full_heads / 2, "You made only one of K and V smaller. Both of them have fewer heads than Q."),
+        (right + full_heads / 2, "You shrank only one of the K and V matrices. Both K and V have fewer heads than Q."),
         (right - full_heads / 2, _FULL),
         (right - narrow, _FULL),
         (right - full_heads, _FULL),
         (right - layers * count(layer, "k."), _FOUR),
         (right - layers * count(layer, "out."), _FOUR),
-        (right - layers * count(layer, "q.", "k.", "v."), "Your sum has no matrices for Q, K and V. Where are they?"),
-        (usual, "You used 4h as the inner size of the MLP. Is it always 4h? See ffn_size."),
+        (
+            right - layers * count(layer, "q.", "k.", "v."),
+            "Your sum seems to leave out the matrices for Q, K, and V. Where did you count these matrices?",
+        ),
+        (usual, "You assumed that the MLP has 4h features inside. Does every MLP have 4h features? See `ffn_size`."),
         (
             right - layers * count(layer, "down."),
-            "The MLP maps h features to ffn_size features and back. Which matrix maps them back?",
+            "The MLP maps `h` features to `ffn_size` features and back to `h`. Which matrix maps them back?",
         ),
     ]
     if config.gated:
         known = [
-            (right - layers * count(layer, "gate"), "This MLP is gated. How many matrices does it have?"),
-            (right - layers * one_mlp_bias, "If the other linear layers have biases, the gate has one as well."),
+            (right - layers * count(layer, "gate"), "This MLP is gated. How many matrices does a gated MLP have?"),
+            (right - layers * one_mlp_bias, "If the other linear layers have biases, the gate has a bias, too."),
             (
                 right - layers * (one_mlp_bias - h),
-                "Is the bias of the gate as long as its input, or as long as its output?",
+                "Does the bias of the gate have one element per input feature, or one element per output feature?",
             ),
             *known,
         ]
     else:
         known.append(
-            (right + layers * count(layer, "up."), "This configuration says gated=False. Did you count a gate anyway?")
+            (
+                right + layers * count(layer, "up."),
+                "This configuration says gated=False. Does your sum still include a gate?",
+            )
         )
     if config.tied_embedding:
         known.append(
-            (right + table, "You counted two tables. Does the output layer have its own here? See tied_embedding.")
+            (
+                right + table,
+                "You counted two tables. In this model, does the output layer have its own table? See "
+                "`tied_embedding`.",
+            )
         )
     if config.bias:
         keys = config.kv_heads * config.head_dim
         known = [
-            (right - h, "The final norm is a LayerNorm, too. What does it have besides a weight?"),
+            (
+                right - h,
+                "The final norm is a LayerNorm, too. Which parameters does a LayerNorm have besides its weight?",
+            ),
             (
                 right + layers * 2 * (h - keys),
-                "Are the biases of K and V as long as their input, or as long as their output?",
+                "Do the biases of K and V have one element per input feature, or one element per output feature?",
             ),
             *known,
         ]
     else:
         extra = layers * (4 * h + f + h)
         known += [
-            (right + (2 * layers + 1) * h, "The norms of this model are RMSNorms. Do they have a bias?"),
-            (right + extra, "This configuration says bias=False. Did you count biases of linear layers anyway?"),
-            (right + extra + (2 * layers + 1) * h, "This configuration says bias=False. Did you count biases anyway?"),
+            (right + (2 * layers + 1) * h, "The norms of this model are RMSNorms. Does an RMSNorm have a bias?"),
+            (right + extra, "This configuration says bias=False. Does your sum still include biases of linear layers?"),
+            (
+                right + extra + (2 * layers + 1) * h,
+                "This configuration says bias=False. Does your sum still include any biases?",
+            ),
         ]
     known += [
-        (factor * right, "This is a multiple of the right number. Did you count bytes instead of parameters?")
+        (
+            factor * right,
+            f"Your result is {factor} times the correct number. Did you count bytes instead of parameters?",
+        )
         for factor in (2, 4, 16)
     ]
     return [(value, ask) for value, ask in known if value != right]

@@ -18,23 +18,23 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 PARTS = ("weights", "gradients", "optimizer")
 LARGE = 418_541, 418_549  # a matrix with more elements than float32 can count exactly
-_COPY = "The optimizer's copy of the weights is in float32. How many bytes does one element of it take?"
-_HALF = "You seem to store the optimizer's running values in 16 bits. In mixed precision they stay in float32."
+_COPY = "The optimizer's copy of the weights is in float32. How many bytes does each element of the copy take?"
+_HALF = "You seem to store the optimizer's running averages in 16 bits. In mixed precision, they're in float32."
 _GONE = (
-    "Your number is all three entries together, or includes float32 gradients. Those are gone after the step. Which "
-    "values does the optimizer still need in the next step?"
+    "Your number is either the sum of all three entries, or it includes float32 gradients. The float32 gradients are "
+    "gone after the step. Which values does the optimizer still need in the next step?"
 )
 _EXACT = (
-    "Your bytes are right for smaller matrices. Python's integers are exact at any size, so which line turns them into "
-    "something else?"
+    "Your results are correct for smaller matrices, but not for this large one. Python's integers are exact at any "
+    "size, so which line turns an integer into a less exact number?"
 )
 _ONE_DICT = (
-    "It was right when you returned it, but a later call has overwritten it. Do your calls share one dict? Make a new "
-    "one in each call."
+    "The dict was correct when you returned it, but a later call has overwritten it. Do all calls share the same dict? "
+    "Create a new dict in each call."
 )
 _RAISED = (
-    'The first argument is a shape (n, m), the second is one of "sgd", "momentum", "adam", "amsgrad" and "adafactor", '
-    "and the third is True or False. What does that line expect?"
+    'The first argument is a shape (n, m). The second argument is one of "sgd", "momentum", "adam", "amsgrad", and '
+    '"adafactor". The third argument is True or False. What does the failing line expect instead?'
 )
 
 
@@ -66,8 +66,8 @@ def state(state_bytes: Callable[[tuple[int, int], str, bool], Mapping[str, int]]
                     expect("0.1", call, kind, said[part], right[part], asks, otherwise)
                 earlier.append((call, said, dict(said)))
     if overwritten := [call for call, said, copy in earlier if dict(said) != copy]:
-        fail("0.1", f"What {overwritten[0]} returned has changed since then.", _ONE_DICT)
-    return Verdict("Real tensors take exactly as many bytes after a real step of torch.optim.")
+        fail("0.1", f"the dict that {overwritten[0]} returned has changed since then.", _ONE_DICT)
+    return Verdict("Your results match the sizes of real tensors after a real step of torch.optim, to the byte.")
 
 
 def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, int]:
@@ -105,11 +105,14 @@ def computed(shape: tuple[int, int], optimizer: str, mixed: bool) -> dict[str, i
 def _otherwise(part: str, shape: tuple[int, int], mixed: bool) -> str:
     if part == "optimizer":
         return (
-            "Go through the update rule. Which of its letters does the next step read before it writes them? Each of "
-            "those has to be remembered, and its shape tells you how many elements it has."
+            "Go through the update rule. Which variables does the next step read before it overwrites them? The "
+            "optimizer has to remember those variables, and their shapes tell you how many elements they have."
         )
     bits = 16 if mixed else 32
-    return f"There's one value with {bits} bits for each element of a {list(shape)} matrix. How many bytes is that?"
+    return (
+        f"There's one {bits}-bit value for each element of a {list(shape)} matrix. How many bytes do all of these "
+        "values take?"
+    )
 
 
 def _suspects(
@@ -118,42 +121,77 @@ def _suspects(
     right, n = measured[part], shape[0] * shape[1]
     total = sum(measured.values())
     if part != "optimizer":
-        bits = "In mixed precision, weights and gradients have 16 bits. How many bytes is that per element?"
+        bits = "In mixed precision, weights and gradients are stored in 16 bits. How many bytes is that per element?"
         return [
-            (n, "This is the number of elements. How many bytes does each of them take?"),
-            (total, "This is all three entries together. What belongs in this one?"),
-            (4 * n, bits) if mixed else (2 * n, "Everything is in float32 here. How many bytes is that per element?"),
-            (6 * n, "You counted the float32 copy of the weights here. Which of the three entries does it belong to?"),
-            (0, "After the backward pass, every element of the matrix has a value and a gradient."),
+            (n, "This is the number of elements. How many bytes does each element take?"),
+            (total, "This is the sum of all three entries. Which part of the sum belongs in this entry?"),
+            (4 * n, bits)
+            if mixed
+            else (2 * n, "In this call, everything is stored in float32. How many bytes is that per element?"),
+            (
+                6 * n,
+                "You counted the float32 copy of the weights in this entry. Which of the three entries should include "
+                "the copy?",
+            ),
+            (0, "After the backward pass, every element of the matrix has both a value and a gradient."),
         ]
-    suspects: list[Suspect] = [(total, _GONE if mixed else "This is all three entries together.")]
+    suspects: list[Suspect] = [(total, _GONE if mixed else "This is the sum of all three entries.")]
     own = remembered(*shape, optimizer)
     if mixed:
         suspects += [
-            (right - 4 * n, "In mixed precision, every optimizer keeps one more thing, even plain SGD. What is it?"),
+            (
+                right - 4 * n,
+                "In mixed precision, every optimizer keeps one more tensor, even plain SGD. What's in that tensor?",
+            ),
             (right - 2 * n, _COPY),
             (right - 2 * own, _HALF),
-            (right // 2, f"{_COPY} And the running values?"),
+            (right // 2, f"{_COPY} How many bytes does each element of the running averages take?"),
             (right + 4 * n, _GONE),
         ]
     elif right:
-        suspects.append((own, "This is the number of elements. How many bytes does each of them take?"))
+        suspects.append((own, "This is the number of elements. How many bytes does each element take?"))
     plain = 4 * n if mixed else 0
     if optimizer == "sgd":
-        suspects += [(plain + 4 * k * n, "What does plain SGD know in the next step of the last one?") for k in (1, 2)]
+        suspects += [
+            (
+                plain + 4 * k * n,
+                "Does a step of plain SGD read anything from the previous step, apart from the weights?",
+            )
+            for k in (1, 2)
+        ]
     if optimizer == "momentum":
-        suspects.append((plain, "The next step of SGD with momentum starts from m. Where does it find m?"))
-        suspects.append((plain + 8 * n, "In the rule with momentum, only m is kept. What else did you count?"))
+        suspects.append(
+            (plain, "In the momentum rule, the next step reads the old m. Where is the old m stored until then?")
+        )
+        suspects.append(
+            (plain + 8 * n, "In the momentum rule, only m carries over to the next step. What else did you count?")
+        )
     if optimizer == "adam":
-        suspects.append((plain + 4 * n, "Adam's next step reads two running averages. You counted one. Which?"))
-        suspects.append((plain, "Adam's next step reads m and v again. Where does it find them?"))
+        suspects.append(
+            (
+                plain + 4 * n,
+                "Adam's next step reads two running averages, but you counted only one. Which one is missing?",
+            )
+        )
+        suspects.append((plain, "Adam's next step reads the old m and the old v. Where are they stored until then?"))
     if optimizer == "amsgrad":
-        suspects.append((plain + 8 * n, "You counted as much as for Adam. Does the next step need to know the old u?"))
+        suspects.append(
+            (
+                plain + 8 * n,
+                "You counted as many elements as for Adam. Does the next step of AMSGrad also read the old u?",
+            )
+        )
     if optimizer == "adafactor":
         suspects += [
-            (plain + 4 * n, "r and c aren't matrices. How many elements does the mean of each row give you?"),
-            (plain + 8 * n, "r and c aren't matrices. How many elements does the mean of each row give you?"),
-            (plain + 4 * shape[0], "There's one mean per row. And what about the columns?"),
-            (plain + 4 * shape[1], "There's one mean per column. And what about the rows?"),
+            (
+                plain + 4 * n,
+                "The variables r and c aren't matrices. How many elements do you get if you take the mean of each row?",
+            ),
+            (
+                plain + 8 * n,
+                "The variables r and c aren't matrices. How many elements do you get if you take the mean of each row?",
+            ),
+            (plain + 4 * shape[0], "You counted one mean per row. What about the means of the columns?"),
+            (plain + 4 * shape[1], "You counted one mean per column. What about the means of the rows?"),
         ]
     return [(value, ask) for value, ask in suspects if value != right]

@@ -63,31 +63,38 @@ def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
     current().compared["the average loss"] = None
     current().compared["the memory"] = None
     if not torch.is_grad_enabled():
-        fail("0.3", "Autograd is switched off after your function has returned.", _SWITCHED_OFF)
-    return Verdict("However many batches there are, no activations stay in memory.")
+        fail("0.3", "autograd is still turned off after your function has returned.", _SWITCHED_OFF)
+    return Verdict("No matter how many batches there are, no activations stay in memory.")
 
 
 def _compare(call: str, number: int, seen: object, right: float) -> None:
     if isinstance(seen, Tensor) and seen.requires_grad:
         fail(
             "0.3",
-            f"{call} returned a tensor with a graph behind it.",
-            "As long as somebody holds your result, its graph stays alive, with all the activations in it. What could "
-            "you return instead?",
+            f"the result of {call} still has an autograd graph.",
+            "As long as anyone keeps a reference to your result, its graph stays alive, and so do all the activations "
+            "in that graph. What could you return instead?",
         )
     if not isinstance(seen, (int, float, Tensor)) or (isinstance(seen, Tensor) and seen.numel() != 1):
-        fail("0.3", f"{call} returned {type(seen).__name__}.", "It should return one number. What does yours return?")
+        fail(
+            "0.3",
+            f"{call} returned {type(seen).__name__}.",
+            "Your function should return a single number. What does it return?",
+        )
     value = float(seen)
     if abs(value - right) > 1e-9 * right:
-        ask = "The result should still be the average of the batches' losses. What do you divide, and by what?"
+        ask = (
+            "The result should still be the average of the batches' losses. Which number do you divide, and by which "
+            "number?"
+        )
         if number > 1 and abs(value - number * right) < 1e-9 * number * right:
-            ask = "You returned the sum of the losses. How do you get their average?"
-        fail("0.3", f"{call} returned {value:.6g}, right is {right:.6g}.", ask)
+            ask = "You returned the sum of the losses. How do you get the average from the sum?"
+        fail("0.3", f"{call} returned {value:.6g}, but the average loss is {right:.6g}.", ask)
 
 
 _SWITCHED_OFF = (
-    "After the validation, people go on training. Does your function switch autograd back on, even if something fails "
-    "in between? (torch.no_grad() can be used in a with statement or as a decorator.)"
+    "Training usually continues after validation. Does your function turn autograd back on, even if something fails in "
+    "between? (You can use torch.no_grad() in a with statement or as a decorator.)"
 )
 
 
@@ -96,15 +103,15 @@ def _is_as_before(call: str, model: Model, before: list, training: bool) -> None
         if parameter.requires_grad != requires_grad or parameter.grad is not grad or not torch.equal(parameter, value):
             fail(
                 "0.3",
-                f"After {call}, the model's parameters aren't as they were before.",
-                "Validation shouldn't change the model, because people go on training it. Which of your lines changes "
-                "a parameter, its gradient or its requires_grad?",
+                f"{call} changed the model's parameters.",
+                "Validation shouldn't change the model, because training continues afterward. Which of your lines "
+                "changes a parameter, its gradient, or its requires_grad flag?",
             )
     if model.training != training:
         fail(
             "0.3",
-            f"After {call}, model.training is {model.training}. Before, it was {training}.",
-            "Whoever calls your function decides between train() and eval(). If you switch, do you switch back?",
+            f"{call} changed model.training from {training} to {model.training}.",
+            "The caller decides between train() and eval(). If your function switches the mode, does it switch back?",
         )
 
 
@@ -115,12 +122,13 @@ def _keeps_nothing(call: str, number: int, meter: MemoryMeter, least: int) -> No
     one = 4 * ROWS * WIDTH * 8  # bytes of the activations of one batch
     if extra > 1.5 * one:
         ask = (
-            "At its peak, it holds the activations of several batches. Which of your variables is alive in all rounds "
-            "of the loop, and what does it drag along?"
+            "At its peak, your function holds the activations of several batches. Which of your variables stays alive "
+            "across all iterations of the loop? Which tensors does that variable keep alive?"
         )
     else:
         ask = (
-            "It no longer grows with the number of batches, but it still keeps the activations of one batch for a "
-            "backward pass. Will there be one? How do you tell autograd?"
+            "Memory use no longer grows with the number of batches, but your function still keeps the activations of "
+            "one batch for a backward pass. Will there be a backward pass? How do you tell autograd that there won't "
+            "be one?"
         )
-    fail("0.3", f"{call} takes {extra:,} bytes more than it needs.", ask)
+    fail("0.3", f"{call} takes {extra:,} bytes more than it needs to.", ask)

@@ -125,13 +125,15 @@ def check_product(number: str, product: Product, split: Split, questions: Sequen
 @checks.exercise("S.1", "A matmul split by rows")
 def row_split(row_product: Product) -> checks.Verdict:
     check_product("S.1", row_product, ROWS, ROW_QUESTIONS)
-    return checks.Verdict("You sent one message, an all-reduce of a tensor with the shape of Y. No weights were sent.")
+    return checks.Verdict(
+        "Your code needs just one message, an all-reduce of a tensor with the shape of Y. It sends no weights."
+    )
 
 
 @checks.exercise("S.2", "A matmul split by columns")
 def column_split(column_product: Product) -> checks.Verdict:
     check_product("S.2", column_product, COLUMNS, COLUMN_QUESTIONS)
-    return checks.Verdict("You sent one message, an all-gather of the columns of Y. No weights were sent.")
+    return checks.Verdict("Your code needs just one message, an all-gather of the columns of Y. It sends no weights.")
 
 
 # Questions
@@ -151,35 +153,37 @@ def sent(*words: str) -> Callable[[checks.Differences], bool]:
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Somewhere your code leaves the dtype of x. That sends fewer bytes, but it loses digits. Which step is it?",
+    "Somewhere, your code casts values to a different dtype. The message may get smaller that way, but the result "
+    "loses precision. Which line contains the cast?",
 )
 
 ROOT_ONLY = checks.Question(
     lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
-    "Rank 0 is right and the others aren't. Did you use a collective that gives its result to just one rank? Which one "
-    "gives it to all of them?",
+    "Rank 0 has the correct result, but other ranks don't. Did you use a collective that gives its result to only one "
+    "rank? Which collective gives the result to every rank?",
 )
 
 ZEROS = checks.Question(
     lambda d: "zeros" in d.kinds() and not d.malformed,
-    "The shape is right, but everything is zero. Which line should fill in the values, and does your code reach it?",
+    "The shape is correct, but all the values are zero. Which line is supposed to fill in the values, and does your "
+    "code ever reach that line?",
 )
 
 WEIGHTS_MOVED = checks.Question(
     sent(f"of {IN * OUT} elements"),
-    f"Y is right, but you sent {IN * OUT} elements, which is the size of A. The weights are the big part, so they "
-    "should stay where they are. What would you have to send if each rank multiplied first?",
+    f"Y is correct, but you sent {IN * OUT} elements, which is the size of A. Weights are usually the largest tensors, "
+    "so they should stay where they are. What would you have to send instead if every rank did its matmul first?",
 )
 
 TWICE = checks.Question(
     sent(" 2 all_"),
-    "Y is right, but you called two collectives where one is enough. Which of the two can you do without?",
+    "Y is correct, but you called two collectives where one is enough. Which of your two calls can you remove?",
 )
 
 MORE = checks.Question(
     only_traffic,
-    "Y is right, but you sent more than you need to. After each rank's matmul, a single "
-    "collective is enough. Which one?",
+    "Y is correct, but you sent more data than you have to. After each rank's matmul, a single collective is enough. "
+    "Which collective is it?",
 )
 
 ROW_QUESTIONS = (
@@ -189,48 +193,51 @@ ROW_QUESTIONS = (
     ZEROS,
     checks.Question(
         checks.kind_is("out", OWN),
-        "Your output is only this rank's share of the sum. Who adds up the shares of all ranks? (If you did call "
-        "all_reduce: which tensor did it write to, and which one do you return?)",
+        "Your output is only this rank's share of the sum. Which collective adds up the shares of all ranks? (If you "
+        "do call all_reduce, check which tensor it writes to and which tensor you return.)",
     ),
     checks.Question(
-        checks.kind_is("out", "1/p"), "You returned the mean of the ranks' results. Is Y their mean or their sum?"
+        checks.kind_is("out", "1/p"), "You averaged the ranks' results. Is Y the average of these results or their sum?"
     ),
     checks.Question(
         checks.kind_is("out", LARGEST),
-        "You combined the ranks' results by taking their maximum. Which operation turns terms into a sum?",
+        "You took the maximum of the ranks' results. But each result is only one part of a sum. Which operation "
+        "combines the parts of a sum?",
     ),
     checks.Question(
-        checks.kind_is("out", "p times"), "Your output is p times too large. Is every term added more than once?"
+        checks.kind_is("out", "p times"),
+        "Your output is too large by a constant factor. Does your code add every term more than once?",
     ),
     checks.Question(
         checks.kind_is("out", P_TIMES_OWN),
-        "You multiplied this rank's own share by p, but the other ranks have different shares. Which call adds "
-        "up all of them?",
+        "You multiplied this rank's own share by p, but the other ranks have different shares. Which collective adds "
+        "up the shares of all ranks?",
     ),
     checks.Question(
         checks.kind_is("out", BESIDE, STACKED),
-        "Each rank's result already has the full shape of Y. Should the results stand side by side, or be added?",
+        "Each rank's result already has the full shape of Y. Should you concatenate these results, or should you add "
+        "them?",
     ),
     checks.Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) and "out" in d.names,
-        "You added up the inputs before you multiplied them. Is a sum of products the same as a product of sums? And "
-        "look at which tensor all_reduce wrote into.",
+        "Your code wrote into one of its arguments, and Y is wrong. Did you sum the inputs across ranks before you "
+        "multiplied them? A product of sums isn't the same as a sum of products.",
     ),
     WEIGHTS_MOVED,
     checks.Question(
         sent("reduce_scatter", "all_gather"),
-        "Y is right. But a reduce-scatter followed by an all-gather is exactly what one other collective does by "
-        "itself. Which one?",
+        "Y is correct, but you called a reduce-scatter and then an all-gather. A single collective can do both of "
+        "these jobs. Which collective is it?",
     ),
     checks.Question(
         sent("all_gather"),
-        "Y is right, but every rank received p tensors as large as Y and then added them up on its own. Which "
-        "collective does the adding on the way?",
+        "Y is correct, but every rank received p tensors as large as Y and then added them up on its own. Which "
+        "collective does the addition for you?",
     ),
     checks.Question(
         sent("broadcast", "reduce"),
-        "Y is right, but it took two steps: you collected the sum on one rank and then sent it to the others. Which "
-        "single collective does both?",
+        "Y is correct, but your code takes two steps. It computes the sum on one rank and then broadcasts the sum to "
+        "the other ranks. Which single collective does both?",
     ),
     TWICE,
     MORE,
@@ -241,47 +248,50 @@ COLUMN_QUESTIONS = (
     ROUNDED,
     checks.Question(
         lambda d: "order" in d.kinds(),
-        "You have the right columns in the wrong order. all_gather fills its list in rank order, the same on every "
-        "rank. What did you do with the list afterwards?",
+        "You have the correct columns, but they're in the wrong order. On every rank, all_gather fills its list in "
+        "rank order. What does your code do with the list after that?",
     ),
     ROOT_ONLY,
     ZEROS,
     checks.Question(
         checks.kind_is("out", OWN),
-        "You returned only this rank's columns of Y. Who has the others, and how do you get them here?",
+        "You returned only this rank's columns of Y. The other ranks have the remaining columns. Which collective "
+        "gives every rank all the columns?",
     ),
     checks.Question(
         checks.kind_is("out", STACKED, RESHAPED),
-        "Each rank has different columns of Y. Along which dimension did you join them? (all_gather_into_tensor always "
-        "joins along dimension 0, and a reshape afterwards won't turn rows into columns.)",
+        "Each rank has different columns of Y. Along which dimension did you concatenate them? (all_gather_into_tensor "
+        "always concatenates along dimension 0, and a reshape after that won't turn rows into columns.)",
     ),
     checks.Question(
         checks.kind_is("out", SUM),
-        "You added up the ranks' results. But they're different columns of Y, not terms of the same sum. What should "
-        "you do with them instead?",
+        "You added up the ranks' results. But these results are different columns of Y, not terms of the same sum. How "
+        "should you combine columns instead?",
     ),
     checks.Question(
         lambda d: d.names == {"out"} and any(COPIES in row.text for row in d),
-        "The same columns appear p times. Does your list hold p different tensors? ([tensor] * p holds one tensor p "
-        "times.)",
+        "The same columns appear p times in your result. Does your list contain p different tensors? (The list "
+        "[tensor] * p contains one and the same tensor p times.)",
     ),
     checks.Question(
         checks.kind_is("out", COPIES),
-        "You put p copies of this rank's own columns side by side. Which call brings the other ranks' columns here?",
+        "You concatenated p copies of this rank's own columns. Which collective gets you the columns of the other "
+        "ranks?",
     ),
     checks.Question(
         lambda d: d.kind("out") == "shape",
-        "x may have any number of dimensions. Counted from the end, which dimension of your result should "
-        "become `out`?",
+        "Your function should work for an x with any number of dimensions. Counting from the end, which dimension of "
+        "your result contains the columns of Y?",
     ),
     checks.Question(
         sent("all_reduce"),
-        "Y is right. But an all-reduce adds, and here there's nothing to add, because each column of Y is already "
-        "finished on one rank. Which collective only brings the columns together, and sends half as much?",
+        "Y is correct, but you used an all-reduce, which adds up tensors. There's nothing to add up here, because each "
+        "column of Y is already complete on one rank. Which collective just collects the columns and sends half as "
+        "much data?",
     ),
     checks.Question(
         sent("broadcast", "all_gather"),
-        "Every rank already has all of x, as the docstring says. So what does your broadcast achieve?",
+        "According to the docstring, every rank already has all of x. So why does your code need a broadcast?",
     ),
     WEIGHTS_MOVED,
     TWICE,
