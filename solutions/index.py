@@ -1,12 +1,9 @@
 # %% [markdown]
 # # Tensor parallelism, built by hand
 #
-# Welcome! In this course you'll write Megatron-style tensor parallelism yourself, one piece at a time. You'll decide which rank holds which slice
-# of a weight matrix, work out what the ranks have to send each other in the forward and the backward pass, and find out why it has to be exactly
-# that. Your code runs on real processes on this machine, with or without GPUs, and every exercise has a check.
+# Welcome! In this course, you'll write Megatron-style tensor parallelism yourself, one piece at a time. You'll decide which rank holds which slice of a weight matrix. You'll work out what the ranks have to send each other in the forward and the backward pass, and you'll find out why they can't send any less. Your code runs on real processes on this machine, with or without GPUs, and every exercise has a check.
 #
-# **Where are you?** Click the cell below and press Shift+Enter. It shows what you've done so far and takes you to the next exercise. You can run it
-# again whenever you come back.
+# **Where are you?** Click the cell below and press Shift+Enter. The cell shows what you've done so far and takes you to the next exercise. You can run it again whenever you come back.
 
 # %%
 from tplab.course import progress
@@ -16,8 +13,7 @@ progress()
 # %% [markdown]
 # ## The chapters
 #
-# Start with **[a first taste](start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 105 minutes with its exercises, and all of them together take about 22 hours. They build on each other, so it's best to go
-# from top to bottom. If you get stuck, you can still move on, because every chapter brings ready-made versions of what the earlier ones build.
+# Start with **[a first taste](start.ipynb)**, which takes fifteen minutes. After that, each chapter takes 60 to 105 minutes including its exercises. All the chapters together take about 22 hours. The chapters build on each other, so it's best to work through them in order. But if you get stuck, you can still move on, because every chapter comes with ready-made versions of everything that the earlier chapters build.
 #
 # | | chapter | you build | exercises, and time for the chapter |
 # |---|---|---|---|
@@ -41,39 +37,36 @@ progress()
 #
 # ## How a chapter works
 #
-# Read the chapter from top to bottom, and run its cells with Shift+Enter as you go. Three kinds of cells want something from you:
+# Read the chapter from top to bottom, and run its cells with Shift+Enter as you go. There are three kinds of cells where you have something to do:
 #
-# - **Predict**: replace the dots with what you expect, then run the cell. The cells after it show what really happens.
-# - **Exercise**: this is a function or a class with `# your code here`. Replace the line that raises `NotImplementedError` with your answer, and run
-#   the cell.
-# - **Check**: run this cell once you've written your answer. It starts 1, 2 and 4 processes, gives your code fresh random inputs, and compares the
-#   results with plain PyTorch in a single process. If something differs, the check tells you what and on which rank, and asks you a question that
-#   points to the cause.
+# - **Predict**: Replace the dots with what you expect, and then run the cell. The cells after it show what really happens.
 #
-# The text above each check says what it compares. As long as an exercise isn't written, its check only says that it's waiting for you, so you can
-# run an entire chapter at any time.
+# - **Exercise**: You'll see a function or a class with `# your code here`. Replace the line that raises `NotImplementedError` with your answer, and run the cell.
+#
+# - **Check**: Run this cell once you've written your answer. It starts 1, 2, and 4 processes, gives your code fresh random inputs, and compares the results with plain PyTorch in a single process. If something is wrong, the check tells you what differs and on which rank. It also asks you a question that points to the cause.
+#
+# The text above each check says what the check compares. If you haven't written an exercise yet, its check only says that it's waiting for you, so you can run an entire chapter at any time.
 #
 # ## In a terminal
 #
-# To open one, choose File, New, Terminal. Save your notebook first, because these commands read the saved file.
+# To open a terminal, choose File, New, Terminal. Save your notebook first, because these commands read the saved file.
 #
 # | | |
 # |---|---|
-# | `tplab check 4` | checks every exercise of chapter 4; `tplab check --exercise 4.2` checks one, and `tplab check all` checks everything |
-# | `tplab progress` | shows how far you are, like the first cell of this page |
-# | `tplab plan --params 70e9 --gpus 64 --gpu h100` | finds a way to lay out a model over a cluster, with its memory and its predicted time (chapter 11) |
-# | `python -m tplab.capstone --layers mine` | trains a GPT that is made of your answers (chapter 15) |
+# | `tplab check 4` | checks every exercise of chapter 4; `tplab check --exercise 4.2` checks a single exercise, and `tplab check all` checks everything |
+# | `tplab progress` | shows your progress, like the first cell of this page |
+# | `tplab plan --params 70e9 --gpus 64 --gpu h100` | finds a layout of a model for a cluster, with its memory and its predicted time (chapter 11) |
+# | `python -m tplab.capstone --layers mine` | trains a GPT that's made of your answers (chapter 15) |
 #
 # ## When you're stuck
 #
 # | | |
 # |---|---|
-# | `tplab hint 4.2` | shows the next of three hints, which are also folded away below each exercise; without a number, it takes the exercise that comes next |
-# | `tplab solution 4.2` | shows and explains the answer, and leaves your notebook alone |
+# | `tplab hint 4.2` | shows the next of three hints, which you can also unfold below each exercise; without a number, the command takes the next exercise |
+# | `tplab solution 4.2` | shows and explains the answer, and doesn't change your notebook |
 # | `tplab reset --exercise 4.2` | starts an exercise over; `tplab reset 4` starts the whole chapter over. A copy of your notebook stays in `kept/` |
 # | `tplab update` | brings new versions of the chapters into your notebooks and keeps what you wrote |
-# | `tplab mine` | shows your own library: the answers that passed, as a Python package |
-# | `tplab doctor` | finds out what's wrong with this machine when something doesn't run, and names the command that fixes it |
+# | `tplab mine` | shows your own library, a Python package with the answers that passed |
+# | `tplab doctor` | finds out why something doesn't run on this machine, and names the command that fixes it |
 #
-# If a cell doesn't come back, stop it with the square button in the toolbar. Programs that wait forever are part of the subject, after all. When
-# your ranks wait for each other, though, the run ends by itself and shows the line that each rank is stuck in.
+# If a cell never finishes, stop it with the square button in the toolbar. In a course about distributed programs, that's bound to happen. But when your ranks are waiting for each other, the run ends by itself and shows you the line that each rank is stuck in.

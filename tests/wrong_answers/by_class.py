@@ -23,7 +23,7 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "part", "S.2": "y", "3.3": "mine", "12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "Two dtypes meet in that line"),
+    ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "tensors with two different dtypes"),
     ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "Which line of your code changes the dtype"),
     ("S.1", [("y = x_shard @ a_shard", "y = (x_shard @ a_shard).double()")]),
     ("3.2", [("torch.contiguous_format)", "torch.contiguous_format).double()")]),
@@ -33,7 +33,7 @@ NAMES_FLOAT64: list[Changed] = [
     ("4.4", [("dtype=param.dtype", "dtype=torch.float64")]),
     ("5.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("5.4", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "Two dtypes meet in that line"),
+    ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "tensors with two different dtypes"),
     ("6.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("6.4", [("hidden_size, device=device, dtype=dtype", "hidden_size, device=device, dtype=torch.float64")]),
     ("6.5", [("dtype=weight.dtype", "dtype=torch.float64")]),
@@ -166,14 +166,14 @@ ZERO_TIMES_INFINITY: list[Changed] = [
 ]  # fmt: skip
 
 LEAVES_OUT_A_CASE: list[Changed] = [
-    ("3.2", [("        dist.all_reduce(dx)\n", "        if dx.any():\n            dist.all_reduce(dx)\n")], "wait for each other"),
+    ("3.2", [("        dist.all_reduce(dx)\n", "        if dx.any():\n            dist.all_reduce(dx)\n")], "are waiting for each other"),
     ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the missing name instead of raising an error"),
     ("5.3", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
     ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("1.3", [("x.reshape(dist", "x.view(dist")], "is right for the same numbers in contiguous tensors"),
+    ("1.3", [("x.reshape(dist", "x.view(dist")], "is correct for the same values in contiguous tensors"),
     ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 is divisible by both 4 and 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
@@ -196,14 +196,14 @@ CLASSES = (
     ("leaves out a case", LEAVES_OUT_A_CASE, ""),
     ("is wrong for other sizes and layouts", SIZES_AND_LAYOUTS, ""),
     ("keeps or changes what isn't its own", HELD_TOO_LONG, ""),
-    ("names float64 itself", NAMES_FLOAT64, "Which line decides on a dtype itself"),
+    ("names float64 itself", NAMES_FLOAT64, "Which line chooses a dtype on its own"),
     ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code should run on GPUs"),
     ("leaves something behind for the next call", LEAVES_SOMETHING, "What does a call leave behind"),
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),
     ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always makes new memory"),
-    ("writes into a copy", HAS_GAPS, "is right for the same numbers in contiguous tensors"),
+    ("writes into a copy", HAS_GAPS, "is correct for the same values in contiguous tensors"),
 )
 WRONG = [
     WrongAnswer(exercise, name, changed(exercise, *pairs), words[0] if words else usual)

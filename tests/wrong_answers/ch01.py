@@ -160,7 +160,7 @@ REDUCE_SCATTER = [
     ("sends both ways, receives from nobody's side", reduce_scatter(step=messages(f"a = dist.isend(total, {RIGHT})\nb = dist.irecv(received, {RIGHT})\na.wait()\nb.wait()")), "what does each rank wait for"),
     ("does not wait", reduce_scatter(step=messages(f"dist.isend(total, {RIGHT})\ndist.irecv(received, {LEFT})")), "only start a message"),
     ("a loop that ends one step early", reduce_scatter(steps="p - 2"), "how often does the loop run for this p"),
-    ("rank 0 takes no part", reduce_scatter(step="rank and " + ADD), "the ranks wait for each other"),
+    ("rank 0 takes no part", reduce_scatter(step="rank and " + ADD), "the ranks are waiting for each other"),
     ("the mean", reduce_scatter(end="return total / p"), "You returned the mean"),
     ("in float32", reduce_scatter("x = x.float()\n" + ROW, end="return total.to(torch.float64)"), "Somewhere your code leaves the dtype of x"),
     ("forgets to return", reduce_scatter(end="pass"), "what does its last line return"),

@@ -45,7 +45,7 @@ CUT = [
     ("looks at the number of elements, not at the dimension", cut(swap_all(REFUSE, ("tensor.shape[dim] %", "tensor.numel() %"), ("{tensor.shape[dim]}", "{tensor.numel()} elements")) + NARROW), "should raise ValueError"),
     ("looks at dimension 0 only", cut(swap(REFUSE, "shape[dim]", "shape[0]") + NARROW), "shard(a tensor of shape [3, 8], dim=1, rank=0, world_size=2) raised ValueError"),
     ("assert instead of ValueError", cut('assert tensor.shape[dim] % world_size == 0, f"{tensor.shape[dim]} over {world_size}"\n' + CHUNK + OWN), "AssertionError"),
-    ("an error that says nothing", cut('if tensor.shape[dim] % world_size:\n    raise ValueError("uneven")\n' + CHUNK + OWN), "its message does not name"),
+    ("an error that says nothing", cut('if tensor.shape[dim] % world_size:\n    raise ValueError("uneven")\n' + CHUNK + OWN), "its message doesn't mention"),
     ("refuses everything", cut('raise ValueError(f"{tensor.shape[dim]} can\'t be divided over {world_size} ranks")'), "is divisible by the number of ranks"),
     ("every p-th slice", cut(REFUSE + "indices = torch.arange(rank, tensor.shape[dim], world_size)\nreturn tensor.index_select(dim, indices)"), "p equal, contiguous blocks"),
     ("counts ranks from 1", cut(REFUSE + "parts = tensor.chunk(world_size, dim)\nreturn parts[rank - 1]" + OWN), "equals what rank"),
@@ -173,7 +173,7 @@ CHAIN = [
     ("adds Z twice", chain(compute=swap(COMPUTE, "    dist.all_reduce(z)\n", "    dist.all_reduce(z)\n    dist.all_reduce(z)\n")), "Z is p times too large"),
     ("the next rank's columns", chain(compute=swap(COMPUTE, "z = x @ a_shard @ b_shard", "z = gathered(x @ a_shard).chunk(dist.get_world_size(), -1)[dist.get_rank() - 1] @ b_shard")), "Which rows does your shard of B contain"),
     ("gathers by an all-reduce of zeros", chain(compute=swap(COMPUTE, "return gathered(gathered(x @ a_shard) @ b_shard)", "y = gathered(x @ a_shard) @ b_shard\nz = y.new_zeros(dist.get_world_size(), *y.shape)\nz[dist.get_rank()] = y\ndist.all_reduce(z)\nreturn torch.cat(list(z), -1)")), "Do the ranks need to communicate between the two matmuls"),
-    ("does not wait for the sum", chain(compute=swap(COMPUTE, "all_reduce(z)", "all_reduce(z, async_op=True)")), "From which moment on may you read its result"),
+    ("does not wait for the sum", chain(compute=swap(COMPUTE, "all_reduce(z)", "all_reduce(z, async_op=True)")), "When is it safe to read the result"),
     ("in float32", chain(compute=swap(COMPUTE, "z = x @ a_shard @ b_shard", "z = (x.float() @ a_shard.float() @ b_shard.float()).to(x.dtype)")), "casts a tensor to a different dtype"),
 ]  # fmt: skip
 
@@ -199,7 +199,7 @@ GATHER = [
     ("one broadcast from each rank", gather("parts = [y.clone() for _ in range(dist.get_world_size())]\nfor rank, part in enumerate(parts):\n    dist.broadcast(part, src=rank)\nreturn torch.cat(parts, -1)"), "Can you use a single all-gather"),
     ("pads with zeros and adds", gather("out = y.new_zeros(dist.get_world_size(), *y.shape)\nout[dist.get_rank()] = y\ndist.all_reduce(out)\nreturn torch.cat(list(out), -1)"), "Can you use a single all-gather"),
     ("one all-gather per row", gather("rows = []\nfor row in y.reshape(-1, y.shape[-1]):\n    parts = [torch.empty_like(row) for _ in range(dist.get_world_size())]\n    dist.all_gather(parts, row.contiguous())\n    rows.append(torch.cat(parts))\nreturn torch.stack(rows).reshape(*y.shape[:-1], -1)"), "Can you use a single all-gather"),
-    ("does not wait", gather(swap(REPAIRED, "y.contiguous())", "y.contiguous(), async_op=True)")), "From which moment on may you read its result"),
+    ("does not wait", gather(swap(REPAIRED, "y.contiguous())", "y.contiguous(), async_op=True)")), "When is it safe to read the result"),
 ]  # fmt: skip
 
 WRONG = [

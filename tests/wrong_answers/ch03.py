@@ -130,7 +130,7 @@ COPIES = [
     ("a barrier to be safe", f("dist.barrier()\n" + IDENTITY), "Which of your lines calls the barrier"),
     ("the forward returns zeros", f("return torch.zeros_like(x)"), "should fill in the values"),
     ("the gradient is zeros", f(backward="return torch.zeros_like(grad_output)"), "should fill in the values"),
-    ("does not wait for the sum", f(backward=swap(SUM_BACK, "all_reduce(y", "all_reduce(y, async_op=True")), "From which moment on may you read its result"),
+    ("does not wait for the sum", f(backward=swap(SUM_BACK, "all_reduce(y", "all_reduce(y, async_op=True")), "When is it safe to read the result"),
     ("adds in float32", f(backward=swap_all(SUM_BACK, (COPY, "float().contiguous()"), ("return y", "return y.to(grad_output.dtype)"))), "A smaller dtype would send fewer bytes"),
     ("p times its own gradient", f(backward="return grad_output * dist.get_world_size()"), "sums the gradients of all ranks"),
     ("only rank 0 adds", f(backward=swap(SUM_BACK, "dist.all_reduce", "if dist.get_rank() == 0:\n    dist.all_reduce")), "never joined"),
@@ -162,7 +162,7 @@ REDUCES = [
     ("g: the gradient is zeros", g(backward="return torch.zeros_like(grad_output)"), "should fill in the values"),
     ("g: no gradient", g(backward="return None"), "returned nothing for x"),
     ("g: f and g mixed up", g(IDENTITY, SUM_BACK), "computes the sum of all terms"),
-    ("g: does not wait for the sum", g(swap(SUM, "all_reduce(y", "all_reduce(y, async_op=True")), "From which moment on may you read its result"),
+    ("g: does not wait for the sum", g(swap(SUM, "all_reduce(y", "all_reduce(y, async_op=True")), "When is it safe to read the result"),
     ("g: adds in float32", g(swap_all(SUM, (COPY, "float().contiguous()"), ("return y", "return y.to(x.dtype)"))), "A smaller dtype would send fewer bytes"),
     ("g: doubles the traffic with a second sum of zeros", g(swap(SUM, "return", "dist.all_reduce(torch.zeros_like(y))\nreturn")), "have to send in the forward pass"),
 ]  # fmt: skip
@@ -193,7 +193,7 @@ SCATTERS = [
         """), "have to send in the forward pass"),
     ("scatter: the gradient is zeros", scatter(backward="return grad_output.new_zeros(*grad_output.shape[:-1], grad_output.shape[-1] * dist.get_world_size())"), "should fill in the values"),
     ("scatter: the forward returns zeros", scatter("return torch.zeros_like(shard(x, -1, dist.get_rank(), dist.get_world_size()))"), "should fill in the values"),
-    ("scatter: does not wait for the parts", scatter(backward=swap_all(GATHER_BACK, ("empty_like", "zeros_like"), ("all_gather(parts, mine", "all_gather(parts, mine, async_op=True"))), "From which moment on may you read its result"),
+    ("scatter: does not wait for the parts", scatter(backward=swap_all(GATHER_BACK, ("empty_like", "zeros_like"), ("all_gather(parts, mine", "all_gather(parts, mine, async_op=True"))), "When is it safe to read the result"),
     ("scatter: gathers twice", scatter(backward=swap(GATHER_BACK, "return", "dist.all_gather(parts, mine)\nreturn")), "How many times should it call that collective"),
     ("scatter: clears what it was given", scatter(swap(CUT, "return", "mine =") + "\nx.zero_()\nreturn mine"), "Your operator overwrote one of its inputs"),
     ("scatter: torch.chunk takes uneven sizes", scatter(f"return x.chunk(dist.get_world_size(), -1)[dist.get_rank()].{COPY}"), "With 9 columns on 2 ranks"),
@@ -218,7 +218,7 @@ GATHERS = [
     ("gather: gathers what is not contiguous", gather("parts = [x.new_empty(x.shape) for _ in range(dist.get_world_size())]\ndist.all_gather(parts, x)\nreturn unshard(parts, -1)"), "Collectives need contiguous tensors"),
     ("gather: the sum of the parts", gather(SUM, "return grad_output"), "each slice holds different columns"),
     ("gather: the forward returns zeros", gather("return x.new_zeros(*x.shape[:-1], x.shape[-1] * dist.get_world_size())"), "should fill in the values"),
-    ("gather: does not wait for the parts", gather(swap_all(GATHER, ("empty_like", "zeros_like"), ("all_gather(parts, mine", "all_gather(parts, mine, async_op=True"))), "From which moment on may you read its result"),
+    ("gather: does not wait for the parts", gather(swap_all(GATHER, ("empty_like", "zeros_like"), ("all_gather(parts, mine", "all_gather(parts, mine, async_op=True"))), "When is it safe to read the result"),
     ("gather: gathers on rank 0 and sends the whole", gather("""
         rank, world_size, mine = dist.get_rank(), dist.get_world_size(), x.contiguous()
         parts = [torch.empty_like(mine) for _ in range(world_size)]
@@ -247,7 +247,7 @@ SUMS = [
     ("in float32", summed("y = x.float().contiguous()\ndist.all_reduce(y)\nreturn y.to(x.dtype)"), "casts x to a different dtype"),
     ("adds twice", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y)\ndist.all_reduce(y)\nreturn y"), "How many times is each contribution counted"),
     ("the mean", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y)\nreturn y / dist.get_world_size()"), "How many times is each contribution counted"),
-    ("does not wait", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y, async_op=True)\nreturn y"), "From which moment on may you read its result"),
+    ("does not wait", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y, async_op=True)\nreturn y"), "When is it safe to read the result"),
 ]  # fmt: skip
 
 WRONG = [

@@ -114,7 +114,7 @@ LOOKUPS = [
     ("padding_row is not handed on", lookup(swap(LOOKUP, ", padding_row)", ")")), "does `padding_row` reach it"),
     ("the padding row is the id", lookup(swap(LOOKUP, "F.embedding(rows, weight, padding_row)", "F.embedding(rows, weight, None if padding_row is None else min(padding_row + start, len(weight) - 1) - 1)")), "does `padding_row` reach it"),
     ("the default group", lookup(swap(LOOKUP, SUM, "return reduce_from_region(vectors)")), "default group of all ranks"),
-    ("shifts the ids in place", lookup("ids -= start\nforeign = (ids < 0) | (ids >= stop - start)\nids[foreign] = 0\n" + LOOKUP.split(ROWS)[1].replace("F.embedding(rows", "F.embedding(ids")), "Which line writes into one of them"),
+    ("shifts the ids in place", lookup("ids -= start\nforeign = (ids < 0) | (ids >= stop - start)\nids[foreign] = 0\n" + LOOKUP.split(ROWS)[1].replace("F.embedding(rows", "F.embedding(ids")), "Which line writes into one of these tensors"),
     ("only rank 0's rows are looked up", lookup(swap(LOOKUP, "(ids >= stop)", "(ids >= stop) | (torch.tensor(dist.get_rank(group)) > 0)")), "on which rank is its row"),
     ("right for p = 2 only", lookup(swap(LOOKUP, SUM, SUM + " * (2 / max(dist.get_world_size(group), 2))")), "on which rank is its row"),
     ("only ids that are there, without their places", lookup(swap(LOOKUP, "rows = (ids - start).masked_fill(foreign, 0)", "rows = (ids - start)[~foreign]")), "numbered from 0"),

@@ -226,7 +226,7 @@ BLOCK = [
     ("seeds the same for all ranks in forward", block("torch.manual_seed(1)\n" + FORWARD.strip()), "Who draws outside of the forks"),
     ("the mask is broadcast from rank 0", block(swap(FORWARD, "return x + y", "dist.broadcast(y.detach().clone(), 0)\nreturn x + y")), "Random numbers need none"),
     ("the inner mask is detached", block(swap(FORWARD, "y = self.down(inner)", "y = self.down(inner.detach())")), "Which step does autograd not know about"),
-    ("adds into x", block(swap(FORWARD, "return x + y", "x.data += y\nreturn x")), "Which line writes into one of them"),
+    ("adds into x", block(swap(FORWARD, "return x + y", "x.data += y\nreturn x")), "Which line writes into one of these tensors"),
     ("group is not passed on", block(init=swap(INIT, '"group": group', '"group": None')), "Which layer was not given `group`"),
     ("a name that is not there", block(swap(FORWARD, '"sharded"', '"parallel"')), "the name of a state"),
     ("returns zeros", block("return torch.zeros_like(x)"), "rank 0 all zeros"),

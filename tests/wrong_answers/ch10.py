@@ -90,7 +90,7 @@ LAYER = [
     ("takes the pair for a tensor", layer_swap(("y, bias = self.mlp(normed)", "y, bias = self.mlp(normed), 0")), "returns two things"),
     ("returns the pair", layer(FIRST + "return self.mlp(self.mlp_norm(x))"), "One tensor [b, s, h]"),
     ("returns nothing", layer_swap(("return residual + ", "residual + ")), "One tensor [b, s, h]"),
-    ("returns zeros", layer("return torch.zeros_like(x)"), "None: no gradient arrives here"),
+    ("returns zeros", layer("return torch.zeros_like(x)"), "None: no gradient reaches this tensor"),
     ("writes into x", layer_swap((LEAVE, f"x = residual.data.add_({DROP})")), "writes into one of them"),
 ]  # fmt: skip
 
@@ -130,7 +130,7 @@ GPT = [
     ("gathers, then torch's loss", gpt((LOSS, "whole = gather_from_region(logits, self.group)[..., : self.config.vocab_size]\n        return F.cross_entropy(whole.flatten(0, 1), targets.flatten())")), "the communication is not"),
     ("torch's loss of a shard", gpt((LOSS, "return F.cross_entropy(logits.flatten(0, 1), targets.flatten().clamp(max=logits.shape[-1] - 1))")), "Go through your lines"),
     ("targets are ignored", gpt(("if targets is None:\n            return logits\n        " + LOSS, "return logits")), "a single number"),
-    ("replaces the ignored targets in place", gpt((LOSS, "targets[targets < 0] = 0\n        " + LOSS)), "Which line writes into one of them"),
+    ("replaces the ignored targets in place", gpt((LOSS, "targets[targets < 0] = 0\n        " + LOSS)), "Which line writes into one of these tensors"),
     ("targets are moved by one", gpt(("(logits, targets,", "(logits, targets.roll(-1, 1),")), "Go through your lines"),
     ("no dropout of the embedding", gpt((DROPPED, "pass")), "what is dropped in front of the first layer"),
     ("dropout from the sharded state", gpt((DROPPED, DROPPED.replace("False", "True"))), "what is dropped in front of the first layer"),
@@ -145,7 +145,7 @@ GPT = [
     ("the logits are not given group", gpt((LOGITS, LOGITS.replace(", group=self.group", ""))), "was not given `group=self.group`"),
     ("the loss is not given group", gpt((LOSS, LOSS.replace(", group=self.group", ""))), "was not given `group=self.group`"),
     ("returns nothing", gpt((LOSS, LOSS.replace("return ", "loss = "))), "What does forward return"),
-    ("returns zeros", gpt(("return logits", "return torch.zeros_like(logits)")), "None: no gradient arrives here"),
+    ("returns zeros", gpt(("return logits", "return torch.zeros_like(logits)")), "None: no gradient reaches this tensor"),
 ]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ COLUMN = [
     ("one list of the same tensor p times", column(swap(GATHER, " for _ in range(dist.get_world_size())]", "] * dist.get_world_size()")), "Does your list contain p different tensors"),
     ("gathers twice", column(swap(GATHER, "dist.all_gather(parts, y_shard)\n", "dist.all_gather(parts, y_shard)\n" * 2)), "Which of your two calls can you remove"),
     ("broadcasts x first, to be safe", column("dist.broadcast(x, src=0)" + GATHER), "why does your code need a broadcast"),
-    ("does not wait for the gather", column(swap_all(GATHER, ("empty_like", "zeros_like"), ("(parts, y_shard)", "(parts, y_shard, async_op=True)"))), "From which moment on may you read its result"),
+    ("does not wait for the gather", column(swap_all(GATHER, ("empty_like", "zeros_like"), ("(parts, y_shard)", "(parts, y_shard, async_op=True)"))), "When is it safe to read the result"),
     ("one broadcast from each rank", column("""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         y_shard = x @ a_shard
@@ -124,7 +124,7 @@ ROW = [
     ("adds twice", row(swap(REDUCE, "dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2)), "Does your code add every term more than once"),
     ("adds twice and divides", row(swap_all(REDUCE, ("dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2), ("return y", "return y / dist.get_world_size()"))), "Which of your two calls can you remove"),
     ("adds in float32 to save traffic", row(swap_all(REDUCE, ("x_shard @ a_shard", "(x_shard @ a_shard).float()"), ("return y", "return y.to(x_shard.dtype)"))), "the result loses precision"),
-    ("does not wait for the sum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, async_op=True)")), "From which moment on may you read its result"),
+    ("does not wait for the sum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, async_op=True)")), "When is it safe to read the result"),
     ("one all-reduce for every row", row(swap(REDUCE, "dist.all_reduce(y)", "for row in y:\n    dist.all_reduce(row)")), "a single collective is enough"),
     ("zeros of the right shape", row(swap(REDUCE, "x_shard @ a_shard", "x_shard.new_zeros(*x_shard.shape[:-1], a_shard.shape[1])")), "Which line is supposed to fill in the values"),
     ("rank 0 does not take part", row(swap(REDUCE, "dist.all_reduce(y)", "if dist.get_rank() != 0:\n    dist.all_reduce(y)")), "never joined"),

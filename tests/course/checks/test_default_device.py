@@ -94,8 +94,8 @@ def test_it_is_told_once_all_else_is_right():
         return str(failure.value)
 
     message = " ".join(told(lambda x: x + torch.ones(2)).split())
-    assert "wrong device. All else is right." in message
-    assert "not so: with a GPU, add would take [2] on the CPU" in message
+    assert "wrong device. Everything else is correct." in message
+    assert "not true: on a machine with a GPU, add would get a tensor of shape [2] on the CPU" in message
     assert "wrong device" not in told(lambda x: x + torch.zeros(2))
     check("90.95", lambda x: 2 * x)
 

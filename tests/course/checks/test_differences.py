@@ -44,31 +44,31 @@ SHIFT = torch.arange(8.0, dtype=torch.float64)
 DESCRIBED = [
     ("the same", RIGHT.clone(), None, ""),
     ("rounding", RIGHT * (1 + 1e-13), None, ""),
-    ("a step through float32", RIGHT.float().double(), "rounded", "nearly right, off by"),
+    ("a step through float32", RIGHT.float().double(), "rounded", "almost correct, off by"),
     ("a small error", RIGHT + 1e-4 * ELSE, "value", "32 of 32 elements differ"),
-    ("None", None, "none", "is there a `return`"),
-    ("a number", 3, "type", "got 3, not a tensor"),
-    ("a pair", (RIGHT, None), "type", "a tuple of 2 (tensor [4, 8], None), not a tensor"),
+    ("None", None, "none", "end with a `return`"),
+    ("a number", 3, "type", "got 3, expected a tensor"),
+    ("a pair", (RIGHT, None), "type", "a tuple of 2 (tensor [4, 8], None), expected a tensor"),
     ("a handle", Foreign("Work"), "type", "got a Work"),
-    ("missing", MISSING, "missing", "not there"),
-    ("a shape", torch.zeros(3, 5), "shape", "shape [3, 5], right is [4, 8]"),
-    ("transposed", RIGHT.T, "transposed", "it is the right one transposed"),
-    ("its own part", PARTS[0], "part", "this rank's part of the right one, cut along dimension 1"),
+    ("missing", MISSING, "missing", "missing"),
+    ("a shape", torch.zeros(3, 5), "shape", "shape [3, 5], expected [4, 8]"),
+    ("transposed", RIGHT.T, "transposed", "it's the transpose of the correct tensor"),
+    ("its own part", PARTS[0], "part", "this rank's part of the correct tensor, split along dimension 1"),
     ("another part", PARTS[2], "part", "rank 2's part"),
-    ("the dtype", RIGHT.float(), "dtype", "its dtype is float32, but float64 is what this call works in"),
+    ("the dtype", RIGHT.float(), "dtype", "dtype float32, expected float64"),
     ("NaN", with_nan(), "nan", "1 of 32 elements are NaN"),
     ("infinity", RIGHT / 0, "nan", "infinity"),
     ("zeros", RIGHT * 0, "zeros", "all zeros"),
-    ("p times", RIGHT * 4, "p times", "exactly 4 times the right one (p = 4)"),
+    ("p times", RIGHT * 4, "p times", "exactly 4 times the correct tensor (p = 4)"),
     ("1/p", RIGHT / 4, "1/p", "exactly 1/4"),
     ("p*p times", RIGHT * 16, "p times", "exactly 16 times"),
-    ("negated", -RIGHT, "negated", "sign turned round"),
+    ("negated", -RIGHT, "negated", "with the opposite sign"),
     ("a multiple", RIGHT * 2, "multiple", "exactly 2 times"),
     ("wrong order", joined(1, 0, 2, 3), "order", "wrong order along dimension 1: [1, 0, 2, 3]"),
-    ("partly zero", torch.cat([PARTS[0], ELSE[:, 2:] * 0], 1), "partly zero", "zero in part 1, 2 and 3 of 0 to 3"),
-    ("partly wrong", torch.cat([RIGHT[:, :6], ELSE[:, 6:]], 1), "partly wrong", "wrong only in part 3 of 0 to 3"),
+    ("partly zero", torch.cat([PARTS[0], ELSE[:, 2:] * 0], 1), "partly zero", "zero in parts 1, 2 and 3 (of 0 to 3)"),
+    ("partly wrong", torch.cat([RIGHT[:, :6], ELSE[:, 6:]], 1), "partly wrong", "wrong only in part 3 (of 0 to 3)"),
     ("same in every row", RIGHT + 1 + SHIFT, "same in every row", "every row is off by the same vector"),
-    ("numbers", ELSE, "value", "32 of 32 elements differ, most at ["),
+    ("numbers", ELSE, "value", "32 of 32 elements differ, most of all at ["),
 ]
 
 
@@ -87,7 +87,7 @@ def test_the_largest_difference_is_named_with_its_place_and_both_numbers() -> No
     seen = RIGHT + 0.001 * ELSE
     seen[1, 2] = 100.0
     _, text = difference(seen)
-    assert text == f"32 of 32 elements differ, most at [1, 2]: 100 instead of {RIGHT[1, 2].item():.6g}"
+    assert text == f"32 of 32 elements differ, most of all at [1, 2]: 100 instead of {RIGHT[1, 2].item():.6g}"
 
 
 def test_rounding_where_zeros_are_right_has_no_multiples() -> None:
@@ -104,7 +104,7 @@ def test_a_scalar_and_an_empty_tensor() -> None:
 def test_whole_numbers_and_truth_values_are_compared_exactly() -> None:
     assert difference(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3])) is None
     assert (
-        "1 of 3 elements differ, most at [2]: 4 instead of 3"
+        "1 of 3 elements differ, most of all at [2]: 4 instead of 3"
         in difference(torch.tensor([1, 2, 4]), torch.tensor([1, 2, 3]))[1]
     )
     assert difference(torch.tensor([True, False]), torch.tensor([True, True])) is not None
@@ -114,14 +114,14 @@ def test_a_term_of_a_sum_is_recognised_by_what_the_other_ranks_hold() -> None:
     terms = list(torch.randn(P, 4, 8, generator=GENERATOR, dtype=torch.float64))
     kind, text = difference(terms[1], sum(terms), rank=1, all_seen=terms)
     assert kind == "part of a sum"
-    assert "adds up to the right one" in text
+    assert "add up to the correct tensor" in text
 
 
 def test_another_ranks_value_and_the_whole_are_recognised() -> None:
     assert difference(PARTS[2], PARTS[0], everywhere=PARTS)[1] == "equals what rank 2 should have"
     kind, text = difference(RIGHT, PARTS[0], everywhere=PARTS)
     assert kind == "whole"
-    assert "shape [4, 8], right is [4, 2]" in text
+    assert "shape [4, 8], expected [4, 2]" in text
 
 
 def test_a_lookalike_of_the_author_comes_first() -> None:
@@ -144,7 +144,7 @@ def test_infinities_are_close_only_to_themselves() -> None:
 
 
 def test_a_gradient_that_is_none_is_called_so() -> None:
-    assert difference(None, gradient=True) == ("none", "None: no gradient arrives here")
+    assert difference(None, gradient=True) == ("none", "None: no gradient reaches this tensor")
     assert difference(RIGHT, None)[0] == "type"
     assert difference(None, None) is None
 
@@ -157,7 +157,7 @@ def test_pairs_are_compared_element_by_element() -> None:
     assert difference(RIGHT, right)[0] == "structure"
     assert difference((RIGHT,), right) == (
         "structure",
-        "got tuple of 1 (tensor [4, 8]), right is tuple of 2 (tensor [4, 8], None)",
+        "got a tuple of 1 (tensor [4, 8]), expected a tuple of 2 (tensor [4, 8], None)",
     )
 
 
@@ -200,7 +200,7 @@ def test_writing_into_the_callers_tensors_and_what_was_not_run() -> None:
         "changed",
         "your code wrote into x and dy, which the caller still needs",
     )
-    assert difference(NotRun("the output is not a tensor")) == ("not run", "not run, since the output is not a tensor")
+    assert difference(NotRun("the output is not a tensor")) == ("not run", "not run, because the output is not a tensor")
 
 
 def found(*named: tuple[str, int, str]) -> Differences:
@@ -225,9 +225,9 @@ def test_what_was_not_run_counts_for_no_question_and_a_malformed_output_has_its_
 def test_rows_put_ranks_and_names_that_are_alike_together() -> None:
     alike = [Difference(name, rank, "zeros", "all zeros") for name in ("dx", "dW") for rank in (0, 1)]
     single = Difference("db", 1, "value", "2 instead of 3")
-    skipped = [Difference(name, 0, "not run", "not run, since ...") for name in ("out", "x")]
+    skipped = [Difference(name, 0, "not run", "not run, because ...") for name in ("out", "x")]
     assert list(Differences(2, [*alike, single, *skipped]).rows()) == [
         ("dx, dW", "every rank", "all zeros"),
         ("db", "rank 1", "2 instead of 3"),
-        ("the rest", "", "out, x: not run, since ..."),
+        ("the rest", "", "out, x: not run, because ..."),
     ]

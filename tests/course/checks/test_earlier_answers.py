@@ -11,7 +11,7 @@ from tplab.course.grading.check_notebook import Verdict, check_notebook
 from tplab.course.notebooks.cells import read_notebook
 
 SOLUTION = ROOT / "solutions" / "04_parallel_linear.ipynb"
-MEND = "and your answer to exercise {} doesn't pass its own check. Mend {} first"
+MEND = "but your answer to exercise {} doesn't pass its own check. Fix exercise {} first"
 
 
 def wrong(exercise: str) -> str:

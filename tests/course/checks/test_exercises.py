@@ -192,25 +192,25 @@ def stops(x, w, b):
 
 
 WRONG = [
-    (bias_on_every_rank, ["p = 2", "(right at p = 1)", "out  every rank  equals the sum with p biases", "How often"]),
-    (bias_divided, ["db  every rank  exactly 1/2 of the right one", "Whose bias"]),
-    (bias_on_rank_0, ["db  rank 1  None: no gradient arrives here", "wrong on rank 1", "Whose bias"]),
+    (bias_on_every_rank, ["p = 2", "(right at p = 1)", "out  every rank  equals the sum with p biases", "How many times"]),
+    (bias_divided, ["db  every rank  exactly 1/2 of the correct tensor", "Whose bias"]),
+    (bias_on_rank_0, ["db  rank 1  None: no gradient reaches this tensor", "wrong on rank 1", "Whose bias"]),
     (no_sum, ["one term of the sum", "expected 1 all_reduce of 12 elements (float64); saw no collective"]),
-    (gradient_summed_too, ["dx, dW", "exactly 2 times", "wrote into the upstream gradient", "Whose tensor was that"]),
+    (gradient_summed_too, ["dx, dW", "exactly 2 times", "wrote into the upstream gradient", "one of the caller's tensors"]),
     (
         returns_nothing,
-        ["p = 1", "None: is there a `return`", "dx, dW, db, backward traffic", "What should your function return"],
+        ["p = 1", "None: does every path", "dx, dW, db, backward traffic", "What should your function return"],
     ),
-    (returns_nothing_on_rank_1, ["out", "rank 1", "is there a `return`", "not run"]),
-    (returns_a_pair, ["got a tuple of 2 (tensor [3, 4], tensor [4]), not a tensor"]),
-    (returns_the_handle, ["got a ", "not a tensor", "both return None"]),
-    (cut_from_the_graph, ["dx, dW  rank 0  None: no gradient arrives here", "leave autograd's graph"]),
+    (returns_nothing_on_rank_1, ["out", "rank 1", "end with a `return`", "not run"]),
+    (returns_a_pair, ["got a tuple of 2 (tensor [3, 4], tensor [4]), expected a tensor"]),
+    (returns_the_handle, ["got a ", "expected a tensor", "both return None"]),
+    (cut_from_the_graph, ["dx, dW  rank 0  None: no gradient reaches this tensor", "leave autograd's graph"]),
     (cut_from_the_graph_on_rank_1, ["dx, dW, db", "rank 1", "another rank is cut off"]),
     (never_waits, ["never waited for", "async_op=True"]),
-    (sums_twice_the_traffic, ["expected 1 all_reduce of 12", "saw 2 all_reduces of 6", "The values are right"]),
-    (single_precision, ["out", "its dtype is float32, but float64 is what this call works in"]),
+    (sums_twice_the_traffic, ["expected 1 all_reduce of 12", "saw 2 all_reduces of 6", "The values are correct"]),
+    (single_precision, ["out", "dtype float32, expected float64"]),
     (writes_into_x, ["wrote into x, which the caller still needs"]),
-    (rank_1_skips, ["ranks wait for each other", "rank 1 never joined all_reduce #1", "rank 1: has left your code"]),
+    (rank_1_skips, ["ranks are waiting for each other", "rank 1 never joined all_reduce #1", "rank 1: has returned from your code"]),
     (raises, ["fails on rank 0", "return x @ w + b", "shapes cannot be multiplied"]),
     (wrong_arguments, ["takes 2 positional arguments but 3 were given"]),
     (stops, ["fails on rank 0"]),
@@ -327,7 +327,7 @@ def test_the_same_seed_gives_the_same_inputs_and_no_seed_gives_others() -> None:
         return caught.value
 
     assert str(told(seed=17)) == str(told(seed=17))
-    assert told(seed=17).footnote == 'The same inputs again: check("90.1", gradient_dropped, seed=17)'
+    assert told(seed=17).footnote == 'To try the same inputs again: check("90.1", gradient_dropped, seed=17)'
     assert len({str(told().rows) for _ in range(3)}) == 3
 
 
@@ -412,9 +412,9 @@ def refusal(exception: Exception | None, returns: object = 2):
     [
         (refusal(None), "it returned 2"),
         (refusal(None, torch.zeros(3)), "it returned a tensor of shape [3]"),
-        (refusal(TypeError("10, 4")), "raised something else"),
-        (refusal(AssertionError("10, 4")), "raised something else"),
-        (refusal(ValueError("10 is odd")), "does not name 4"),
+        (refusal(TypeError("10, 4")), "raised a different exception"),
+        (refusal(AssertionError("10, 4")), "raised a different exception"),
+        (refusal(ValueError("10 is odd")), "doesn't mention 4"),
     ],
     ids=["nothing raised", "a tensor", "another error", "an assertion", "says too little"],
 )
@@ -443,7 +443,7 @@ def test_when_no_line_of_the_learner_ran_the_question_is_about_the_call(monkeypa
         raise RankError(report, 0, "TypeError", "answer() takes 1")
 
     monkeypatch.setattr(trying, "launch", launch)
-    with pytest.raises(CheckFailed, match=r"(?s)TypeError: answer\(\) takes 1.*What does the docstring"):
+    with pytest.raises(CheckFailed, match=r"(?s)TypeError: answer\(\) takes 1.*According to the docstring"):
         run_ranks(program, 2)
     with pytest.raises(CheckFailed, match="Think: My own?"):
         run_ranks(program, 2, question="My own?")

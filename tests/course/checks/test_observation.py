@@ -111,7 +111,7 @@ def test_a_pair_with_a_gradient_for_one_of_them() -> None:
     seen = observe(lambda x: (x * 2, x * 3), [None, torch.ones(2)], inputs={"x": torch.ones(2)})
     assert torch.equal(seen["dx"], torch.full((2,), 3.0))
     wrong = observe(lambda x: x * 2, [None, torch.ones(2)], inputs={"x": torch.ones(2)})
-    assert wrong["dx"] == NotRun("the output is not a tuple of 2")
+    assert wrong["dx"] == NotRun("the output isn't a tuple of 2")
 
 
 def test_an_output_that_was_overwritten_later_is_noted_as_it_was() -> None:
@@ -222,7 +222,7 @@ rank 0 never joined all_reduce #1 ([1, 1, 1, 1] uint8, min); rank 1 waits in it.
         '  File "/home/me/mine.py", line 4, in forward',
         "    return nothing",
         "ValueError: no",
-        "    rank 1: has left your code",
+        "    rank 1: has returned from your code",
     ]
 
 

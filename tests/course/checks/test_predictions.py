@@ -29,7 +29,7 @@ def test_dots_ask_for_a_prediction() -> None:
         assert "Replace the dots" in repr(reply)
         assert "How many calls" in repr(reply)
         assert "96" not in repr(reply)
-    assert "of bytes, then" in repr(predict("90.a", calls=1, bytes=...))
+    assert "for bytes, and then" in repr(predict("90.a", calls=1, bytes=...))
 
 
 def test_a_right_prediction_is_told_why() -> None:

@@ -61,7 +61,7 @@ def test_a_case_on_which_the_ranks_get_stuck_is_named() -> None:
 def test_ranks_that_wait_are_asked_about_their_collectives_and_not_about_shapes() -> None:
     with pytest.raises(CheckFailed) as failure:
         run_ranks(wait_on_rank_0, 2, question="Which two shapes do not fit?")
-    assert failure.value.question.startswith("Does every rank enter the same collectives")
+    assert failure.value.question.startswith("Does every rank call the same collectives")
 
 
 def wait_on_rank_0():
@@ -73,8 +73,8 @@ def test_ranks_that_are_not_done_in_time_are_blamed_on_nobody(monkeypatch) -> No
     monkeypatch.setattr("tplab.course.checks.run_answer.launch", functools.partial(launch, timeout=1.0))
     with pytest.raises(CheckFailed) as failure:
         run_ranks(time.sleep, 2, 60, question="Which argument?")
-    assert "p = 2: the ranks did not end in time" in str(failure.value)
-    assert "does its loop end?" in failure.value.question
+    assert "p = 2: the ranks didn't finish in time" in str(failure.value)
+    assert "a loop that never ends?" in failure.value.question
     assert "None" not in str(failure.value)
 
 
@@ -146,7 +146,7 @@ def test_a_call_on_a_rank_is_named_below_what_it_raised() -> None:
     with pytest.raises(CheckFailed) as failure:
         run_ranks(call_it, 1, lambda x: x.reshape(2, 2), note="in a note")
     assert "p = 1, in a note: your code fails on rank 0" in str(failure.value)
-    assert "It was called as answer(x [3], group)." in failure.value.report
+    assert "The call was answer(x [3], group)." in failure.value.report
 
 
 # Statements

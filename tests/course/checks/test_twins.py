@@ -77,7 +77,7 @@ def test_a_right_answer_passes_in_every_twin():
 def test_a_dtype_that_the_code_names_is_wrong_in_float32():
     failure = wrong(names_float64)
     assert failure.headline.startswith("Exercise 90.91, p = 2, names_float64 of 3 numbers in float32: wrong dtype")
-    assert "Which line decides on a dtype itself" in failure.question
+    assert "Which line chooses a dtype on its own" in failure.question
 
 
 def test_an_output_kept_from_an_earlier_call_is_wrong_between_two_other_calls():

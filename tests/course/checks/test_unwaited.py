@@ -16,6 +16,6 @@ from tplab.runtime import Deadlock
     ],
 )
 def test_the_question_where_ranks_wait_tells_a_lost_message_from_a_missing_one(report, question):
-    failure = CheckFailed("the ranks wait for each other.", report=report)
+    failure = CheckFailed("the ranks are waiting for each other.", report=report)
     failure.__cause__ = Deadlock(report)
     assert rings.about_messages(failure) == question

@@ -52,8 +52,8 @@ def test_every_call_shows_the_next_one_and_the_last_one_stays(root, capsys):
     assert "Add." in shown[0]
     assert "to itself" not in shown[0]
     assert "x + x" in shown[1]
-    assert "One more: tplab hint 90.1" in shown[1]
-    assert "That was the last one." in shown[2]
+    assert "For the next hint, run: tplab hint 90.1" in shown[1]
+    assert "That was the last hint." in shown[2]
     hints.show("90.2", root, root / ".tplab")
     assert "hint 1 of 3" in capsys.readouterr().out, "every exercise counts for itself"
 
@@ -94,9 +94,9 @@ def test_a_step_and_all_of_them(root, capsys):
     [
         ("90.3", None, "There is no exercise 90.3 in chapter 90. There are: 90.1, 90.2."),
         ("17.1", None, "There is no chapter 17. There are: 90."),
-        ("90", None, "There is no exercise '90'. Write its number as in the heading: tplab hint 4.2"),
+        ("90", None, "There is no exercise '90'. Write the number as it appears in the heading, for example: tplab hint 4.2"),
         ("90.a", None, "There is no exercise '90.a'."),
-        ("90.1", 4, "Exercise 90.1 has 3 hints; there is no hint 4."),
+        ("90.1", 4, "Exercise 90.1 has 3 hints, so there is no hint 4."),
         ("90.1", 0, "there is no hint 0."),
     ],
 )

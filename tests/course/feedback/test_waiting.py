@@ -71,13 +71,13 @@ def test_given_cells_wait_too_also_on_ranks_and_for_what_is_missing(book: Notebo
     assert "This cell is waiting for exercise 2.1." in met.text
     missed = book.run("print(parts.sum())")
     assert (missed.error, status(book, missed)) == ("", "ok")
-    assert "It uses `parts`, which a cell above makes as soon as exercise 2.1 is written." in missed.text
+    assert "This cell uses `parts`, which a cell above can't define before you've written exercise 2.1." in missed.text
     assert "NameError: name 'parts' is not defined" in missed.text
     half = book.run("runs = {}\nruns[2] = shard(torch.ones(4), 0, 0, 2)")
     assert "This cell is waiting for exercise 2.1." in half.text
     empty = book.run("min(runs)")
     assert (empty.error, status(book, empty)) == ("", "ok")
-    assert "It uses `runs`" in empty.text
+    assert "This cell uses `runs`" in empty.text
     assert "ValueError" in empty.text, "what else may be wrong isn't hidden"
     ranks = book.run("tplab.launch(lambda: shard(torch.ones(4), 0, 0, 2), 2)")
     assert (ranks.error, status(book, ranks)) == ("", "ok")
@@ -111,7 +111,7 @@ def test_a_check_that_runs_before_its_exercise_says_so(book: Notebook) -> None:
     cell = book.run('check("2.4", gather_last_dim)')
     assert (cell.error, status(book, cell)) == ("", "ok")
     assert cell.text.startswith(
-        "Exercise 2.4 is waiting for `gather_last_dim`.\nNothing is called `gather_last_dim` yet."
+        "Exercise 2.4 is waiting for `gather_last_dim`.\n`gather_last_dim` isn't defined yet."
     )
     inner = book.run('check("2.4", lambda y: nothing_like_this)')
     assert "NameError" in inner.error + inner.text, "a mistake in the answer stays one"

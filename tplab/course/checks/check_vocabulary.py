@@ -72,7 +72,7 @@ def changed(differences: Differences) -> bool:
     return "changed" in differences.kinds()
 
 
-_TWO_GROUPS = "Here the four ranks work as two groups of two, each with data of its own."
+_TWO_GROUPS = "In this run, the four ranks form two groups of two, and each group has its own data."
 
 
 def ask_about_group(ask: str) -> str:
@@ -86,6 +86,6 @@ def group_question(ask: str) -> Question:
 
 INPUTS_QUESTION = Question(
     changed,
-    "The caller still needs the tensors that it gave you, for example for a residual connection. Which "
-    "line writes into one of them instead of making a new tensor?",
+    "The caller still needs the tensors that it passed to you, for example for a residual connection. Which line "
+    "writes into one of these tensors instead of creating a new one?",
 )

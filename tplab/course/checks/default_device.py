@@ -39,10 +39,10 @@ _MOVES = (Tensor.to, Tensor.cpu)
 _MAY_MIX = {Tensor.copy_, Tensor.to, Tensor.type_as, Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
 
 
-MADE_THERE = "every tensor is made on the device of what came in"
+MADE_THERE = "every tensor is created on the same device as the input"
 QUESTION = (
-    "torch.empty, torch.zeros and the like create tensors on the CPU by default, but your code should run on GPUs, "
-    "too. Which of your lines creates a tensor without device=x.device, or moves one to a device that it names?"
+    "By default, functions such as torch.empty and torch.zeros create tensors on the CPU, but your code should run on "
+    "GPUs, too. Which of your lines creates a tensor without device=x.device, or moves a tensor to a fixed device?"
 )
 
 
@@ -76,7 +76,7 @@ class DefaultDevice(TorchFunctionMode):
     def problem(self, results: Mapping[str, Any]) -> str:
         """Describe what would go wrong on a GPU, including results that would be on the CPU. Returns "" if nothing."""
         left = [name for name, value in results.items() if any(map(self.is_marked, tree_leaves(value)))]
-        return self.mixed or (f"with a GPU, {names(left)} would be on the CPU" if left else "")
+        return self.mixed or (f"on a machine with a GPU, {names(left)} would be on the CPU" if left else "")
 
     def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
         """Return the problem as an observation that is false, or nothing if there is no problem."""
@@ -128,7 +128,10 @@ class DefaultDevice(TorchFunctionMode):
             name = getattr(func, "__name__", str(func))
             shapes = [[list(t.shape) for t, is_marked in zip(tensors, marked, strict=True) if is_marked == on_cpu]
                       for on_cpu in (True, False)]  # fmt: skip
-            self.mixed = f"with a GPU, {name} would take {shapes[0][0]} on the CPU and {shapes[1][0]} on the GPU"
+            self.mixed = (
+                f"on a machine with a GPU, {name} would get a tensor of shape {shapes[0][0]} on the CPU and a tensor "
+                f"of shape {shapes[1][0]} on the GPU"
+            )
 
 
 naming.hide(DefaultDevice.__torch_function__.__code__)  # collectives pass through the mode, too

@@ -35,33 +35,33 @@ class Difference:
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
     """Return the (kind, text) of the difference, or None if the values agree."""
     if isinstance(seen, NotRun):
-        return NOT_RUN, f"not run, since {seen.why}"
+        return NOT_RUN, f"not run, because {seen.why}"
     if isinstance(seen, Changed):
         if not seen:
             return None
         return "changed", f"your code wrote into {names(seen)}, which the caller still needs"
     if isinstance(seen, Claim):
-        return ("not so", f"not so: {seen}") if seen else None
+        return ("not so", f"not true: {seen}") if seen else None
     if isinstance(expected, Traffic):
         return _traffic(seen, expected)
     if seen is MISSING:
-        return "missing", "not there"
+        return "missing", "missing"
     if isinstance(expected, Tensor):
         return tensor_difference(seen, expected, context)
     if isinstance(expected, (tuple, list)):
         return _sequence(seen, expected, context)
     if expected is None:
-        return None if seen is None else ("type", f"got {describe(seen)} where None is right")
+        return None if seen is None else ("type", f"got {describe(seen)}, expected None")
     if seen is None:
         return "none", missing_value(context)
     if isinstance(expected, bool) == isinstance(seen, bool) and type(seen) is not Tensor and seen == expected:
         return None
-    return "value", f"got {describe(seen)}, right is {expected!r}"
+    return "value", f"got {describe(seen)}, expected {expected!r}"
 
 
 def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
     if not isinstance(seen, Traffic):
-        return "missing", "was not recorded"
+        return "missing", "wasn't recorded"
     if seen == expected:
         return None
     late = any(not call.waited for call in seen)
@@ -83,9 +83,9 @@ def _spelled(traffic: Traffic) -> str:
 def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str, str] | None:
     if not isinstance(seen, (tuple, list)):
         kind = "none" if seen is None else "structure"
-        return kind, f"got {describe(seen)} where a {describe_sequence(expected)} is right"
+        return kind, f"got {describe(seen)}, expected a {describe_sequence(expected)}"
     if len(seen) != len(expected):
-        return "structure", f"got {describe_sequence(seen)}, right is {describe_sequence(expected)}"
+        return "structure", f"got a {describe_sequence(seen)}, expected a {describe_sequence(expected)}"
     for index, (mine, right) in enumerate(zip(seen, expected, strict=True)):
         all_seen = [_item(value, index) for value in context.seen]
         all_right = [_item(value, index) for value in context.expected]

@@ -27,8 +27,8 @@ def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[An
     for exercise, name, earlier in earlier_answers(number, answers):
         if not passes(exercise, earlier):
             return (
-                f"Your answer uses `{name}`, and your answer to exercise {exercise} doesn't pass its own check. "
-                f"Mend {exercise} first, and then run this check again."
+                f"Your answer uses `{name}` from exercise {exercise}, but your answer to exercise {exercise} doesn't "
+                f"pass its own check. Fix exercise {exercise} first, and then run this check again."
             )
     return ""
 

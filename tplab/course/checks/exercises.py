@@ -9,7 +9,7 @@ A check is a function in a module of the chapter's package `tplab/course/chapter
             x, dy, ... = torch.randn(..., generator=generator, dtype=torch.float64), ...
             seen = run_ranks(program, p, layer_class, x, dy)       # what `observe` returned on each rank
             expected = [{"out": ..., "dx": ..., "forward traffic": Traffic.expected(p)} for rank in range(p)]
-            verify("4.1", p, seen, expected, questions=[Question("dx", "Who adds up the ranks' shares of dx?")])
+            verify("4.1", p, seen, expected, questions=[Question("dx", "What sums the ranks' shares of dx?")])
         return Verdict("with a nonzero bias")
 
 Inputs are random and differ between ranks. Expected values are computed by plain PyTorch in float64 in a single
@@ -75,7 +75,7 @@ def chapter_module(number: str | int) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name != name:
             raise
         raise ValueError(
-            f"there is no chapter {text!r}: write the number as in the heading, for example '4.1'"
+            f"there is no chapter {text!r}. Write the number as it appears in the heading, for example '4.1'"
         ) from None
 
 
@@ -92,7 +92,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     takes = list(inspect.signature(_exercises[number].function).parameters)
     if len(answers) != len(takes):
         raise TypeError(
-            f"the check of exercise {number} takes {', '.join(takes)}, but was given {len(answers)} answers"
+            f"the check for exercise {number} takes {', '.join(takes)}, but you passed {len(answers)} answers"
         )
     try:
         verdict, ledger = _run(number, answers, seed)
@@ -107,7 +107,8 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         raise RuntimeError(f"the check of exercise {number} compared nothing")
     if own := tplabs_own(number, answers):
         verdict = replace(
-            verdict, note=f"It passes, with tplab's own {own}. Now write it yourself. {verdict.note}".strip()
+            verdict,
+            note=f"Your answer passes, but it uses tplab's own {own}. Now write {own} yourself. {verdict.note}".strip(),
         )
     return replace(
         verdict, exercise=number, title=_exercises[number].title, compared=ledger.told(), tried=ledger.tried(),
@@ -121,7 +122,10 @@ def _after(number: str) -> tuple[str, ...]:
     following = _exercises.get(f"{prefix(chapter)}.{place + 1}")
     comes = f"Next: exercise {following.number}, {following.title}." if following else ""
     whole = "the start page" if chapter == START_NUMBER else f"chapter {chapter}"
-    last = f"That was {whole}'s last exercise. In a terminal, `tplab check {argument(chapter)}` checks them all again."
+    last = (
+        f"That was the last exercise of {whole}. To check all its exercises again, run `tplab check "
+        f"{argument(chapter)}` in a terminal."
+    )
     return tuple(text for text in (*(tell(number) for tell in in_library), comes or last) if text)
 
 
@@ -142,7 +146,7 @@ def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, 
                 failure.exercise = number
             if isinstance(failure, CheckFailed) and ledger.generators:
                 arguments = ", ".join([f'"{number}"', *map(_name, answers), f"seed={ledger.seed}"])
-                failure.footnote = f"The same inputs again: check({arguments})"
+                failure.footnote = f"To try the same inputs again: check({arguments})"
             raise failure from (None if failure is error else error)
     return verdict, ledger
 

@@ -8,7 +8,7 @@ from tplab.course.feedback.tracebacks import readable_traceback
 from tplab.course.feedback.verdict import AMBER, RED, CheckFailed, box, display_html, heading, paragraph, preformatted
 from tplab.runtime import RankError
 
-NOTHING_FAILED = "Nothing failed. This cell is meant to fail: is the program still the broken one?"
+NOTHING_FAILED = "Nothing failed, but this cell is supposed to fail. Did you change the broken program?"
 
 
 @dataclass
@@ -42,4 +42,4 @@ def show_failure() -> Iterator[Failure]:
 
 
 def _hint() -> str:
-    return paragraph("The report, as you would meet it in your own work:")
+    return paragraph("Here is the report that you would see in your own work:")

@@ -38,12 +38,12 @@ def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[st
     if seen is None:
         return "none", missing_value(context)
     if not isinstance(seen, Tensor):
-        return "type", f"got {describe(seen)}, not a tensor"
+        return "type", f"got {describe(seen)}, expected a tensor"
     if seen.shape != expected.shape:
         kind, looks = _shape(seen, expected, context)
-        return kind, f"shape {list(seen.shape)}, right is {list(expected.shape)}" + (f": {looks}" if looks else "")
+        return kind, f"shape {list(seen.shape)}, expected {list(expected.shape)}" + (f": {looks}" if looks else "")
     if seen.dtype != expected.dtype:
-        return "dtype", f"its dtype is {_dtype(seen)}, but {_dtype(expected)} is what this call works in"
+        return "dtype", f"dtype {_dtype(seen)}, expected {_dtype(expected)}"
     if expected.numel() == 0 or _close(seen, expected, context.tol):
         return None
     return next(_guesses(seen, expected, context))
@@ -57,14 +57,14 @@ def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
     for dim in range(expected.dim() if context.p > 1 else 0):
         parts = [part for part in context.expected if isinstance(part, Tensor) and part.dim() == expected.dim()]
         if len(parts) == context.p and _mergeable(parts, dim) and _equal(seen, torch.cat(parts, dim), context):
-            return "whole", f"it is the whole, the parts of all ranks together along dimension {dim}"
+            return "whole", f"it's the full tensor, with the parts of all ranks concatenated along dimension {dim}"
         if expected.shape[dim] % context.p == 0:
             for rank, part in enumerate(expected.chunk(context.p, dim)):
                 if _equal(seen, part, context):
                     whose = "this rank's" if rank == context.rank else f"rank {rank}'s"
-                    return "part", f"it is {whose} part of the right one, cut along dimension {dim}"
+                    return "part", f"it's {whose} part of the correct tensor, split along dimension {dim}"
     if _transposed(seen, expected, context):
-        return "transposed", "it is the right one transposed"
+        return "transposed", "it's the transpose of the correct tensor"
     return "shape", ""
 
 
@@ -83,18 +83,19 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
         off = float((seen - expected).abs().max())
         yield (
             "rounded",
-            f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32, or a bit is added",
+            f"almost correct, off by {off:.1g} at most: either rounded, for example by a cast to float32, or something "
+            "tiny was added",
         )
     for rank, other in enumerate(context.expected):
         if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):
             yield "other rank", f"equals what rank {rank} should have"
     yield from _multiple(seen, expected, context)
     if _transposed(seen, expected, context):
-        yield "transposed", "the right one transposed"
+        yield "transposed", "the transpose of the correct tensor"
     yield from _parts(seen, expected, context)
     alike = [part for part in context.seen if isinstance(part, Tensor) and part.shape == seen.shape]
     if 1 < len(alike) == context.p and _equal(torch.stack(alike).sum(0), expected, context):
-        yield "part of a sum", "one term of the sum: what the ranks hold adds up to the right one"
+        yield "part of a sum", "one term of the sum: the values of all ranks add up to the correct tensor"
     yield "value", _numbers(seen, expected, context)
 
 
@@ -107,15 +108,15 @@ def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tupl
     if not factor or not _close(seen.to(wide.dtype) / factor, wide, max(context.tol, 1e-9)):
         return
     for kind, value, words in (
-        ("p times", p, f"exactly {p} times the right one (p = {p})"),
-        ("1/p", 1 / p, f"exactly 1/{p} of the right one (p = {p})"),
-        ("p times", p * p, f"exactly {p * p} times the right one (p·p = {p * p})"),
-        ("1/p", 1 / (p * p), f"exactly 1/{p * p} of the right one (p·p = {p * p})"),
-        ("negated", -1.0, "the right one with the sign turned round"),
+        ("p times", p, f"exactly {p} times the correct tensor (p = {p})"),
+        ("1/p", 1 / p, f"exactly 1/{p} of the correct tensor (p = {p})"),
+        ("p times", p * p, f"exactly {p * p} times the correct tensor (p·p = {p * p})"),
+        ("1/p", 1 / (p * p), f"exactly 1/{p * p} of the correct tensor (p·p = {p * p})"),
+        ("negated", -1.0, "the correct tensor with the opposite sign"),
     ):
         if abs(factor - value) < 1e-6 * abs(value) and value != 1:
             yield kind, words
-    yield "multiple", f"exactly {factor:.6g} times the right one"
+    yield "multiple", f"exactly {factor:.6g} times the correct tensor"
 
 
 def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
@@ -126,18 +127,18 @@ def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[s
             mine, right = seen.chunk(p, dim), expected.chunk(p, dim)
             for order in itertools.permutations(range(p)) if p <= 4 else ():
                 if all(_equal(mine[i], right[k], context) for i, k in enumerate(order)):
-                    yield "order", f"the right parts in the wrong order along dimension {dim}: {list(order)}"
+                    yield "order", f"the correct parts, but in the wrong order along dimension {dim}: {list(order)}"
             wrong = [i for i in range(p) if not _close(mine[i], right[i], context.tol)]
             if len(wrong) < p:
                 zero = all(not mine[i].any() for i in wrong)
-                which = f"part {names(wrong)} of 0 to {p - 1} along dimension {dim}"
+                which = f"part{'s' * (len(wrong) > 1)} {names(wrong)} (of 0 to {p - 1}) along dimension {dim}"
                 if zero:
-                    yield "partly zero", f"zero in {which}, right in the rest"
-                yield "partly wrong", f"wrong only in {which}; there, {_numbers(seen, expected, context)}"
+                    yield "partly zero", f"zero in {which}, correct elsewhere"
+                yield "partly wrong", f"wrong only in {which}: {_numbers(seen, expected, context)}"
     if seen.dim() > 1 and seen.shape[:-1].numel() > 1 and not seen.is_complex():
         off = (seen.to(torch.float64) - expected.to(torch.float64)).flatten(0, -2)
         if _close(off, off[:1].expand_as(off), context.tol):
-            yield "same in every row", f"every row is off by the same vector; {_numbers(seen, expected, context)}"
+            yield "same in every row", f"every row is off by the same vector: {_numbers(seen, expected, context)}"
 
 
 def _numbers(seen: Tensor, expected: Tensor, context: Context) -> str:
@@ -150,7 +151,7 @@ def _numbers(seen: Tensor, expected: Tensor, context: Context) -> str:
     at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
     count = int((off > context.tol).sum())
     size = f"{count} of {off.numel()} elements differ"
-    return f"{size}, most at {list(at)}: {_number(seen[at])} instead of {_number(expected[at])}"
+    return f"{size}, most of all at {list(at)}: {_number(seen[at])} instead of {_number(expected[at])}"
 
 
 def _number(value: Tensor) -> str:
@@ -190,5 +191,5 @@ def _dtype(tensor: Tensor) -> str:
 
 def missing_value(context: Context) -> str:
     if context.gradient:
-        return "None: no gradient arrives here"
-    return "None: is there a `return` on every way through the function?"
+        return "None: no gradient reaches this tensor"
+    return "None: does every path through the function end with a `return`?"

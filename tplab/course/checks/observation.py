@@ -24,7 +24,7 @@ from tplab.runtime import record
 
 Observed = dict[str, Any]
 
-GROUPS_LEFT = "a call makes no process groups of its own"
+GROUPS_LEFT = "later calls create no new process groups"
 
 _side_groups: dict[Any, Any] = {}  # cached per default group, because creating one takes ten milliseconds
 
@@ -137,12 +137,12 @@ def observe(
         "forward traffic": traffic(forward),
     }  # a copy, before anything overwrites it
     if (more := _number_of_groups() - groups) > 0:
-        noted[GROUPS_LEFT] = Claim(f"the third call made {more} process group{'s' * (more > 1)}")
+        noted[GROUPS_LEFT] = Claim(f"the third call created {more} new process group{'s' * (more > 1)}")
 
     pairs, problem = _pairs(out, upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
     if not _all_agree(not problem, agreement):
-        noted |= _not_run(watched, problem or "the output of another rank has no way back")
+        noted |= _not_run(watched, problem or "the output of another rank doesn't allow a backward pass")
     elif not _all_agree(bool(ways_back), agreement) and ways_back:
         noted |= _not_run(watched, "the output of another rank is cut off from autograd's graph")
     else:
@@ -262,7 +262,7 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
     """Return the (output, gradient) pairs for the backward pass, and the reason why it can't run ("" if it can)."""
     if isinstance(upstream, Sequence):
         if not isinstance(out, (tuple, list)) or len(out) != len(upstream):
-            return [], f"the output is not a tuple of {len(upstream)}"
+            return [], f"the output isn't a tuple of {len(upstream)}"
         wanted = list(zip(out, upstream, strict=True))
     else:
         wanted = [(out, upstream)]
@@ -271,11 +271,14 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
         if gradient is None and isinstance(upstream, Sequence):
             continue
         if not isinstance(output, Tensor):
-            return [], "the output is not a tensor"
+            return [], "the output isn't a tensor"
         if gradient is None:
             gradient = torch.ones((), dtype=output.dtype, device=output.device).expand(output.shape)
         if output.shape != gradient.shape:
-            return [], f"the output has shape {list(output.shape)}, its gradient {list(gradient.shape)}"
+            return (
+                [],
+                f"the output has the shape {list(output.shape)}, but its gradient has the shape {list(gradient.shape)}",
+            )
         pairs.append((output, gradient.to(output.dtype)))
     return pairs, ""
 

@@ -68,7 +68,7 @@ def predict(number: str, **values: Any) -> Reply:
         raise TypeError(f"prediction {number} asks for {names(list(asked.answer))}, not for {names(unknown)}")
     missing = [name for name in asked.answer if values.get(name, ...) is ...]
     if missing:
-        todo = f"Replace the dots by your prediction of {names(missing)}, then run this cell."
+        todo = f"Replace the dots with your prediction for {names(missing)}, and then run this cell."
         return Reply(BLUE, "?", f"Prediction {number}", (asked.question, todo))
     wrong = [name for name, right in asked.answer.items() if not _right(values[name], right)]
     if not wrong:

@@ -23,20 +23,25 @@ from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
 
 _STUB = re.compile(rf"exercise {EXERCISE}")
-_FAILED = "Read the last line first, then the line of your own code above it. What did that line expect to find?"
-_CALLED = "What does the docstring of the exercise say goes in, and what comes out?"
+_FAILED = (
+    "Read the last line of the report first, and then the line of your own code above it. What did your line expect, "
+    "and what did it get instead?"
+)
+_CALLED = "According to the docstring of the exercise, what does your function get, and what should it return?"
 _LATE = (
-    "Where the report says that a rank runs, look at that line: does its loop end? A rank that has not started yet is "
-    "none of your doing: the machine is busy with something else. Run the check again."
+    "If the report says that a rank runs, look at the line that the report names. Is that line part of a loop that "
+    "never ends? If a rank has not started yet, that isn't your fault. The machine is busy with something else, so run "
+    "the check again."
 )
 _DTYPES = (
-    "Two dtypes meet in that line. Which of the two has the dtype of what came in, and which line of yours makes the "
-    "other one? (torch.empty and torch.zeros give float32 unless they get dtype=x.dtype.)"
+    "The failing line combines tensors with two different dtypes. Which of these tensors has the dtype of your input? "
+    "Which of your lines creates the tensor with the other dtype? (torch.empty and torch.zeros create float32 tensors "
+    "unless you pass dtype=x.dtype.)"
 )
 _DTYPES_MEET = re.compile(
     r"different dtypes|same dtype|dtypes? to match|scalar type|grad_dtype|dtypes? (do not|don't) match"
 )
-_STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
+_STUCK = "Does every rank call the same collectives in the same order, with tensors of the same shape?"
 
 
 def as_failure(
@@ -83,8 +88,8 @@ def run_ranks(
             raise NotImplementedError(message) from None
         waiting = isinstance(error, Deadlock)
         late = error.cause_type == "timeout"
-        what = "the ranks did not end in time" if late else f"your code fails on rank {error.rank}"
-        what = "the ranks wait for each other" if waiting else what
+        what = "the ranks didn't finish in time" if late else f"your code fails on rank {error.rank}"
+        what = "the ranks are waiting for each other" if waiting else what
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {note}" if note else ""
         report = readable_report(str(error))
@@ -137,7 +142,7 @@ def called_as(call: str) -> Iterator[None]:
         yield
     except Exception as error:
         if not _STUB.fullmatch(str(error)):
-            error.add_note(f"It was called as {call}.")
+            error.add_note(f"The call was {call}.")
         raise
 
 
@@ -187,20 +192,20 @@ def must_refuse(
         raise
     except error as raised:
         if str(raised).startswith(("min() ", "max() ")):
-            said = f"{what} raises {error.__name__}, but what it says is about an empty list, not about the cause."
+            said = f"{what} raises {error.__name__}, but the message is about an empty list and not about the cause."
             fail(number, said, question, str(raised))
         unsaid = [str(item) for item in says if str(item) not in str(raised)]
         if unsaid:
             fail(
                 number,
-                f"{what} raises {error.__name__}, but its message does not name {names(unsaid)}.",
+                f"{what} raises {error.__name__}, but its message doesn't mention {names(unsaid)}.",
                 question,
                 str(raised),
             )
     except Exception as raised:
         got = f"{type(raised).__name__}: {raised}"
-        fail(number, f"{what} should raise {error.__name__}; it raised something else.", question, got)
+        fail(number, f"{what} should raise {error.__name__}, but it raised a different exception.", question, got)
     else:
         got = f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)[:80]
-        fail(number, f"{what} should raise {error.__name__}; it returned {got}.", question)
-    current().compared["the refusal"] = None
+        fail(number, f"{what} should raise {error.__name__}, but it returned {got}.", question)
+    current().compared["the error"] = None

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from tplab.course.feedback.verdict import table
 
-_HEAD = ("What you see", "What it is", "Exercise")
+_HEAD = ("What you see", "What causes it", "Exercise")
 _WIDTHS = (42, 46)
 
 

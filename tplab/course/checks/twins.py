@@ -37,36 +37,39 @@ ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this proc
 
 _QUESTIONS = {
     Twin.FLOAT32: (
-        "Your code gives the right result for float64 tensors, but not for float32. Which line decides on a dtype "
-        "itself? Take it from a tensor that you were given: torch.empty_like(x), x.new_zeros(...), or dtype=x.dtype."
+        "Your code gives the correct result for float64 tensors, but not for float32 tensors. Which line chooses a "
+        "dtype on its own? Take the dtype from a tensor that was passed to you instead, with torch.empty_like(x), "
+        "x.new_zeros(...), or dtype=x.dtype."
     ),
     Twin.BETWEEN: (
-        "Your code is right if it's called once. This time, it was also called with different numbers, both before "
-        "this call and between its forward and backward passes. What does a call leave behind that the next one reads "
-        "or overwrites? Look for something on the class, in a global variable, or on the layer. (Local variables and "
-        "ctx belong to a single call.)"
+        "Your code is correct if it's called once. This time, it was also called with different values, both before "
+        "this call and between its forward and backward passes. What does a call leave behind that the next call reads "
+        "or overwrites? Look for something that you store on the class, in a global variable, or on the layer. (Local "
+        "variables and ctx belong to a single call.)"
     ),
     Twin.EVALUATION: (
-        "Your code is right in training. This time, nothing needs a gradient, as in evaluation and generation. Which "
-        "line writes into a tensor that the caller owns, or does something else when no gradient is needed? (An "
-        "in-place operation on your input also changes what the caller sees, whether or not autograd complains.)"
+        "Your code is correct in training. This time, nothing needs a gradient, as in evaluation or text generation. "
+        "Which line writes into a tensor that belongs to the caller, or does something different when no gradient is "
+        "needed? (An in-place operation on your input also changes the caller's tensor, whether or not autograd "
+        "complains.)"
     ),
     Twin.EVAL_MODE: (
-        "Your code is right in train mode and on an input that's a leaf. This time, the module is in eval mode, which "
-        "should only switch dropout off, and its input comes from an earlier layer, which needs its gradient. Which "
-        "line asks for self.training or for x.is_leaf, and what does it leave out?"
+        "Your code is correct in train mode and for an input that's a leaf. This time, the module is in eval mode, "
+        "which should only turn off dropout. Its input comes from an earlier layer, so the input needs a gradient but "
+        "isn't a leaf. Which line checks self.training or x.is_leaf, and what does your code skip because of that line?"
     ),
     Twin.STRIDED: (
-        "Your code is right for the same numbers in contiguous tensors. Which line writes into a reshaped or "
+        "Your code is correct for the same values in contiguous tensors. Which line writes into a reshaped or "
         "flattened tensor, or expects the elements to be next to each other in memory? If a tensor isn't contiguous, "
-        "reshape, flatten and contiguous return a copy, and whatever you write into the copy is lost."
+        "reshape, flatten, and contiguous return a copy, and whatever you write into the copy is lost."
     ),
 }
 
 GROUPS_QUESTION = Question(
     lambda d: GROUPS_LEFT in d.names,
-    "A process group exists until the program ends, and it needs memory and connections. A training run may call this "
-    "code a million times. Which line creates a new group in each call, and where could you create it just once?",
+    "A process group exists until the program ends, and it takes up memory and connections. A training run may call "
+    "this code a million times. Which line creates a new group in each call, and where could you create the group just "
+    "once?",
 )
 
 

@@ -103,7 +103,7 @@ class Question:
 
 LATE_QUESTION = Question(
     lambda d: "never waited" in d.kinds(),
-    "You started the collective with async_op=True. From which moment on may you read its result?",
+    "You started a collective with async_op=True, but you never waited for it. When is it safe to read the result?",
 )
 
 BARRIER_QUESTION = Question(
@@ -111,21 +111,21 @@ BARRIER_QUESTION = Question(
         bool(d.names)
         and all("traffic" in name and "barrier" in d.text(name).partition("; saw ")[2] for name in d.names)
     ),
-    "The numbers are right. A barrier doesn't transfer any data. It only makes every rank wait for the slowest one, "
-    "and a collective already waits for everything it needs. Which of your lines calls the barrier, and what would go "
-    "wrong without it?",
+    "The values are correct, but your code calls a barrier. A barrier doesn't transfer any data. It only makes every "
+    "rank wait for the slowest rank, and a collective already waits for all the data it needs. Which of your lines "
+    "calls the barrier, and what would go wrong without it?",
 )
 
 # Asked unless the exercise's own question is about the same: one of these words is in it
 _ABOUT = {
     "dtype": (
         ("dtype", "float", "int"),
-        "The result has the wrong dtype. Which line creates a tensor with a different dtype, or converts one? "
-        "(torch.empty and torch.zeros create float32 tensors unless you pass dtype=x.dtype.)",
+        "The result has the wrong dtype. Which line creates a tensor with a different dtype, or casts a tensor to a "
+        "different dtype? (torch.empty and torch.zeros create float32 tensors unless you pass dtype=x.dtype.)",
     ),
     "sign": (
         ("sign", "minus", "subtract", "negative", "gradient"),
-        "The magnitudes are right, but the signs are wrong. Did you subtract two terms the wrong way around, or is "
+        "The magnitudes are correct, but the signs are wrong. Did you subtract two terms in the wrong order, or is "
         "there one minus sign too many?",
     ),
 }
@@ -134,39 +134,39 @@ _ABOUT = {
 _GENERAL = (
     Question(
         lambda d: d.malformed,
-        "What should your function return, and what does its last line return? (dist.all_reduce and "
-        "dist.all_gather write into the tensors that you give them, and both return None.)",
+        "What should your function return, and what does its last line return? (dist.all_reduce and dist.all_gather "
+        "write into the tensors that you pass to them, and both return None.)",
     ),
     Question(
         lambda d: "changed" in d.kinds(),
-        "A collective writes into the tensor that you give it. Whose tensor was that, and does anything "
-        "still need the old values?",
+        "Your code wrote into one of the caller's tensors, and the caller may still need the old values. Which of your "
+        "lines does that? (For example, a collective writes into the tensor that you pass to it.)",
     ),
     LATE_QUESTION,
     Question(
         lambda d: any(d.kind(name) == "none" for name in d.names),
-        "Follow the tensor from the input to the output. Where does it leave autograd's graph, or which rank never "
-        "uses it?",
+        "Follow the tensor from the input to the output. Where does the tensor leave autograd's graph? Or is there a "
+        "rank that never uses the tensor?",
     ),
     Question(
         lambda d: d.aspect == "order",
-        "All the right elements are there, but in the wrong places. In which order do you join the ranks' "
-        "shards, or arrange the dimensions? And which order is right?",
+        "All the correct elements are there, but they're in the wrong places. In which order do you concatenate the "
+        "ranks' shards or arrange the dimensions? Which order is correct?",
     ),
     Question(
         lambda d: d.aspect == "scale",
-        "The result is right, except that it's multiplied by a constant. How often do you add each term, "
-        "and what do you multiply or divide it by?",
+        "The result is correct, except that it's multiplied by a constant. How many times do you add each term? What "
+        "do you multiply or divide the result by?",
     ),
     Question(
         lambda d: all("traffic" in name for name in d.names),
-        "The values are right, but the traffic isn't. Which collective is missing, unnecessary, or larger "
-        "than it has to be?",
+        "The values are correct, but the traffic isn't. Which collective is missing, unnecessary, or larger than it "
+        "has to be?",
     ),
     Question(
         lambda d: True,
-        "At this point, should each rank have the full tensor, its own slice, or one term of a sum? And "
-        "which of these does it have?",
+        "At this point, should each rank have the full tensor, its own slice, or one term of a sum? Which of these "
+        "three does each rank actually have?",
     ),
 )
 
@@ -251,8 +251,8 @@ def _note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]],
         where = ", ".join(filter(None, [f"p = {p}", note]))
         on = ranks_text(list(texts), len(observed))
         current().afterwards = CheckFailed(
-            f"Exercise {number}, {where}: wrong device. All else is right.",
-            rows=[(MADE_THERE, on, f"not so: {next(iter(texts.values()))}")],
+            f"Exercise {number}, {where}: wrong device. Everything else is correct.",
+            rows=[(MADE_THERE, on, f"not true: {next(iter(texts.values()))}")],
             question=MADE_THERE_QUESTION,
         )
 

@@ -38,7 +38,10 @@ def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
 def hints_for(number: str, material: Path) -> list[str]:
     """Return the hints of exercise `number` in `material`/solutions. Raises NoHint or Unreadable (broken notebook)."""
     if not re.fullmatch(EXERCISE, number):
-        raise NoHint(f"There is no exercise {number!r}. Write its number as in the heading: tplab hint 4.2")
+        raise NoHint(
+            f"There is no exercise {number!r}. Write the number as it appears in the heading, for example: tplab hint "
+            "4.2"
+        )
     chapters = {number_of(path.stem): path for path in chapter_files(material / "solutions", ".ipynb")}
     path = chapters.get(chapter_of(number))
     if path is None:
@@ -80,7 +83,7 @@ def choose(
     """Return the hints to show as (number, text): the next one, hint `step`, or all. Records them as seen."""
     hints = hints_for(number, material)
     if step is not None and not 1 <= step <= len(hints):
-        raise NoHint(f"Exercise {number} has {len(hints)} hints; there is no hint {step}.")
+        raise NoHint(f"Exercise {number} has {len(hints)} hints, so there is no hint {step}.")
     last = min(step or seen(memory).get(number, 0) + 1, len(hints))
     steps = range(1, len(hints) + 1) if everything else [last]
     with suppress(OSError):  # an unwritable folder is no reason to withhold a hint
@@ -106,7 +109,8 @@ def show(number: str, material: Path, memory: Path, *, step: int | None = None, 
         console.print(Markdown(plain(text)))
         console.print()
     following = f"tplab hint {number} --step {place + 1}" if step else f"tplab hint {number}"
-    more, last = f"One more: {following}", f"That was the last one. The explained answer: tplab solution {number}"
+    more = f"For the next hint, run: {following}"
+    last = f"That was the last hint. To see the answer and an explanation, run: tplab solution {number}"
     told = more if place < total else last
     console.print(Text(told, style="dim"))
     return 0

@@ -27,7 +27,7 @@ def readable_report(report: str) -> str:
         if _VOTE.search(line):
             rank = re.match(r"\s+rank \d+:", line)
             if rank:
-                lines.append(f"{rank[0]} has left your code")
+                lines.append(f"{rank[0]} has returned from your code")
             continue
         lines.append(line)
     return "\n".join(lines)

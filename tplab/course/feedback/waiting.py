@@ -124,19 +124,25 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     hints = ""
     if checked and checked[1] == number and name:
         head = f"Exercise {number} is waiting for `{name}`."
-        more = f"Nothing is called `{name}` yet. Run the exercise's cell above, then this check."
+        more = f"`{name}` isn't defined yet. Run the exercise's cell above, and then run this check."
     elif checked and checked[1] == number:
         head = f"Exercise {number} is waiting for you."
-        more = "Write your answer in the exercise's cell above and run that cell. Then run this check."
+        more = "Write your answer in the exercise's cell above, and run that cell. Then run this check."
         hints = folded(number)
     elif checked:
         head = f"Exercise {checked[1]} is waiting for exercise {number}."
-        more = f"Your answer calls what you'll write in exercise {number}, so start there."
+        more = f"Your answer calls code that you'll write in exercise {number}, so write exercise {number} first."
     elif name:
         head = f"This cell is waiting for exercise {number}."
-        more = f"It uses `{name}`, which a cell above makes as soon as exercise {number} is written. Then run both. "
-        more += f"(It stopped here: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        more = (
+            f"This cell uses `{name}`, which a cell above can't define before you've written exercise {number}. After "
+            "that, run both cells. "
+        )
+        more += f"(This cell stopped with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
     else:
         head = f"This cell is waiting for exercise {number}."
-        more = f"It calls what you'll write in exercise {number}. Run it again when that exercise passes."
+        more = (
+            f"This cell calls code that you'll write in exercise {number}. Run this cell again when your answer passes "
+            "its check."
+        )
     return f"{head}\n{more}", box(BLUE, heading("○ " + head), paragraph(more), hints)

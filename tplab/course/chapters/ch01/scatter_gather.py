@@ -196,13 +196,13 @@ _QUESTIONS = (
         "rank 0?",
     ),
     checks.Question(
-        lambda d: (
-            "gathered" in d.names and any("where None is right" in row.text for row in d if row.name == "gathered")
-        ),
+        lambda d: "gathered" in d.names and any("expected None" in row.text for row in d if row.name == "gathered"),
         "Only rank dst collects the tensors. What should the other ranks return?",
     ),
     checks.Question(
-        lambda d: any("where a list" in row.text for row in d if row.name == "gathered"),
+        lambda d: any(
+            "expected a list" in row.text and "got a list" not in row.text for row in d if row.name == "gathered"
+        ),
         "The result should be a list with p tensors. Which line turns it into something else?",
     ),
     checks.Question(

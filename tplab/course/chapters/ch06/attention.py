@@ -184,7 +184,7 @@ QUESTIONS = (
         "parallel layers, with a bias only if `bias`. Which parameter has another name or shape?",
     ),
     Question(
-        lambda d: "dim=1" in d.text("sharding of qkv.weight").partition("right")[0],
+        lambda d: "dim=1" in d.text("sharding of qkv.weight").partition("expected")[0],
         "`self.qkv` is cut along its inputs here. Which of the two layers leaves its output split, heads apart, and "
         "which one takes a split input and adds up?",
     ),

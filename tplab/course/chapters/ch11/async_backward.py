@@ -164,7 +164,7 @@ STUCK = "Does every rank start the all-reduce of dx, with the same shape, and wa
 
 def _order(*parts: str) -> Callable[[checks.Differences], bool]:
     """Return a predicate that tests whether the order is wrong and these events directly follow each other in it."""
-    return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", right is")[0]
+    return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", expected")[0]
 
 
 QUESTIONS = (
