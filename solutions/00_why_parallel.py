@@ -28,7 +28,7 @@ from tplab.memory import (
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.)
+# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.)
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
@@ -41,7 +41,7 @@ viz.bill(
 # %% [markdown]
 # ## Watch a model train
 #
-# While a model trains, its memory holds four kinds of tensors.
+# While a model trains, four kinds of tensors take up memory.
 #
 # - The **weights** are the values that the model learns.
 # - The **gradients** are computed in the backward pass. There's one for each weight.
@@ -93,7 +93,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 # | `"adafactor"` | $r \leftarrow \beta r + (1-\beta)\,\mathrm{rowmeans}(g^2), \quad c \leftarrow \beta c + (1-\beta)\,\mathrm{columnmeans}(g^2), \quad w \leftarrow w - \eta\, g / \sqrt{r c^T / \mathrm{mean}(r)}$ |
 
 # %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=12
-# Which tensors in these rules have to be kept until the next step? How many elements does each of those tensors have? For a single matrix, write a function that returns how many bytes the weights, the gradients, and the optimizer state take up after one step. Everything is stored either in float32 or in mixed precision, as described above.
+# Which tensors in these rules have to be kept until the next step? How many elements does each of those tensors have? Write a function that returns how many bytes the weights, the gradients, and the optimizer state of a single matrix take up after one step. Everything is stored either in float32 or in mixed precision, as described above.
 #
 # The check compares your results with the sizes of real tensors after a real step of `torch.optim`. (Leave out the step counter, which is just one number per tensor.)
 
@@ -149,7 +149,7 @@ viz.table([{"what": name, "bytes per parameter": f"{size / parameters:.3f}"} for
 # %% [markdown]
 # ## How many parameters?
 #
-# Papers report rounded parameter counts, but you can calculate the exact number from a model's configuration. Here's the model that we've just trained, layer by layer. We use `b` for the batch size, `s` for the sequence length, and `h` for the hidden size. A GPT has `L` layers with `a` attention heads each, and its vocabulary has `v` tokens.
+# Papers report rounded parameter counts, but you can calculate the exact number from a model's configuration. Here's the model that we've just trained, layer by layer. We write `b` for the batch size, `s` for the sequence length, and `h` for the hidden size. A GPT has `L` layers with `a` attention heads each, and its vocabulary has `v` tokens.
 
 # %%
 model
@@ -427,7 +427,7 @@ viz.explore(
 )
 
 # %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=20
-# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. The attribute `.total` of the result is the number of bytes. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
+# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. To get the number of bytes, read the `.total` of the result. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
 #
 # Find the layout with the fewest GPUs. There are three rules:
 #
@@ -464,7 +464,7 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 
 # %% [markdown] hints="0.4"
 # 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Don't guess which stage needs the most memory. Check every stage!
-# 2. If you leave out `stage`, `bill(config, layout)` gives you the stage that needs the most memory. The number of GPUs is `layout.gpus`.
+# 2. If you leave out `stage`, `bill(config, layout)` returns the bill for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
 # 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, find the layout that needs the fewest bytes, and put that number into the error message.
 
 # %% check="0.4"
@@ -537,7 +537,7 @@ symptoms(0)
 #
 # - **Megatron-LM** has a function that estimates memory in the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, that becomes 6 + 12/d bytes on `d` data-parallel ranks.
 #
-# - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to draw a picture of every allocation. Expect the numbers to be higher than our formulas say, because the allocator rounds up and keeps freed memory in reserve, and because libraries need buffers of their own.
+# - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict, because the allocator rounds up and keeps freed memory in reserve, and because libraries need buffers of their own.
 #
 # - **Recomputation** (`torch.utils.checkpoint`) saves only a layer's input and computes the rest again in the backward pass. Megatron's *selective* recomputation recomputes only the attention scores.
 #
@@ -559,4 +559,4 @@ from tplab.course import library
 library(0)
 
 # %% [markdown]
-# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to sum a tensor across ranks? And can you think of a better way than sending everything to everyone?
+# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to compute the sum of their tensors? And can you think of a better way than sending everything to everyone?

@@ -3,7 +3,7 @@
 #
 # Suppose a weight matrix is too big for your GPU. So you get a second GPU and put half of the matrix on each. How can you multiply by this matrix if neither GPU ever sees all of it?
 #
-# The answer is called **tensor parallelism**. About 15 minutes from now, you'll have built it yourself and run it in two real processes on this machine. You don't need a GPU.
+# The answer is called **tensor parallelism**. About 15 minutes from now, you'll have built tensor parallelism yourself and run it in two real processes on this machine. You don't need a GPU.
 
 # %% tags=["setup"]
 import torch
@@ -28,7 +28,7 @@ def add_up():
 list(launch(add_up, 2))
 
 # %% [markdown]
-# `launch` started two fresh Python processes, and each of them ran the entire function. We'll call the processes **rank 0** and **rank 1**. They started with different numbers, but both ended up with the sum. That's because `all_reduce` adds up the tensors from all ranks and writes the sum back into every rank's tensor.
+# `launch` started two fresh Python processes, and each of them ran the entire function. We'll call the processes **rank 0** and **rank 1**. The two ranks started with different numbers, but both ended up with the sum. That's because `all_reduce` adds up the tensors from all ranks and writes the sum back into every rank's tensor.
 #
 # No main process collects the numbers. All ranks run the same code, and `all_reduce` is the only line where they communicate.
 #
@@ -48,10 +48,10 @@ A = torch.tensor([[1.0, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]])
 viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X @ A})
 
 # %% [markdown]
-# Both ranks' results have the full shape of $Y$, but neither result is correct. What would you do with these two results?
+# Both results have the full shape of $Y$, but neither is correct. What would you do with these two results?
 
 # %% [markdown] task="S.1" title="A matmul split by rows" difficulty=1 minutes=4
-# Your function runs on every rank, with that rank's columns of $X$ and that rank's rows of $A$. It should return the full $Y$ on **every** rank. Three short lines are enough.
+# Your function runs on every rank, with that rank's columns of $X$ and that rank's rows of $A$. It should return the full $Y$ on **every** rank. Three lines are enough.
 
 
 # %% exercise="S.1"
@@ -76,7 +76,7 @@ def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 check("S.1", row_product)
 
 # %% [markdown] task="S.2" title="A matmul split by columns" difficulty=1 minutes=5
-# Now let's split $A$ the other way. Rank 0 gets the left half of its columns, rank 1 gets the right half, and both ranks have all of $X$. Which part of $Y$ can each rank compute this time?
+# Now let's split $A$ the other way. Rank 0 gets the left half of $A$'s columns, rank 1 gets the right half, and both ranks have all of $X$. Which part of $Y$ can each rank compute this time?
 #
 # You'll want `dist.all_gather(parts, y)`, where `parts` is a list with one empty tensor per rank, each shaped like `y`. The call fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
 
@@ -130,7 +130,7 @@ with show_failure():
 #
 # ## The question
 #
-# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each matrix by rows or by columns, so there are four combinations. If every matmul needs its own message, the MLP needs two messages.
+# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each weight matrix by rows or by columns, so there are four combinations. If every matmul needs its own message, the MLP needs two messages.
 #
 # *But for one of the four combinations, a single message is enough for the entire MLP. Which combination is it?*
 #

@@ -160,10 +160,10 @@ LOOP = [
     ("always switches to train mode", validate(("    total, count", "    model.eval()\n    total, count"), ("    return", "    model.train()\n    return")), "does it switch back"),
     ("switches autograd off", validate(("    with torch.no_grad():\n", "    torch.set_grad_enabled(False)\n    if True:\n")), "turn autograd back on"),
     ("the sum", validate(("return total / count", "return total")), "You returned the sum of the losses"),
-    ("the last loss", validate(("total +=", "total =")), "Which number do you divide, and by which number"),
+    ("the last loss", validate(("total +=", "total =")), "what do you divide their sum by"),
     ("needs the number of batches", validate(("    return total / count", "    return total / len(batches)")), "average_loss(model, 7 batches)"),
     ("a list of numbers", validate(("return total / count", "return [total / count]")), "Your function should return a single number"),
-    ("looks at one batch only", validate(("            count += 1", "            count += 1\n            break")), "Which number do you divide, and by which number"),
+    ("looks at one batch only", validate(("            count += 1", "            count += 1\n            break")), "what do you divide their sum by"),
 ]  # fmt: skip
 
 SEARCH = """

@@ -87,7 +87,7 @@ COLUMN_ANSWERS = [
     ("the group is not passed to f", column(swap(COLUMN, APPLY_F, "copy_to_region(x)")), "default group of all ranks"),
     ("the group is not passed to the gather", column(swap(COLUMN, "gather_from_region(out, self.group)", "gather_from_region(out)")), "default group of all ranks"),
     ("the whole world's size decides the shape", column(COLUMN, ("divide(out_features, world_size)", "divide(out_features, dist.get_world_size())")), "default group of all ranks"),
-    ("divides the upstream gradient away with a trick: scales the output, right forward", column(swap(COLUMN, "if self.gather", "out = out.detach() + (out - out.detach()) / dist.get_world_size(self.group)\nif self.gather")), "1/2 of the right one"),
+    ("divides the upstream gradient away with a trick: scales the output, right forward", column(swap(COLUMN, "if self.gather", "out = out.detach() + (out - out.detach()) / dist.get_world_size(self.group)\nif self.gather")), "1/2 of the correct tensor"),
     ("the attribute is lost", column(COLUMN, ("self.weight.tensor_parallel = Sharding(dim=0, stride=stride)", "")), "Does the constructor still set this attribute"),
 ]  # fmt: skip
 

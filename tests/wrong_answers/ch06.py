@@ -63,7 +63,7 @@ HEADS = [
     ("returns the weights", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1)")), "the shape of q"),
     ("returns nothing", heads(swap(ATTEND, "return scores", "scores")), "What should your function return"),
     ("a softmax in float32, and back", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v")), "which of your lines goes through float32"),
-    ("a float32 mask makes float32", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.float().softmax(dim=-1) @ v.float()")), "its dtype is float32, but float64 is"),
+    ("a float32 mask makes float32", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.float().softmax(dim=-1) @ v.float()")), "dtype float32, expected float64"),
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ MAXIMUM = [
     ("torch.max's pair", maximum("return torch.max(logits, dim=-1)"), "logits.amax(dim) returns values"),
     ("a copy is reduced, the other returned", maximum("m = logits.amax(-1)\ndist.all_reduce(m.clone(), op=dist.ReduceOp.MAX, group=group)\nreturn m"), "into which tensor does it write"),
     ("of all tokens", maximum("m = logits.max()\n" + ALL_REDUCE), "over which dimension is the maximum"),
-    ("over the tokens", maximum("m = logits.amax(0)\n" + ALL_REDUCE), "right is [8]"),
+    ("over the tokens", maximum("m = logits.amax(0)\n" + ALL_REDUCE), "expected [8]"),
     ("keeps the dimension", maximum("m = logits.amax(-1, keepdim=True)\n" + ALL_REDUCE), "over which dimension is the maximum"),
     ("of absolute values", maximum("m = logits.abs().amax(-1)\n" + ALL_REDUCE), "is -7 larger than 3"),
     ("gathers the logits", maximum("parts = [torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) for _ in range(dist.get_world_size(group))]\ndist.all_gather(parts, logits.contiguous(), group=group)\nreturn torch.cat(parts, -1).amax(-1)"), "which number is then left to compare"),
@@ -31,7 +31,7 @@ MAXIMUM = [
     ("group is ignored", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX)\nreturn m"), "was not given `group`"),
     ("zeros", maximum("return torch.zeros(logits.shape[:-1], dtype=logits.dtype)"), "rank 0 all zeros"),
     ("never waits", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX, group=group, async_op=True)\nreturn m.clone()"), "never waited"),
-    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "its dtype is float32, but float64 is"),
+    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "dtype float32, expected float64"),
 ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ LSE = [
     ("group is not passed to g", lse(M + PART + "return m + reduce_from_region(part).log()"), "was not given `group`"),
     ("group is not passed to the maximum", lse("m = vocab_max(logits)\n" + PART + LOG), "was not given `group`"),
     ("returns None", lse(M + PART + "m + reduce_from_region(part, group).log()"), "One number for each token"),
-    ("adds a small number against log(0)", lse(M + PART + "return m + (reduce_from_region(part, group) + 1e-6).log()"), "nearly right"),
+    ("adds a small number against log(0)", lse(M + PART + "return m + (reduce_from_region(part, group) + 1e-6).log()"), "almost correct"),
 ]  # fmt: skip
 
 

@@ -91,7 +91,7 @@ LAYER = [
     ("returns the pair", layer(FIRST + "return self.mlp(self.mlp_norm(x))"), "One tensor [b, s, h]"),
     ("returns nothing", layer_swap(("return residual + ", "residual + ")), "One tensor [b, s, h]"),
     ("returns zeros", layer("return torch.zeros_like(x)"), "None: no gradient reaches this tensor"),
-    ("writes into x", layer_swap((LEAVE, f"x = residual.data.add_({DROP})")), "writes into one of them"),
+    ("writes into x", layer_swap((LEAVE, f"x = residual.data.add_({DROP})")), "writes into one of these tensors"),
 ]  # fmt: skip
 
 
@@ -186,7 +186,7 @@ CHECKPOINT = [
     ("the table is transposed", shards(("shard(table, 0, rank, world_size)", "shard(table, 0, rank, world_size).t()")), "Which of them do you transpose"),
     ("the output layer too", shards(("    return mine", '    mine["lm_head.weight"] = mine["embedding.weight"]\n    return mine')), "tied, so it has no weight of its own"),
     ("the masks of old files too", shards(("    return mine", '    mine |= {n: t for n, t in state.items() if n.endswith("attn.bias")}\n    return mine')), "masks of old checkpoints"),
-    ("the mask for the bias", shards(('"attention.qkv":', '"attention.qkv" and end == "weight":'), ("mine[f\"layers", 'tensor = state[f"transformer.h.{number}.attn.bias"] if (ours, end) == ("attention.qkv", "bias") else tensor\n                mine[f"layers')), "shape [1, 1, 6, 6], right is [24]"),
+    ("the mask for the bias", shards(('"attention.qkv":', '"attention.qkv" and end == "weight":'), ("mine[f\"layers", 'tensor = state[f"transformer.h.{number}.attn.bias"] if (ours, end) == ("attention.qkv", "bias") else tensor\n                mine[f"layers')), "shape [1, 1, 6, 6], expected [24]"),
     ("no biases", shards(('("weight", "bias")', '("weight",)')), "gets nothing"),
     ("only the first layer", shards(("range(config.num_layers)", "range(1)")), "gets nothing"),
     ("the final norm is forgotten", shards(('mine[f"final_norm.{end}"] = state[f"transformer.ln_f.{end}"]', "pass")), "gets nothing"),
@@ -197,7 +197,7 @@ CHECKPOINT = [
     ("takes the table out of the checkpoint", shards(('state["transformer.wte.weight"]', 'state.pop("transformer.wte.weight")')), "takes something out of it"),
     ("adds the padded table to the checkpoint", shards((PAD, PAD + '\n    state["transformer.wte.weight"] = table')), "or puts something in"),
     ("float32", shards(("    return mine", "    return {name: tensor.float() for name, tensor in mine.items()}")), "copied as they are"),
-    ("writes into the checkpoint", shards(("    return mine", "    state['transformer.wpe.weight'].zero_()\n    return mine")), "writes into one of them"),
+    ("writes into the checkpoint", shards(("    return mine", "    state['transformer.wpe.weight'].zero_()\n    return mine")), "writes into one of these tensors"),
     ("returns a list", shards(("    return mine", "    return list(mine.items())")), "The result is a dictionary"),
     ("returns nothing", shards(("    return mine", "")), "The result is a dictionary"),
 ]  # fmt: skip
@@ -248,7 +248,7 @@ GENERATION = [
     ("the rank in the default group", generated(("get_rank(group)", "get_rank()")), "default group of all ranks"),
     ("one id for the whole batch", generated(("    return token\n", "    return token.min()\n")), "one id for each text"),
     ("ids [b, 1]", generated(("    return token\n", "    return token[:, None]\n"), ("token[:, None]]", "token]"), ("torch.cat([text, token]", "torch.cat([text, token]")), "one id for each text"),
-    ("ids as float", generated(("    return token\n", "    return token.double()\n")), "its dtype is float64, but int64 is"),
+    ("ids as float", generated(("    return token\n", "    return token.double()\n")), "dtype float64, expected int64"),
     ("returns what all_reduce returns", generated(("    dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)\n    return token", "    return dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)")), "a tensor of ids [b]"),
     ("masks the caller's logits in place", generated(("logits.masked_fill(ids", "logits.masked_fill_(ids")), "belong to the caller"),
     ("generate: no cache", generated((READ, "logits = model(text)[:, -1]")), "Each token is read once"),

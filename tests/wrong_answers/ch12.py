@@ -98,7 +98,7 @@ BLOCK = [
     ("drops before the bias", block(ENTER + LEAVE + "y = dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)\nreturn x + y + self.bias"), "First the bias, then dropout"),
     ("the default group, reduce-scatter", block(ENTER + swap(LEAVE, ", self.group", "") + DROP), "was not given `self.group`"),
     ("inner gets no rng", block(swap(ENTER, "self.inner(y, rng)", "self.inner(y)") + LEAVE + DROP), "From which tracker shall it draw"),
-    ("writes into x", block(ENTER + LEAVE + "x.data += dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng).detach()\nreturn x"), "writes into one of them"),
+    ("writes into x", block(ENTER + LEAVE + "x.data += dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng).detach()\nreturn x"), "writes into one of these tensors"),
     ("returns all tokens", block(ENTER + LEAVE + swap(DROP, "return ", "x = ") + "return gather_from_sequence_region(x, self.group)"), "Which mapping adds the terms"),
     ("returns nothing", block(ENTER + LEAVE + swap(DROP, "return ", "x = ")), "this rank's tokens [b, s/p, h]"),
     ("forgets the bias", block(ENTER + LEAVE + swap(DROP, "y + self.bias", "y")), "no part of `inner`"),

@@ -200,7 +200,10 @@ def test_writing_into_the_callers_tensors_and_what_was_not_run() -> None:
         "changed",
         "your code wrote into x and dy, which the caller still needs",
     )
-    assert difference(NotRun("the output is not a tensor")) == ("not run", "not run, because the output is not a tensor")
+    assert difference(NotRun("the output is not a tensor")) == (
+        "not run",
+        "not run, because the output is not a tensor",
+    )
 
 
 def found(*named: tuple[str, int, str]) -> Differences:

@@ -192,11 +192,17 @@ def stops(x, w, b):
 
 
 WRONG = [
-    (bias_on_every_rank, ["p = 2", "(right at p = 1)", "out  every rank  equals the sum with p biases", "How many times"]),
+    (
+        bias_on_every_rank,
+        ["p = 2", "(right at p = 1)", "out  every rank  equals the sum with p biases", "How many times"],
+    ),
     (bias_divided, ["db  every rank  exactly 1/2 of the correct tensor", "Whose bias"]),
     (bias_on_rank_0, ["db  rank 1  None: no gradient reaches this tensor", "wrong on rank 1", "Whose bias"]),
     (no_sum, ["one term of the sum", "expected 1 all_reduce of 12 elements (float64); saw no collective"]),
-    (gradient_summed_too, ["dx, dW", "exactly 2 times", "wrote into the upstream gradient", "one of the caller's tensors"]),
+    (
+        gradient_summed_too,
+        ["dx, dW", "exactly 2 times", "wrote into the upstream gradient", "one of the caller's tensors"],
+    ),
     (
         returns_nothing,
         ["p = 1", "None: does every path", "dx, dW, db, backward traffic", "What should your function return"],
@@ -210,7 +216,14 @@ WRONG = [
     (sums_twice_the_traffic, ["expected 1 all_reduce of 12", "saw 2 all_reduces of 6", "The values are correct"]),
     (single_precision, ["out", "dtype float32, expected float64"]),
     (writes_into_x, ["wrote into x, which the caller still needs"]),
-    (rank_1_skips, ["ranks are waiting for each other", "rank 1 never joined all_reduce #1", "rank 1: has returned from your code"]),
+    (
+        rank_1_skips,
+        [
+            "ranks are waiting for each other",
+            "rank 1 never joined all_reduce #1",
+            "rank 1: has returned from your code",
+        ],
+    ),
     (raises, ["fails on rank 0", "return x @ w + b", "shapes cannot be multiplied"]),
     (wrong_arguments, ["takes 2 positional arguments but 3 were given"]),
     (stops, ["fails on rank 0"]),

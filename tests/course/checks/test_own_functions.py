@@ -55,7 +55,10 @@ def test_the_verdict_says_so():
         verify("90.81", 1, [{"value": 1}], [{"value": 1}])
         return Verdict("Good.")
 
-    assert "uses tplab's own ColumnParallelLinear. Now write ColumnParallelLinear yourself. Good." in check("90.81", Theirs).note
+    assert (
+        "uses tplab's own ColumnParallelLinear. Now write ColumnParallelLinear yourself. Good."
+        in check("90.81", Theirs).note
+    )
     assert check("90.81", len).note == "Good."
 
 

@@ -94,7 +94,11 @@ def test_a_step_and_all_of_them(root, capsys):
     [
         ("90.3", None, "There is no exercise 90.3 in chapter 90. There are: 90.1, 90.2."),
         ("17.1", None, "There is no chapter 17. There are: 90."),
-        ("90", None, "There is no exercise '90'. Write the number as it appears in the heading, for example: tplab hint 4.2"),
+        (
+            "90",
+            None,
+            "There is no exercise '90'. Write the number as it appears in the heading, for example: tplab hint 4.2",
+        ),
         ("90.a", None, "There is no exercise '90.a'."),
         ("90.1", 4, "Exercise 90.1 has 3 hints, so there is no hint 4."),
         ("90.1", 0, "there is no hint 0."),

@@ -110,9 +110,7 @@ def test_every_other_error_is_still_one(book: Notebook, source: str, told: str) 
 def test_a_check_that_runs_before_its_exercise_says_so(book: Notebook) -> None:
     cell = book.run('check("2.4", gather_last_dim)')
     assert (cell.error, status(book, cell)) == ("", "ok")
-    assert cell.text.startswith(
-        "Exercise 2.4 is waiting for `gather_last_dim`.\n`gather_last_dim` isn't defined yet."
-    )
+    assert cell.text.startswith("Exercise 2.4 is waiting for `gather_last_dim`.\n`gather_last_dim` isn't defined yet.")
     inner = book.run('check("2.4", lambda y: nothing_like_this)')
     assert "NameError" in inner.error + inner.text, "a mistake in the answer stays one"
     assert status(book, inner) == "error"

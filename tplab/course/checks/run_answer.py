@@ -25,7 +25,7 @@ from tplab.runtime import Deadlock, RankError, Results, launch
 _STUB = re.compile(rf"exercise {EXERCISE}")
 _FAILED = (
     "Read the last line of the report first, and then the line of your own code above it. What did your line expect, "
-    "and what did it get instead?"
+    "and what happened instead?"
 )
 _CALLED = "According to the docstring of the exercise, what does your function get, and what should it return?"
 _LATE = (
@@ -192,7 +192,7 @@ def must_refuse(
         raise
     except error as raised:
         if str(raised).startswith(("min() ", "max() ")):
-            said = f"{what} raises {error.__name__}, but the message is about an empty list and not about the cause."
+            said = f"{what} raises {error.__name__}. But the message is about an empty list and not about the cause."
             fail(number, said, question, str(raised))
         unsaid = [str(item) for item in says if str(item) not in str(raised)]
         if unsaid:

@@ -38,14 +38,14 @@ ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this proc
 _QUESTIONS = {
     Twin.FLOAT32: (
         "Your code gives the correct result for float64 tensors, but not for float32 tensors. Which line chooses a "
-        "dtype on its own? Take the dtype from a tensor that was passed to you instead, with torch.empty_like(x), "
-        "x.new_zeros(...), or dtype=x.dtype."
+        "dtype on its own? Instead, take the dtype from one of the tensors that were passed to you, with "
+        "torch.empty_like(x), x.new_zeros(...), or dtype=x.dtype."
     ),
     Twin.BETWEEN: (
-        "Your code is correct if it's called once. This time, it was also called with different values, both before "
-        "this call and between its forward and backward passes. What does a call leave behind that the next call reads "
-        "or overwrites? Look for something that you store on the class, in a global variable, or on the layer. (Local "
-        "variables and ctx belong to a single call.)"
+        "Your code is correct if it's called once. This time, your code was also called with different values, both "
+        "before this call and between its forward and backward passes. What does a call leave behind that the next "
+        "call reads or overwrites? Look for something that you store on the class, in a global variable, or on the "
+        "layer. (Local variables and ctx belong to a single call.)"
     ),
     Twin.EVALUATION: (
         "Your code is correct in training. This time, nothing needs a gradient, as in evaluation or text generation. "
@@ -55,8 +55,9 @@ _QUESTIONS = {
     ),
     Twin.EVAL_MODE: (
         "Your code is correct in train mode and for an input that's a leaf. This time, the module is in eval mode, "
-        "which should only turn off dropout. Its input comes from an earlier layer, so the input needs a gradient but "
-        "isn't a leaf. Which line checks self.training or x.is_leaf, and what does your code skip because of that line?"
+        "which should only turn off dropout. The module's input comes from an earlier layer, so the input needs a "
+        "gradient but isn't a leaf. Which line checks self.training or x.is_leaf, and what does your code skip because "
+        "of that line?"
     ),
     Twin.STRIDED: (
         "Your code is correct for the same values in contiguous tensors. Which line writes into a reshaped or "

@@ -111,9 +111,9 @@ BARRIER_QUESTION = Question(
         bool(d.names)
         and all("traffic" in name and "barrier" in d.text(name).partition("; saw ")[2] for name in d.names)
     ),
-    "The values are correct, but your code calls a barrier. A barrier doesn't transfer any data. It only makes every "
-    "rank wait for the slowest rank, and a collective already waits for all the data it needs. Which of your lines "
-    "calls the barrier, and what would go wrong without it?",
+    "The values are correct, but your code calls a barrier. A barrier doesn't transfer any data. The barrier only "
+    "makes every rank wait for the slowest rank, and a collective already waits for all the data it needs. Which of "
+    "your lines calls the barrier, and what would go wrong without it?",
 )
 
 # Asked unless the exercise's own question is about the same: one of these words is in it

@@ -97,7 +97,8 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
     known = [
         (
             right - (layers - 1) * count(layer),
-            "This is the number of parameters with a single layer. How many layers does the model have?",
+            "This would be the number of parameters if the model had only one layer. How many layers does the model "
+            "have?",
         ),
         (
             right + (layers - 1) * (right - layers * count(layer)),

@@ -17,9 +17,9 @@ PREDICTIONS = {
         },
     ),
     "0.b": Prediction(
-        question="You double the batch size b. By what factor does the total size of the weights, gradients, and "
-        "optimizer state grow? By what factor do the activations grow? Now you double the sequence length s instead. "
-        "By what factor does the memory for the attention scores grow?",
+        question="Suppose you double the batch size b. By what factor does the total size of the weights, gradients, "
+        "and optimizer state grow? By what factor do the activations grow? Now suppose you double the sequence length "
+        "s instead. By what factor does the memory for the attention scores grow?",
         answer={"states": 1, "activations": 2, "scores": 4},
         why="The weights, gradients, and optimizer state depend only on the number of parameters, which doesn't "
         "change. All activations are proportional to b. The scores have the shape [b, a, s, s], so they grow with the "
@@ -57,7 +57,7 @@ PREDICTIONS = {
         "35 times 80 GB. That's eight times as much memory as the weights take, and the activations come on top of "
         "that.",
         wrong={
-            ("gpus_to_answer", 4): "The weights take up 4.4 GPUs, and you can't buy 0.4 of a GPU.",
+            ("gpus_to_answer", 4): "The weights need 4.4 GPUs, and you can't buy 0.4 of a GPU.",
             (
                 "gpus_to_answer",
                 35,

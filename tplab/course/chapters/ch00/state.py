@@ -109,10 +109,7 @@ def _otherwise(part: str, shape: tuple[int, int], mixed: bool) -> str:
             "optimizer has to remember those variables, and their shapes tell you how many elements they have."
         )
     bits = 16 if mixed else 32
-    return (
-        f"There's one {bits}-bit value for each element of a {list(shape)} matrix. How many bytes do all of these "
-        "values take?"
-    )
+    return f"There's one {bits}-bit value for each element of a {list(shape)} matrix. How many bytes is that in total?"
 
 
 def _suspects(

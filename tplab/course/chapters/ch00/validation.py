@@ -63,7 +63,7 @@ def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
     current().compared["the average loss"] = None
     current().compared["the memory"] = None
     if not torch.is_grad_enabled():
-        fail("0.3", "autograd is still turned off after your function has returned.", _SWITCHED_OFF)
+        fail("0.3", "Autograd is still turned off after your function has returned.", _SWITCHED_OFF)
     return Verdict("No matter how many batches there are, no activations stay in memory.")
 
 
@@ -72,8 +72,8 @@ def _compare(call: str, number: int, seen: object, right: float) -> None:
         fail(
             "0.3",
             f"the result of {call} still has an autograd graph.",
-            "As long as anyone keeps a reference to your result, its graph stays alive, and so do all the activations "
-            "in that graph. What could you return instead?",
+            "As long as something holds a reference to your result, its graph stays alive, and so do all the "
+            "activations in that graph. What could you return instead?",
         )
     if not isinstance(seen, (int, float, Tensor)) or (isinstance(seen, Tensor) and seen.numel() != 1):
         fail(
@@ -84,8 +84,8 @@ def _compare(call: str, number: int, seen: object, right: float) -> None:
     value = float(seen)
     if abs(value - right) > 1e-9 * right:
         ask = (
-            "The result should still be the average of the batches' losses. Which number do you divide, and by which "
-            "number?"
+            "The result should still be the average of the batches' losses. Which losses do you add up, and what do "
+            "you divide their sum by?"
         )
         if number > 1 and abs(value - number * right) < 1e-9 * number * right:
             ask = "You returned the sum of the losses. How do you get the average from the sum?"

@@ -11,18 +11,18 @@ PREDICTIONS = {
             ("each_rank", 21): "That's the sum for two ranks. What numbers do ranks 2 and 3 start with?",
             ("each_rank", 42): "That's twice the sum for two ranks. But ranks 2 and 3 start with different numbers.",
             ("each_rank", 6): "That's the sum of the rank numbers. What does `add_up` add to each rank number?",
-            "each_rank": "Each rank starts with 10 plus its own rank number. Write down those four sums, and then add "
-            "them up.",
+            "each_rank": "Each rank starts with 10 plus its own rank number. Write down the four starting values, and "
+            "then add them up.",
         },
     ),
     "S.b": Prediction(
         question="Which rank gets stuck, and which rank is it waiting for?",
         answer={"stuck": 0, "waits_for": 1},
-        why="Rank 0 calls `all_reduce` inside your function and waits there for rank 1. But rank 1 never calls your "
-        "function, so it has already finished.",
+        why="Rank 0 calls `all_reduce` inside your function and waits there for rank 1. But rank 1 skips your function "
+        "and has already finished.",
         wrong={
             "stuck": "Your function calls `all_reduce`. Which rank calls your function?",
-            "waits_for": "An `all_reduce` can't finish until both ranks have called it. Which rank never calls "
+            "waits_for": "The `all_reduce` can't finish until both ranks have called it. Which rank never calls "
             "`all_reduce`?",
         },
     ),

@@ -126,14 +126,16 @@ def check_product(number: str, product: Product, split: Split, questions: Sequen
 def row_split(row_product: Product) -> checks.Verdict:
     check_product("S.1", row_product, ROWS, ROW_QUESTIONS)
     return checks.Verdict(
-        "Your code needs just one message, an all-reduce of a tensor with the shape of Y. It sends no weights."
+        "Your code needs just one message, an all-reduce of a tensor with the shape of Y. It doesn't send any weights."
     )
 
 
 @checks.exercise("S.2", "A matmul split by columns")
 def column_split(column_product: Product) -> checks.Verdict:
     check_product("S.2", column_product, COLUMNS, COLUMN_QUESTIONS)
-    return checks.Verdict("Your code needs just one message, an all-gather of the columns of Y. It sends no weights.")
+    return checks.Verdict(
+        "Your code needs just one message, an all-gather of the columns of Y. It doesn't send any weights."
+    )
 
 
 # Questions
@@ -201,7 +203,7 @@ ROW_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", LARGEST),
-        "You took the maximum of the ranks' results. But each result is only one part of a sum. Which operation "
+        "You took the maximum of the ranks' results. But each rank's result is only one part of a sum. Which operation "
         "combines the parts of a sum?",
     ),
     checks.Question(
@@ -236,8 +238,8 @@ ROW_QUESTIONS = (
     ),
     checks.Question(
         sent("broadcast", "reduce"),
-        "Y is correct, but your code takes two steps. It computes the sum on one rank and then broadcasts the sum to "
-        "the other ranks. Which single collective does both?",
+        "Y is correct, but your code takes two steps. First, it computes the sum on one rank, and then it broadcasts "
+        "the sum to the other ranks. Which single collective does both?",
     ),
     TWICE,
     MORE,
@@ -256,7 +258,7 @@ COLUMN_QUESTIONS = (
     checks.Question(
         checks.kind_is("out", OWN),
         "You returned only this rank's columns of Y. The other ranks have the remaining columns. Which collective "
-        "gives every rank all the columns?",
+        "gives every rank all of the columns?",
     ),
     checks.Question(
         checks.kind_is("out", STACKED, RESHAPED),
