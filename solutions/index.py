@@ -3,7 +3,7 @@
 #
 # Welcome! In this course, you'll write Megatron-style tensor parallelism yourself, one piece at a time. You'll decide which rank holds which slice of a weight matrix. You'll work out what the ranks have to send each other in the forward and the backward pass, and you'll find out why they can't send any less. Your code runs on real processes on this machine, with or without GPUs, and every exercise has a check.
 #
-# **Where are you?** Click the cell below and press Shift+Enter. The cell shows what you've done so far and takes you to the next exercise. You can run it again whenever you come back.
+# **Where are you?** Click the cell below and press Shift+Enter. The cell shows what you've done so far and takes you to the next exercise. You can run the cell again whenever you come back.
 
 # %%
 from tplab.course import progress
@@ -39,11 +39,11 @@ progress()
 #
 # Read the chapter from top to bottom, and run its cells with Shift+Enter as you go. There are three kinds of cells where you have something to do:
 #
-# - **Predict**: Replace the dots with what you expect, and then run the cell. The cells after it show what really happens.
+# - **Predict**: Replace the dots with what you expect, and then run the cell. The cells below show what really happens.
 #
 # - **Exercise**: You'll see a function or a class with `# your code here`. Replace the line that raises `NotImplementedError` with your answer, and run the cell.
 #
-# - **Check**: Run this cell once you've written your answer. It starts 1, 2, and 4 processes, gives your code fresh random inputs, and compares the results with plain PyTorch in a single process. If something is wrong, the check tells you what differs and on which rank. It also asks you a question that points to the cause.
+# - **Check**: Run this cell once you've written your answer. The check starts 1, 2, and 4 processes, gives your code fresh random inputs, and compares the results with plain PyTorch in a single process. If something is wrong, the check tells you what differs and on which rank. The check also asks you a question that points to the cause.
 #
 # The text above each check says what the check compares. If you haven't written an exercise yet, its check only says that it's waiting for you, so you can run an entire chapter at any time.
 #
