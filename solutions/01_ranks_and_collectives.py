@@ -1,9 +1,7 @@
 # %% [markdown]
 # # 01 · Ranks and collectives
 #
-# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that
-# waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important one from nothing but "send" and
-# "receive", count its bytes, and predict how long it takes. You'll also learn to read the report you get when a program hangs because every process is waiting for another one.
+# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important collective, the all-reduce, from nothing but "send" and "receive". You'll count the bytes that an all-reduce sends, and you'll predict how long it takes. You'll also learn to read the report you get when a program hangs because all of its processes are waiting for each other.
 #
 # You need PyTorch. About 75 minutes.
 
@@ -16,7 +14,7 @@ from tplab.collectives import links
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
-# This picture shows the first half of what you'll build. It was drawn from a real run on four processes. Each process starts with four numbers and only ever sends messages to its neighbor. After three steps, each process holds one complete sum, because every process has added its own number along the way. Soon you'll write the code behind these arrows yourself.
+# This picture shows the first half of what you'll build, with data from a real run on four processes. Each process starts with four numbers and sends messages only to its right-hand neighbor. After three steps, each process holds one complete sum, because every process has added its own number to that sum along the way. Soon you'll write the code behind these arrows yourself.
 
 
 # %%
@@ -30,9 +28,9 @@ viz.ring(launch(goes_round, 4), title="a ring reduce-scatter")
 # %% [markdown]
 # ## Ranks
 #
-# Distributed training runs the *same* program in several processes, usually one per GPU. Each process has a number, which is called its **rank**, and people often say "rank 2" when they mean the process itself. The number of processes is called the **world size**, and we'll write it as `p`.
+# Distributed training runs the *same* program in several processes, usually one per GPU. Each process has a number called its **rank**, and people often say "rank 2" when they mean the process itself. The number of processes is called the **world size**, and we'll write it as `p`.
 #
-# `launch(fn, p)` starts `p` fresh processes on this machine, connects them, and runs a copy of `fn` in each of them. When they're done, it returns a list of their results in rank order.
+# `launch(fn, p)` starts `p` fresh processes on this machine, connects them, and runs `fn` in each of them. Once all the ranks finish, `launch` returns a list of their results in rank order.
 
 
 # %%
@@ -45,9 +43,9 @@ def hello():
 list(launch(hello, 4))
 
 # %% [markdown]
-# The first launch also told you its **backend**, which is the library that carries the messages. If there's a GPU for each rank, the backend is NVIDIA's NCCL. Otherwise it's gloo, which runs on the CPU. Your code works with both of them, as long as you create tensors on the rank's own device, which is `device()`.
+# The first launch also printed the name of its **backend**, the library that carries messages between ranks. If there's a GPU for each rank, tplab uses NVIDIA's NCCL as the backend. Otherwise, tplab uses gloo, which runs on the CPU. Your code works with either backend, as long as you create tensors on the rank's own device, which is `device()`.
 #
-# **Predict.** The notebook has a variable `counter = 0`. Each of 4 ranks adds 1 to it and returns it. What's the sum of the four returned numbers? And what's the value of `counter` in the notebook afterward?
+# **Predict.** The notebook sets `counter = 0`. Then each of 4 ranks adds 1 to `counter` and returns the result. What's the sum of the four returned numbers? What's the value of `counter` in the notebook afterward?
 
 # %% predict="1.a"
 predict("1.a", sum_of_returned=4, in_the_notebook=0)
@@ -65,16 +63,16 @@ def count():
 list(launch(count, 4)), counter
 
 # %% [markdown]
-# A rank can't see the memory of another rank, and it can't see the notebook's memory either. If one rank needs a number from another rank, that rank has to send it.
+# A rank can't see another rank's memory, and it can't see the notebook's memory either. If one rank needs a number from another rank, the rank that has the number must send it.
 #
 # ## Send and receive
 #
-# A message takes two calls. The sender calls `dist.send(x, dst)`, and the receiver calls `dist.recv(x, src)`, which overwrites its `x` with the data. Both tensors need the same shape. `recv` returns once the data has arrived. `send` returns once you're allowed to change `x` again, and sometimes that only happens after the receiver has called `recv`.
+# A message takes two calls. The sender calls `dist.send(x, dst)`, and the receiver calls `dist.recv(y, src)`, which overwrites `y` with the values of `x`. Both tensors must have the same shape and dtype. `recv` returns once the data has arrived. `send` returns once it's safe to modify `x`, and that may not happen until the receiver has called `recv`.
 
 # %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=10
-# Build two operations with a **root**, which is the rank that hands out the parts or collects them. In `scatter`, the root sends one message to each of the other ranks. In `gather`, it receives one message from each of them. The root never sends a message to itself, so don't forget its own part.
+# Build two operations that have a **root**, the rank that hands out or collects the parts. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so don't forget to copy its own part.
 #
-# The check runs your functions on 2, 3, 4 and 1 ranks with different roots, and it counts the messages.
+# The check runs your functions on 1 to 4 ranks with different roots, and it counts the messages.
 
 
 # %% exercise="1.1"
@@ -112,11 +110,9 @@ def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
 
 
 # %% [markdown] hints="1.1"
-# 1. The root does something different from all the other ranks, so you need an `if`. What does the root do, and what do the others do? Remember that every send needs a matching receive.
-# 2. In `scatter`, the root sends `parts[other]` to each other rank, and each other rank receives once, into `out`. The root copies its own part into `out`. (`out = parts[src]` would only give the part another name.) In `gather`, the root
-#    needs `p` tensors to receive into.
-# 3. `if rank != src: dist.recv(out, src); return out`. Then loop over all `other != src` with `dist.send(parts[other], other)`, and `return out.copy_(parts[src])`. `gather` is the mirror image, with
-#    `parts = [torch.empty_like(x) for _ in range(world_size)]` on the root.
+# 1. The root has a different job from the other ranks, so you need an `if` statement. What does the root have to do, and what do the other ranks have to do? Remember that every send needs a matching receive.
+# 2. In `scatter`, the root sends `parts[other]` to every other rank and copies its own part into `out`. Each of the other ranks receives one message, directly into `out`. (If you write `out = parts[src]`, the caller's tensor is never filled, because this only makes `out` a new name for the part.) In `gather`, the root needs `p` tensors to receive into.
+# 3. In `scatter`, a rank that isn't the root calls `dist.recv(out, src)` and returns `out`. The root loops over all ranks `other != src`, calls `dist.send(parts[other], other)` for each of these ranks, and returns `out.copy_(parts[src])`. In `gather`, the roles are reversed. The root starts with `parts = [torch.empty_like(x) for _ in range(world_size)]`, copies its own `x` into `parts[rank]`, and receives into the other tensors.
 
 # %% check="1.1"
 check("1.1", scatter, gather)
@@ -124,9 +120,9 @@ check("1.1", scatter, gather)
 # %% [markdown]
 # ## Collectives
 #
-# Most communication between ranks follows one of a few patterns, which are called **collectives**. *Every* rank of a group has to call a collective, and all ranks have to make these calls in the same order and with tensors of the same shape. You've just built two collectives. (By default, the group contains all ranks. You can pass a smaller one as `group=`.)
+# Most communication between ranks follows one of a few patterns called **collectives**. *Every* rank of a group has to call a collective, and all ranks have to make these calls in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`. You've just built two collectives yourself, scatter and gather.
 #
-# Let's watch them with numbers that show where they came from. Rank $r$ holds the numbers $1, 2, \dots, p$ times $10^r$, so every *digit* of a result belongs to one of the ranks.
+# Let's look at more collectives, using values that show which rank they came from. With four ranks, rank 0 starts with [1, 2, 3, 4], rank 1 starts with [10, 20, 30, 40], and so on. That way, each *digit* of a sum tells you what one of the ranks contributed.
 
 
 # %%
@@ -144,11 +140,11 @@ def all_reduce():
 viz.collective(launch(all_reduce, 4), name="all_reduce")
 
 # %% [markdown]
-# An **all-reduce** gives every rank the sum of all ranks' tensors. It's the workhorse of distributed training. For example, replicas of a model use it to add up their gradients.
+# An **all-reduce** gives every rank the sum of all ranks' tensors. It's the workhorse of distributed training. For example, replicas of a model use an all-reduce to sum their gradients.
 #
-# The next two collectives split every rank's tensor into `p` parts. A **reduce-scatter** also adds up the tensors of all ranks, but rank $r$ only receives part $r$ of the sum. An **all-to-all** doesn't add anything. It sends part $j$ of rank $i$ to rank $j$, where it becomes part $i$.
+# The next two collectives split every rank's tensor into `p` parts. A **reduce-scatter** also sums the tensors across all ranks, but rank $r$ receives only part $r$ of the sum. An **all-to-all** exchanges parts without summing them. Part $j$ of rank $i$ goes to rank $j$, where it becomes part $i$.
 #
-# **Predict.** Four ranks hold the numbers from above. Which number does rank 2 receive in a reduce-scatter? And what's the *last* number that rank 1 receives in an all-to-all?
+# **Predict.** Four ranks start with the same values as before. What value does rank 2 receive in a reduce-scatter? What's the *last* value that rank 1 receives in an all-to-all?
 
 # %% predict="1.b"
 predict("1.b", reduce_scatter_on_rank_2=3333, last_of_all_to_all_on_rank_1=2000)
@@ -227,7 +223,9 @@ kinds = {
 }
 
 # %% [markdown]
-# Here are all the collectives. Whenever you choose one, fresh ranks run it, and the picture shows their tensors before and after. (The root is rank 1. After a `reduce`, only the root's tensor is defined, so don't use the others.) See if you can find two things. Which collective undoes `scatter`? And which two collectives, called one after the other, have the same effect as `all_reduce`?
+# In the next cell, you can try all the collectives. When you choose a collective, fresh ranks run it, and the picture shows their tensors before and after the call. If the collective has a root, the root is rank 1. After a `reduce`, only the root's tensor is defined, so the picture leaves out the tensors of the other ranks.
+#
+# See if you can answer two questions. Which collective undoes a `scatter`? Which two collectives, called one after the other, have the same effect as a single `all_reduce`?
 
 
 # %% tags=["explore"]
@@ -238,7 +236,7 @@ def show(kind, p):
 viz.explore(show, kind=list(kinds), p=(4, 3, 2))
 
 # %% [markdown]
-# You may have noticed that a reduce-scatter followed by an all-gather has the same effect as an all-reduce. We'll use that soon.
+# You may have noticed that a reduce-scatter followed by an all-gather has the same effect as an all-reduce. You'll use that trick soon.
 #
 # `launch` records every collective that each rank calls. We'll call this record the **trace**, and we'll use it to count messages and bytes.
 
@@ -247,9 +245,9 @@ results = launch(all_gather, 4)
 results.record
 
 # %% [markdown]
-# The last column is the **message size**. We count it in the same way as NVIDIA's benchmark `nccl-tests`. For an all-reduce, a broadcast, or a send, that's the size of the tensor. For the other collectives, it's the size of all the parts together. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
+# The last column is the **message size**. We count message sizes the same way NVIDIA's benchmark `nccl-tests` does. For an all-reduce, a broadcast, or a send, the message size is the size of the tensor. For the other collectives, the message size is the combined size of all the parts. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
 #
-# ## Both at the same time
+# ## Send and receive at the same time
 #
 # In a ring, every rank sends to its right-hand neighbor and receives from its left-hand neighbor. Let's start with just two ranks that try to exchange their tensors.
 
@@ -269,15 +267,15 @@ with show_failure():
     launch(both_receive_first, 2)
 
 # %% [markdown]
-# Normally, a program like this hangs silently until you kill it. tplab gives you a report instead, and it's worth learning how to read one.
+# Normally, a program like this hangs silently until you kill it. With tplab, you get a report instead, so let's practice reading one.
 #
-# **Read.** On which line of the cell is rank 0 waiting? (Line 1 is the line with `def`.) Which rank is it waiting for? And how many calls of `send` did the two ranks reach in total?
+# **Read.** The line with `def` is line 1 of the cell. On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the two ranks call `send`?
 
 # %% predict="1.c"
 predict("1.c", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
 
 # %% [markdown]
-# The solution is to *start* both messages first and to wait for them afterward. `dist.isend` and `dist.irecv` start a message and return a request right away. Later, `request.wait()` blocks until the message has been delivered. Don't touch the tensors before that. `dist.batch_isend_irecv` starts a whole list of messages in one call.
+# The solution is to *start* both messages first and then wait for them. `dist.isend` and `dist.irecv` start a message and return a request right away. A call to `request.wait()` blocks until the message has been delivered. Don't touch the tensors before then. `dist.batch_isend_irecv` starts a whole list of sends and receives in one call.
 
 
 # %%
@@ -285,7 +283,7 @@ def to_the_right():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     outgoing = my_numbers()  # [p]
     incoming = torch.empty_like(outgoing)  # [p]
-    right, left = (rank + 1) % world_size, (rank - 1) % world_size  # a ring: the last rank's right neighbour is rank 0
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size  # a ring: the last rank's right neighbor is rank 0
     messages = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, incoming, left)]
     for request in dist.batch_isend_irecv(messages):
         request.wait()
@@ -295,15 +293,15 @@ def to_the_right():
 viz.collective(launch(to_the_right, 3), name="to the right")
 
 # %% [markdown]
-# (Why do we need the batch? With gloo, you could simply call `isend` and then `irecv`. But NCCL runs all messages between two GPUs in order. If both of them start with a send, each one waits for the other to receive.)
+# Why do we need to start both messages in one batch? With gloo, you could simply call `isend` and then `irecv`. But NCCL processes all messages between two GPUs in order. If both GPUs start with a send, each GPU waits for the other one to receive.
 #
 # ## The ring
 #
-# You could already build an all-reduce from your `gather` and a broadcast. Rank 0 would collect all the tensors, add them up, and send the sum to everyone. But for a tensor of $N$ bytes, rank 0 would have to receive $(p-1)N$ bytes and then send just as many. All of them would go through a single wire, while the other ranks' wires are idle.
+# You could already build an all-reduce from your `gather` and a broadcast. Rank 0 would collect all the tensors, add them up, and send the sum to every other rank. But for a tensor of $N$ bytes, rank 0 would have to receive $(p-1)N$ bytes and then send the same number of bytes back out. All of this traffic would go through rank 0's link, while the other ranks' links would be idle most of the time.
 #
-# A ring keeps every wire busy. Arrange the ranks in a circle and split the tensor into `p` parts. Each part starts at a different rank. In every step, each rank adds its own numbers to the part that it has just received and sends the result to its right-hand neighbor. After $p-1$ steps, every rank has contributed to every part.
+# A ring keeps every link busy. Arrange the ranks in a circle and split the tensor into `p` parts. Each part starts at a different rank. In every step, each rank sends a part to its right-hand neighbor, and the neighbor adds its own values to that part. After $p-1$ steps, every rank has contributed to every part.
 #
-# ![Four ranks in a circle. In six steps, the parts of a tensor travel around the ring, first adding up, then being copied. Each link carries 1.5 times the tensor. In a star, the link of rank 0 carries 3 times the tensor in and 3 times out.](pictures/ring.svg)
+# ![Four ranks in a circle. In six steps, the parts of a tensor travel around the ring. They're summed during the first three steps and copied during the last three. Each link carries 1.5 times the size of the tensor. In a star, rank 0's link carries 3 times the size of the tensor in each direction.](pictures/ring.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -311,7 +309,7 @@ viz.collective(launch(to_the_right, 3), name="to the right")
 #
 # </details>
 #
-# Look at the picture at the top of the chapter again and follow part 0. It starts at rank 1, and three steps later it arrives at rank 0, complete. This first half of the algorithm is a **reduce-scatter**. The second half is an **all-gather**, in which the finished parts travel around the ring once more, but now they're only copied.
+# Look at the picture at the top of the chapter again and follow part 0. This part starts at rank 1, and three steps later, the complete sum arrives at rank 0. This first half of the algorithm is a **reduce-scatter**. The second half is an **all-gather**, in which the finished parts travel around the ring once more, but this time they're only copied.
 
 
 # %%
@@ -323,7 +321,7 @@ def copies_go_round():
 viz.ring(launch(copies_go_round, 4), title="a ring all-gather")
 
 # %% [markdown]
-# Try both halves with fewer ranks. How many steps do they take? Which part does rank 0 send first?
+# Try both halves with fewer ranks. How many steps does each half take? Which part does rank 0 send first?
 
 
 # %% tags=["explore"]
@@ -338,7 +336,7 @@ def show_ring(kind, p):
 viz.explore(show_ring, kind=["reduce-scatter", "all-gather"], p=(3, 2, 4))
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=20
-# Now it's your turn. The parts are the rows of `x`, which has the shape `[p, ..]`. Use $p-1$ steps. In each of them, send a single row to your right-hand neighbor. Don't change your caller's `x`.
+# Now it's your turn. The parts are the rows of `x`, which has the shape `[p, ..]`. Use $p-1$ steps, and in each step, send a single row to your right-hand neighbor. Don't change your caller's `x`.
 
 
 # %% exercise="1.2"
@@ -361,17 +359,17 @@ def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="1.2"
-# 1. Row $r$ has to arrive at rank $r$ after $p-1$ steps to the right, so at which rank does it start? Now look at it from the perspective of a single rank. Which row does it send first?
-# 2. Rank $r$ sends row $r-1$ first. (All numbers are modulo $p$.) Its left-hand neighbor does the same, so row $r-2$ arrives. Add your own row $r-2$ to it, and send that next. After $p-1$ steps, the row that arrives is $r-2-(p-2) = r-p$, which is $r$.
-# 3. Before the loop, `row = (rank - 1) % world_size` and `total = x[row].clone()`. In the loop, send `total` to the right while you receive `received` from the left, as in `to_the_right`. Then `row = (row - 1) % world_size` and `total = received + x[row]`.
+# 1. Row $r$ moves $p-1$ ranks to the right and has to end up on rank $r$. At which rank does row $r$ start? Now look at the ring from the perspective of a single rank. Which row does this rank send first?
+# 2. Rank $r$ sends row $r-1$ first. (All indices are modulo $p$.) Your left-hand neighbor follows the same rule, so the first row you receive is row $r-2$. Add your own row $r-2$ to the row you received, and send the sum in the next step. After $p-1$ steps, the row that arrives has the index $r-2-(p-2) = r-p$, which is $r$ modulo $p$.
+# 3. Before the loop, set `row = (rank - 1) % world_size` and `total = x[row].clone()`. In the loop, send `total` to the right while you receive `received` from the left, as in `to_the_right`. Then set `row = (row - 1) % world_size` and `total = received + x[row]`.
 
 # %% check="1.2"
 check("1.2", ring_reduce_scatter)
 
 # %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=18
-# Write the second half, `ring_all_gather`. Every rank starts with one part and ends up with all `p` parts. Use $p-1$ steps again, and in each of them, send a single part to your right-hand neighbor.
+# Write the second half, `ring_all_gather`. Every rank starts with one part and ends up with all `p` parts. Use $p-1$ steps again, and in each step, send a single part to your right-hand neighbor.
 #
-# Then combine the two halves into `ring_all_reduce`. It should work for an `x` of any shape, as long as the total number of elements is divisible by `p`. Keep in mind that none of the dimensions has to be divisible by `p` on its own.
+# Then combine the two halves into `ring_all_reduce`. It should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. Keep in mind that no single dimension of `x` has to be divisible by `p`.
 
 
 # %% exercise="1.3"
@@ -400,35 +398,34 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="1.3"
-# 1. In the first step, a rank can only send its own part. In every later step, which part is its right-hand neighbor still missing? For the all-reduce, compare the shapes. Your reduce-scatter turns `[p, ..]` into `[..]`, and your all-gather turns `[..]` into `[p, ..]`.
-# 2. The neighbor is missing what has just arrived from the left. In step $s$ (from 0), rank $r$ sends part $r-s$ and receives part $r-s-1$, modulo $p$. And `x.reshape(world_size, -1)` splits any tensor into `p` equal rows.
-# 3. `rows = [torch.empty_like(part) for _ in range(world_size)]` and `rows[rank].copy_(part)`. In step `s`, send `rows[(rank - s) % world_size]` and receive into `rows[(rank - s - 1) % world_size]`, and return `torch.stack(rows)`. The all-reduce is
-#    `ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)`.
+# 1. In the first step, a rank can only send its own part. In each later step, which part is its right-hand neighbor still missing? For the all-reduce, compare the shapes. Your reduce-scatter turns `[p, ..]` into `[..]`, and your all-gather turns `[..]` into `[p, ..]`.
+# 2. Your right-hand neighbor is missing the part that you've just received from the left. In step $s$ (counting from 0), rank $r$ sends part $r-s$ and receives part $r-s-1$, modulo $p$. For the all-reduce, `x.reshape(world_size, -1)` gives you `p` rows of equal length.
+# 3. Start with `rows = [torch.empty_like(part) for _ in range(world_size)]` and `rows[rank].copy_(part)`. In step `s`, send `rows[(rank - s) % world_size]` and receive into `rows[(rank - s - 1) % world_size]`. After the last step, return `torch.stack(rows)`. The all-reduce is `ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)`.
 
 # %% check="1.3"
 check("1.3", ring_all_gather, ring_all_reduce)
 
 # %% [markdown]
-# You've built NCCL's most important algorithm. How good is it?
+# You've just built NCCL's most important algorithm. How good is it?
 #
 # ## Count the bytes
 #
-# In the reduce-scatter of a tensor of $N$ bytes, each rank sends $p-1$ messages of $N/p$ bytes each. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this much (Patarasuk and Yuan 2009).
+# To reduce-scatter $N$ bytes, each rank sends $p-1$ messages, and each message is $N/p$ bytes long. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this much (Patarasuk and Yuan 2009).
 #
-# The other classic algorithm is the **tree**. In the first step, every second rank sends its full tensor to a neighbor, and the neighbor adds it to its own. In the next step, half of the remaining ranks do the same, and so on. After $\lceil\log_2 p\rceil$ steps, rank 0 holds the sum. Then the sum travels back down the tree in as many steps.
+# The other classic algorithm is the **tree**. In the first step, every other rank sends its full tensor to a neighbor, and the neighbor adds the tensor it receives to its own. In the next step, half of the remaining ranks do the same, and so on. After $\lceil\log_2 p\rceil$ steps, rank 0 holds the sum. Then the sum travels back down the tree in the same number of steps.
 #
-# **Predict.** You have a tensor of 8 MiB on 8 ranks. How many MiB does each rank send in a ring? How many does rank 0 send in a tree? And how many steps does each of the two algorithms take?
+# **Predict.** You run an all-reduce of an 8 MiB tensor on 8 ranks. How many MiB does each rank send in a ring? How many MiB does rank 0 send in a tree? How many steps does each algorithm take?
 
 # %% predict="1.d"
 predict("1.d", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
 
 # %% [markdown]
-# Here's what the ranks really sent, next to the formulas.
+# Here's what the ranks actually sent, next to what the formulas predict.
 
 
 # %%
 def all_reduce_by(algorithm, numel):
-    x = torch.ones(numel, device=device())  # [N/4], 4 bytes a number
+    x = torch.ones(numel, device=device())  # [N/4], 4 bytes per element
     {"ring": collectives.ring_all_reduce, "tree": collectives.tree_all_reduce}[algorithm](x)
 
 
@@ -447,18 +444,18 @@ for p in (2, 4, 8):
                 "steps": 2 * (p - 1) if algorithm == "ring" else 2 * collectives.tree_depth(p),
                 "sent by the busiest rank": max(sent),
                 "formula": per_rank,
-                "sent by the laziest": min(sent),
-                "by all together": sum(sent),
+                "sent by the laziest rank": min(sent),
+                "sent by all ranks": sum(sent),
             }
         )
 viz.table(rows, title="all-reduce of 65,536 bytes")
 
 # %% [markdown]
-# If you add up all ranks, both algorithms send $2(p-1)N$ bytes. The ring spreads these bytes evenly over the ranks, and the tree doesn't. But the tree needs far fewer steps!
+# Summed over all ranks, both algorithms send $2(p-1)N$ bytes. The ring spreads these bytes evenly across the ranks, but the tree doesn't. On the other hand, the tree needs far fewer steps!
 #
 # ## Predict the time
 #
-# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle is a measurement between two ranks on your machine, and the line was fitted to the circles. The gray lines show *published* figures for links between GPUs. Their bandwidths come from the vendors and count one direction, and their latencies are those that NCCL assumes for one step of a ring.
+# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle is one message that we timed between two ranks on your machine, and the colored line is fitted to the circles. The gray lines show *published* figures for GPU interconnects. The bandwidths are the vendors' figures for one direction, and the latencies are the values that NCCL assumes for one step of a ring.
 
 # %%
 points = launch(links.measure_link, 2)[0]
@@ -467,11 +464,11 @@ print(f"this machine: alpha = {here.alpha * 1e6:.0f} µs, 1/beta = {here.bandwid
 viz.times(
     {"this machine": here.seconds, **{name: link.seconds for name, link in links.PUBLISHED.items()}},
     {"this machine": points},
-    title="one message from rank to rank: measured (circles), fitted, and published (grey)",
+    title="one message from rank to rank: measured (circles), fitted, and published (gray)",
 )
 
 # %% [markdown]
-# Both axes are logarithmic, so each line looks like a hockey stick. For small messages it's flat, because $\alpha$ dominates, and for large messages it rises. It bends where $n = \alpha/\beta$. Messages much smaller than that waste the link, no matter how fast it is.
+# Both axes are logarithmic, so each line looks like a hockey stick. For small messages, the line is flat, because almost all of the time is latency. For large messages, the line rises with the message size. It bends where $n = \alpha/\beta$. Messages that are much smaller than this size leave most of the bandwidth unused, no matter how fast the link is.
 
 # %%
 viz.table(
@@ -487,10 +484,11 @@ viz.table(
 )
 
 # %% [markdown] task="1.4" title="Ring or tree?" difficulty=3 minutes=15
-# For every call, a library like NCCL has to choose an algorithm. In this exercise, you'll write the rule that chooses it.
+# For every call, a library like NCCL has to choose an algorithm. In this exercise, you'll write the rule that makes this choice.
 #
-# - `ring_seconds` and `tree_seconds` predict the time of an all-reduce of `n` bytes. Count how many steps have to happen one after the other, and how many bytes each message has.
-# - `ring_wins_from` returns the smallest message size, in bytes, at which the ring is at least as fast as the tree. If the ring never loses, return 0.
+# First, write `ring_seconds` and `tree_seconds`, which predict how long an all-reduce of `n` bytes takes. Count how many steps have to happen one after the other, and how many bytes there are in each message.
+#
+# Then write `ring_wins_from`, which returns the smallest message size, in bytes, at which the ring is at least as fast as the tree. If the ring is never slower than the tree, return 0.
 #
 # Your formulas should hold for any $p \ge 1$.
 
@@ -522,15 +520,15 @@ def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
 
 
 # %% [markdown] hints="1.4"
-# 1. In a ring, each message contains one of the `p` parts. In a tree, each message contains the full tensor. How many steps have to happen one after the other, including the way back?
-# 2. The ring takes $2(p-1)$ steps with $n/p$ bytes each, and the tree takes $2\lceil\log_2 p\rceil$ steps with $n$ bytes each. Set the two times equal and solve for $n$. For which $p$ do both take the same number of steps?
-# 3. With $L = \lceil\log_2 p\rceil$, which is `(p - 1).bit_length()`, the ring wins for all $n \ge \alpha\,(p-1-L) \,/\, (\beta\,(L - (p-1)/p))$. For $p \le 3$, $p - 1$ equals $L$, so return 0 (and don't divide by zero for $p = 1$).
+# 1. In a ring, each message contains one of the `p` parts. In a tree, each message contains the full tensor. How many steps have to happen one after the other? Don't forget that the result has to reach every rank.
+# 2. The ring takes $2(p-1)$ steps with $n/p$ bytes each, and the tree takes $2\lceil\log_2 p\rceil$ steps with $n$ bytes each. Set the two times equal and solve for $n$. For which values of $p$ do both algorithms take the same number of steps?
+# 3. Let $L = \lceil\log_2 p\rceil$, which you can compute as `(p - 1).bit_length()`. Then the ring wins for all $n \ge \alpha\,(p-1-L) \,/\, (\beta\,(L - (p-1)/p))$. For $p \le 3$, both algorithms take the same number of steps, so return 0. (This also keeps you from dividing by zero for $p = 1$.)
 
 # %% check="1.4"
 check("1.4", ring_seconds, tree_seconds, ring_wins_from)
 
 # %% [markdown]
-# Now play with different links and numbers of ranks. At which size does the ring start to win with 8 GPUs in one machine? And what about 512 GPUs on a network?
+# Now try different links and different numbers of ranks. Above what message size does the ring win on 8 GPUs in one machine? Above what message size does the ring win on 512 GPUs on a network?
 
 
 # %% tags=["explore"]
@@ -545,7 +543,7 @@ def ring_and_tree(link, p):
 viz.explore(ring_and_tree, link=["NVLink 4", "InfiniBand NDR", "PCIe 5.0 x16", "this machine"], p=(8, 2, 4, 64, 512))
 
 # %% [markdown]
-# The formulas assume that every rank has a wire of its own. On your machine, the ranks share the CPU cores and the memory, so the measured times depend on that just as much as on the algorithm.
+# The formulas assume that every rank has its own link. On your machine, the ranks share the CPU cores and the memory, so the times you measure depend on more than the algorithm.
 
 
 # %%
@@ -557,11 +555,11 @@ def timed(sizes, repeats=20):
     }
     seconds = {name: [] for name in ways}
     for size in sizes:
-        x = torch.zeros(size // 4, device=device())  # [size/4], 4 bytes a number
+        x = torch.zeros(size // 4, device=device())  # [size/4], 4 bytes per element
         for name, way in ways.items():
             times = []
             for _ in range(repeats):
-                dist.barrier()  # a collective without data: nobody goes on until all have come
+                dist.barrier()  # a collective without data: no rank continues until all ranks have called it
                 began = links.now()
                 way(x)
                 times.append(links.now() - began)
@@ -583,7 +581,7 @@ viz.table(
 # %% [markdown]
 # ## Break it
 #
-# The next cell runs three training steps. In each step, every rank all-reduces its gradient. The author wanted to be careful, so a rank skips the step if its gradient isn't finite.
+# The next cell runs three training steps. In each step, every rank all-reduces its gradient. To be safe, the author made a rank skip the step if its gradient isn't finite.
 
 
 # %%
@@ -605,22 +603,22 @@ with show_failure():
     launch(careful_training, 4)
 
 # %% [markdown]
-# **Read.** Which rank is the odd one out? Which all-reduce are the other ranks stuck in? That's the one that this rank never joined. But in which `step` (0, 1, or 2) did this rank really skip its all-reduce? You won't find that in the report, but you can work it out from the code.
+# **Read.** Which rank is the odd one out? Which all-reduce are the other ranks stuck in? The odd rank never joined that all-reduce. But in which `step` (0, 1, or 2) did the odd rank actually skip its all-reduce? You won't find the answer in the report, but you can work it out from the code.
 #
-# Now for the scary part. Rank 2 did join the second all-reduce, in which all the other ranks were adding up their gradients of step 1. Which of *its own* steps did rank 2's gradient belong to?
+# Now for the scary part. Rank 2 did join the second all-reduce, in which the other ranks summed their gradients from step 1. Which step did *rank 2's* gradient come from?
 
 # %% predict="1.e"
 predict("1.e", odd_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
 
 # %% [markdown]
-# So we were lucky to get a deadlock. Collectives are matched by their *order* and not by their meaning, and so the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on wrong gradients.
+# Collectives are matched by order, not by meaning, so the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck!
 #
-# ## Repair it
+# ## Fix it
 #
-# This bug has really shipped. In torchaudio's HuBERT example, a rank left the training step early if its loss was infinite or NaN. The other ranks kept waiting for it until NCCL gave up half an hour later (pytorch/audio, issue 3749).
+# This bug has shipped in real code. In torchaudio's HuBERT example, a rank left the training step early if its loss was infinite or NaN. The other ranks kept waiting for that rank until NCCL gave up half an hour later (pytorch/audio, issue 3749).
 
-# %% [markdown] task="1.5" title="Repair a careful training step" difficulty=3 minutes=12
-# Repair the step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients. All ranks have to make the same decision. It shouldn't cost much, so use at most one tiny all-reduce in addition to the one for the gradient.
+# %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=12
+# Fix the training step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients from its weight. All ranks have to make the same decision. Keep the communication cheap, and use at most one tiny all-reduce in addition to the one for the gradient.
 
 
 # %% exercise="1.5"
@@ -645,9 +643,9 @@ def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> boo
 
 
 # %% [markdown] hints="1.5"
-# 1. A rank that finds a problem can't decide on its own to skip the step. What do the other ranks need to know before they continue? Which collective gives every rank information from all the others?
-# 2. Turn "my gradient isn't finite" into a number and all-reduce it. If the sum is greater than 0, at least one rank has a problem, and now every rank knows about it.
-# 3. `skips = (~gradient.isfinite().all()).float()`, then `dist.all_reduce(skips)`, and `if skips > 0: return False`, on every rank. After that, the all-reduce of the gradient is safe. (You could also all-reduce a copy of the gradient first and look at the sum.)
+# 1. A rank that finds a problem can't decide on its own to skip the step. What do the other ranks need to know before they continue? Which collective lets every rank learn something from all the other ranks?
+# 2. Turn "my gradient isn't finite" into a number, and all-reduce that number. If the sum is greater than 0, at least one rank has a problem, and now every rank knows about it.
+# 3. On every rank, compute `skips = (~gradient.isfinite().all()).float()`, call `dist.all_reduce(skips)`, and return `False` if `skips > 0`. After that, the all-reduce of the gradient is safe. (You could also all-reduce a copy of the gradient first and check whether the sum is finite.)
 
 # %% check="1.5"
 check("1.5", careful_step)
@@ -671,7 +669,7 @@ with show_failure():
     launch(last_batch, 4)
 
 # %% [markdown]
-# **Read.** Which collective got tensors of different shapes? Which rank is different from the others, and how many elements did it pass?
+# **Read.** Which collective got tensors of different shapes? Which rank is the odd one out? How many elements did that rank pass to the collective?
 
 # %% predict="1.f"
 predict("1.f", number_of_the_collective=2, rank=3, elements=1)
@@ -684,14 +682,17 @@ symptoms(1)
 #
 # <details><summary>Going deeper: what NCCL adds, bus bandwidth, and tools for deadlocks</summary>
 #
-# - **NCCL** splits a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next. Its tree is really *two* trees, arranged so that a leaf in one isn't a leaf in the other. That way, each rank sends about as much as in a ring, in $\log_2 p$ steps. To choose between the two, NCCL uses the same formula as you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force its choice with `NCCL_ALGO=Ring`, and `NCCL_DEBUG=INFO` prints the rings that it has built.
-# - **nccl-tests**, the standard benchmark, prints two bandwidths for an all-reduce. *Algorithm bandwidth* is $N/t$. *Bus bandwidth* multiplies it by $2(p-1)/p$. This counts the bytes that each rank really sends, so you can compare the result with the speed of the wire, no matter how large $p$ is. For a reduce-scatter or an all-gather, the factor is $(p-1)/p$.
-# - **torch.distributed** also has forms for one large tensor instead of a list, `all_gather_into_tensor` and `reduce_scatter_tensor` (from torch 2.13 on, `all_gather_single` and `reduce_scatter_single`). With `async_op=True`, a collective returns a request, like `isend`. `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares shapes before each collective, as tplab does, and PyTorch's "flight recorder"
-#   keeps the last collectives of each rank while NCCL runs them and dumps them after a timeout.
+# **NCCL** splits a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next. Its tree algorithm actually uses *two* trees, arranged so that a leaf of one tree isn't a leaf of the other. With two trees, each rank sends about as many bytes as in a ring, but in only $\log_2 p$ steps. To choose between the ring and the tree, NCCL uses the same formula you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force NCCL to use a ring with `NCCL_ALGO=Ring`. If you set `NCCL_DEBUG=INFO`, NCCL prints the rings it has built.
+#
+# The standard benchmark, **nccl-tests**, prints two bandwidths for an all-reduce. The *algorithm bandwidth* is $N/t$, and the *bus bandwidth* is that number multiplied by $2(p-1)/p$. The bus bandwidth counts the bytes that each rank actually sends, so you can compare it with the speed of the link, no matter how large $p$ is. For a reduce-scatter or an all-gather, the factor is $(p-1)/p$.
+#
+# **torch.distributed** also has forms that take one large tensor instead of a list, `all_gather_into_tensor` and `reduce_scatter_tensor`. (From torch 2.13 on, they're called `all_gather_single` and `reduce_scatter_single`.) If you pass `async_op=True`, a collective returns a request right away, just as `isend` does.
+#
+# If you set `TORCH_DISTRIBUTED_DEBUG=DETAIL`, PyTorch compares the shapes before each collective, as tplab does. PyTorch's "flight recorder" keeps a list of each rank's most recent NCCL collectives and writes that list to a file after a timeout.
 #
 # </details>
 #
-# Does your algorithm agree with PyTorch's? Here are both on the same numbers. (`tplab.collectives` has what you wrote, for any group and for sizes that `p` doesn't divide.)
+# Does the ring agree with PyTorch's own all-reduce? The next cell runs both algorithms on the same values. The cell uses the ring from `tplab.collectives`, which also works for smaller groups and for tensors whose size isn't divisible by `p`.
 
 
 # %%
@@ -707,7 +708,7 @@ list(launch(beside_torch, 3))
 # %% [markdown]
 # ## Your library so far
 #
-# Your package now has an all-reduce that's made of nothing but sends and receives, and it can predict how long one takes.
+# Your library now has an all-reduce made of nothing but sends and receives, and it can predict how long an all-reduce takes.
 
 # %%
 from tplab.course import library
@@ -715,4 +716,4 @@ from tplab.course import library
 library(1)
 
 # %% [markdown]
-# Now you know what communication costs. So what should the ranks of a parallel model send each other? You can split a matmul by columns or by rows, and the two ways need very different messages. Which one would you choose?
+# Now you know what communication costs. So what should the ranks of a parallel model send each other? You can split a matmul by columns or by rows, and the two splits require very different communication. Which split would you choose?

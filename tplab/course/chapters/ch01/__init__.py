@@ -1,4 +1,4 @@
-"""Exercises of chapter 01: scatter and gather (1.1), rings (1.2, 1.3), their cost (1.4), a step to repair (1.5).
+"""Exercises of chapter 01: scatter and gather (1.1), rings (1.2, 1.3), their cost (1.4), a step to fix (1.5).
 
 Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
 """

@@ -15,53 +15,50 @@ from tplab.course.chapters.ch01.rings import (
 from tplab.course.checks import Expected, Place, Question, kind_is
 
 _COPIES = "p copies of this rank's own part"
-_ARRIVAL = "the parts in the order of their arrival, this rank's own first"
-_ARRIVAL_LAST = "the parts in the order of their arrival, this rank's own last"
-_FLAT = "the parts one after another, without a new dimension"
+_ARRIVAL = "the parts in the order they arrived, after this rank's own part"
+_ARRIVAL_LAST = "the parts in the order they arrived, before this rank's own part"
+_FLAT = "the parts concatenated, without a new dimension"
 _SUM = "the sum of the parts"
-_NEIGHBOUR = "this rank's own part, and its left-hand neighbor's part in all other places"
+_NEIGHBOUR = "this rank's own part, and its left-hand neighbor's part everywhere else"
 
 _QUESTIONS = (
     *COMMON,
     Question(
         kind_is("out", _ARRIVAL, _ARRIVAL_LAST, "order"),
-        "All the parts are there, but in the wrong order. Row i belongs to rank i, on every rank. Which rank's part "
-        "arrives in "
-        "step s, and where should you put it?",
+        "All the parts are there, but in the wrong order. On every rank, row i should hold the part from rank i. "
+        "Which rank's part arrives in step s, and which row should you put that part in?",
     ),
     Question(
         kind_is("out", _COPIES),
-        "The same part is in all p places. What do you receive into, and does your list hold p different tensors?",
+        "All p rows hold the same part. Which tensor do you receive each part into? Does your list hold p different "
+        "tensors?",
     ),
     Question(
         kind_is("out", _NEIGHBOUR),
-        "Only your left-hand neighbor's part arrives, again and again. After the first step, do you send your own "
-        "part once "
-        "more, or the part that has just arrived?",
+        "The only part you ever receive is your left-hand neighbor's. After the first step, do you send your own "
+        "part again, or do you send the part that has just arrived?",
     ),
-    Question(kind_is("out", _SUM), "You added the parts. What should an all-gather do with them instead?"),
+    Question(kind_is("out", _SUM), "You summed the parts. What should an all-gather do with the parts instead?"),
     Question(
         kind_is("out", _FLAT),
-        "The values are right, but the result should have the shape [p, ..], with a new first dimension that counts "
-        "the "
-        "ranks. Which of torch.cat and torch.stack adds a dimension?",
+        "The values are right, but the result should have the shape [p, ..], with a new first dimension of size p. "
+        "Which function adds a dimension, `torch.cat` or `torch.stack`?",
     ),
     Question(
         lambda d: d.kind("out") == "partly zero",
-        "Some rows never arrived. How many parts are missing at the beginning, and how many arrive in each step?",
+        "Some rows never arrived. How many parts is each rank missing at the beginning? How many parts arrive in "
+        "each step?",
     ),
     Question(
         lambda d: only_traffic(d) and d.p == 2,
-        "The result is right, but you sent more than one part in each of p - 1 steps. Which parts is your right-hand "
-        "neighbor "
-        "missing, and how large is one of them?",
+        "The result is right, but each rank should send only p - 1 messages, with a single part in each message. "
+        "Which parts is your right-hand neighbor missing? How large is one part?",
     ),
     FAR,
     Question(
         lambda d: "out" in d.names and not d.malformed and d.kind("out") != "shape",
-        "Write down a table for p = 3. Which rank's part does each rank send in each step, and which one arrives? "
-        "After the "
-        "last step, every rank must have all of them, with row i from rank i.",
+        "Make a table for p = 3, with one row per step. Which part does each rank send in each step? Which part does "
+        "each rank receive? After the last step, every rank must have all the parts, with row i from rank i.",
     ),
 )
 

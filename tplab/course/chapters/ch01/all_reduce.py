@@ -7,7 +7,7 @@ from tplab.course.chapters.ch01.rings import COMMON, Input, Ring, Tensors, check
 from tplab.course.checks import Differences, Expected, Place, Question, Verdict, exercise, kind_is
 
 _OWN = "this rank's own x"
-_FLAT = "the right values in one long row"
+_FLAT = "the right values, flattened to one dimension"
 _ROWS = "the right values as p rows"
 _COLUMNS = "the right values, read by columns instead of rows"
 _PART = "this rank's part of the sum, p times"
@@ -29,47 +29,46 @@ _QUESTIONS = (
     *COMMON,
     Question(
         kind_is("out", _OWN),
-        "Every rank returns what it started with. Which of your two functions returns the sum, and what did you do "
-        "with "
-        "its result?",
+        "Every rank returns the tensor it started with. Which of your two functions returns the sum, and what did "
+        "you do with its result?",
     ),
     Question(
         kind_is("out", _FLAT, _ROWS, "shape"),
-        "The result should have the shape of x. Your reduce-scatter needs the shape [p, ..], so you change it on the "
-        "way. "
-        "Which call changes it back in the end?",
+        "The result should have the same shape as `x`. Your reduce-scatter needs an input of shape [p, ..], so you "
+        "have to reshape `x` first. Which call restores the original shape at the end?",
     ),
     Question(
         kind_is("out", _PART),
-        "You only have this rank's part of the sum. Which of your two functions brings the other parts?",
+        "Every row of your result is this rank's part of the sum. Which of your two functions delivers the parts "
+        "from the other ranks?",
     ),
-    Question(kind_is("out", "1/p"), "You returned the mean. Does an all-reduce give the mean or the sum?"),
+    Question(kind_is("out", "1/p"), "You returned the mean. Does an all-reduce compute the mean or the sum?"),
     Question(
-        kind_is("out", "p times"), "Each term is in the sum p times. Do you add up something that's already a sum?"
+        kind_is("out", "p times"),
+        "Every rank's values are counted p times in your sum. Are you adding up tensors that already contain the "
+        "full sum?",
     ),
     Question(
         kind_is("out", _COLUMNS, "order", "transposed"),
-        "The values are right, but they're in the wrong places. How do you split x into p parts, and do you join "
-        "them in the "
-        "same order?",
+        "The values are right, but they're in the wrong places. How do you split `x` into p parts, and do you join "
+        "them in the same order?",
     ),
     Question(
         _whole_tensors,
-        "The result is right, but you sent messages as large as x. In a ring, each of the 2(p-1) messages is only a "
-        "p-th of "
-        "x. For p = 8, how much does a rank send then, and how much do you send?",
+        "The result is right, but some of your messages are too large. In a ring, each of the 2(p-1) messages "
+        "contains only 1/p of `x`. For p = 8, how many elements should each rank send in total, and how many "
+        "elements do you send?",
     ),
     Question(
         only_traffic,
-        "The result is right, but you sent more messages than you need. A reduce-scatter takes p - 1 messages, and "
-        "so does "
-        "an all-gather. Which ones are yours?",
+        "The result is right, but these aren't the messages of a ring. Each rank should send p - 1 messages for the "
+        "reduce-scatter and p - 1 messages for the all-gather, all of them to the same neighbor. Which of your "
+        "messages are different?",
     ),
     Question(
         lambda d: "out" in d.names and not d.malformed,
-        "Take it apart. What does ring_reduce_scatter return on each rank for your [p, ..], and what does "
-        "ring_all_gather "
-        "make of that?",
+        "Check the two halves separately. What does `ring_reduce_scatter` return on each rank for your tensor of "
+        "shape [p, ..]? What does `ring_all_gather` return for the output of `ring_reduce_scatter`?",
     ),
 )
 
@@ -94,4 +93,4 @@ def all_gather_and_all_reduce(all_gather: Ring, all_reduce: Ring) -> Verdict:
     check_all_gather(all_gather)
     shapes = lambda p: ((4 * p, 3), (3, p, 2), (5 * p,))  # noqa: E731 (as short as an argument)
     check_ring("1.3", all_reduce, shapes, expect, _QUESTIONS, without=(), name="ring_all_reduce")
-    return Verdict("For an all-reduce, each rank sent 2(p-1) messages, and each message contained 1/p of x.")
+    return Verdict("In your all-reduce, each rank sent 2(p-1) messages, and each message contained 1/p of x.")

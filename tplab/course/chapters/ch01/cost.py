@@ -1,4 +1,4 @@
-"""The check for exercise 1.4: the costs of ring and tree, and from which size on the ring wins. Starts no ranks."""
+"""The check for exercise 1.4: what a ring and a tree cost, and where the ring starts to win. Starts no ranks."""
 
 import math
 from collections.abc import Callable
@@ -13,57 +13,64 @@ Crossover = Callable[[int, float, float], float]
 
 _NO_STEPS = "the cost of a single step"
 _WHOLE = "the cost with messages of n bytes in each step"
-_HALF = "half of the right one"
+_HALF = "half of the correct cost"
 _ALPHA_ONCE = "the cost with alpha paid only once"
 _P_STEPS = "the cost of 2p steps"
 _CEIL = "the cost with log2(p) rounded down"
-_EXACT = "the cost with log2(p) steps, which isn't a whole number"
+_EXACT = "the cost with log2(p) levels, which isn't a whole number"
 _PARTS = "the cost with messages of n/p bytes"
 _LEVEL_MORE = "the cost with one level too many"
-_BEND = "the size at which latency and bandwidth cost the same, alpha / beta"
-_INVERSE = "the inverse of the right size"
-_NEGATIVE = "the right size with the wrong sign"
+_BEND = "the size at which latency and transfer take the same time, alpha / beta"
+_INVERSE = "the inverse of the correct size"
+_NEGATIVE = "the correct size with the wrong sign"
 
 _COST_QUESTIONS = (
     Question(
         lambda d: d.malformed,
         "The result should be a number. What does your last line return?",
     ),
-    Question(lambda d: d.p == 1, "With a single rank, nothing is sent at all. How many steps does your formula count?"),
+    Question(
+        lambda d: d.p == 1,
+        "With a single rank, nothing is sent at all. How many steps does your formula count for p = 1?",
+    ),
     Question(
         kind_is("ring", _WHOLE), "In a ring, each message contains just one of the p parts. How many bytes is that?"
     ),
-    Question(kind_is("tree", _PARTS), "Along a tree, every message is the full tensor. Why do you divide it?"),
+    Question(
+        kind_is("tree", _PARTS),
+        "In a tree, every message contains the full tensor. Why does your formula divide the message size?",
+    ),
     Question(
         lambda d: _ALPHA_ONCE in d.kinds(),
         "Every step is a separate message, and every message costs alpha. How many steps are there?",
     ),
     Question(
         lambda d: _HALF in d.kinds(),
-        "You only counted one way, up the tree or once around the ring. What about the way back?",
+        "You counted only half of the steps. In a ring, the parts travel around the circle twice. In a tree, the "
+        "tensors move up to rank 0, and then the sum moves back down. Which half is missing from your formula?",
     ),
-    Question(lambda d: _NO_STEPS in d.kinds(), "This is the time of a single step. How many steps follow one another?"),
+    Question(
+        lambda d: _NO_STEPS in d.kinds(),
+        "Your result is the time for a single step. How many steps have to happen one after the other?",
+    ),
     Question(
         kind_is("ring", _P_STEPS),
-        "A part needs p - 1 steps until every rank has added its own. Which step did you count in addition?",
+        "It takes p - 1 steps for every rank to add its own values to a part. Which extra step did you count?",
     ),
     Question(
         kind_is("tree", _LEVEL_MORE),
-        "You have one level too many. How often can you halve 8 ranks until one is left, and what does your formula "
-        "say for "
-        "p = 8?",
+        "Your tree has one level too many. How many times can you halve 8 ranks before only one is left? How many "
+        "levels does your formula give for p = 8?",
     ),
     Question(
         lambda d: bool({_CEIL, _EXACT} & d.kinds()),
-        "The number of levels is how often you can halve the ranks, rounded up. For p = 5, that's as many as for p = "
-        "8. What "
-        "does your formula give for 5?",
+        "The number of levels is log2(p), rounded up to a whole number. So for p = 5, the tree has the same number "
+        "of levels as for p = 8. How many levels does your formula give for p = 5?",
     ),
     Question(
         lambda d: True,
-        "Count the steps that follow one another, and the bytes of the message in each of them. A message of m bytes "
-        "takes "
-        "alpha + beta·m. How many steps do you count?",
+        "Count the steps that have to happen one after the other, and count the bytes in each message. A message of "
+        "m bytes takes alpha + beta·m seconds. What total time do you get for all the steps?",
     ),
 )
 
@@ -72,32 +79,34 @@ _CROSSOVER_QUESTIONS = (
     Question(lambda d: d.malformed, "The result should be a number of bytes. What does your last line return?"),
     Question(
         lambda d: d.p <= 3,
-        "With up to three ranks, ring and tree take the same number of steps, and the ring's messages are smaller. "
-        "From "
-        "which size on does the ring win then?",
+        "With up to three ranks, the ring and the tree take the same number of steps, and the ring's messages are "
+        "smaller. At what message size does the ring start to win?",
     ),
     Question(
         kind_is("bytes", _BEND),
-        "This is where the latency and the bandwidth of a *single* message cost the same. At the crossover, the whole "
-        "ring and the whole tree take the same time. What do you get if you set the two formulas equal?",
+        "At the size you returned, a *single* message spends as much time on latency as on transfer. At the "
+        "crossover, the whole ring and the whole tree take the same time. What do you get if you set the two "
+        "formulas equal?",
     ),
     Question(
         kind_is("bytes", _NEGATIVE),
-        "A size can't be negative. When you solve for n, which of the two sides has more steps, and which has more "
-        "bytes?",
+        "A message size can't be negative. Which algorithm takes more steps, and which algorithm has larger "
+        "messages? Check the signs in your solution for n.",
     ),
-    Question(kind_is("bytes", _INVERSE), "You have the inverse. Does the crossover grow with alpha or with beta?"),
+    Question(
+        kind_is("bytes", _INVERSE),
+        "You returned the inverse of the correct size. Does the crossover move to larger messages when alpha grows "
+        "or when beta grows?",
+    ),
     Question(
         lambda d: "zeros" in d.kinds(),
-        "With this many ranks, the ring takes more steps than the tree, so it can't win for an empty message. How "
-        "many steps "
-        "does each of them take?",
+        "With this many ranks, the ring takes more steps than the tree, so the tree is faster for very small "
+        "messages. How many steps does each algorithm take?",
     ),
     Question(
         lambda d: True,
-        "Set ring_seconds equal to tree_seconds and solve for n. Then put your n into both functions. Do they return "
-        "the "
-        "same time?",
+        "Set `ring_seconds` equal to `tree_seconds` and solve for n. Then pass your n to both functions. Do the two "
+        "functions return the same time?",
     ),
 )
 
@@ -108,7 +117,7 @@ def costs(ring_seconds: Seconds, tree_seconds: Seconds, ring_wins_from: Crossove
         _check_costs(ring_seconds, tree_seconds, p)
     for p in (8, 5, 4, 64, 512, 3, 2, 1):
         _check_crossover(ring_wins_from, p)
-    return Verdict("Small messages are all about latency, large ones are all about bandwidth.")
+    return Verdict("Small messages are all about latency, and large messages are all about bandwidth.")
 
 
 def _check_crossover(ring_wins_from: Crossover, p: int) -> None:

@@ -10,15 +10,15 @@ from tplab.course.checks import Differences, Expected, Place, Question, Verdict,
 _WHOLE = "all rows of the sum"
 _NEXT = "the row of the sum that belongs to the right-hand neighbor"
 _LAST = "the row of the sum that belongs to the left-hand neighbor"
-_MISSING = "a sum without the term of one rank"
-_ALONE = "the term of a single rank, with nothing added to it"
-_TWICE = "a sum that counts the term of one rank twice"
+_MISSING = "a sum without one rank's values"
+_ALONE = "a single rank's values, with nothing added to them"
+_TWICE = "a sum that counts one rank's values twice"
 _WHO = {0: "its own", 1: "its left-hand neighbor's"}
 
 _TABLE = (
-    "Write down a table for p = 3, with a row for each step. Which row of x does each rank send, and which row "
-    "arrives there? Each rank has to add its own numbers to the row that arrives. After the last step, rank r "
-    "must hold row r. (Also make sure that you don't receive into the tensor that you're sending.)"
+    "Make a table for p = 3, with one line per step. Which row of `x` does each rank send in each step? Which row "
+    "does each rank receive? Each rank has to add its own values to the row it receives. After the last step, rank r "
+    "must hold row r. Also make sure that you never receive into a tensor that's still being sent."
 )
 
 
@@ -30,42 +30,40 @@ _QUESTIONS = (
     *COMMON,
     Question(
         kind_is("out", _WHOLE),
-        "Every rank has all rows of the sum, but it should only have one. What's the difference between a "
-        "reduce-scatter "
-        "and an all-reduce?",
+        "Every rank has all rows of the sum, but each rank should have only one row. What's the difference between a "
+        "reduce-scatter and an all-reduce?",
     ),
     Question(
         kind_is("out", _NEXT, _LAST, "other rank"),
         "The sums are complete, but they end up on the wrong ranks. A row moves one rank to the right in each of the "
-        "p - 1 "
-        "steps. Where does row r have to start, so that it arrives at rank r?",
+        "p - 1 steps. Where does row r have to start if it should end up on rank r?",
     ),
     Question(
         _begins(_ALONE),
-        "Nothing was added up. What arrives from the left holds the terms of the ranks before you. What do you have "
-        "to add "
-        "to it before you pass it on?",
+        "Your result contains values from just one rank. The tensor you receive from the left contains values from "
+        "the ranks before you. What do you have to add to that tensor before you pass it on?",
     ),
     Question(
         _begins(_MISSING),
-        "One rank's term is missing. What do you add to what arrives from the left, before you pass it on and after "
-        "the last "
-        "step? And how many steps are there?",
+        "The sum is missing one rank's values. Do you add your own row to every tensor you receive, including the "
+        "last one? How many steps does your loop take?",
     ),
     Question(
         _begins(_TWICE),
-        "One rank's term is in the sum twice. Which row do you send first, and which one do you add to what arrives?",
+        "One rank's values are counted twice in the sum. Which row do you send first? Which row do you add to the "
+        "row that arrives?",
     ),
     Question(
         lambda d: d.kind("out") in ("p times", "multiple"),
-        "Each term is in the sum more than once. How many steps does it take until every rank has added its own?",
+        "Some ranks' values are counted more than once in the sum. How many steps does it take for every rank to add "
+        "its values exactly once?",
     ),
-    Question(kind_is("out", "1/p"), "You returned the mean. Does a reduce-scatter give the mean or the sum?"),
+    Question(kind_is("out", "1/p"), "You returned the mean. Does a reduce-scatter compute the mean or the sum?"),
     Question(
         lambda d: only_traffic(d) and d.p == 2,
-        "The result is right, but you sent more than one row in each of p - 1 steps. How large is each message, and "
-        "how many "
-        "are there? Which rows does your right-hand neighbor need from you?",
+        "The result is right, but each rank should send only p - 1 messages, with a single row in each message. How "
+        "many messages do you send, and how large is each message? Which rows does your right-hand neighbor need "
+        "from you?",
     ),
     FAR,
     Question(lambda d: "out" in d.names and not d.malformed and d.kind("out") != "shape", _TABLE),
@@ -87,4 +85,4 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
 @exercise("1.2", "a reduce-scatter in a ring")
 def ring_reduce_scatter(function: Ring) -> Verdict:
     check_ring("1.2", function, lambda p: ((p, 5), (p, 2, 3)), expect, _QUESTIONS)
-    return Verdict("Each rank sent p - 1 messages of one row, which is (p-1)/p of x.")
+    return Verdict("Each rank sent p - 1 messages of one row each. Together, these rows are (p-1)/p of x.")

@@ -19,7 +19,7 @@ from tplab.runtime import Deadlock, device, record
 ORDER = (2, 3, 4, 1)  # two ranks reveal the most about a mistake; three are the first with a left and a right
 Ring = Callable[[Tensor], Tensor]
 Tensors = list[Tensor]
-OWN_MEMORY = "the result has memory of its own"
+OWN_MEMORY = "the result has its own memory"
 TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather", "scatter", "reduce")
 
 
@@ -45,7 +45,7 @@ def run(ring: Ring, case: Input, given: Tensor, group: Any) -> checks.Observed:
     before = checks.Snapshot(x=x)
     with record() as section:
         out = ring(x)
-    shares = "writing into it would change the caller's tensor" if checks.same_memory(out, x) else ""
+    shares = "writing into the result would change the caller's tensor" if checks.same_memory(out, x) else ""
     seen = {"out": out, "traffic": checks.traffic(section), "inputs unchanged": before.changed()}
     return seen | {OWN_MEMORY: checks.Claim(shares)}
 
@@ -91,17 +91,18 @@ def direction(observed: Sequence[checks.Observed]) -> int:
 
 
 STUCK = (
-    "In the line that the report names, what does each rank wait for? Which call of its neighbor would let it "
-    "continue, and can the neighbor get to that call? (A send may wait for its receiver, so start both with "
-    "dist.batch_isend_irecv and then wait for both.)"
+    "For each rank, the report names the line on which the rank is stuck. What is the rank waiting for? Which call "
+    "by a neighbor would let the rank continue, and can the neighbor reach that call? A send may have to wait for "
+    "its receiver, so start both messages with `dist.batch_isend_irecv`, and then wait for both."
 )
 LOST = (
-    "Both halves of a message were started, but it never arrives. Do you call wait() on every isend and irecv? If you "
-    "throw a request away, its message may disappear with it."
+    "The send and the receive were both started, but the message never arrived. Do you call `wait()` on every "
+    "request that `isend` and `irecv` return? If you throw a request away, its message may be lost."
 )
 TO_ITSELF = (
-    "In that line, a rank exchanges a message with itself. What a rank already has, it only needs to copy. Which ranks "
-    "must not get to that line?"
+    "In your code, a rank tries to send a message to itself or to receive a message from itself. A rank never needs "
+    "a message for data that it already has, because it can just copy the data. Which ranks should skip the line "
+    "that failed?"
 )
 _SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # by torch on send, gloo on recv
 
@@ -130,54 +131,52 @@ def only_traffic(differences: checks.Differences) -> bool:
 
 NOT_WAITED = checks.Question(
     lambda d: "never waited" in d.kinds(),
-    "isend and irecv only start a message. When has the data arrived, and when may you change the tensor that you "
-    "sent? "
-    "What do the two calls return, and what do you do with it?",
+    "You started a message but never waited for it to finish. When has the data arrived, and when can you safely "
+    "modify the tensor you sent? What does the call that starts a message return, and what should you do with the "
+    "value it returns?",
 )
 
 CHANGED = checks.Question(
     lambda d: "changed" in d.kinds(),
-    "x belongs to your caller, who still needs it. Which line adds or receives into x, or into a view of it such as "
-    "x[i], instead of a tensor of your own?",
+    "Your caller still needs `x`, but your code changed it. Which line writes into `x`, or into a view of `x` such "
+    "as `x[i]`? Use a new tensor in that line instead.",
 )
 
 SHARES = checks.Question(
     OWN_MEMORY,
-    "The result is right, but it's the caller's own tensor or a view of it. What happens to the caller's data when "
-    "somebody adds something to the result? Which call always makes new memory?",
+    "The values are right, but your result shares memory with the caller's tensor. What happens to the caller's data "
+    "when somebody modifies the result? Which call always makes new memory?",
 )
 
 TORCH_DID_IT = checks.Question(
     sent(*TORCHS_OWN),
-    "You called one of torch's collectives, but the exercise is to build it yourself. Which messages to the right-hand "
-    "neighbor, in which order, do the same?",
+    "You called one of torch's collectives, but the exercise is to build it yourself. What sequence of messages to "
+    "the right-hand neighbor has the same effect?",
 )
 
 SILENT = checks.Question(
     lambda d: any(row.name.endswith("traffic") and row.kind == "no traffic" for row in d),
-    "Nothing was sent, but the other ranks' data is in the memory of other processes. Which line brings it here? If "
-    "it's "
-    "in your loop, how often does the loop run for this p?",
+    "Nothing was sent, so this rank can't have the data of the other ranks, which lives in other processes. Which "
+    "line receives that data? If the line is in a loop, how many times does the loop run for this p?",
 )
 
 FAR = checks.Question(
     lambda d: only_traffic(d) and d.p > 2,
-    "The result is right, but these aren't the messages of a ring. Compare them with what was expected: to whom does "
-    "each "
-    "rank send, how often, and how much? In a ring, everybody sends to one neighbor only, so each wire carries one "
-    "part "
-    "at a time.",
+    "The result is right, but these aren't the messages of a ring. In a ring, each rank sends messages to only one "
+    "neighbor, so each link carries one part at a time. In your code, which ranks does each rank send to? How many "
+    "messages does each rank send, and how large are these messages?",
 )
 
 ZEROS = checks.Question(
     lambda d: "zeros" in d.kinds() and not d.malformed,
-    "The shape is right, but everything is zero. Which line should fill in the values, and does your code reach it?",
+    "The shape is right, but all the values are zero. Which line is supposed to fill in the values, and does your "
+    "code ever reach that line?",
 )
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Somewhere your code leaves the dtype of x. (torch.empty and torch.zeros make float32 tensors unless you ask for "
-    "something else.) Which step is it?",
+    "Some tensor in your code doesn't have the same dtype as `x`. Unless you pass a dtype, `torch.empty` and "
+    "`torch.zeros` create float32 tensors. Which step changes the dtype?",
 )
 
 COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, SHARES, ROUNDED, SILENT, ZEROS)  # tried first for every ring

@@ -151,49 +151,52 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
     for case in FIRST:  # separately, because a message that is never waited for can block what follows
         check([case], world_sizes=ORDER[:1])
     check(cases, world_sizes=ORDER)
-    return checks.Verdict("They work from and to any rank, with p - 1 messages each.")
+    return checks.Verdict("Scatter and gather work with any root, and each of them takes p - 1 messages.")
 
 
 _QUESTIONS = (
     NOT_WAITED,
     checks.Question(
         lambda d: NAMES_SENDER in d.names,
-        "dist.recv without a source takes whichever message arrives first, and the order of arrival is a matter of "
-        "luck. "
-        "(On GPUs, NCCL doesn't allow it at all.) Which rank's data belongs in this tensor?",
+        "If you call `dist.recv` without a source, it takes whichever message arrives first, and the order of "
+        "arrival can change from run to run. On GPUs, NCCL doesn't allow such a call at all. Which rank's data "
+        "belongs in this tensor?",
     ),
     checks.Question(
         lambda d: "changed" in d.kinds(),
-        "Scatter and gather only copy. Which line writes into a tensor that your caller still needs?",
+        "Scatter and gather should only copy data. Which line writes into a tensor that your caller still needs?",
     ),
     checks.Question(
         sent(*TORCHS_OWN),
-        "You called one of torch's collectives. Build it from dist.send and dist.recv instead. Who sends what to whom?",
+        "You called one of torch's collectives. Build your function from `dist.send` and `dist.recv` instead. Which "
+        "ranks have to send something, and which rank receives each message?",
     ),
     SILENT,
     checks.Question(
         lambda d: "out" in d.names and "returned" not in d.names,
-        "You return the right tensor, but `out`, which your caller passed in, wasn't filled. `out = ...` only gives "
-        "a name to "
-        "a different tensor. What copies data into an existing one? And does the source fill its own `out`?",
+        "You return the right tensor, but `out`, which your caller passed in, was never filled. An assignment such "
+        "as `out = ...` only makes `out` a name for a different tensor. What copies data into an existing tensor? "
+        "Does the source also copy its own part into `out`?",
     ),
     checks.Question(
         lambda d: "returned" in d.names and "out" not in d.names,
-        "`out` is filled correctly. What does your function return, on the source and on the other ranks?",
+        "The tensor `out` is filled correctly. What does your function return on the source rank, and what does it "
+        "return on the other ranks?",
     ),
     checks.Question(
         checks.kind_is("out", _FIRST, _NEXT, _BEFORE),
-        "The right parts went to the wrong ranks. Rank r gets parts[r], even if the source is somewhere in the middle. "
-        "Which index does each of your sends use?",
+        "The parts are right, but they went to the wrong ranks. Rank r gets `parts[r]`, even if the source isn't "
+        "rank 0. Which index do you use in each of your sends?",
     ),
     checks.Question(
         lambda d: "out" in d.names and len(d.ranks("out")) == 1 and d.p > 1,
-        "All ranks are right except one. Is it the source, which doesn't send anything to itself?",
+        "Only one rank has the wrong values. Is that rank the source? Remember that the source has to copy its own "
+        "part, because it doesn't send anything to itself.",
     ),
     checks.Question(
         checks.has_kind("gathered", "none"),
-        "Rank dst got None. Does every path through your function end in a `return`, and do you assume that dst is "
-        "rank 0?",
+        "Rank dst got None. Does every path through your function end in a `return`? Does your code assume that dst "
+        "is rank 0?",
     ),
     checks.Question(
         lambda d: "gathered" in d.names and any("expected None" in row.text for row in d if row.name == "gathered"),
@@ -203,22 +206,21 @@ _QUESTIONS = (
         lambda d: any(
             "expected a list" in row.text and "got a list" not in row.text for row in d if row.name == "gathered"
         ),
-        "The result should be a list with p tensors. Which line turns it into something else?",
+        "The result should be a list of p tensors. Which line turns the list into something else?",
     ),
     checks.Question(
         lambda d: "gathered" in d.names,
-        "The list should be in rank order, with rank dst's own tensor in its place. Whose tensor is where in your "
-        "list? "
-        "([buffer] * p holds the same tensor p times.)",
+        "The list should be in rank order, with rank dst's own tensor at index dst. Which rank's tensor is at each "
+        "index of your list? If you built the list by repeating one tensor, all p entries are the same tensor.",
     ),
     checks.Question(
         lambda d: only_traffic(d) and "scatter traffic" in d.names,
-        "Every rank has its part, but you sent more than you need to. Each rank needs parts[rank] and nothing else. "
-        "How many "
-        "messages is that, and how large are they?",
+        "Every rank has its part, but you sent more than necessary. Each rank needs `parts[rank]` and nothing else. "
+        "How many messages does the source have to send, and how large is each message?",
     ),
     checks.Question(
         lambda d: only_traffic(d) and "gather traffic" in d.names,
-        "Rank dst has the list, but you sent more than you need to. Who has to send something, to whom, and how often?",
+        "Rank dst has the list, but you sent more than necessary. Which ranks have to send a message, and how many "
+        "messages does each of these ranks have to send?",
     ),
 )

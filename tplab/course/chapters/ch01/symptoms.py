@@ -5,42 +5,44 @@ from tplab.course.checks import Symptom
 SYMPTOMS = [
     Symptom(
         "All ranks wait in recv, or all of them wait in send",
-        "Everybody receives (or sends) first, in a circle, so nobody gets to the other half",
+        "Every rank receives first (or sends first), so no rank reaches its other call",
         "1.2",
     ),
     Symptom(
         "A rank never joined a collective, and it has returned",
-        "It entered fewer collectives than the others, because a branch or a loop went differently. The one that it "
-        "skipped may have been an earlier one",
+        "The rank called fewer collectives than the other ranks, because it took a different branch or left a loop "
+        "early. The call it skipped may be an earlier one than the report names",
         "1.5",
     ),
     Symptom(
-        "Sums are off, and nothing is reported",
-        "A rank skipped a collective, and its next one of the same shape was paired with the others' earlier one",
+        "The sums are wrong, and there's no error",
+        "A rank skipped a collective, and its next call with the same shape was paired with an earlier call of the "
+        "other ranks",
         "1.5",
     ),
     Symptom(
         "A collective isn't the same on all ranks",
-        "The shapes differ (as with a smaller last batch), or the ranks call different collectives in the same place",
+        "The shapes differ (for example, because the last batch is smaller), or the ranks call different collectives "
+        "at the same point",
     ),
     Symptom(
         "A received tensor sometimes holds old values",
-        "irecv was started and not waited for, or it receives into a tensor that's still being sent",
+        "The rank never waited for its irecv, or it receives into a tensor that's still being sent",
         "1.2",
     ),
     Symptom(
         "The sums are right, but on the wrong ranks",
-        "The part started at the wrong place in the ring, so after p - 1 steps it isn't at its owner",
+        "Each part started at the wrong rank, so after p - 1 steps, it hasn't reached its owner",
         "1.2",
     ),
     Symptom(
-        "One rank's term is missing from every sum",
-        "There's a step too few, or a rank didn't add its own part",
+        "One rank's values are missing from every sum",
+        "The loop ends one step too early, or a rank didn't add its own part",
         "1.2",
     ),
     Symptom(
         "Every result is right, but it's slow with many ranks",
-        "Full tensors are sent, or everything goes through one rank: count the bytes in the trace",
+        "The messages contain full tensors, or all traffic goes through one rank. Count the bytes in the trace",
         "1.3",
     ),
 ]

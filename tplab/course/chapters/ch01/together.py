@@ -1,4 +1,4 @@
-"""The check for exercise 1.5: a training step that all ranks skip together, repaired."""
+"""The check for exercise 1.5: a training step that all ranks skip together, fixed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tplab.runtime import Deadlock, device, record
 
 Step = Callable[[Tensor, Tensor, float], bool]
 RATE = 0.25
-LITTLE = "it sends at most the gradient and one more element"
+LITTLE = "the step sends at most the gradient and one more element"
 OWN = "the weight after a step with this rank's own gradient only"
 MEAN = "the weight after a step with the mean of the gradients"
 AS_BEFORE = "the weight as it was before the step"
@@ -41,7 +41,7 @@ CASES = (
     Scene("NaN on the first rank", ((0, NAN),)),
     Scene("-inf on the last rank and inf on the one before", ((1, -INF), (2, INF)), (2, 3)),
     Scene("all gradients finite, in two dimensions", (), (2, 3)),
-    Scene("gradients that add up to zero", (), (1,)),
+    Scene("gradients that sum to zero", (), (1,)),
 )
 
 
@@ -96,8 +96,8 @@ def careful_step(step: Step) -> checks.Verdict:
 
 
 STUCK = (
-    "One rank doesn't join a collective that the others are waiting in. On which condition does it leave, and do the "
-    "other ranks know about that condition? Which message would tell them?"
+    "The other ranks are blocked in a collective that one rank never calls. Under what condition does that rank "
+    "leave the function early? Do the other ranks know about that condition? Which message would tell them?"
 )
 
 
@@ -109,29 +109,30 @@ QUESTIONS = (
     NOT_WAITED,
     checks.Question(
         lambda d: d.names == {LITTLE},
-        "Every rank does the right thing, but it costs too much. What do the other ranks have to know about a gradient "
-        "to decide whether to skip, and how many elements does that take?",
+        "Every rank does the right thing, but your function sends more than it needs to. What do the other ranks "
+        "have to know about a gradient in order to decide whether to skip? How many elements does it take to send "
+        "that information?",
     ),
     checks.Question(
         lambda d: "step taken" in d.names and "weight" not in d.names,
-        "The weights are right. What should your function return, on ranks that take the step and on ranks that don't?",
+        "The weights are right. What should your function return on a rank that takes the step? What should it "
+        "return on a rank that skips the step?",
     ),
     checks.Question(
-        checks.kind_is("weight", OWN), "Each rank used its own gradient. Which collective gives them all the sum?"
+        checks.kind_is("weight", OWN),
+        "Each rank used only its own gradient. Which collective gives every rank the sum of all gradients?",
     ),
     checks.Question(
         checks.kind_is("weight", MEAN), "You used the mean of the gradients. Does the task ask for the mean or the sum?"
     ),
     checks.Question(
         checks.kind_is("weight", AS_BEFORE),
-        "The gradients are finite, but the weight didn't change. On which condition do you skip the step? (And "
-        "remember "
-        "that `weight` has to be changed in place.)",
+        "The gradients are finite, but the weight didn't change. Under what condition do you skip the step? If you "
+        "take the step, does your code change `weight` in place?",
     ),
     checks.Question(
         lambda d: "weight" in d.names,
-        "Some rank changed its weight although another rank's gradient isn't finite, or by the wrong amount. Who "
-        "decides "
-        "whether to skip, and does everyone use the same decision?",
+        "A rank changed its weight by the wrong amount, or it changed its weight even though another rank's gradient "
+        "isn't finite. Which rank decides whether to skip, and do all ranks use the same decision?",
     ),
 )
