@@ -26,12 +26,22 @@ GROUPS: dict[str, dict[str, str]] = {
         "num_layers": "transformer layers",
         "hidden_size": "h, the numbers that stand for a token",
         "num_heads": "of attention, in each layer",
+        "num_kv_heads": "heads of K and V, which groups of heads share (default: as many as heads)",
+        "ffn_hidden_size": "inner size of the MLP (default: 4 h)",
         "seq_length": "s, tokens of a sequence",
+        "gated": "SwiGLU: the MLP has a gate",
+        "bias": "linear layers have biases, and norms are LayerNorm; without: no biases, and RMSNorm",
+        "tied_embedding": "the output layer uses the embedding's table",
+        "learned_positions": "a learned vector for each position; without: rotary positions",
+        "rotary_base": "of the frequencies of rotary positions",
+        "norm_eps": "what a norm adds to the variance",
         "dropout": "share of numbers that is left out while training",
     },
     "how it is laid out over ranks": {
-        "tp": "ranks that share the model",
-        "dp": "replicas of it, each with its part of the batch",
+        "tp": "ranks that share each layer",
+        "pp": "pipeline stages, each with some of the layers",
+        "dp": "replicas of the model, each with its part of the batch",
+        "zero": "what replicas share: 1 the optimizer's state, 2 gradients, too, 3 weights, too",
         "sequence_parallel": "cut what lies between the blocks along the sequence",
         "async_grad_allreduce": "compute a weight's gradient while that of its input travels",
         "recompute": "what backward computes again, to save memory",
@@ -81,7 +91,7 @@ def _add(group: Any, name: str, kind: Any, text: str) -> None:
     if kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
     elif get_origin(kind) is Literal:
-        group.add_argument(flag, choices=get_args(kind), help=text)
+        group.add_argument(flag, choices=get_args(kind), type=type(get_args(kind)[0]), help=text)
     else:
         number = next(part for part in (int, float, str) if part is kind or part in get_args(kind))
         group.add_argument(flag, type=number, metavar={int: "N", float: "X", str: "TEXT"}[number], help=text)

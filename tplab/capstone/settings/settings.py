@@ -18,11 +18,16 @@ import yaml
 
 from tplab.common.files import replace
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
-from tplab.memory.memory_bill import Layout
+from tplab.memory.memory_bill import Layout, layers_of_stage
 
 Layers = Literal["tplab", "mine", "dtensor", "plain"]
 Precision = Literal["float32", "bfloat16", "float64"]
+Zero = Literal[0, 1, 2, 3]
 LARGEST_SEED = 2**32 - 1  # the seeds of single micro-batches, which are larger, then fit into 64 bits
+
+GPT_2: dict[str, Any] = {  # the only kind of model that other layers than tplab's can be
+    "gated": False, "bias": True, "tied_embedding": True, "learned_positions": True, "norm_eps": 1e-5, "dropout": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +42,13 @@ class Settings:
                           parallelism), "plain" (a single process, no parallelism)
     chapters              the learner's folder, or one that has it as my_course/, for layers="mine"
 
-    num_layers, hidden_size, num_heads, seq_length, dropout    of the GPT, as in `GPTConfig`
+    num_layers .. dropout the sizes and the kind of the GPT, as in `GPTConfig`. The defaults are a GPT-2, and the preset
+                          "llama" is a Llama: SwiGLU (gated), RMSNorm and no biases (bias=False), rotary positions
 
-    tp, dp                number of ranks that share a model, and number of replicas
+    tp, pp, dp            number of ranks that share a layer, of pipeline stages, and of replicas. The stages follow the
+                          1F1B schedule. If pp doesn't divide the layers, the first stages have one more each
+    zero                  stage of ZeRO: what the replicas share instead of each having it. 1: the optimizer's state,
+                          2: gradients, too, 3: weights, too
     sequence_parallel     shard the activations between blocks along the sequence
     async_grad_allreduce  compute a weight's gradient while its input's gradient is all-reduced
     recompute             what backward recomputes: "nothing", "attention" or "layers"
@@ -74,11 +83,21 @@ class Settings:
     num_layers: int = 4
     hidden_size: int = 128
     num_heads: int = 8
+    num_kv_heads: int | None = None
+    ffn_hidden_size: int | None = None
     seq_length: int = 128
+    gated: bool = False
+    bias: bool = True
+    tied_embedding: bool = True
+    learned_positions: bool = True
+    rotary_base: float = 10_000.0
+    norm_eps: float = 1e-5
     dropout: float = 0.0
 
     tp: int = 1
+    pp: int = 1
     dp: int = 1
+    zero: Zero = 0
     sequence_parallel: bool = False
     async_grad_allreduce: bool = True
     recompute: Recompute = "nothing"
@@ -118,13 +137,6 @@ class Settings:
             if field.type is float and not isfinite(getattr(self, field.name)):
                 raise ValueError(f"{field.name}={getattr(self, field.name)} should be a finite number")
         _check_sizes(self)
-        if self.layers == "plain" and self.ranks > 1:
-            raise ValueError(f'layers="plain" has no parallelism: tp={self.tp}, dp={self.dp} should both be 1')
-        if self.layers != "tplab" and self.dropout:
-            raise ValueError(
-                f'dropout={self.dropout} needs layers="tplab", because layers="{self.layers}" has no dropout. Set it '
-                "to 0"
-            )
         if self.vocab_size < 258:
             raise ValueError(f"vocab_size={self.vocab_size}: the 256 bytes and two tokens more are the fewest, 258")
         if not 0 <= self.min_learning_rate <= self.learning_rate:
@@ -133,8 +145,7 @@ class Settings:
                 f"learning_rate={self.learning_rate}"
             )
         check_tensor_parallel(self.model, self.tp)
-        if self.sequence_parallel and self.seq_length % self.tp:
-            raise ValueError(f"seq_length={self.seq_length} can't be cut over tp={self.tp} ranks in whole tokens")
+        _check_combinations(self)
         each = self.dp * self.micro_batch_size
         if self.batch_size % each:
             smaller = gcd(self.micro_batch_size, self.batch_size // self.dp)
@@ -147,7 +158,7 @@ class Settings:
 
     @property
     def ranks(self) -> int:
-        return self.tp * self.dp
+        return self.tp * self.pp * self.dp
 
     @property
     def micro_batches(self) -> int:
@@ -165,16 +176,19 @@ class Settings:
 
     @property
     def model(self) -> GPTConfig:
-        return GPTConfig(
-            num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads,
-            vocab_size=self.vocab_size, seq_length=self.seq_length, dropout=self.dropout,
-        )  # fmt: skip
+        names = {field.name for field in fields(GPTConfig)}
+        return GPTConfig(**{name: value for name, value in vars(self).items() if name in names})
+
+    @property
+    def layers_of_stages(self) -> list[int]:
+        """The number of layers in each pipeline stage."""
+        return [layers_of_stage(self.num_layers, self.pp, stage) for stage in range(self.pp)]
 
     @property
     def layout(self) -> Layout:
         """The parallel layout, for the memory bill and the cost model."""
         return Layout(
-            tp=self.tp, dp=self.dp, micro_batch=self.micro_batch_size, micro_batches=self.micro_batches,
+            tp=self.tp, pp=self.pp, dp=self.dp, micro_batch=self.micro_batch_size, micro_batches=self.micro_batches,
             sequence_parallel=self.sequence_parallel, recompute=self.recompute,
         )  # fmt: skip
 
@@ -185,8 +199,8 @@ class Settings:
 
 # Settings that may be different when a run resumes, and don't change its losses.
 CHANGEABLE = frozenset({
-    "folder", "layers", "chapters", "tp", "dp", "sequence_parallel", "async_grad_allreduce", "recompute", "compile",
-    "micro_batch_size", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
+    "folder", "layers", "chapters", "tp", "pp", "dp", "zero", "sequence_parallel", "async_grad_allreduce", "recompute",
+    "compile", "micro_batch_size", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
     "sample_tokens", "prompt", "save_every", "keep", "async_save", "tensorboard",
 })  # fmt: skip
 
@@ -216,9 +230,19 @@ def _differences(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
 
 
 def _check_sizes(settings: Settings) -> None:
-    positive = ("tp", "dp", "steps", "batch_size", "micro_batch_size", "evaluation_batches", "keep", "max_norm")
+    positive = ("tp", "pp", "dp", "steps", "batch_size", "micro_batch_size", "evaluation_batches", "keep", "max_norm")
     least = dict.fromkeys(positive, 1) | {"max_norm": 0, "learning_rate": 0}
-    counts = ("warmup_steps", "log_every", "evaluate_every", "sample_every", "sample_tokens", "save_every", "seed")
+    counts = (
+        "rotary_base",
+        "norm_eps",
+        "warmup_steps",
+        "log_every",
+        "evaluate_every",
+        "sample_every",
+        "sample_tokens",
+        "save_every",
+        "seed",
+    )
     least |= dict.fromkeys(counts, 0) | {"weight_decay": 0}
     least |= {name: 1 for name in ("stop_after", "data_limit") if getattr(settings, name) is not None}
     for name, smallest in least.items():
@@ -229,3 +253,46 @@ def _check_sizes(settings: Settings) -> None:
             raise ValueError(f"{name}={getattr(settings, name)} should be at least 0 and less than 1")
     if settings.seed > LARGEST_SEED:
         raise ValueError(f"seed={settings.seed} should be at most 2^32 - 1 = {LARGEST_SEED}")
+
+
+def _check_combinations(settings: Settings) -> None:
+    """Raise ValueError for settings that exclude each other, saying which of them to change."""
+    s, model = settings, settings.model
+    if s.layers != "tplab":
+        others = {
+            "num_kv_heads": (model.kv_heads, s.num_heads), "ffn_hidden_size": (model.ffn_size, 4 * s.hidden_size),
+            "pp": (s.pp, 1), "zero": (s.zero, 0), **{name: (getattr(s, name), GPT_2[name]) for name in GPT_2},
+        }  # fmt: skip
+        others |= {"dp": (s.dp, 1)} if s.layers in ("dtensor", "plain") else {}
+        others |= {"tp": (s.tp, 1)} if s.layers == "plain" else {}
+        for name, (value, only) in others.items():
+            if value != only:
+                raise ValueError(
+                    f'{name}={value} needs layers="tplab": layers="{s.layers}" only supports {name}={only}. Use either'
+                )
+    if s.layers == "dtensor" and s.compile and s.recompute != "nothing":
+        raise ValueError(
+            f'layers="dtensor" with compile=True and recompute="{s.recompute}" fails in torch.compile itself: set '
+            'recompute="nothing" or compile=False'
+        )
+    if s.sequence_parallel and s.seq_length % s.tp:
+        raise ValueError(f"seq_length={s.seq_length} can't be cut over tp={s.tp} ranks in whole tokens")
+    if not s.learned_positions and model.head_dim % 2:
+        raise ValueError(
+            f"rotary positions turn pairs of elements, and a head has hidden_size / num_heads = {model.head_dim}. Use "
+            "an even number, or learned_positions=True"
+        )
+    if s.pp > s.num_layers:
+        raise ValueError(
+            f"pp={s.pp} stages can't share num_layers={s.num_layers}: each needs a layer. Set pp to {s.num_layers} or "
+            "less"
+        )
+    if s.zero and s.dp == 1:
+        raise ValueError(
+            f"zero={s.zero} shards over replicas, and dp=1 is a single one. Set dp to 2 or more, or zero to 0"
+        )
+    if s.zero == 3 and s.compile:
+        raise ValueError(
+            "compile=True can't trace a layer whose weights come and go, as they do with zero=3. Set compile to False, "
+            "or zero to 2"
+        )
