@@ -27,8 +27,11 @@ State = dict[str, Any]
 
 
 @contextmanager
-def unsharded(optimizer: Optimizer | ZeRO1) -> Iterator["Optimizer | FullOptimizer"]:
-    """Context manager in which all weights are there; yields the optimizer as checkpoints need it."""
+def unsharded(optimizer: Optimizer | ZeRO1 | None) -> Iterator["Optimizer | FullOptimizer | None"]:
+    """Context manager in which all weights are there; yields the optimizer as checkpoints need it.
+
+    All ranks of ZeRO's group enter it together. Without ZeRO, it does nothing.
+    """
     with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
         yield FullOptimizer(optimizer) if isinstance(optimizer, ZeRO1) else optimizer
 

@@ -176,8 +176,7 @@ class Settings:
 
     @property
     def model(self) -> GPTConfig:
-        names = {field.name for field in fields(GPTConfig)}
-        return GPTConfig(**{name: value for name, value in vars(self).items() if name in names})
+        return GPTConfig(**{name: getattr(self, name) for name in OF_THE_MODEL})
 
     @property
     def layers_of_stages(self) -> list[int]:
@@ -197,12 +196,23 @@ class Settings:
         replace(path, yaml.safe_dump(asdict(self), sort_keys=False).encode())
 
 
+OF_THE_MODEL = {field.name for field in fields(Settings)} & {field.name for field in fields(GPTConfig)}
+
+# Settings that determine how the same model is trained on the ranks.
+LAYOUT = (
+    "layers", "tp", "pp", "dp", "zero", "sequence_parallel", "async_grad_allreduce", "recompute", "compile",
+    "micro_batch_size",
+)  # fmt: skip
+
 # Settings that may be different when a run resumes, and don't change its losses.
 CHANGEABLE = frozenset({
-    "folder", "layers", "chapters", "tp", "pp", "dp", "zero", "sequence_parallel", "async_grad_allreduce", "recompute",
-    "compile", "micro_batch_size", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
+    *LAYOUT, "folder", "chapters", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
     "sample_tokens", "prompt", "save_every", "keep", "async_save", "tensorboard",
 })  # fmt: skip
+
+
+# Settings that determine the time, the memory and the messages of a step.
+MATTER = ("precision", "batch_size", *LAYOUT, *sorted(OF_THE_MODEL))
 
 
 # Settings that may be different when a run resumes, although the remaining steps then have other losses.
