@@ -177,6 +177,7 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     assert used(variant(layers="tplab"))[0]["source"] == "tplab.gpt.model.ParallelGPT"
     assert "Sequence" in used(variant(layers="tplab", sequence_parallel=True, tp=2))[0]["source"]
     assert used(variant(layers="dtensor"))[0]["whose"] == "torch"
+    assert used(variant(pp=2))[0]["source"] == "tplab.gpt.model.ParallelGPT in tplab.pipeline.stages.GPTStage"
     with pytest.raises(ValueError, match="that were trained with"):
         used(variant(layers="mine"))
     rows = {row["what"]: row for row in used(variant(layers="mine"), answers)}

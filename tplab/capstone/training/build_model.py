@@ -215,6 +215,8 @@ def used(
     }[settings.layers]
     if settings.layers == "tplab" and settings.sequence_parallel:
         source = "tplab.sequence.gpt.SequenceParallelGPT"
+    if settings.pp > 1:
+        source += " in tplab.pipeline.stages.GPTStage"
     return [{"what": model, "whose": whose, "source": source, "why": why}]
 
 
