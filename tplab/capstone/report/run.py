@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from tplab.capstone.settings.io import from_values, read_settings
-from tplab.capstone.settings.settings import LAYOUT, MATTER, Settings
+from tplab.capstone.settings.settings import MATTER, OF_THE_LAYOUT, Settings
 from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
@@ -137,7 +137,7 @@ def _place(start: dict[str, Any]) -> tuple[Any, ...]:
     """Return everything except the model that determines the speed of a run."""
     settings = start.get("settings") or {}
     where = (start.get(name) for name in ("ranks", "backend", "device", "machine"))
-    return (*where, *(settings.get(name) for name in LAYOUT))
+    return (*where, *(settings.get(name) for name in OF_THE_LAYOUT))
 
 
 def _settings(folder: Path, start: dict[str, Any]) -> Settings:

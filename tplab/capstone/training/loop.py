@@ -70,7 +70,7 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
 
     Raises ValueError if the settings don't match the ranks or the run in the folder, or if another run is training
     there, and FloatingPointError if the loss or the gradient norm is no longer finite, before anything of that is
-    saved. The run can then resume with other `RETUNABLE` settings.
+    saved. The run can then resume with other settings that are `RETUNED`.
     """
     ranks = join(settings)
     check_unchanged(settings)
