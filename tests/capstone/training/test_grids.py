@@ -3,12 +3,15 @@ and it goes on on any other grid. So does a Llama, whose reference is written ou
 """
 
 from dataclasses import replace
+from functools import partialmethod
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from tests.capstone.small import LLAMA, SMALL, logits, plain_losses, small, write_text
@@ -16,9 +19,13 @@ from tplab import launch
 from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training import step
 from tplab.capstone.training.log import read_log, steps_of
 from tplab.capstone.training.loop import Outcome, train
+from tplab.capstone.training.ranks import Ranks
+from tplab.capstone.training.step import Step
 from tplab.checkpoint.sharded import load_sharded
+from tplab.data.grid import Place
 from tplab.gpt.model import ParallelGPT
 
 pytestmark = [pytest.mark.share(3), pytest.mark.timeout(400)]
@@ -158,13 +165,36 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit_on_the_same_grid(text: Path)
             assert len(whole) == 6
 
 
-def test_stages_and_replicas_draw_other_dropout_for_each_micro_batch(text: Path):
-    """With other masks than on one rank, a loss differs; with the same in each stage, it would be a sign of a bug."""
+def test_every_micro_batch_stage_and_replica_has_other_dropout(monkeypatch: pytest.MonkeyPatch):
+    """The seeds that a run on a grid draws from are all different, and so far apart that no two tp ranks share one."""
+    settings = replace(SMALL, tp=2, pp=3, dp=2, num_layers=3, micro_batch_size=1, dropout=0.1)
+    seeds: list[int] = []
+    monkeypatch.setattr(step, "seed_all", lambda seed, group: seeds.append(seed))
+    monkeypatch.setattr(step, "training_step", lambda *_, **__: None)
+    monkeypatch.setattr(Step, "_pipeline", lambda _: None)
+    model = nn.Linear(1, 1)
+    for dp in range(2):
+        for pp in range(3):
+            one = Step(model, settings, Ranks(0, 1, Place(dp, pp, 0), None, torch.device("cpu")))
+            for one._number in (1, 2, 3):
+                for k in range(settings.micro_batches):
+                    one._dropout(k)
+    assert len(seeds) == 2 * 3 * 3 * 4
+    assert min(b - a for a, b in pairwise(sorted(seeds))) == step.SEEDS_APART
+    model.eval()
+    assert one._dropout(0) is None
+
+
+def test_a_stage_drops_something_in_training_alone(text: Path):
     settings = small(text, "dropped", dropout=0.5, pp=2, micro_batch_size=4, steps=2, learning_rate=0.0,
-                     min_learning_rate=0.0)  # fmt: skip
+                     min_learning_rate=0.0, evaluate_every=1)  # fmt: skip
     losses = launch(train, 2, args=(settings,), timeout=100)[0].losses
-    alone = train(replace(settings, folder=f"{settings.folder} alone", pp=1)).losses
-    assert all(1e-4 < abs(a - b) < 1 for a, b in zip(losses, alone, strict=True))
+    none = replace(settings, folder=f"{settings.folder} alone", pp=1, dropout=0.0)
+    assert all(1e-4 < abs(a - b) < 1 for a, b in zip(losses, train(none).losses, strict=True))
+    first, second = (
+        [row["loss"] for row in steps_of(read_log(Path(one.folder)), "evaluation")] for one in (settings, none)
+    )
+    assert apart(first, second) < 1e-10
 
 
 def test_bfloat16_stages_are_near_float32(text: Path):
@@ -176,6 +206,25 @@ def test_bfloat16_stages_are_near_float32(text: Path):
     for name, settings in runs.items():
         right = plain_losses(replace(settings, precision="float64"))[0]
         assert 1e-5 < apart(found[name].losses, right) < 0.05, name
+
+
+def _compiled(runs: dict[str, Settings]) -> tuple[dict[str, Outcome], int]:
+    """Traced and differentiated by torch.compile, without its C++ kernels: those take half a minute."""
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[method-assign]
+    return train_all(runs), counters["stats"]["unique_graphs"]
+
+
+def test_compiled_layers_of_stages_and_of_shared_gradients_train_the_same(text: Path):
+    same = {"precision": "float32", "compile": True, "micro_batch_size": 4, "steps": 4}
+    runs = {
+        name: small(text, f"compiled {name}", **same, **changes)
+        for name, changes in {"stages": {"pp": 2}, "zero": {"dp": 2, "zero": 2}, "llama": {"tp": 2, **LLAMA}}.items()
+    }
+    found, graphs = launch(_compiled, 2, args=(runs,), timeout=200)[0]
+    assert graphs >= 2
+    for name, settings in runs.items():
+        right = plain_losses(replace(settings, precision="float64", compile=False))[0]
+        assert apart(found[name].losses, right) < 1e-4, name
 
 
 # The preset

@@ -35,7 +35,7 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
         note += ". The logits of a micro-batch and their gradient exist at the same time."
     if settings.zero:
         shared = ("optimizer's state", "gradients", "weights")[: settings.zero]
-        note += f" The {listed(shared)} are divided over {settings.dp} replicas"
+        note += f" The {listed(shared)} {'is' if settings.zero == 1 else 'are'} divided over {settings.dp} replicas"
         note += ". A layer, and what lies outside of the layers, are gathered on top." if settings.zero == 3 else "."
     if not settings.bias:
         note += " On a CPU, torch's RMSNorm consists of several operations, which keep more than the bill says."
