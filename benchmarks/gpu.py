@@ -102,7 +102,7 @@ def _make(settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
         loss, _ = step.run(1, ids, targets)
         return float(loss)
 
-    return run, lambda: parameter_bytes(model) + optimizer_bytes(step.optimizer)
+    return run, lambda: parameter_bytes(model) + optimizer_bytes(step.training.torch_optimizer)
 
 
 def _seeded() -> torch.Generator:

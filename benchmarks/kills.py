@@ -1,11 +1,13 @@
 """Kill a rank of a training run at random moments, go on, and see whether anything was lost.
 
-    python -m benchmarks.kills [--kills 30] [--tp 2] [--dp 1] [--steps 24] [--save-every 2] [--seed 0] [--at-once]
+    python -m benchmarks.kills [--kills 30] [--tp 2] [--pp 1] [--dp 1] [--zero 0] [--llama] [--sequence-parallel]
+                               [--micro-batch-size 4] [--steps 24] [--save-every 2] [--seed 0] [--at-once]
 
-A small GPT is trained without a stop first. Then it is trained again, and at a random moment a random rank gets
-SIGKILL; the run goes on from the newest checkpoint that is there, is killed again, and so on, until it has come to its
-end, and then the next run begins, until so many ranks have been killed. Prints where the kills hit, how many steps had
-to be taken again, and whether the losses of all steps are, bit for bit, those of the run that was never stopped.
+A small GPT, or one of the same kind as the preset "llama", is trained without a stop first. Then it is trained again,
+and at a random moment a random rank gets SIGKILL; the run goes on from the newest checkpoint that is there, is killed
+again, and so on, until it has come to its end, and then the next run begins, until so many ranks have been killed.
+Prints where the kills hit, how many steps had to be taken again, and whether the losses of all steps are, bit for bit,
+those of the run that was never stopped.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from tplab import RankError, launch
 from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import prepare
+from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import read_log
 from tplab.capstone.training.loop import train
@@ -205,6 +208,12 @@ def report(outcome: Outcome) -> str:
     )
 
 
+KIND = ("gated", "bias", "tied_embedding", "learned_positions", "rotary_base", "norm_eps")
+LLAMA: dict[str, Any] = {"num_kv_heads": 2, "ffn_hidden_size": 48} | {
+    name: getattr(PRESETS["llama"], name) for name in KIND
+}
+
+
 def settings_for(folder: Path, **changes: Any) -> Settings:
     """A GPT as small as one can be, on text that is here: a step takes milliseconds."""
     tiny: dict[str, Any] = {
@@ -218,19 +227,19 @@ def settings_for(folder: Path, **changes: Any) -> Settings:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--tp", type=int, default=2)
-    parser.add_argument("--dp", type=int, default=1)
+    for name, size in (("tp", 2), ("pp", 1), ("dp", 1), ("zero", 0), ("micro-batch-size", 4)):
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--llama", action="store_true", help="of the same kind as the preset, but smaller")
+    parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", action="store_true", help="train on when a checkpoint is written, not meanwhile")
     options = parser.parse_args()
-    chosen = {
-        "tp": options.tp, "dp": options.dp, "steps": options.steps, "save_every": options.save_every,
-        "async_save": not options.at_once,
-    }  # fmt: skip
-    way = "at once" if options.at_once else "in the background"
-    print(f"tp={options.tp}, dp={options.dp}, {options.steps} steps, a checkpoint every {options.save_every}, {way}")
+    same = ("tp", "pp", "dp", "zero", "micro_batch_size", "sequence_parallel", "steps", "save_every")
+    chosen = {name: getattr(options, name) for name in same} | {"async_save": not options.at_once}
+    print(", ".join(f"{name}={value}" for name, value in chosen.items()) + ", llama" * options.llama)
+    chosen |= LLAMA if options.llama else {}
     with tempfile.TemporaryDirectory() as root:
         outcome = try_kills(Path(root), kills=options.kills, seed=options.seed, **chosen)
     print(report(outcome))

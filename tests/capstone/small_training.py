@@ -53,16 +53,16 @@ def learn(model, optimizer, step, data=None, replica=0, replicas=1):
 
 def train(folder, steps, *, dp=1, save_every=2, keep=2, asynchronous=False, dtype=torch.float32, stop_after=None):
     """Train from the newest checkpoint in the folder on, on every rank; (first step, losses)."""
-    tp_group, dp_group, data, replica = None, None, None, 0
+    grid, tp_group, data, replica = None, None, None, 0
     if dist.is_initialized():
         grid = mesh(dp=dp, tp=dist.get_world_size() // dp)
-        tp_group, dp_group = grid.get_group("tp"), grid.get_group("dp")
+        tp_group = grid.get_group("tp")
         replica = grid.get_local_rank("dp")
     model, optimizer = build(tp_group, dtype=dtype)
     if dp > 1:
-        data = DataParallel(model, group=dp_group)
+        data = DataParallel(model, group=grid.get_group("dp"))
     folder, step, losses = Path(folder), 0, []
-    checkpoints = Checkpoints(folder / "checkpoints", keep, asynchronous, tp_group, dp_group)
+    checkpoints = Checkpoints(folder / "checkpoints", keep, asynchronous, grid)
     if path := checkpoints.latest():
         step = checkpoints.load(path, model, optimizer)["step"]
     first = step

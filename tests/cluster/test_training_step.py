@@ -19,6 +19,7 @@ from tplab.data.grad_norm import clip_grad_norm
 from tplab.data.grid import mesh
 from tplab.data.zero import ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
+from tplab.data.zero_state import unsharded
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline
@@ -223,8 +224,10 @@ def test_an_update_needs_a_micro_batch_and_options_that_fit():
         TrainingStep(model, SGD, zero=3)
     with pytest.raises(ValueError, match="finish and norm read .grad, which zero=1 empties"):
         TrainingStep(model, SGD, zero=1, finish=lambda: None)
-    with pytest.raises(ValueError, match="leave out `parameters`"):
-        TrainingStep(model, SGD, zero=3, layers=(), parameters=model.parameters())
+    with pytest.raises(ValueError, match="the param groups have 1 parameters, and the model trains 2"):
+        TrainingStep(model, SGD, zero=3, layers=(), parameters=[model.weight])
+    with pytest.raises(ValueError, match=r"a parameter \[2\] is given 2 times"):
+        TrainingStep(model, SGD, zero=3, layers=(), parameters=[*model.parameters(), model.bias])
     with pytest.raises(ValueError, match="master_dtype needs zero=1, 2 or 3"):
         TrainingStep(model, SGD, master_dtype=torch.float64)
     first, _ = gpt_stages(ParallelGPT(CONFIG), 2)
@@ -259,6 +262,46 @@ def test_a_bucket_is_under_way_while_backward_computes_the_next_one():
             # of four layers' buckets: the first layer's isn't there yet, the second's is under way, the others are done
             assert during == [(False, False), (False, True), (True, False), (True, False)]
             assert after
+
+
+def _two_groups(zero):
+    """Three steps of AdamW in which only the matrices decay, with a schedule; the weights and their Adam averages."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    vectors, matrices = ([p for p in model.parameters() if p.dim() == dim] for dim in (1, 2))
+    groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.5}]
+    grid = mesh(dp=2) if dist.is_initialized() else None
+    training = TrainingStep(
+        model, torch.optim.AdamW, parameters=groups, mesh=grid, zero=zero, lr=0.1,
+        **({"layers": list(model)} if zero == 3 else {}),
+    )  # fmt: skip
+    for step in range(1, 4):
+        for group in training.torch_optimizer.param_groups:
+            group["lr"] = 0.1 / step
+        x = random((4, 3), "x", step, dtype=torch.float32)
+        with training.micro_batch():
+            model(x if grid is None else x.chunk(2)[dist.get_rank()]).square().mean().backward()
+        training.update()
+    with unsharded(training.optimizer) as optimizer:
+        if zero:
+            optimizer.gather()
+        return [p.detach().clone() for p in model.parameters()], optimizer.state_dict()
+
+
+def _two_groups_of_each():
+    return [_two_groups(zero) for zero in range(4)]
+
+
+def test_param_groups_keep_their_options_with_every_stage_of_zero():
+    weights, state = _two_groups(0)
+    for on_rank in launch(_two_groups_of_each, 2, timeout=60):
+        for found, found_state in on_rank:
+            assert [group["params"] for group in found_state["param_groups"]] == [[0, 1], [2, 3]]
+            assert [group["weight_decay"] for group in found_state["param_groups"]] == [0.0, 0.5]
+            for mine, theirs in zip(found, weights, strict=True):
+                assert_close(mine, theirs, 1e-6)
+            for number, own in state["state"].items():
+                assert_close(found_state["state"][number]["exp_avg"], own["exp_avg"], 1e-6)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The first 20 losses of a capstone run on GPUs are those of one rank on the CPU."""
 
+import math
 import os
 from pathlib import Path
 
@@ -39,6 +40,9 @@ VARIANTS = {
     "the learner's, sequence parallel": {"layers": "mine", "sequence_parallel": True},
     "torch's": {"layers": "dtensor"},
     "text is written": {"sample_tokens": 4},
+    "stages": {"tp": 1, "pp": 2, "micro_batch_size": 2, "sample_tokens": 4},
+    "shared gradients": {"tp": 1, "dp": 2, "zero": 2},
+    "shared weights": {"tp": 1, "dp": 2, "zero": 3, "sample_tokens": 4},
 }
 
 
@@ -86,7 +90,13 @@ def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(async_save: bool, right: 
 GRIDS = {  # how a run is started, and how it goes on
     "from two shards to two replicas": ({"tp": 2}, {"tp": 1, "dp": 2}),
     "from shards and replicas to four shards": ({"tp": 2, "dp": 2}, {"tp": 4}),
-}
+    "from stages that share weights to shards in stages": (
+        {"pp": 2, "dp": 2, "zero": 3, "micro_batch_size": 2}, {"tp": 2, "pp": 2, "sequence_parallel": True},
+    ),
+    "from shards of all kinds to replicas": (
+        {"tp": 2, "pp": 2, "dp": 2, "zero": 2, "micro_batch_size": 2}, {"dp": 8, "zero": 1, "micro_batch_size": 1},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -94,11 +104,11 @@ GRIDS = {  # how a run is started, and how it goes on
 def test_a_run_goes_on_with_another_grid(
     first: dict[str, int], then: dict[str, int], right: list[float], tmp_path: Path
 ) -> None:
-    ranks = first["tp"] * first.get("dp", 1)
+    ranks = math.prod(first.get(name, 1) for name in ("tp", "pp", "dp"))
     way = Way("nccl", ranks, ranks)
     check_enough_gpus(ranks)
-    same = {"precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4, "async_save": True}
-    losses = first_losses(way, tmp_path, stop_after=8, **same, **first) + first_losses(way, tmp_path, **same, **then)
+    same = {"tp": 1, "precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4, "async_save": True}
+    losses = first_losses(way, tmp_path, stop_after=8, **same | first) + first_losses(way, tmp_path, **same | then)
     assert far_apart(losses, right, "float64") == {}
 
 

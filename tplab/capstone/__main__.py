@@ -19,13 +19,14 @@ from pathlib import Path
 from tplab.capstone.command import carry_out, settings_from
 from tplab.capstone.settings.flags import add_arguments
 
-_FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU: tensor-parallel, data-parallel, or both.
+_FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU, with tensor, pipeline and data parallelism.
 
     python -m tplab.capstone --preset laptop
+    python -m tplab.capstone --preset llama --tp 1 --pp 2
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8
-    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 4 --dp 2
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 2 --pp 2 --dp 2 --zero 1
 
-Without torchrun it starts tp · dp processes here. For several nodes see tplab/capstone/capstone.slurm.
+Without torchrun it starts tp · pp · dp processes here. For several nodes see tplab/capstone/capstone.slurm.
 The same command again goes on from the newest checkpoint; SIGTERM, or `touch FOLDER/stop`, saves one and ends.
 If a rank fails, torchrun ends them all. With --max-restarts 3 it then starts them again, up to three times, and they go
 on from the newest checkpoint.

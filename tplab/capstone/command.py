@@ -39,7 +39,7 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
         if there is not None and there.exists():
             base = replace(read_settings(there), stop_after=None)
         else:
-            base = preset_for(_gpu(), given.get("tp"), given.get("dp"), gpus=_gpus())
+            base = preset_for(_gpu(), *(given.get(name) for name in ("tp", "dp", "pp")), gpus=_gpus())
     return settings_of(dict(given), base)
 
 

@@ -11,8 +11,7 @@ up to the order of additions. (Narayanan et al. 2021, "Efficient large-scale lan
 PTD-P.)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -29,9 +28,7 @@ from tplab.cluster.training_step import TrainingStep
 from tplab.collectives.subgroups import split
 from tplab.data.data_parallel import tokens_of_all
 from tplab.data.grid import Grid, mesh
-from tplab.data.zero import ZeRO1
-from tplab.data.zero3 import ZeRO3
-from tplab.data.zero_state import FullOptimizer
+from tplab.data.zero_state import FullOptimizer, unsharded
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline, counted_tokens
@@ -137,7 +134,7 @@ class Training3D:
         All ranks call this; the first replica writes. `extra` is as in `save_sharded`.
         """
         replica = self.replica  # all ranks create it
-        with self._unsharded() as optimizer:
+        with unsharded(self.training.optimizer) as optimizer:
             if isinstance(optimizer, FullOptimizer):
                 optimizer.gather()
 
@@ -153,7 +150,7 @@ class Training3D:
         The random states of dropout aren't saved, so a resumed run drops other elements than an uninterrupted one.
         """
         self.training.abandon()
-        with self._unsharded() as optimizer:
+        with unsharded(self.training.optimizer) as optimizer:
             return load_sharded(path, self.stage, optimizer=optimizer, group=self.tp, replica=self.replica)
 
     @cached_property
@@ -161,13 +158,6 @@ class Training3D:
         """The ranks of this rank's replica, over all stages. All ranks create it together, when they first need it."""
         ranks = range(self.grid.size)
         return split(None, [[r for r in ranks if self.grid.place(r).dp == dp] for dp in range(self.grid.dp)])
-
-    @contextmanager
-    def _unsharded(self) -> Iterator[Optimizer | FullOptimizer]:
-        """Context manager in which all weights are there; yields the optimizer as checkpoints need it."""
-        optimizer = self.training.optimizer
-        with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
-            yield FullOptimizer(optimizer) if isinstance(optimizer, ZeRO1) else optimizer
 
     def _own(self, ids: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], int]:
         """Return this replica's micro-batches, and the number of tokens that count in all replicas."""

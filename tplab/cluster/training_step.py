@@ -49,7 +49,7 @@ class TrainingStep:
 
     model            the model, or this rank's pipeline stage
     optimizer_class  as in ZeRO1; `defaults` are its options
-    parameters       parameters or param groups for the optimizer; None: all that are trained. Not with zero=3
+    parameters       parameters or param groups for the optimizer; None: all that are trained. zero=3 needs all of them
     mesh             as created by `tplab.data.grid.mesh`; None: this process has the full model
     zero             ZeRO stage. 0: all replicas keep the optimizer's full state
     layers           for zero=3: the modules that are gathered separately; None: the model's `layers`
@@ -62,9 +62,9 @@ class TrainingStep:
     norm             replaces `tplab.data.grad_norm` (zero=0)
     bucket_bytes     as in `in_buckets`, for zero=0 to 2; master_dtype: as in ZeRO1
 
-    `optimizer` is the torch optimizer, or the ZeRO one, whose own `optimizer` a scheduler needs. All replicas start
-    with the first one's weights and buffers. If no micro-batch uses a parameter, data parallelism may still give it a
-    gradient of zero, which lets momentum and weight decay move it.
+    `optimizer` is the torch optimizer, or the ZeRO one, and `torch_optimizer` is what a scheduler needs. All replicas
+    start with the first one's weights and buffers. If no micro-batch uses a parameter, data parallelism may still give
+    it a gradient of zero, which lets momentum and weight decay move it.
 
     The optimizer's own `step` raises RuntimeError, because the gradients aren't complete outside of `update`. If a
     micro-batch raises an error, the step is abandoned, and the next one starts without gradients. Freeze and cast the
@@ -117,10 +117,8 @@ class TrainingStep:
         self.data: DataParallel | None = None
         self.optimizer: Optimizer | ZeRO1
         if zero == 3:
-            if parameters is not None:
-                raise ValueError("zero=3 trains all parameters of its layers alike: leave out `parameters`")
             layers = list(_layers(model)) if layers is None else layers
-            self.optimizer = ZeRO3(model, layers, optimizer_class, **options, **defaults)
+            self.optimizer = ZeRO3(model, layers, optimizer_class, parameters=parameters, **options, **defaults)
         elif zero:
             start_alike(model.named_parameters(), dp)
             broadcast(model.buffers(), dp)
@@ -133,7 +131,7 @@ class TrainingStep:
         if pipeline is not None:
             pipeline.sums_tied = False
         self._updates = False
-        self._inner.register_step_pre_hook(_only_in_update_of(weakref.ref(self)))
+        self.torch_optimizer.register_step_pre_hook(_only_in_update_of(weakref.ref(self)))
         self._micro_batches, self._is_last, self._is_done = 0, False, False
 
     @contextmanager
@@ -230,7 +228,8 @@ class TrainingStep:
                 yield parameter, gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
     @property
-    def _inner(self) -> Any:
+    def torch_optimizer(self) -> Any:
+        """The torch optimizer, also with ZeRO. A learning-rate schedule writes to its `param_groups`."""
         return self.optimizer.optimizer if isinstance(self.optimizer, ZeRO1) else self.optimizer
 
     @torch.no_grad()
@@ -246,7 +245,7 @@ class TrainingStep:
 
     def _step(self, norm: Tensor) -> None:
         """Run the optimizer, unless the norm isn't finite."""
-        inner = self._inner
+        inner = self.torch_optimizer
         on_device = norm.is_cuda and getattr(inner, "_step_supports_amp_scaling", False)  # as torch's GradScaler asks
         skips_itself = on_device and not self.check
         if skips_itself:

@@ -181,9 +181,8 @@ class ZeRO1:
         self._order: list[tuple[str, int]] = []
         self.group_parameters: list[list[nn.Parameter]] = []
         groups: list[dict[str, Any]] = []
-        for given in _as_groups(parameters):
-            own = _listed(given["params"])
-            _check_once([*chain.from_iterable(self.group_parameters), *own])
+        for given in as_groups(parameters):
+            own = given["params"]
             start_alike(((f"parameter {number}", parameter) for number, parameter in enumerate(own)), group)
             units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes, separate)]
             groups.append({**given, "params": [unit.master for unit in units]})
@@ -312,8 +311,10 @@ def _check_once(parameters: Sequence[nn.Parameter]) -> None:
         raise ValueError(f"a parameter {twice[0]} is given {len(twice)} times: each belongs into one group, once")
 
 
-def _as_groups(parameters: Parameters) -> list[dict[str, Any]]:
+def as_groups(parameters: Parameters) -> list[dict[str, Any]]:
+    """Return param groups whose "params" are lists. Raises ValueError if a parameter is in them twice."""
     given: list[Any] = list(parameters)
-    if given and isinstance(given[0], Mapping):
-        return [dict(group) for group in given]
-    return [{"params": given}]
+    groups = [dict(group) for group in given] if given and isinstance(given[0], Mapping) else [{"params": given}]
+    groups = [{**group, "params": _listed(group["params"])} for group in groups]
+    _check_once([parameter for group in groups for parameter in group["params"]])
+    return groups

@@ -16,7 +16,7 @@ two halves, so weights stay gathered from the first half to the second. (Rajbhan
 Zhao et al. 2023, "PyTorch FSDP", whose flat parameters do the same; torch: fully_shard.)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from tplab.data.flat_parameters import broadcast, start_alike
-from tplab.data.zero import Unit, ZeRO1, reduce_when_full
+from tplab.data.zero import Parameters, Unit, ZeRO1, as_groups, reduce_when_full
 
 
 class ShardedUnit(Unit):
@@ -94,6 +94,8 @@ class ZeRO3(ZeRO1):
 
     layers           modules of the model, not nested; each is gathered separately. All other parameters, and those that
                      several layers share, form one more unit, which is gathered while the model runs
+    parameters       param groups, as for torch's optimizers, of all trained parameters, or None: a single group. A
+                     layer is then one unit per group
     peak_gathered    maximum bytes of full weights at any gather since the last step
 
     You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Between these calls,
@@ -109,6 +111,7 @@ class ZeRO3(ZeRO1):
         layers: Sequence[nn.Module],
         optimizer_class: Callable[..., Optimizer],
         *,
+        parameters: Parameters | None = None,
         average: bool = True,
         master_dtype: torch.dtype | None = None,
         separate: nn.Parameter | None = None,
@@ -119,14 +122,27 @@ class ZeRO3(ZeRO1):
         broadcast(model.buffers(), group)
         self.units, self.peak_gathered = [], 0
         self._order: list[tuple[str, int]] = []
-        for module, parameters in _by_unit(model, layers).items():
-            units = [ShardedUnit(same, average, master_dtype, group) for same in _alike(parameters, separate)]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = as_groups(trained if parameters is None else parameters)
+        place = {parameter: number for number, given in enumerate(groups) for parameter in given["params"]}
+        if place.keys() != set(trained):
+            raise ValueError(
+                f"the param groups have {len(place)} parameters, and the model trains {len(trained)}. ZeRO-3 needs all "
+                "of them in its groups: freeze the others"
+            )
+        for module, own in _by_unit(model, layers).items():
+            units = [ShardedUnit(alike, average, master_dtype, group) for alike in _alike(own, separate, place)]
             self._gather_around(module, units)
             self.units += units
         reduce_when_full(self.units, self._order)
-        self.group_parameters = [[parameter for parameter in model.parameters() if parameter.requires_grad]]
-        masters = [unit.master for unit in self.units] or [nn.Parameter(torch.empty(0))]  # all may be frozen
-        self.optimizer = optimizer_class(masters, **defaults)
+        self.group_parameters = [given["params"] for given in groups]
+        masters: list[list[nn.Parameter]] = [[] for _ in groups]
+        for unit in self.units:
+            masters[place[unit.parameters[0]]].append(unit.master)
+        if not trained:  # an optimizer needs a parameter, even if all are frozen
+            masters[0] = [nn.Parameter(torch.empty(0))]
+        options = [{**given, "params": of_group} for given, of_group in zip(groups, masters, strict=True)]
+        self.optimizer = optimizer_class(options, **defaults)
         for module in model.modules():
             module.register_state_dict_pre_hook(self._check_gathered)
             module.register_load_state_dict_pre_hook(self._check_gathered)
@@ -231,7 +247,9 @@ def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, l
     return units
 
 
-def _alike(parameters: Sequence[nn.Parameter], separate: nn.Parameter | None) -> list[list[nn.Parameter]]:
-    """Group parameters by dtype, with `separate` on its own."""
-    kinds = [(parameter is separate, parameter.dtype) for parameter in parameters]
+def _alike(
+    parameters: Sequence[nn.Parameter], separate: nn.Parameter | None, place: Mapping[nn.Parameter, int]
+) -> list[list[nn.Parameter]]:
+    """Group parameters by dtype and param group (`place`), with `separate` on its own."""
+    kinds = [(parameter is separate, parameter.dtype, place[parameter]) for parameter in parameters]
     return [[p for p, its in zip(parameters, kinds, strict=True) if its == kind] for kind in dict.fromkeys(kinds)]

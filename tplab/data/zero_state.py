@@ -9,18 +9,31 @@ One bucket at a time is gathered. (torch: ZeroRedundancyOptimizer.consolidate_st
 optimizer: "fully_reshardable".)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tplab.data.zero import Unit, ZeRO1
+from tplab.data.zero3 import ZeRO3
 
 MASTER = "master_weight"  # the key of the weights in `master_dtype`, if there are any
 
 State = dict[str, Any]
+
+
+@contextmanager
+def unsharded(optimizer: Optimizer | ZeRO1 | None) -> Iterator["Optimizer | FullOptimizer | None"]:
+    """Context manager in which all weights are there; yields the optimizer as checkpoints need it.
+
+    All ranks of ZeRO's group enter it together. Without ZeRO, it does nothing.
+    """
+    with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
+        yield FullOptimizer(optimizer) if isinstance(optimizer, ZeRO1) else optimizer
 
 
 class FullOptimizer:
@@ -31,7 +44,8 @@ class FullOptimizer:
         save_sharded("step-100", model, optimizer=full)         # on one replica's
         load_sharded("step-100", model, optimizer=full)         # on all, and with any number of replicas
 
-    Saving and loading need the full weights, too: with ZeRO-3, do both inside `with zero.gathered():`.
+    Saving and loading need the full weights, too: with ZeRO-3, do both inside `with zero.gathered():`, or use
+    `unsharded` for any optimizer.
     """
 
     def __init__(self, zero: ZeRO1) -> None:

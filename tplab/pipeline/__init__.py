@@ -6,9 +6,11 @@ p2p              the messages between stages
 split_backward   a backward pass in two halves, for zero-bubble schedules
 stages           a GPT as pipeline stages
 executor         run a schedule on real ranks
+generation       generate text with the stages of a GPT
 """
 
 from tplab.pipeline.executor import Pipeline, counted_tokens
+from tplab.pipeline.generation import PipelinedGPT
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedule_order import ScheduleError, simulate
 from tplab.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
@@ -19,6 +21,7 @@ __all__ = [
     "Action",
     "Channels",
     "Pipeline",
+    "PipelinedGPT",
     "Schedule",
     "ScheduleError",
     "backward_of_input",

@@ -21,7 +21,7 @@ torch.distributed.pipelining.)
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -53,6 +53,7 @@ class Pipeline:
     count       target -> the number of tokens that count
     tied        the parameter that the first and last stages share, on the ranks of these stages; None elsewhere
     channels    the ranks of the pipeline, `Channels(group)`, which several pipelines may share. None: all ranks
+    around      k -> the context manager in which this rank's forward of micro-batch k runs, such as `torch.autocast`
     lanes       the name of `channels` before 0.2
 
     `peak_live` is the maximum number of live micro-batches, measured in the last run. Set `sums_tied` to False if
@@ -74,6 +75,7 @@ class Pipeline:
         device: torch.device | str = "cpu",
         tied: nn.Parameter | None = None,
         channels: Channels | None = None,
+        around: Callable[[int], AbstractContextManager] = nullcontext,
         lanes: Channels | None = None,
     ) -> None:
         if lanes is not None:
@@ -89,7 +91,7 @@ class Pipeline:
             )
         self.stages, self.schedule = list(stages), schedule
         self.shape, self.dtype, self.device = tuple(shape), dtype, torch.device(device)
-        self.loss_sum, self.count = loss_sum, count
+        self.loss_sum, self.count, self.around = loss_sum, count, around
         self.is_first, self.is_last = self.rank == 0, self.rank == p - 1
         self.peak_live = 0
         if tied is not None and self.channels.ends is None and len(stages) > 1:
@@ -150,7 +152,7 @@ class Pipeline:
         if self.is_first:
             self._check_number("inputs", inputs)
         messages = Messages(self.channels, schedule, self.shape, self.dtype, self.device)
-        run = _Run(self.stages, schedule, self.rank, messages, inputs or (), finish)
+        run = _Run(self.stages, schedule, self.rank, messages, inputs or (), finish, self.around)
         run.play()
         self.peak_live = run.peak_live
         return [run.finished[k] for k in sorted(run.finished)]
@@ -204,6 +206,7 @@ class _Run:
     """One run of a schedule on this rank.
 
     finish      turns the last stage's output for micro-batch k into the caller's result
+    around      as in `Pipeline`
     live        the tensors saved by forward, by chunk and micro-batch
     finished    the results of `finish`, by micro-batch
     """
@@ -214,6 +217,7 @@ class _Run:
     messages: Messages
     inputs: Sequence[Tensor]
     finish: Callable[[Tensor, int], Tensor]
+    around: Callable[[int], AbstractContextManager]
     live: dict[tuple[int, int], _Live] = field(default_factory=dict)
     finished: dict[int, Tensor] = field(default_factory=dict)
     peak_live: int = 0
@@ -234,7 +238,7 @@ class _Run:
 
     def _forward(self, action: Action, received: Tensor | None) -> Tensor:
         k, training = action.micro_batch, self.schedule.trains and torch.is_grad_enabled()
-        with torch.set_grad_enabled(training):
+        with torch.set_grad_enabled(training), self.around(k):
             x = self.inputs[k] if received is None else received.requires_grad_(training)  # [b, s, h]
             y = self.stages[action.chunk](x)  # [b, s, h]
             if self.schedule.stage(self.rank, action.chunk) == self.schedule.stages - 1:

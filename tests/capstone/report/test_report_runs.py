@@ -10,6 +10,7 @@ from tests.capstone.made_up import MACHINE, MEASURED, SETTINGS, Log, losses, sta
 from tplab.capstone.report import compose
 from tplab.capstone.report.blocks import Figure
 from tplab.capstone.report.run import Run
+from tplab.capstone.settings.settings import MATTER
 
 
 def words_of(folder: Path, title: str = "") -> str:
@@ -147,7 +148,7 @@ def test_scaling_begins_at_the_fewest_ranks_that_had_room(tmp_path: Path):
 
 
 def test_what_was_measured_with_another_layout_is_left_out(tmp_path: Path):
-    now = {"tp": 2, "layers": "tplab", "recompute": "nothing"}
+    now = {name: getattr(SETTINGS, name) for name in MATTER}
     then = {"settings": now | {"tp": 4, "recompute": "layers"}}
     measured = {name: part | {"settings": now} for name, part in MEASURED.items()}
     measured["memory"] = MEASURED["memory"] | then

@@ -1,21 +1,22 @@
 """One configuration: from a preset, a file or flags; wrong ones are told with the field and what would fit."""
 
+import argparse
 from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
 
 from tplab.capstone import command
-from tplab.capstone.settings.flags import GROUPS
+from tplab.capstone.settings.flags import add_arguments
 from tplab.capstone.settings.io import from_arguments, from_values, read_settings
 from tplab.capstone.settings.presets import PRESETS, preset_for
-from tplab.capstone.settings.settings import CHANGEABLE, Settings, changed
+from tplab.capstone.settings.settings import GROUPS, OF_THE_LAYOUT, Settings, changed, retuned
 from tplab.capstone.training.ranks import check_started, join
 
 
 def test_the_presets_can_be_carried_out_on_the_ranks_of_their_names():
     assert {name: settings.ranks for name, settings in PRESETS.items()} == {
-        "laptop": 2, "h100x1": 1, "h100x8": 8, "a100x8": 8,
+        "laptop": 2, "llama": 2, "h100x1": 1, "h100x8": 8, "a100x8": 8,
     }  # fmt: skip
     assert all(settings.folder == f"runs/{name}" for name, settings in PRESETS.items())
 
@@ -29,6 +30,7 @@ def test_the_presets_can_be_carried_out_on_the_ranks_of_their_names():
         ("NVIDIA A100-SXM4-80GB", (4, 2), "a100x8"),
         ("NVIDIA H100 80GB HBM3", (None, 8), "h100x8"),
         (None, (None, 2), "laptop"),
+        ("NVIDIA H100 80GB HBM3", (None, None, 4), "h100x8"),
     ],
 )
 def test_a_preset_is_chosen_by_the_machine(gpu, ranks, name):
@@ -36,14 +38,21 @@ def test_a_preset_is_chosen_by_the_machine(gpu, ranks, name):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "micro_batch_size"), [((8, None), 16), ((4, None), 16), ((4, 2), 16), ((None, 8), 8), ((1, 7), 16)]
+    ("ranks", "micro_batch_size", "wanted"),
+    [
+        ((8, None, None), 16, (8, 1, 1)),
+        ((4, None, None), 16, (8, 1, 1)),
+        ((4, 2, None), 16, (4, 1, 2)),
+        ((None, 8, None), 8, (1, 1, 8)),
+        ((1, 7, None), 16, (8, 1, 1)),  # 64 is no multiple of 7: the flags will say so
+        ((None, None, 8), 8, (1, 8, 1)),  # a micro-batch for each stage
+        ((2, 2, 2), 16, (2, 2, 2)),
+    ],
 )
-def test_replicas_alone_have_a_rank_each_and_smaller_micro_batches(ranks, micro_batch_size):
-    tp, dp = ranks
-    found = preset_for("NVIDIA H100 80GB HBM3", tp, dp)
+def test_replicas_and_stages_alone_have_a_rank_each_and_smaller_micro_batches(ranks, micro_batch_size, wanted):
+    found = preset_for("NVIDIA H100 80GB HBM3", *ranks)
     assert found.micro_batch_size == micro_batch_size
-    wanted = (8, 1) if dp in (None, 7) else (tp or 1, dp)  # 64 is no multiple of 7: the flags will say so
-    assert (found.tp, found.dp) == wanted
+    assert (found.tp, found.pp, found.dp) == wanted
 
 
 @pytest.mark.parametrize(
@@ -61,9 +70,14 @@ def test_more_ranks_than_gpus_train_the_smallest_model(gpus, torchrun, name, tmp
     assert found.hidden_size == PRESETS[name].hidden_size
 
 
-def test_every_field_has_a_flag_with_help_in_one_group():
-    flags = [name for group in GROUPS.values() for name in group]
-    assert sorted(flags) == sorted(field.name for field in fields(Settings))
+def test_every_field_has_a_flag_in_a_group_and_the_groups_start_where_they_should():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    groups = {group.title: [action.dest for action in group._group_actions] for group in parser._action_groups}
+    assert [groups[title][0] for title in GROUPS.values()] == list(GROUPS)
+    flags = [name for title in GROUPS.values() for name in groups[title]]
+    assert flags == [field.name for field in fields(Settings)]
+    assert all(action.help for action in parser._actions)
 
 
 def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
@@ -103,7 +117,31 @@ def test_what_is_saved_is_read_again(tmp_path):
         ({"stop_after": 0}, "stop_after=0 should be 1 or more"),
         ({"batch_size": 12, "micro_batch_size": 8}, "batch_size=12 .* 1 · 8 = 8: try 16, or micro_batch_size=4"),
         ({"batch_size": 5, "micro_batch_size": 8, "dp": 2}, "2 · 8 = 16: try 16$"),
-        ({"layers": "plain", "tp": 2}, 'layers="plain" has no parallelism: tp=2'),
+        ({"layers": "plain", "tp": 2}, 'tp=2 needs layers="tplab": layers="plain" only supports tp=1. Use either'),
+        ({"layers": "plain", "dp": 2, "batch_size": 32}, "dp=2 needs layers"),
+        ({"layers": "dtensor", "dp": 2, "batch_size": 32}, 'layers="dtensor" only supports dp=1'),
+        ({"layers": "mine", "pp": 2}, 'layers="mine" only supports pp=1'),
+        ({"layers": "mine", "zero": 1, "dp": 2, "batch_size": 32}, 'layers="mine" only supports zero=0'),
+        ({"layers": "plain", "gated": True}, "gated=True needs .* only supports gated=False"),
+        ({"layers": "mine", "bias": False}, "bias=False needs .* only supports bias=True"),
+        ({"layers": "mine", "learned_positions": False}, "only supports learned_positions=True"),
+        ({"layers": "mine", "tied_embedding": False}, "only supports tied_embedding=True"),
+        ({"layers": "mine", "num_kv_heads": 2}, "num_kv_heads=2 needs .* only supports num_kv_heads=8"),
+        ({"layers": "dtensor", "ffn_hidden_size": 100}, "only supports ffn_hidden_size=512"),
+        ({"layers": "dtensor", "norm_eps": 1e-6}, "norm_eps=1e-06 needs"),
+        (
+            {"layers": "dtensor", "compile": True, "recompute": "layers"},
+            'compile=True and recompute="layers" fails in torch.compile itself: set recompute="nothing" or',
+        ),
+        ({"pp": 5}, "pp=5 stages can't share num_layers=4: each needs a layer. Set pp to 4 or less"),
+        ({"zero": 2}, "zero=2 shards over replicas, and dp=1 is a single one. Set dp to 2 or more, or zero to 0"),
+        ({"zero": 3, "dp": 2, "batch_size": 32, "compile": True}, "with zero=3. Set compile to False, or zero to 2"),
+        ({"zero": 4}, "zero: 4 should be 0 or 1 or 2 or 3"),
+        ({"zero": True}, "zero: True should be 0 or 1 or 2 or 3"),
+        ({"num_kv_heads": 3}, "num_heads=8 can't share num_kv_heads=3 evenly"),
+        ({"num_kv_heads": 2, "tp": 3, "num_heads": 6, "hidden_size": 96}, "num_kv_heads=2 can't be divided over 3"),
+        ({"hidden_size": 24, "learned_positions": False}, "a head has hidden_size / num_heads = 3. Use an even number"),
+        ({"rotary_base": 0.5}, "rotary_base=0.5 should be 1 or more"),
         ({"vocab_size": 200}, "vocab_size=200: .* 258"),
         ({"min_learning_rate": 1.0}, "min_learning_rate=1.0 should lie between 0 and learning_rate=0.001"),
     ],
@@ -125,14 +163,23 @@ def test_a_file_that_is_none_is_named(text, message, tmp_path):
 
 
 def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
-    check_started(Settings(tp=2, dp=2, batch_size=32), 4)
+    check_started(Settings(tp=2, pp=2, dp=2, batch_size=32), 8)
+    with pytest.raises(ValueError, match=r"tp=2 · pp=2 · dp=1 = 4 ranks, and 8 were started. Add --dp 2: replicas"):
+        check_started(Settings(tp=2, pp=2), 8)
     with pytest.raises(ValueError, match=r"and 1 was started. Start 2: torchrun --standalone --nproc-per-node 2"):
         join(Settings(tp=2))
 
 
 def test_how_a_run_is_laid_out_may_change():
     before = Settings()
-    now = Settings(tp=2, dp=2, sequence_parallel=True, compile=True, micro_batch_size=4, log_every=3, keep=9)
+    now = Settings(tp=2, pp=2, dp=2, zero=3, sequence_parallel=True, micro_batch_size=4, log_every=3, keep=9)
     assert changed(now, before) == {}
     different = {name for name, value in asdict(now).items() if value != asdict(before)[name]}
-    assert different < CHANGEABLE
+    assert different - {"log_every", "keep"} == set(OF_THE_LAYOUT) - {
+        "layers", "async_grad_allreduce", "recompute", "compile",
+    }  # fmt: skip
+    tuned = replace(before, learning_rate=1e-2, precision="bfloat16", keep=1)
+    assert retuned(tuned, before) == {"learning_rate": (1e-3, 1e-2), "precision": ("float32", "bfloat16")}
+    assert changed(tuned, before) == {}
+    other = replace(before, num_layers=2, gated=True, seed=1, precision="float64")
+    assert set(changed(other, before)) == {"num_layers", "gated", "seed", "precision"}

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.capstone.made_up import MEASURED, write_run
+from tests.capstone.small import LLAMA
+from tplab import launch
 from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
 from tplab.capstone.report import compose
-from tplab.capstone.report.run import Run
+from tplab.capstone.report.run import Run, read_measurements
 from tplab.capstone.settings.run_folder import write_settings
-from tplab.capstone.settings.settings import Settings
+from tplab.capstone.settings.settings import MATTER, Settings
+from tplab.capstone.study import programs
 from tplab.capstone.study import run as study_module
 from tplab.capstone.study.parts import PARTS, _why
 from tplab.capstone.study.predictions import calibrated_step, machine_of, predicted_memory, predicted_step, slower
-from tplab.capstone.study.run import MATTER, Budget, is_done, main, study
+from tplab.capstone.study.run import Budget, is_done, main, study
 from tplab.capstone.study.traffic import step_parts
 from tplab.cost.calibration import Kernels, Line
 from tplab.cost.machines import MACHINES
@@ -208,6 +211,80 @@ def test_a_calibrated_step_is_the_sum_of_its_kernels_and_messages(recompute, rep
     calls, size = (sum(getattr(part, name) for part in summed) for name in ("calls", "bytes"))
     expected = calls * 1e-4 + size * 1e-9 + beside[0].calls * 2e-4 + beside[0].bytes * 3e-9
     assert step["communication"] == pytest.approx(expected)
+
+
+def test_a_calibrated_pipeline_takes_the_slowest_stage_and_waits_once_for_each_of_the_others():
+    settings = replace(TINY, num_layers=3, tp=1, pp=2, batch_size=8, vocab_size=512)
+    step = calibrated_step(settings, KERNELS)
+    layer = 1e-3 + 2e-3 + 3e-4 + 4e-4 + 5e-4 + 6e-4
+    assert settings.layers_of_stages == [2, 1]
+    assert step["matmuls"] + step["element-wise"] == pytest.approx(4 * (layer + 7e-3)), "the logits make it slower"
+    assert step["pipeline bubble"] == pytest.approx(2 * layer)
+    message = 2 * 16 * 32 * 4
+    sums = 2 * 1e-4 + (8 + 4 * 512 * 32) * 1e-9  # the norm, and the gradient of the table
+    assert step["communication"] == pytest.approx(4 * (1e-4 + message * 1e-9) + sums)
+    shared = replace(settings, pp=1, dp=2, zero=1)
+    assert calibrated_step(shared, KERNELS)["optimizer"] == pytest.approx(
+        1e-9 * rank_parameters(settings.model, shared.layout) / 2
+    )
+
+
+def test_what_replicas_share_is_divided_in_the_bill():
+    settings = replace(TINY, tp=1, dp=2, batch_size=4, vocab_size=384)
+    bills = [predicted_memory(replace(settings, zero=zero)) for zero in range(4)]
+    whole, (one, note), (two, _), (three, last) = bills[0][0], *bills[1:]
+    assert one["optimizer state"] == two["optimizer state"] == three["optimizer state"] == whole["optimizer state"] // 2
+    assert (one["gradients"], two["gradients"]) == (whole["gradients"], whole["gradients"] // 2)
+    assert two["weights"] == whole["weights"]
+    assert three["weights"] == whole["weights"] // 2 + whole["weights"], "with one layer, all of it is gathered"
+    assert "The optimizer's state is divided over 2 replicas." in note
+    assert "optimizer's state, gradients and weights" in last
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pp": 2, "micro_batch_size": 2, "num_layers": 5},
+        {"pp": 2, "micro_batch_size": 4, "recompute": "layers"},
+        *({"dp": 2, "zero": stage} for stage in (1, 2, 3)),
+    ],
+    ids=str,
+)
+def test_the_bill_of_stages_and_of_zero_is_near_what_is_measured(changes, tmp_path: Path):
+    sizes = {"vocab_size": 1024, "num_layers": 4, "hidden_size": 128, "num_heads": 4, "seq_length": 64}
+    sizes |= {"tp": 1, "batch_size": 8, "micro_batch_size": 4, "folder": str(tmp_path / "run")}
+    settings = replace(TINY, **sizes | changes)
+    peak = max(found["peak"] for found in launch(programs.metered, 2, args=(settings,), timeout=None))
+    assert peak == pytest.approx(sum(predicted_memory(settings)[0].values()), rel=0.2)
+
+
+def test_a_llama_in_stages_is_measured_and_reported(tmp_path: Path):
+    """Sums, messages, memory, timeline and prediction of another kind of model, split in another way."""
+    settings = replace(
+        TINY, tp=1, pp=2, num_layers=2, folder=str(tmp_path / "run"), batch_size=4, layers="tplab",
+        **LLAMA | {"num_kv_heads": 1},
+    )  # fmt: skip
+    told: list[str] = []
+    study(settings, budget=BUDGET, say=told.append)
+    measured = read_measurements(tmp_path / "run")
+    assert measured["traffic"]["measured"] == measured["traffic"]["formula"]
+    assert {"send, stage 0", "recv, stage 1"} <= measured["traffic"]["measured"].keys()
+    run = Run(tmp_path / "run")
+    sent = {kind: size for kind, (_, size) in measured["traffic"]["formula"].items() if not kind.startswith("recv")}
+    of_stages = [sum(size for kind, size in sent.items() if kind.endswith(f"stage {stage}")) for stage in (0, 1)]
+    assert run.steps[2]["sent"] == of_stages
+    assert measured["alone"]["losses"] == pytest.approx([run.steps[step]["loss"] for step in (1, 2, 3)], abs=1e-5)
+    assert (
+        measured["scaling"]["parts"]["2"]["pipeline bubble"] > 0 == measured["scaling"]["parts"]["1"]["pipeline bubble"]
+    )
+    for part in ("layers", "baseline"):
+        assert "only supports" in measured[part]["why"] or "tp of 2" in measured[part]["why"]
+    words = str(compose(run))
+    assert "A Llama on 2 ranks" in words
+    assert "tp = 1, pp = 2, dp = 1, begun" in words
+    assert "in pp = 2 stages" in words
+    assert "agree to the byte. On the first rank of each stage" in words
+    assert "not measured" not in " ".join(told)
 
 
 def test_wider_numbers_take_as_much_longer():

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.capstone.small import LLAMA
 from tplab import launch
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study.traffic import step_bytes, step_parts, totals
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
+from tplab.data.grid import Grid
 from tplab.runtime import Record, record
 
 pytestmark = pytest.mark.share(3)
@@ -42,7 +44,27 @@ REPLICAS: dict[str, dict[str, Any]] = {
     "more than one bucket": {"tp": 1, "dp": 2, "hidden_size": 256, "num_layers": 9},
 }
 SETTINGS = {name: replace(TINY, **other) for name, other in (OTHERS | REPLICAS).items()}
-ON_A_MESH = {"a mesh": replace(TINY, tp=2, dp=2, sequence_parallel=True)}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "a mesh": {"dp": 2, "sequence_parallel": True},
+    "stages": {"pp": 2, "num_layers": 3},
+    "stages, not overlapped, layers again": {"pp": 2, "recompute": "layers", "async_grad_allreduce": False},
+    "sequence-parallel stages in bfloat16": {"pp": 2, "sequence_parallel": True, "precision": "bfloat16"},
+    "stages of a llama in bfloat16": {"pp": 2, "precision": "bfloat16", **LLAMA},
+    "three stages and more": {"tp": 1, "pp": 4, "num_layers": 5},
+    "stages and replicas": {"tp": 1, "pp": 2, "dp": 2},
+    "stages and replicas that share the optimizer's state": {"tp": 1, "pp": 2, "dp": 2, "zero": 1},
+    "stages and replicas that share gradients": {"tp": 1, "pp": 2, "dp": 2, "zero": 2, "micro_batch_size": 1},
+    "stages and replicas that share weights": {"tp": 1, "pp": 2, "dp": 2, "zero": 3, "micro_batch_size": 1},
+    "replicas that share weights, of a llama": {"dp": 2, "zero": 3, "recompute": "layers", **LLAMA},
+    "replicas that share gradients, sequence parallel": {"dp": 2, "zero": 2, "sequence_parallel": True},
+    "replicas that share weights, sequence parallel": {
+        "dp": 2, "zero": 3, "sequence_parallel": True, "micro_batch_size": 1,
+    },
+    "more than one bucket of a shared state": {
+        "tp": 1, "dp": 4, "zero": 1, "hidden_size": 256, "num_layers": 9, "micro_batch_size": 1,
+    },
+}  # fmt: skip
+ON_FOUR = {name: replace(TINY, **other) for name, other in LAYOUTS.items()}
 
 
 def one_step(runs: dict[str, Settings]) -> dict[str, list]:
@@ -62,14 +84,18 @@ def one_step(runs: dict[str, Settings]) -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def recorded() -> list[dict[str, list]]:
-    both, four = (launch(one_step, p, args=(of_p,), timeout=240) for p, of_p in ((2, SETTINGS), (4, ON_A_MESH)))
+    both, four = (launch(one_step, p, args=(of_p,), timeout=240) for p, of_p in ((2, SETTINGS), (4, ON_FOUR)))
     return [*both, *four]
 
 
-@pytest.mark.parametrize(("name", "settings"), (SETTINGS | ON_A_MESH).items(), ids=[*SETTINGS, *ON_A_MESH])
+@pytest.mark.parametrize(("name", "settings"), (SETTINGS | ON_FOUR).items(), ids=[*SETTINGS, *ON_FOUR])
 def test_the_formula_is_what_a_rank_sends(recorded, name: str, settings: Settings):
     of_ranks = [of_rank[name] for of_rank in recorded if name in of_rank]
-    assert [Record(sent).totals() for sent in of_ranks] == [step_bytes(settings)] * settings.ranks
+    if settings.zero and settings.sequence_parallel:  # other replicas have other shards, and other norms in them
+        of_ranks = of_ranks[: settings.ranks // settings.dp]
+    grid = Grid(settings.dp, settings.pp, settings.tp)
+    expected = [step_bytes(settings, stage=grid.place(rank).pp) for rank in range(len(of_ranks))]
+    assert [Record(sent).totals() for sent in of_ranks] == expected
 
 
 def test_one_rank_sends_nothing():
@@ -77,9 +103,10 @@ def test_one_rank_sends_nothing():
 
 
 def test_parts_add_up_and_each_has_a_purpose():
-    parts = step_parts(ON_A_MESH["a mesh"])
-    assert totals(parts) == step_bytes(ON_A_MESH["a mesh"])
-    assert len({(part.name, part.kind) for part in parts}) == len(parts)
+    for settings in ON_FOUR.values():
+        parts = step_parts(settings)
+        assert totals(parts) == step_bytes(settings)
+        assert len({(part.name, part.kind) for part in parts}) == len(parts)
 
 
 def test_a_smaller_vocabulary_makes_a_smaller_table():

@@ -1,17 +1,15 @@
 """`capstone.training.build_model`: all kinds of layers train the same model as plain PyTorch in one process."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from tests import ROOT
-from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, make, variant
+from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, finish_gradients, make, variant
 from tests.reference import assert_close
 from tplab import launch
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.own_layers.link import DOES_WITHOUT
-from tplab.capstone.training.build_model import backward, build_model, finish_gradients, for_generation, gradients, used
+from tplab.capstone.training.build_model import backward, build_model, for_generation, gradients, used
 from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
 
@@ -159,8 +157,6 @@ def test_products_in_bfloat16_leave_loss_and_weights_in_float32(two, right):
         ({"layers": "dtensor"}, "needs a process group"),
         ({"layers": "mine"}, "needs a process group, also for one rank"),
         ({"tp": 2}, "tp=2 ranks should share the model, and there are 1"),
-        ({"layers": "dtensor", "dp": 2, "batch_size": 8}, "dp=2 should be 1"),
-        ({"layers": "dtensor", "compile": True, "recompute": "layers"}, "more than torch.compile can do"),
     ],
 )
 def test_what_layers_cannot_do_is_said(answers, changes, says):
@@ -169,12 +165,9 @@ def test_what_layers_cannot_do_is_said(answers, changes, says):
         build_model(settings, settings.model, answers=answers)
 
 
-def test_other_models_than_gpt_2_are_refused(answers):
-    settings = variant(layers="plain")
-    with pytest.raises(ValueError, match=r"activation=gelu_tanh is in layers=.tplab. alone"):
-        build_model(settings, replace(settings.model, activation="gelu_tanh"))
+def test_the_learners_layers_need_their_answers():
     with pytest.raises(ValueError, match=r"pass answers=find_answers"):
-        build_model(variant(layers="mine"), settings.model)
+        build_model(variant(layers="mine"), variant().model)
 
 
 # What the report says
@@ -184,6 +177,7 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     assert used(variant(layers="tplab"))[0]["source"] == "tplab.gpt.model.ParallelGPT"
     assert "Sequence" in used(variant(layers="tplab", sequence_parallel=True, tp=2))[0]["source"]
     assert used(variant(layers="dtensor"))[0]["whose"] == "torch"
+    assert used(variant(pp=2))[0]["source"] == "tplab.gpt.model.ParallelGPT in tplab.pipeline.stages.GPTStage"
     with pytest.raises(ValueError, match="that were trained with"):
         used(variant(layers="mine"))
     rows = {row["what"]: row for row in used(variant(layers="mine"), answers)}

@@ -10,8 +10,9 @@ from tplab import launch, record
 from tplab.capstone.training.meter import Figures
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.step_summary import StepSummaries, StepSummary
+from tplab.data.grid import Place
 
-ALONE = Ranks(0, 1, 0, 0, None, None, None, torch.device("cpu"))
+ALONE = Ranks(0, 1, Place(0, 0, 0), None, torch.device("cpu"))
 
 
 def figures_of(rank: int) -> Figures:

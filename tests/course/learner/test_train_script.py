@@ -145,6 +145,7 @@ RUN = {"folder": "runs/mine", "data": "notes", "num_layers": 3, "hidden_size": 4
         ({"precision": "float64"}, "runs/older/settings.yaml"),  # train.py can't
         ({"micro_batch_size": 0}, "runs/older/settings.yaml"),  # edited by hand
         ({"steps": "many"}, "runs/older/settings.yaml"),
+        ({"gated": True}, "runs/older/settings.yaml"),  # train.py makes a GPT-2
     ],
 )
 def test_its_settings_are_those_of_the_newest_run(change, origin, tmp_path):

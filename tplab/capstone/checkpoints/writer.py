@@ -16,7 +16,7 @@ new save waits for the one in progress. If a thread fails, the next `save` or `w
 
 In training, on every rank:
 
-    checkpoints = Checkpoints(folder, keep=2, asynchronous=True, group=tp_group, data_parallel=dp_group)
+    checkpoints = Checkpoints(folder, keep=2, asynchronous=True, mesh=mesh)
     newest = checkpoints.latest()
     step = checkpoints.load(newest, model, optimizer)["step"] if newest else 0
     while step < steps:
@@ -26,7 +26,9 @@ In training, on every rank:
             checkpoints.save(step, model, optimizer, {"settings": asdict(settings)})
     checkpoints.wait()                         # otherwise the last save would be cut short when the program ends
 
-Only the first data-parallel replica saves, but all load. (Megatron-Core: dist_checkpointing's async strategies.)
+Only the first data-parallel replica saves, but all load. With ZeRO, the replicas first gather the optimizer's state
+(`FullOptimizer`), so a checkpoint doesn't depend on the number of ranks in any dimension, nor on the stage of ZeRO.
+(Megatron-Core: dist_checkpointing's async strategies.)
 """
 
 import os
@@ -43,6 +45,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from tplab.capstone.checkpoints.checkpoint_folders import PROBE, StepFolders
@@ -55,8 +58,11 @@ from tplab.capstone.checkpoints.manifest import (
     write_manifest,
 )
 from tplab.checkpoint.files import together
+from tplab.checkpoint.optimizer import OptimizerState
 from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_sharded
 from tplab.collectives.by_hand import rank_and_size
+from tplab.data.zero import ZeRO1
+from tplab.data.zero_state import FullOptimizer, unsharded
 from tplab.runtime.hooks import unrecorded
 
 PATIENCE = timedelta(days=1)  # how long to wait for a rank whose disk is slow
@@ -68,8 +74,7 @@ class Checkpoints:
 
     keep            number of newest checkpoints to keep
     asynchronous    if True, training continues while a checkpoint is written
-    group           the ranks that share a model (None: all)
-    data_parallel   the ranks that have the same model shard, one per replica (None: there is only one replica)
+    mesh            from `tplab.data.grid.mesh`. None: all ranks share the layers of a single model
 
     Raises RuntimeError if a rank doesn't see what the first rank writes to the folder.
     """
@@ -79,15 +84,15 @@ class Checkpoints:
         folder: str | PathLike,
         keep: int = 2,
         asynchronous: bool = False,
-        group: ProcessGroup | None = None,
-        data_parallel: ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}: one checkpoint at least has to stay")
-        self.folders, self.keep, self.asynchronous, self.group = StepFolders(Path(folder)), keep, asynchronous, group
-        self.rank = rank_and_size(group)[0]
-        self.saves = data_parallel is None or rank_and_size(data_parallel)[0] == 0
-        self._everyone, self._savers = _own_groups(self.saves, group)
+        self.folders, self.keep, self.asynchronous = StepFolders(Path(folder)), keep, asynchronous
+        self.group = None if mesh is None else mesh.get_group("tp")
+        self.saves = mesh is None or mesh.get_local_rank("dp") == 0
+        self._everyone, self._savers = _own_groups(self.saves)
+        self.rank = rank_and_size(self._savers)[0]
         if self._everyone is not None:
             _check_shared(self.folders.root, self._everyone)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -95,8 +100,9 @@ class Checkpoints:
         self._is_there: int | None = None  # the step that was loaded or last saved
 
     def save(
-        self, step: int, model: nn.Module, optimizer: Optimizer | None = None, extra: Mapping[str, Any] | None = None
-    ) -> None:
+        self, step: int, model: nn.Module, optimizer: Optimizer | ZeRO1 | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Save step-<step> with {"step": step, **extra}, then delete all checkpoints except the newest `keep`.
 
         Skips the step that was loaded or last saved, because it already has a checkpoint. Raises FileExistsError if
@@ -107,11 +113,14 @@ class Checkpoints:
         if step == self._is_there:
             return
         extra = {"step": step, **(extra or {})}
-        staged = together(lambda: self._stage(step, model, optimizer, extra), self._everyone)
+        with unsharded(optimizer) as full:
+            if isinstance(full, FullOptimizer):
+                full.gather()
+            staged = together(lambda: self._stage(step, model, full, extra), self._everyone)
+            if not self.asynchronous:
+                together(lambda: self._write(step, staged), self._everyone)
         if self.asynchronous:
             self._under_way = self._thread.submit(self._write_unseen, step, staged)
-        else:
-            together(lambda: self._write(step, staged), self._everyone)
         self._is_there = step
 
     def wait(self) -> None:
@@ -132,12 +141,12 @@ class Checkpoints:
                 self._under_way.result(seconds)
 
     def _stage(
-        self, step: int, model: nn.Module, optimizer: Optimizer | None, extra: Mapping[str, Any]
+        self, step: int, model: nn.Module, optimizer: OptimizerState | None, extra: Mapping[str, Any]
     ) -> Staged | None:
         if not self.saves:
             return None
         together(lambda: self.folders.check_is_free(step), self._savers)
-        staged = stage_sharded(model, optimizer=optimizer, extra=extra, group=self._savers)
+        staged = stage_sharded(model, optimizer=optimizer, extra=extra, group=self.group, replica=self._savers)
         return staged.copied() if self.asynchronous else staged
 
     def _write_unseen(self, step: int, staged: Staged | None) -> None:
@@ -201,7 +210,9 @@ class Checkpoints:
                 )
         return None if newest is None else self.folders.path(newest)
 
-    def load(self, path: str | PathLike, model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    def load(
+        self, path: str | PathLike, model: nn.Module, optimizer: Optimizer | ZeRO1 | None = None
+    ) -> dict[str, Any]:
         """Load a checkpoint in place and return the `extra` of its `save`. Any number of ranks may have saved it.
 
         Raises DamagedCheckpointError or FileNotFoundError if a file is missing or changed, naming the newest intact
@@ -215,13 +226,14 @@ class Checkpoints:
             together(lambda: check_files(path, manifest, share, shares), self._everyone)
         except (DamagedCheckpointError, FileNotFoundError) as error:
             raise type(error)(f"{error}. {self._instead_of(path)}") from None
-        extra = together(lambda: self._load(path, model, optimizer), self._everyone)
+        with unsharded(optimizer) as full:
+            extra = together(lambda: self._load(path, model, full), self._everyone)
         self._is_there = manifest["step"]
         return extra
 
-    def _load(self, path: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    def _load(self, path: Path, model: nn.Module, optimizer: OptimizerState | None) -> dict[str, Any]:
         try:
-            return load_sharded(path, model, optimizer=optimizer, group=self.group)
+            return load_sharded(path, model, optimizer=optimizer, group=self.group, replica=self._everyone)
         except ValueError as error:
             raise ValueError(
                 f"{path} can't be loaded here: {error}. Nothing has been changed. Go on with the settings that it was "
@@ -276,7 +288,7 @@ def _wait_for(path: Path, written: str) -> None:
         time.sleep(0.05)
 
 
-def _own_groups(saves: bool, group: ProcessGroup | None) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:
     """Create two gloo groups, of all ranks and of those that save. Both are None without torch.distributed.
 
     The ranks that don't save also create a second group, which they don't use. If each rank has a GPU, torch makes the
@@ -287,12 +299,6 @@ def _own_groups(saves: bool, group: ProcessGroup | None) -> tuple[ProcessGroup |
         return None, None
     everyone = dist.new_group(backend="gloo", timeout=PATIENCE)
     who: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(who, (saves, dist.get_process_group_ranks(group or dist.group.WORLD)), everyone)
-    savers = [rank for rank, (is_saver, _) in enumerate(who) if is_saver]
-    if any(is_saver and members != savers for is_saver, members in who):
-        raise ValueError(
-            f"ranks {savers} would save, but not all of them share one model: pass data_parallel=, the group of the "
-            "ranks with the same part of it in each replica"
-        )
-    own = [rank for rank, (is_saver, _) in enumerate(who) if is_saver == saves]
+    dist.all_gather_object(who, saves, everyone)
+    own = [rank for rank, is_saver in enumerate(who) if is_saver == saves]
     return everyone, dist.new_group(own, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)

@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from tplab.capstone.model.plain_gpt import PlainGPT, check_is_plain
+from tplab.capstone.model.plain_gpt import PlainGPT
 from tplab.capstone.model.training_hooks import TrainingHooks
 from tplab.capstone.settings.settings import Settings
 from tplab.data.flat_parameters import Piece
@@ -107,15 +107,7 @@ def parallel_plain_gpt(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> DTensorGPT:
-    """Create the model with uninitialized weights. Raises ValueError for settings that it doesn't support."""
-    check_is_plain(config, "dtensor")
-    if settings.dp > 1:
-        raise ValueError(f'layers="dtensor" is a baseline for tensor parallelism alone: dp={settings.dp} should be 1')
-    if settings.compile and settings.recompute != "nothing":
-        raise ValueError(
-            f"recompute={settings.recompute!r} of DTensors is more than torch.compile can do (it fails an assertion of "
-            'its own): take recompute="nothing", or compile=False'
-        )
+    """Create the model with uninitialized weights. Raises ValueError without a process group."""
     if not torch.distributed.is_initialized():
         raise ValueError('layers="dtensor" needs a process group: start it with tplab.launch or torchrun')
     device = own_device() if device is None else device

@@ -33,7 +33,6 @@ class PlainGPT(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_is_plain(config, "plain")
         self.config = config
         h = config.hidden_size
         place: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -134,14 +133,3 @@ def again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return kept_by_inputs
-
-
-def check_is_plain(config: GPTConfig, layers: str) -> None:
-    """Raise ValueError for a GPT that only `ParallelGPT` supports. Other models are like GPT-2, without dropout."""
-    wanted = {
-        "kv_heads": config.num_heads, "ffn_size": 4 * config.hidden_size, "gated": False, "activation": "gelu",
-        "bias": True, "tied_embedding": True, "learned_positions": True, "norm_eps": 1e-5, "dropout": 0.0,
-    }  # fmt: skip
-    for name, value in wanted.items():
-        if (found := getattr(config, name)) != value:
-            raise ValueError(f'{name}={found} is in layers="tplab" alone: layers={layers!r} has {name}={value}')

@@ -14,17 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from tplab.memory.config import GPTConfig
 
 
-def nothing() -> None:
-    """Do nothing. Used if the gradients are already complete after backward."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingHooks:
     """The model-specific parts of a training step.
 
     config, group       the model's config, and the process group of its tensor-parallel ranks
     around_backward     returns the context manager that backward has to run in
-    finish_gradients    all-reduces gradients that are partial sums after backward
+    finish_gradients    all-reduces gradients that are partial sums after backward (None: `TrainingStep` does it)
     norm                returns the gradient norm over a mesh (None: use `tplab.data.grad_norm`)
     idle                exercises whose answers weren't called in the trial of the model
     """
@@ -32,6 +28,6 @@ class TrainingHooks:
     config: GPTConfig
     group: ProcessGroup | None = None
     around_backward: Callable[[], AbstractContextManager] = nullcontext
-    finish_gradients: Callable[[], None] = nothing
+    finish_gradients: Callable[[], None] | None = None
     norm: Callable[[DeviceMesh | None], Tensor] | None = None
     idle: frozenset[str] = frozenset()

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.capstone.model.plain_gpt import again_in_backward, check_is_plain
-from tplab.capstone.model.training_hooks import TrainingHooks, nothing
+from tplab.capstone.model.plain_gpt import again_in_backward
+from tplab.capstone.model.training_hooks import TrainingHooks
 from tplab.capstone.own_layers.adapt import Parts, gpt_of, logits_with_async, with_async
 from tplab.capstone.own_layers.find import Answers, file_of
 from tplab.capstone.own_layers.link import ANSWERS, F, G, check_answers, is_async, needed, whole_world
@@ -56,7 +56,6 @@ def assemble(
 
     Raises ValueError for settings that the learner's layers don't support, or if the trial finds a difference.
     """
-    check_is_plain(config, "mine")
     check_answers(answers.whose, settings)
     if not dist.is_initialized():
         raise ValueError(
@@ -78,7 +77,7 @@ def assemble(
         found = length(list(model.parameters()), mesh.get_group("tp"), mesh.get_group("pp"))
         return torch.tensor(found, dtype=torch.float64, device=device)
 
-    done = (lambda: finish(model, group)) if settings.sequence_parallel else nothing
+    done = (lambda: finish(model, group)) if settings.sequence_parallel else None
     model.hooks = TrainingHooks(  # type: ignore[assignment]
         config=config, group=group, finish_gradients=done, norm=norm, idle=frozenset(idle)
     )

@@ -18,7 +18,7 @@ from tplab.capstone.report.blocks import Block, Missing, Report, Section, Words
 from tplab.capstone.report.markdown import write_markdown
 from tplab.capstone.report.page import to_html
 from tplab.capstone.report.run import Run
-from tplab.capstone.report.words import listed
+from tplab.capstone.report.words import kind, layout, listed
 from tplab.common.units import count
 
 __all__ = ["compose", "write_report"]
@@ -47,9 +47,9 @@ def compose(run: Run) -> Report:
         raise ValueError(f"the run in {run.folder} has no step yet: there is nothing to report")
     parts = [part(run) for part in _PARTS]
     settings = run.settings
-    title = f"A GPT on {count(run.ranks, 'rank' if run.device == 'cpu' else 'GPU')}"
+    title = f"A {kind(settings)} on {count(run.ranks, 'rank' if run.device == 'cpu' else 'GPU')}"
     when = str(run.starts[0].get("time", ""))[:16].replace("T", " ")
-    about = f"{settings.folder}, tp = {settings.tp}, dp = {settings.dp}, begun {when}. "
+    about = f"{settings.folder}, {layout(settings)}, begun {when}. "
     about += f"{run.done:,} of {settings.steps:,} steps."
     return Report(title, about, [*parts, _left_out(run, parts)])
 

@@ -1,21 +1,19 @@
 """The run in a folder: the rows of its log, and the measurements that `tplab.capstone.study.run` has added."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tplab.capstone.settings.io import from_values, read_settings
-from tplab.capstone.settings.settings import Settings
+from tplab.capstone.settings.settings import MATTER, OF_THE_LAYOUT, Settings
 from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
 WARM_UP = 5  # steps at the beginning of a run, which are slower
-LAYOUT = (
-    "tp", "dp", "sequence_parallel", "async_grad_allreduce", "layers", "recompute", "compile", "micro_batch_size",
-)  # fmt: skip
 
 
 class Run:
@@ -41,7 +39,7 @@ class Run:
         self.samples = steps_of(rows, "sample")
         self.end: dict[str, Any] | None = next((row for row in reversed(rows) if row["kind"] == "end"), None)
         found = read_measurements(self.folder)
-        self.stale = {name: other for name, part in found.items() if (other := _other(part, self.settings))}
+        self.stale = {name: other for name, part in found.items() if (other := measured_with(part, self.settings))}
         self.measured = {name: part for name, part in found.items() if name not in self.stale}
 
     @property
@@ -126,17 +124,20 @@ def read_measurements(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _other(part: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the settings of a part that differ from the run's, or {} if they weren't recorded."""
-    now = asdict(settings)
-    return {name: value for name, value in part.get("settings", {}).items() if name in now and now[name] != value}
+def measured_with(part: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the settings with which a part was measured, as far as they differ from these and `MATTER`.
+
+    A setting that wasn't recorded had its default. Returns {} if none were recorded.
+    """
+    before, now = asdict(Settings()) | part.get("settings", asdict(settings)), asdict(settings)
+    return {name: before[name] for name in MATTER if before[name] != now[name]}
 
 
 def _place(start: dict[str, Any]) -> tuple[Any, ...]:
     """Return everything except the model that determines the speed of a run."""
     settings = start.get("settings") or {}
     where = (start.get(name) for name in ("ranks", "backend", "device", "machine"))
-    return (*where, *(settings.get(name) for name in LAYOUT))
+    return (*where, *(settings.get(name) for name in OF_THE_LAYOUT))
 
 
 def _settings(folder: Path, start: dict[str, Any]) -> Settings:

@@ -6,7 +6,7 @@ from typing import Any
 from tplab import viz
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Numbers, Sample, Section, Words, grid
 from tplab.capstone.report.run import Run
-from tplab.capstone.report.words import apart, listed, small, visible
+from tplab.capstone.report.words import apart, kind, layout, listed, small, visible
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.sample import TEMPERATURE, TOP_K
 from tplab.capstone.watching.log_tail import Curve
@@ -151,7 +151,6 @@ def how(run: Run, part: str) -> str:
 
 
 def _one_rank(run: Run) -> list[Block]:
-    tp = run.settings.tp
     alone = run.measured.get("alone")
     if run.ranks == 1:
         return [Words("This run had one rank, so there is no other number of ranks to compare it with.")]
@@ -159,14 +158,14 @@ def _one_rank(run: Run) -> list[Block]:
         told = "The way this run was trained has changed in between, so its losses can't be repeated on one rank."
         return [Words(told)]
     if not alone:
-        return [Missing(f"the loss of one rank beside that of tp = {tp}", how(run, "alone"))]
+        return [Missing(f"the loss of one rank beside that of {layout(run.settings)}", how(run, "alone"))]
     steps, count = run.steps, len(alone["losses"])
     shared = [step for step in range(1, count + 1) if step in steps]
     if not shared:
         return [Words(f"One rank was trained for {count} steps, and the log of this run has none of them.")]
     here, there = [steps[step]["loss"] for step in shared], [alone["losses"][step - 1] for step in shared]
     difference = [a - b for a, b in zip(here, there, strict=True)]
-    name = f"tp = {tp}" + (f", dp = {run.settings.dp}" if run.settings.dp > 1 else "")
+    name = layout(run.settings)
     which = f"the same {count} steps" if len(shared) == count else f"{len(shared)} logged steps among the first {count}"
     says = f"Of {which}, on one rank and on {run.ranks}, {_verdict(run.settings, apart(here, there))}"
     alone_is = "one rank" if run.settings.layers == "tplab" else "one rank, tplab's layers"
@@ -198,8 +197,9 @@ def _summary(run: Run) -> str:
     size_of = f"{large(parameters)} parameters, " if parameters else ""
     seen = run.done * settings.tokens_per_step
     text = (
-        f"A GPT of {size_of}{settings.num_layers} layers and hidden size {settings.hidden_size}, {_cut(settings)}, has "
-        f"read {seen:,} tokens in {run.done:,} steps of {settings.precision}. It is made of {whose}."
+        f"A {kind(settings)} of {size_of}{settings.num_layers} layers and hidden size {settings.hidden_size}, "
+        f"{_cut(settings)}, has read {seen:,} tokens in {run.done:,} steps of {settings.precision}. It is made of "
+        f"{whose}."
     )
     if len(run.starts) > 1:
         at = [f"step {start.get('resumed_from')}" for start in run.starts[1:] if start.get("resumed_from")]
@@ -211,8 +211,12 @@ def _summary(run: Run) -> str:
 
 
 def _cut(settings: Settings) -> str:
-    shared = f"shared by tp = {settings.tp} ranks" if settings.tp > 1 else "whole on each rank"
-    return shared + (f", in dp = {settings.dp} replicas" if settings.dp > 1 else "")
+    shared = [f"in pp = {settings.pp} stages"] if settings.pp > 1 else []
+    shared += [f"shared by tp = {settings.tp} ranks"] if settings.tp > 1 else []
+    shared = shared or ["whole on each rank"]
+    if settings.dp > 1:
+        shared.append(f"in dp = {settings.dp} replicas" + (f" with ZeRO-{settings.zero}" if settings.zero else ""))
+    return ", ".join(shared)
 
 
 def _around(run: Run, step: int, width: int = 10) -> float:

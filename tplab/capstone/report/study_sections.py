@@ -69,7 +69,8 @@ def communication(run: Run) -> Section:
     verdict = "The formula and the record of one real step agree to the byte" if exact else "They differ"
     if not exact and run.settings.layers != "tplab":
         verdict += ", since the formula is that of tplab's layers and these are others"
-    blocks += [Words(f"{verdict}. On rank 0:"), grid(rows)]
+    where = "rank 0" if run.settings.pp == 1 else "the first rank of each stage"
+    blocks += [Words(f"{verdict}. On {where}:"), grid(rows)]
     parts = [
         {"for": name, "collective": kind, "calls": f"{calls:,}", "bytes": f"{count:,}"}
         for name, kind, calls, count in found["parts"]

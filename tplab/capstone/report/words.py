@@ -3,10 +3,23 @@
 import math
 from collections.abc import Sequence
 
+from tplab.capstone.settings.settings import Settings
+
 
 def small(value: float) -> str:
     """Format a number with two significant digits, such as "0", "3.4e-07" or "0.012"."""
     return "0" if value == 0 else f"{value:.2g}"
+
+
+def kind(settings: Settings) -> str:
+    """Return the name of the model's family."""
+    return "Llama" if settings.gated and not settings.bias and not settings.learned_positions else "GPT"
+
+
+def layout(settings: Settings) -> str:
+    """Return the sizes of the grid, such as "tp = 2, dp = 1", with pp and the stage of ZeRO if they are used."""
+    names = ["tp", *(["pp"] if settings.pp > 1 else []), "dp", *(["zero"] if settings.zero else [])]
+    return ", ".join(f"{name} = {getattr(settings, name)}" for name in names)
 
 
 def listed(words: Sequence[str]) -> str:

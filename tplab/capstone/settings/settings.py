@@ -1,15 +1,18 @@
 """The settings of a capstone run: what to train, how to split it over ranks, and what to save.
 
-The folder of a run contains its settings as settings.yaml (`tplab.capstone.settings.io` reads that file and the flags).
-When a run resumes, some settings may be different:
+Everything about a setting is in one place: its default, its line of help (`tplab.capstone.settings.flags`), its
+smallest value, and whether it may be different when a run resumes:
 
-    the layout, the log, checkpoints        may change, because the losses stay the same
-    how the rest is trained (`RETUNABLE`)   may change, because otherwise a diverged run couldn't be mended. The log and
-                                            the report say what was changed, and at which step
-    the model, the data and their order     must not change, because that would be a different run
+    LAYOUT      may change: how the same model is trained on the ranks; the losses stay the same
+    FREE        may change: the log, checkpoints
+    RETUNED     may change, because otherwise a diverged run couldn't be mended. The log and the report say what was
+                changed, and at which step
+    FIXED       must not change, because that would be a different run: the model, the data and their order
+
+The folder of a run contains its settings as settings.yaml (`tplab.capstone.settings.io` reads that file and the flags).
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import gcd, isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -18,113 +21,118 @@ import yaml
 
 from tplab.common.files import replace
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
-from tplab.memory.memory_bill import Layout
+from tplab.memory.memory_bill import Layout, layers_of_stage
 
 Layers = Literal["tplab", "mine", "dtensor", "plain"]
 Precision = Literal["float32", "bfloat16", "float64"]
+Zero = Literal[0, 1, 2, 3]
+FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
 LARGEST_SEED = 2**32 - 1  # the seeds of single micro-batches, which are larger, then fit into 64 bits
+
+GPT_2: dict[str, Any] = {  # the only kind of model that other layers than tplab's can be
+    "gated": False, "bias": True, "tied_embedding": True, "learned_positions": True, "norm_eps": 1e-5, "dropout": 0.0,
+}  # fmt: skip
+GROUPS = {  # the first setting of each group, and the group's title in the help
+    "folder": "the run",
+    "data": "the text",
+    "layers": "the model",
+    "tp": "how it is laid out over ranks",
+    "batch_size": "training",
+    "log_every": "what is written",
+}
+
+
+def _of(default: Any, text: str, least: float | None = None, changes: str = FIXED) -> Any:
+    return field(default=default, metadata={"help": text, "least": least, "changes": changes})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a training run. Raises ValueError for invalid ones, suggesting values that would work.
 
-    folder                where the run writes its log, checkpoints and report
-    data                  a folder of text files; None: the source code of the running Python's standard library
-    data_limit            bytes of text to use; None: all
-    vocab_size            size of the byte-pair tokenizer that is trained on the text
-    layers                "tplab", "mine" (the learner's, from their library), "dtensor" (PyTorch's built-in tensor
-                          parallelism), "plain" (a single process, no parallelism)
-    chapters              the learner's folder, or one that has it as my_course/, for layers="mine"
-
-    num_layers, hidden_size, num_heads, seq_length, dropout    of the GPT, as in `GPTConfig`
-
-    tp, dp                number of ranks that share a model, and number of replicas
-    sequence_parallel     shard the activations between blocks along the sequence
-    async_grad_allreduce  compute a weight's gradient while its input's gradient is all-reduced
-    recompute             what backward recomputes: "nothing", "attention" or "layers"
-    compile               compile each layer with torch.compile
-    precision             "float32"; "bfloat16": matmuls in bfloat16 (autocast), weights and optimizer in float32;
-                          "float64": for comparing runs with each other
-
-    steps                 optimizer steps of the full run, on which the learning rate schedule is based
-    batch_size            sequences per step, over all replicas and micro-batches
-    micro_batch_size      sequences that a rank processes at a time
-    learning_rate, min_learning_rate, warmup_steps    linear warm-up to the first, then cosine decay to the second
-    weight_decay, beta1, beta2                        of AdamW
-    max_norm              clip gradients to this norm; 0: don't clip
-    seed                  for weights, dropout and the order of the data
-
-    stop_after            stop after this step, as if the run were interrupted; None: run to the end
-    log_every, evaluate_every, sample_every, save_every    in steps; 0: never (evaluation and samples: only at the end)
-    evaluation_batches    batches of held-out text per evaluation
-    sample_tokens, prompt length of a sample in tokens, and its beginning
-    keep                  number of newest checkpoints to keep
-    async_save            continue training while a checkpoint is written
-    tensorboard           also write a log for TensorBoard
+    The sizes and the kind of the GPT are as in `GPTConfig`. The defaults are a GPT-2; the preset "llama" is a Llama. If
+    pp doesn't divide the layers, the first stages have one more each.
     """
 
-    folder: str = "runs/capstone"
-    data: str | None = None
-    data_limit: int | None = None
-    vocab_size: int = 8192
-    layers: Layers = "tplab"
-    chapters: str = "."
+    folder: str = _of("runs/capstone", "where its log, checkpoints and report are", changes=FREE)
+    steps: int = _of(200, "optimizer steps of the full run, for which the learning rate is planned", 1, RETUNED)
+    stop_after: int | None = _of(None, "stop after this step; the same command resumes the run", 1, FREE)
+    seed: int = _of(0, "for weights, dropout and the order of the data", 0)
 
-    num_layers: int = 4
-    hidden_size: int = 128
-    num_heads: int = 8
-    seq_length: int = 128
-    dropout: float = 0.0
+    data: str | None = _of(None, "a folder of text files (default: the source code of Python's standard library)")
+    data_limit: int | None = _of(None, "bytes of text to use", 1)
+    vocab_size: int = _of(8192, "tokens of the byte-pair tokenizer that is trained on the text")
 
-    tp: int = 1
-    dp: int = 1
-    sequence_parallel: bool = False
-    async_grad_allreduce: bool = True
-    recompute: Recompute = "nothing"
-    compile: bool = False
-    precision: Precision = "float32"
+    layers: Layers = _of(
+        "tplab", "whose: tplab's, mine (from your library my_tp), torch's own (dtensor), plain (one process)",
+        changes=LAYOUT,
+    )  # fmt: skip
+    chapters: str = _of(".", "your folder, or one that has it as my_course/, for --layers mine", changes=FREE)
+    num_layers: int = _of(4, "transformer layers")
+    hidden_size: int = _of(128, "h, the elements that represent a token")
+    num_heads: int = _of(8, "attention heads in each layer")
+    num_kv_heads: int | None = _of(None, "heads of K and V, each for a group of heads (default: as many as heads)")
+    ffn_hidden_size: int | None = _of(None, "inner size of the MLP (default: 4 h)")
+    seq_length: int = _of(128, "s, tokens per sequence")
+    gated: bool = _of(False, "SwiGLU: the MLP has a gate")
+    bias: bool = _of(True, "linear layers have biases, and norms are LayerNorm; without: no biases, and RMSNorm")
+    tied_embedding: bool = _of(True, "the output layer uses the embedding's table")
+    learned_positions: bool = _of(True, "a learned vector for each position; without: rotary positions")
+    rotary_base: float = _of(10_000.0, "base of the frequencies of rotary positions", 1)
+    norm_eps: float = _of(1e-5, "the value that a norm adds to the variance", 0)
+    dropout: float = _of(0.0, "probability of dropping an element in training", 0)
 
-    steps: int = 200
-    batch_size: int = 16
-    micro_batch_size: int = 16
-    learning_rate: float = 1e-3
-    min_learning_rate: float = 1e-4
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    max_norm: float = 1.0
-    seed: int = 0
+    tp: int = _of(1, "ranks that share each layer", 1, LAYOUT)
+    pp: int = _of(1, "pipeline stages, each with some of the layers, in the 1F1B schedule", 1, LAYOUT)
+    dp: int = _of(1, "replicas of the model, each with its part of the batch", 1, LAYOUT)
+    zero: Zero = _of(
+        0, "ZeRO: replicas share the optimizer's state (1), gradients, too (2), weights, too (3)", 0, LAYOUT
+    )
+    micro_batch_size: int = _of(16, "sequences that a rank processes at a time", 1, LAYOUT)
+    sequence_parallel: bool = _of(False, "shard the activations between blocks along the sequence", changes=LAYOUT)
+    async_grad_allreduce: bool = _of(
+        True, "compute a weight's gradient while its input's gradient is all-reduced", changes=LAYOUT
+    )
+    recompute: Recompute = _of("nothing", "what backward computes again instead of saving it", changes=LAYOUT)
+    compile: bool = _of(False, "compile each layer with torch.compile", changes=LAYOUT)
 
-    stop_after: int | None = None
-    log_every: int = 1
-    evaluate_every: int = 100
-    evaluation_batches: int = 4
-    sample_every: int = 0
-    sample_tokens: int = 100
-    prompt: str = "def"
-    save_every: int = 100
-    keep: int = 2
-    async_save: bool = True
-    tensorboard: bool = False
+    batch_size: int = _of(16, "sequences per step, over all replicas and micro-batches", 1)
+    precision: Precision = _of(
+        "float32", "of matmuls; weights and optimizer are float32 (float64: to compare runs)", changes=RETUNED
+    )
+    learning_rate: float = _of(1e-3, "the highest, after the warm-up", 0, RETUNED)
+    min_learning_rate: float = _of(1e-4, "the lowest, at the end of the cosine", 0, RETUNED)
+    warmup_steps: int = _of(20, "steps of the linear warm-up", 0, RETUNED)
+    weight_decay: float = _of(0.1, "of AdamW, for matrices", 0)
+    beta1: float = _of(0.9, "of AdamW", 0)
+    beta2: float = _of(0.95, "of AdamW", 0)
+    max_norm: float = _of(1.0, "clip gradients to this norm; 0: don't clip", 0, RETUNED)
+
+    log_every: int = _of(1, "steps from one row of the log to the next; 0: no rows", 0, FREE)
+    evaluate_every: int = _of(100, "steps; 0: only at the end", 0, FREE)
+    evaluation_batches: int = _of(4, "batches of held-out text per evaluation", 1, FREE)
+    sample_every: int = _of(0, "steps; 0: only at the end", 0, FREE)
+    sample_tokens: int = _of(100, "tokens per sample; 0: no samples", 0, FREE)
+    prompt: str = _of("def", "the beginning of each sample", changes=FREE)
+    save_every: int = _of(100, "steps from one checkpoint to the next; 0: none", 0, FREE)
+    keep: int = _of(2, "number of newest checkpoints to keep", 1, FREE)
+    async_save: bool = _of(True, "continue training while a checkpoint is written", changes=FREE)
+    tensorboard: bool = _of(False, "also write a log for TensorBoard", changes=FREE)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            choices = get_args(field.type) if get_origin(field.type) is Literal else ()
-            if choices and getattr(self, field.name) not in choices:
-                known = ", ".join(map(str, choices))
-                raise ValueError(f"{field.name}={getattr(self, field.name)!r} is not one of {known}")
-            if field.type is float and not isfinite(getattr(self, field.name)):
-                raise ValueError(f"{field.name}={getattr(self, field.name)} should be a finite number")
-        _check_sizes(self)
-        if self.layers == "plain" and self.ranks > 1:
-            raise ValueError(f'layers="plain" has no parallelism: tp={self.tp}, dp={self.dp} should both be 1')
-        if self.layers != "tplab" and self.dropout:
-            raise ValueError(
-                f'dropout={self.dropout} needs layers="tplab", because layers="{self.layers}" has no dropout. Set it '
-                "to 0"
-            )
+        for one in fields(self):
+            value, choices = getattr(self, one.name), get_args(one.type) if get_origin(one.type) is Literal else ()
+            if choices and value not in choices:
+                raise ValueError(f"{one.name}={value!r} is not one of {', '.join(map(str, choices))}")
+            if one.type is float and not isfinite(value):
+                raise ValueError(f"{one.name}={value} should be a finite number")
+            if one.metadata["least"] is not None and value is not None and value < one.metadata["least"]:
+                raise ValueError(f"{one.name}={value} should be {one.metadata['least']} or more")
+        for name in ("beta1", "beta2", "dropout"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)} should be at least 0 and less than 1")
+        if self.seed > LARGEST_SEED:
+            raise ValueError(f"seed={self.seed} should be at most 2^32 - 1 = {LARGEST_SEED}")
         if self.vocab_size < 258:
             raise ValueError(f"vocab_size={self.vocab_size}: the 256 bytes and two tokens more are the fewest, 258")
         if not 0 <= self.min_learning_rate <= self.learning_rate:
@@ -133,8 +141,7 @@ class Settings:
                 f"learning_rate={self.learning_rate}"
             )
         check_tensor_parallel(self.model, self.tp)
-        if self.sequence_parallel and self.seq_length % self.tp:
-            raise ValueError(f"seq_length={self.seq_length} can't be cut over tp={self.tp} ranks in whole tokens")
+        _check_combinations(self)
         each = self.dp * self.micro_batch_size
         if self.batch_size % each:
             smaller = gcd(self.micro_batch_size, self.batch_size // self.dp)
@@ -147,7 +154,7 @@ class Settings:
 
     @property
     def ranks(self) -> int:
-        return self.tp * self.dp
+        return self.tp * self.pp * self.dp
 
     @property
     def micro_batches(self) -> int:
@@ -165,16 +172,18 @@ class Settings:
 
     @property
     def model(self) -> GPTConfig:
-        return GPTConfig(
-            num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads,
-            vocab_size=self.vocab_size, seq_length=self.seq_length, dropout=self.dropout,
-        )  # fmt: skip
+        return GPTConfig(**{name: getattr(self, name) for name in OF_THE_MODEL})
+
+    @property
+    def layers_of_stages(self) -> list[int]:
+        """The number of layers in each pipeline stage."""
+        return [layers_of_stage(self.num_layers, self.pp, stage) for stage in range(self.pp)]
 
     @property
     def layout(self) -> Layout:
         """The parallel layout, for the memory bill and the cost model."""
         return Layout(
-            tp=self.tp, dp=self.dp, micro_batch=self.micro_batch_size, micro_batches=self.micro_batches,
+            tp=self.tp, pp=self.pp, dp=self.dp, micro_batch=self.micro_batch_size, micro_batches=self.micro_batches,
             sequence_parallel=self.sequence_parallel, recompute=self.recompute,
         )  # fmt: skip
 
@@ -183,16 +192,12 @@ class Settings:
         replace(path, yaml.safe_dump(asdict(self), sort_keys=False).encode())
 
 
-# Settings that may be different when a run resumes, and don't change its losses.
-CHANGEABLE = frozenset({
-    "folder", "layers", "chapters", "tp", "dp", "sequence_parallel", "async_grad_allreduce", "recompute", "compile",
-    "micro_batch_size", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
-    "sample_tokens", "prompt", "save_every", "keep", "async_save", "tensorboard",
-})  # fmt: skip
+OF_THE_MODEL = {one.name for one in fields(Settings)} & {one.name for one in fields(GPTConfig)}
+_CHANGES = {one.name: one.metadata["changes"] for one in fields(Settings)}
+OF_THE_LAYOUT = [name for name, kind in _CHANGES.items() if kind == LAYOUT]
 
-
-# Settings that may be different when a run resumes, although the remaining steps then have other losses.
-RETUNABLE = frozenset({"steps", "learning_rate", "min_learning_rate", "warmup_steps", "max_norm", "precision"})
+# Settings that determine the time, the memory and the messages of a step.
+MATTER = [name for name in _CHANGES if name in OF_THE_MODEL or name in (*OF_THE_LAYOUT, "precision", "batch_size")]
 
 
 def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
@@ -202,12 +207,12 @@ def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
     """
     pairs = _differences(now, before)
     stays = {"precision"} if "float64" in pairs.get("precision", ()) else set()
-    return {name: pair for name, pair in pairs.items() if name not in CHANGEABLE | RETUNABLE or name in stays}
+    return {name: pair for name, pair in pairs.items() if _CHANGES[name] == FIXED or name in stays}
 
 
 def retuned(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the `RETUNABLE` fields that differ, as {field: (before, now)}."""
-    return {name: pair for name, pair in _differences(now, before).items() if name in RETUNABLE}
+    """Return the fields that differ and change how the rest of the run is trained, as {field: (before, now)}."""
+    return {name: pair for name, pair in _differences(now, before).items() if _CHANGES[name] == RETUNED}
 
 
 def _differences(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
@@ -215,17 +220,44 @@ def _differences(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _check_sizes(settings: Settings) -> None:
-    positive = ("tp", "dp", "steps", "batch_size", "micro_batch_size", "evaluation_batches", "keep", "max_norm")
-    least = dict.fromkeys(positive, 1) | {"max_norm": 0, "learning_rate": 0}
-    counts = ("warmup_steps", "log_every", "evaluate_every", "sample_every", "sample_tokens", "save_every", "seed")
-    least |= dict.fromkeys(counts, 0) | {"weight_decay": 0}
-    least |= {name: 1 for name in ("stop_after", "data_limit") if getattr(settings, name) is not None}
-    for name, smallest in least.items():
-        if getattr(settings, name) < smallest:
-            raise ValueError(f"{name}={getattr(settings, name)} should be {smallest} or more")
-    for name in ("beta1", "beta2", "dropout"):
-        if not 0 <= getattr(settings, name) < 1:
-            raise ValueError(f"{name}={getattr(settings, name)} should be at least 0 and less than 1")
-    if settings.seed > LARGEST_SEED:
-        raise ValueError(f"seed={settings.seed} should be at most 2^32 - 1 = {LARGEST_SEED}")
+def _check_combinations(settings: Settings) -> None:
+    """Raise ValueError for settings that exclude each other, saying which of them to change."""
+    s, model = settings, settings.model
+    if s.layers != "tplab":
+        others = {
+            "num_kv_heads": (model.kv_heads, s.num_heads), "ffn_hidden_size": (model.ffn_size, 4 * s.hidden_size),
+            "pp": (s.pp, 1), "zero": (s.zero, 0), **{name: (getattr(s, name), GPT_2[name]) for name in GPT_2},
+        }  # fmt: skip
+        others |= {"dp": (s.dp, 1)} if s.layers in ("dtensor", "plain") else {}
+        others |= {"tp": (s.tp, 1)} if s.layers == "plain" else {}
+        for name, (value, only) in others.items():
+            if value != only:
+                raise ValueError(
+                    f'{name}={value} needs layers="tplab": layers="{s.layers}" only supports {name}={only}. Use either'
+                )
+    if s.layers == "dtensor" and s.compile and s.recompute != "nothing":
+        raise ValueError(
+            f'layers="dtensor" with compile=True and recompute="{s.recompute}" fails in torch.compile itself: set '
+            'recompute="nothing" or compile=False'
+        )
+    if s.sequence_parallel and s.seq_length % s.tp:
+        raise ValueError(f"seq_length={s.seq_length} can't be cut over tp={s.tp} ranks in whole tokens")
+    if not s.learned_positions and model.head_dim % 2:
+        raise ValueError(
+            f"rotary positions turn pairs of elements, and a head has hidden_size / num_heads = {model.head_dim}. Use "
+            "an even number, or learned_positions=True"
+        )
+    if s.pp > s.num_layers:
+        raise ValueError(
+            f"pp={s.pp} stages can't share num_layers={s.num_layers}: each needs a layer. Set pp to {s.num_layers} or "
+            "less"
+        )
+    if s.zero and s.dp == 1:
+        raise ValueError(
+            f"zero={s.zero} shards over replicas, and dp=1 is a single one. Set dp to 2 or more, or zero to 0"
+        )
+    if s.zero == 3 and s.compile:
+        raise ValueError(
+            "compile=True can't trace a layer whose weights come and go, as they do with zero=3. Set compile to False, "
+            "or zero to 2"
+        )

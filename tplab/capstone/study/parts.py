@@ -30,7 +30,7 @@ from tplab.capstone.study.traffic import step_bytes, step_parts
 from tplab.capstone.training.build_model import used
 from tplab.common.units import count, duration, rate, size
 from tplab.cost.flops import model_flops
-from tplab.runtime import RankError, Record, Results, launch
+from tplab.runtime import RankError, Record, Results, Total, launch
 from tplab.runtime.devices import backend_for
 
 Measured = dict[str, Any]
@@ -93,12 +93,19 @@ def _alone(study: Study) -> Measured:
 
 def _traffic(study: Study) -> Measured:
     settings = study.settings
-    entered = study.launch(measuring.sent, settings, study.answers)[0]
-    measured, formula = Record(entered).totals(), step_bytes(settings)
+    entered = study.launch(measuring.sent, settings, study.answers)
+    measured: dict[str, Total] = {}
+    formula: dict[str, Total] = {}
+    parts: list[tuple[str, str, int, int]] = []
+    for stage in range(settings.pp):
+        where = f", stage {stage}" if settings.pp > 1 else ""
+        totals = Record(entered[stage * settings.tp]).totals()
+        measured |= {kind + where: total for kind, total in totals.items()}
+        formula |= {kind + where: total for kind, total in step_bytes(settings, stage=stage).items()}
+        parts += [(part.name, part.kind + where, part.calls, part.bytes) for part in step_parts(settings, stage=stage)]
     same = measured == formula
     return {
-        "measured": measured, "formula": formula,
-        "parts": [(part.name, part.kind, part.calls, part.bytes) for part in step_parts(settings)],
+        "measured": measured, "formula": formula, "parts": parts,
         "says": "formula and record agree to the byte" if same else "formula and record differ",
     }  # fmt: skip
 
@@ -121,14 +128,12 @@ def _timeline(study: Study) -> Measured:
 
 def _layers(study: Study) -> Measured:
     settings = study.settings
-    if settings.dropout:
-        return {"why": f"the chapters' layers have no dropout, and this run has dropout = {settings.dropout:g}"}
     try:
+        mine, ours = replace(settings, layers="mine"), replace(settings, layers="tplab")
         answers = study.answers or find_answers(settings.chapters, settings)
     except (ValueError, FileNotFoundError) as error:
         return {"why": _why(str(error))}
     count = min(study.budget.layers, settings.steps)
-    mine, ours = replace(settings, layers="mine"), replace(settings, layers="tplab")
     losses, idle = study.launch(measuring.of_the_learner, mine, count, answers)[0]
     losses = {"mine": losses, "tplab": study.launch(measuring.steps, ours, count)[0][0]}
     off = small(apart(losses["mine"], losses["tplab"]))
@@ -144,10 +149,12 @@ def _why(message: str) -> str:
 
 def _baseline(study: Study) -> Measured:
     settings = replace(study.settings, sequence_parallel=False)
-    if settings.dp > 1 or settings.tp == 1:
-        return {"why": "it needs tp of 2 or more, and dp = 1"}
-    if settings.dropout:
-        return {"why": f"the DTensor model has no dropout, and this run has dropout = {settings.dropout:g}"}
+    if settings.tp == 1:
+        return {"why": "it needs tp of 2 or more"}
+    try:
+        replace(settings, layers="dtensor")
+    except ValueError as error:
+        return {"why": str(error)}
     found = study.launch(measuring.turns, settings, ("tplab", "dtensor"), study.budget.turns, study.budget.turn)[0]
     seconds = {name: [median(turn) for turn in times[1:] or times] for name, (_, times) in found.items()}
     ratio = median(seconds["tplab"]) / median(seconds["dtensor"])
@@ -263,12 +270,17 @@ def _sizes(settings: Settings) -> list[int]:
 
 
 def _on(settings: Settings, p: int) -> Settings:
-    """Return the settings for p ranks with tplab's layers. First tp grows, then dp. Raises ValueError for invalid p."""
+    """Return the settings for p ranks with tplab's layers: tp grows first, then pp, then dp.
+
+    Raises ValueError if the model and the batch can't be divided that way.
+    """
     tp = min(p, settings.tp)
-    if p % tp:
-        raise ValueError(f"{p} ranks are no multiple of tp={tp}")
-    cut = settings.sequence_parallel and tp > 1
-    return replace(settings, layers="tplab", tp=tp, dp=p // tp, sequence_parallel=cut)
+    pp = min(p // tp, settings.pp)
+    dp = p // (tp * pp)
+    if tp * pp * dp != p:
+        raise ValueError(f"{p} ranks are no multiple of tp={tp} · pp={pp}")
+    cut, zero = settings.sequence_parallel and tp > 1, settings.zero if dp > 1 else 0
+    return replace(settings, layers="tplab", tp=tp, pp=pp, dp=dp, zero=zero, sequence_parallel=cut)
 
 
 def _threads_of_a_rank(ranks: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
 from tplab.capstone.settings.settings import Layers, Settings
@@ -49,21 +50,27 @@ class Short:
         if settings.compile:
             compile_layers(self.model)
         self.step = Step(self.model, settings, self.ranks)
-        self.optimizer = self.step.optimizer
+        self.optimizer = self.step.training.torch_optimizer
         self.done = 0
 
     def once(self) -> tuple[float, float]:
         """Do one more step. Return the full batch's loss, and the seconds until this rank had finished its part."""
-        own = self.batches.own(self.done, self.ranks.dp_rank, self.settings.dp)
-        ids, targets = (tensor.to(self.ranks.device) for tensor in own)  # [B/dp, s] each
-        self.done += 1
+        batch = self.batch()
         began = time.perf_counter()
-        loss, norm = self.step.run(self.done, ids, targets)
+        loss, norm = self.one(*batch)
         float(norm)  # waits for a GPU
         seconds = time.perf_counter() - began
-        if self.settings.dp > 1:
-            dist.all_reduce(loss, group=self.ranks.dp)
-        return float(loss) / self.settings.dp, seconds
+        return self.ranks.mean(loss), seconds
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Return this replica's ids and targets for the next step, [B/dp, s] each."""
+        ids, targets = self.batches.own(self.done, self.ranks.place.dp, self.settings.dp)
+        return ids.to(self.ranks.device), targets.to(self.ranks.device)
+
+    def one(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Do one more step on this batch. Return what `Step.run` returns."""
+        self.done += 1
+        return self.step.run(self.done, ids, targets)
 
 
 def steps(settings: Settings, count: int) -> tuple[list[float], list[float]]:
@@ -134,9 +141,9 @@ def sent(settings: Settings, answers: Any = None) -> list[Collective]:
     """Return the collectives that this rank entered in the second step, in order."""
     short = Short(settings, answers)
     short.once()
-    own = short.batches.own(1, short.ranks.dp_rank, settings.dp)
+    batch = short.batch()
     with record() as section:
-        short.step.run(2, *(tensor.to(short.ranks.device) for tensor in own))
+        short.one(*batch)
     return list(section)
 
 
@@ -145,12 +152,11 @@ def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
     short = Short(settings, answers)
     for _ in range(warm_up):
         short.once()
-    own = short.batches.own(short.done, short.ranks.dp_rank, settings.dp)
-    ids, targets = (tensor.to(short.ranks.device) for tensor in own)
+    batch = short.batch()
     if short.ranks.size > 1:
         dist.barrier()
     with trace_rank() as trace:
-        short.step.run(short.done + 1, ids, targets)
+        short.one(*batch)
     return drawn([(span.lane, span.name, span.start, span.end) for span in trace.spans if span.name != "barrier"])
 
 
@@ -212,5 +218,5 @@ def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
 def untrained(settings: Settings, answers: Any = None) -> tuple[str, float]:
     """Return the text that the model generates before its first step, and the loss of that step."""
     short = Short(settings, answers)
-    text = write_sample(short.model, settings, short.tokens.tokenizer, short.ranks, 0)
+    text = write_sample(short.step, short.tokens.tokenizer, 0)
     return text, short.once()[0]

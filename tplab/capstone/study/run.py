@@ -23,10 +23,10 @@ from typing import Any
 
 from tplab.capstone.command import carry_out, settings_from
 from tplab.capstone.own_layers.find import find_answers
-from tplab.capstone.report.run import MEASUREMENTS, read_measurements
+from tplab.capstone.report.run import MEASUREMENTS, measured_with, read_measurements
 from tplab.capstone.settings.flags import add_arguments
 from tplab.capstone.settings.run_folder import check_unchanged
-from tplab.capstone.settings.settings import Settings
+from tplab.capstone.settings.settings import MATTER, Settings
 from tplab.capstone.study.parts import PARTS, Budget, Study
 from tplab.capstone.training.log import read_log, steps_of
 from tplab.capstone.watching.panel import run
@@ -34,11 +34,6 @@ from tplab.common.files import replace
 from tplab.runtime import RankError
 
 __all__ = ["Budget", "main", "study"]
-
-MATTER = (
-    "layers", "vocab_size", "num_layers", "hidden_size", "num_heads", "seq_length", "dropout", "tp", "dp",
-    "sequence_parallel", "async_grad_allreduce", "recompute", "compile", "precision", "batch_size", "micro_batch_size",
-)  # fmt: skip
 
 
 def study(
@@ -74,7 +69,7 @@ def study(
             except RankError as error:
                 say(f"{name}: not measured: {error.cause_type}: {error.cause_message.partition(chr(10))[0]}")
                 continue
-            _keep(folder, name, measured | {"settings": _that_matter(settings)})
+            _keep(folder, name, measured | {"settings": {key: getattr(settings, key) for key in MATTER}})
             told = measured.get("says") or measured.get("why") or "measured"
             say(f"{name}: {told} ({time.monotonic() - began:.0f} s)")
     return folder / MEASUREMENTS
@@ -88,7 +83,7 @@ def is_done(settings: Settings) -> bool:
 
 def is_current(part: Mapping[str, Any] | None, settings: Settings) -> bool:
     """Return True if the part exists and has these settings. A part without recorded settings counts as current."""
-    return part is not None and part.get("settings", _that_matter(settings)) == _that_matter(settings)
+    return part is not None and not measured_with(part, settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,10 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"python -m tplab.capstone study: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _that_matter(settings: Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in MATTER}
 
 
 def _keep(folder: Path, name: str, measured: dict[str, Any]) -> None:

@@ -7,20 +7,20 @@
 
 These functions handle every kind of model:
 
-    layers      parameters are        backward runs in    finish_gradients                     the norm is from
-    "tplab"     shards                nothing             sequence_parallel: an all-reduce     tplab.data.grad_norm
-    "mine"      shards                nothing             the same: the learner's 12.3         the learner's 14.4
+    layers      parameters are        backward runs in    sums after backward                  the norm is from
+    "tplab"     shards                nothing             `TrainingStep` does all of them      tplab.data.grad_norm
+    "mine"      shards                nothing             sequence_parallel: their 12.3        the learner's 14.4
     "dtensor"   DTensors              loss_parallel       all-reduces of Partial gradients     tplab.data.grad_norm
     "plain"     full, on one rank     nothing             nothing                              tplab.data.grad_norm
 
-The `.grad` of a DTensor is a DTensor, too. `gradients(model)` returns this rank's gradient shards as plain tensors.
+With pp > 1, the model is this rank's pipeline stage, which only layers="tplab" can be. The `.grad` of a DTensor is a
+DTensor, too. `gradients(model)` returns this rank's gradient shards as plain tensors.
 
 Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. A seed therefore gives the same model
 with every kind of layers, on any number of ranks, on a GPU, and in float64.
 """
 
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.capstone.model.plain_gpt import PlainGPT
-from tplab.capstone.model.training_hooks import TrainingHooks, nothing
+from tplab.capstone.model.training_hooks import TrainingHooks
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.own_layers.link import used_of_mine
 from tplab.capstone.settings.settings import Settings
@@ -39,7 +39,9 @@ from tplab.cluster.training_step import TrainingStep
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.pipeline.generation import PipelinedGPT
+from tplab.pipeline.stages import GPTStage, gpt_stages
+from tplab.sequence.gpt import SequenceParallelGPT
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.linear import Device
 
@@ -54,6 +56,8 @@ def build_model(
 ) -> nn.Module:
     """Build a model. `model(ids, targets)` returns the mean loss, which is the same on every rank of a replica.
 
+    If there are several pipeline stages, returns this rank's `GPTStage`.
+
     config     settings.model, possibly with the vocabulary size of the tokenizer
     mesh       as created by `tplab.data.grid.mesh` (None: a single rank has the full model)
     answers    the result of `tplab.capstone.own_layers.find.find_answers`, for layers="mine"
@@ -65,6 +69,8 @@ def build_model(
         raise ValueError(f"tp={settings.tp} ranks should share the model, and there are {p}")
     if mesh is None and p > 1:
         raise ValueError(f"{p} ranks need their mesh: mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
+    if mesh is not None and mesh["pp"].size() != settings.pp:
+        raise ValueError(f"pp={settings.pp} stages should share the layers, and the mesh has {mesh['pp'].size()}")
     gpus = [device] if device is not None and torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         return _build(settings, config, mesh, group, device, answers)
@@ -77,6 +83,8 @@ def _build(
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
     drawn = _drawn(settings, config, group)
     if settings.layers == "tplab":
+        if mesh is not None and settings.pp > 1:
+            drawn = _stage(drawn, settings, mesh)
         return drawn.to(device=device, dtype=dtype)
     if settings.layers == "plain":
         model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
@@ -104,9 +112,15 @@ def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) ->
     cut = settings.sequence_parallel and settings.layers == "tplab"
     torch.default_generator.manual_seed(settings.seed)
     model = (SequenceParallelGPT if cut else ParallelGPT)(config, **options)
-    finish = partial(allreduce_sequence_parallel_gradients, model, group) if cut else nothing
-    model.hooks = TrainingHooks(config=config, group=group, finish_gradients=finish)  # type: ignore[assignment]
+    model.hooks = TrainingHooks(config=config, group=group)  # type: ignore[assignment]
     return model
+
+
+def _stage(model: nn.Module, settings: Settings, mesh: DeviceMesh) -> nn.Module:
+    assert isinstance(model, ParallelGPT)
+    stage = gpt_stages(model, settings.layers_of_stages)[mesh.get_local_rank("pp")]
+    stage.hooks = hooks_of(model)  # type: ignore[assignment]
+    return stage
 
 
 @torch.no_grad()
@@ -131,11 +145,6 @@ def backward(model: nn.Module, loss: Tensor) -> None:
         loss.backward()
 
 
-def finish_gradients(model: nn.Module) -> None:
-    """Complete the gradients after backward. A `training_step` does this itself."""
-    hooks_of(model).finish_gradients()
-
-
 def training_step(
     model: nn.Module, optimizer_class: Callable[..., Optimizer], mesh: DeviceMesh | None = None, **options: Any
 ) -> TrainingStep:
@@ -155,22 +164,32 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def for_generation(model: nn.Module) -> ParallelGPT:
-    """Return a ParallelGPT with the current weights for `tplab.gpt.generation`. Don't store it: it may be a copy."""
+def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
+    """Return a model with the current weights for `tplab.gpt.generation.generate`. Don't store it: it may be a copy.
+
+    pp    the ranks of the pipeline, if the model is a pipeline stage. The result is then a `PipelinedGPT`
+    """
     if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
     way, own = hooks_of(model), dict(model.named_parameters())
     first = next(iter(own.values()))
+    whole = ParallelGPT(way.config, group=way.group, device="meta", dtype=first.dtype)
     if isinstance(model, PlainGPT) and not isinstance(first, DTensor):  # its table has no padding
-        writer = ParallelGPT(way.config, device="meta", dtype=first.dtype).to_empty(device=first.device)
-        load_full_state_dict(writer, model.state_dict())
-        return writer.eval()
-    writer = ParallelGPT(way.config, group=way.group, device="meta", dtype=first.dtype)
+        whole = whole.to_empty(device=first.device)
+        load_full_state_dict(whole, model.state_dict())
+        return whole.eval()
+    writer: ParallelGPT | GPTStage = whole
+    if isinstance(model, GPTStage):
+        numbers = [int(number) for number in model.layers]
+        writer = GPTStage(whole, numbers[0], numbers[-1] + 1)
     for name, parameter in own.items():
         path, _, last = name.rpartition(".")
         shared = nn.Parameter(local(parameter).detach(), requires_grad=False)
         writer.get_submodule(path).register_parameter(last, shared)
-    return writer.eval()
+    if isinstance(writer, ParallelGPT):
+        return writer.eval()
+    assert pp is not None, "the stages generate text together, so they need their group"
+    return PipelinedGPT(writer, pp).eval()
 
 
 def used(
@@ -196,6 +215,8 @@ def used(
     }[settings.layers]
     if settings.layers == "tplab" and settings.sequence_parallel:
         source = "tplab.sequence.gpt.SequenceParallelGPT"
+    if settings.pp > 1:
+        source += " in tplab.pipeline.stages.GPTStage"
     return [{"what": model, "whose": whose, "source": source, "why": why}]
 
 

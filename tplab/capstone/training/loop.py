@@ -70,7 +70,7 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
 
     Raises ValueError if the settings don't match the ranks or the run in the folder, or if another run is training
     there, and FloatingPointError if the loss or the gradient norm is no longer finite, before anything of that is
-    saved. The run can then resume with other `RETUNABLE` settings.
+    saved. The run can then resume with other settings that are `RETUNED`.
     """
     ranks = join(settings)
     check_unchanged(settings)
@@ -105,9 +105,9 @@ class _Run:
         self.settings, self.answers, self.ranks, self.stop = settings, answers, ranks, stop
         self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
         self.step = Step(self.model, settings, ranks)
-        self.optimizer = self.step.optimizer
+        self.optimizer = self.step.training.optimizer
         self.checkpoints = Checkpoints(
-            Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.tp, ranks.dp
+            Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.mesh
         )
         newest = self.checkpoints.latest()
         extra = self.checkpoints.load(newest, self.model, self.optimizer) if newest else {}
@@ -175,7 +175,7 @@ class _Run:
         return False
 
     def _one(self, number: int) -> None:
-        own = self.batches.own(number - 1, self.ranks.dp_rank, self.settings.dp)
+        own = self.batches.own(number - 1, self.ranks.place.dp, self.settings.dp)
         ids, targets = (to_device(tensor, self.ranks.device) for tensor in own)  # [B/dp, s] each
         with self.meter.step():
             loss, norm = self.step.run(number, ids, targets)
@@ -207,7 +207,7 @@ class _Run:
 
         The loss of that step can't show it, because it was computed before the update.
         """
-        if not math.isfinite(loss := self.evaluation.one_loss(self.step)):
+        if not math.isfinite(loss := self.evaluation.loss(self.step, 1)):
             self._diverged(self.done, f"the loss on held-out text after step {self.done} is {loss}")
 
     def _diverged(self, step: int, what: str) -> NoReturn:
@@ -238,7 +238,7 @@ class _Run:
         self.clock.go_on()
 
     def _sample(self) -> None:
-        text = write_sample(self.model, self.settings, self.tokens.tokenizer, self.ranks, self.done)
+        text = write_sample(self.step, self.tokens.tokenizer, self.done)
         self.log.write({"kind": "sample", "step": self.done, "prompt": self.settings.prompt, "text": text})
         self.clock.go_on()
 
@@ -265,7 +265,7 @@ def compile_layers(model: nn.Module) -> None:
     Names don't change, so checkpoints don't change either. All models from `build_model` have `layers`.
     """
     layers: Any = model.layers
-    for layer in layers:
+    for layer in layers.children():
         layer.compile()
 
 

@@ -7,7 +7,7 @@ fill the memory in a run that takes days.
                      behind computation doesn't count, but waiting for a slower rank does. On a GPU, the stream waits
                      instead of the rank (`tplab.runtime.stream_waits`), a step or two later. There, this is the share
                      of the newest step that the GPU has finished, and None before the first one
-    sent             message bytes, as in the trace
+    sent             message bytes, as in the trace, without what a pipeline stage receives
     memory           GPU: peak bytes of tensors so far. CPU: resident bytes of the process, including torch and Python
 """
 
@@ -58,7 +58,8 @@ class Meter:
             waits: float | None = sum(collective.waited for collective in section) / seconds
         else:
             waits = self._newest_share()
-        self.figures = Figures(waits, sum(collective.bytes for collective in section), self._memory())
+        sent = sum(collective.bytes for collective in section if collective.kind != "recv")
+        self.figures = Figures(waits, sent, self._memory())
 
     @contextmanager
     def _stream(self) -> Iterator[None]:

@@ -1,6 +1,8 @@
-"""This rank's position in the run, and its process groups: tp ranks share a model, and dp replicas share the batch.
+"""This rank's position in the run, and its process groups.
 
-    rank = dp · TP + tp         (as in `tplab.data.grid`, without pipeline stages)
+    rank = (dp · PP + pp) · TP + tp         (as in `tplab.data.grid`)
+
+tp ranks share each layer, pp stages share the layers, and dp replicas share the batch.
 
 The same program runs on ranks that `launch` or torchrun has started, and in a single process without a process group.
 """
@@ -9,32 +11,30 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.settings.settings import Settings
-from tplab.data.grid import Grid, mesh
+from tplab.collectives.by_hand import rank_and_size
+from tplab.data.grid import Grid, Place, mesh
 from tplab.runtime import device
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """A rank's position in the run. Without a process group, it is rank 0 of 1, and mesh, tp and dp are None.
+    """A rank's position in the run. Without a process group, it is rank 0 of 1, and the mesh and groups are None.
 
     rank, size    the rank, and the number of ranks
-    dp_rank       the index of its replica
-    tp_rank       the index of its model shard
-    mesh, tp, dp  the device mesh and the process groups
+    place         the indices of its replica, its pipeline stage and its model shard
+    mesh          the device mesh; tp, pp and dp are its process groups
     device        the rank's GPU if it has one, otherwise the CPU
     """
 
     rank: int
     size: int
-    dp_rank: int
-    tp_rank: int
+    place: Place
     mesh: DeviceMesh | None
-    tp: ProcessGroup | None
-    dp: ProcessGroup | None
     device: torch.device
 
     @property
@@ -42,17 +42,35 @@ class Ranks:
         """True on the rank that writes the log."""
         return self.rank == 0
 
+    @property
+    def tp(self) -> ProcessGroup | None:
+        return None if self.mesh is None else self.mesh.get_group("tp")
+
+    @property
+    def pp(self) -> ProcessGroup | None:
+        return None if self.mesh is None else self.mesh.get_group("pp")
+
+    @property
+    def dp(self) -> ProcessGroup | None:
+        return None if self.mesh is None else self.mesh.get_group("dp")
+
+    def mean(self, loss: Tensor) -> float:
+        """Return the mean over the replicas of a loss that the last stage has, and other stages have as 0."""
+        loss = loss.clone()
+        for group in (self.pp, self.dp):
+            if rank_and_size(group)[1] > 1:
+                dist.all_reduce(loss, group=group)
+        return float(loss) / rank_and_size(self.dp)[1]
+
 
 def join(settings: Settings) -> Ranks:
     """Return this rank's position. All ranks call this. Raises ValueError if the settings need more or fewer ranks."""
     started = dist.get_world_size() if dist.is_initialized() else 1
     check_started(settings, started)
     if not dist.is_initialized():
-        return Ranks(0, 1, 0, 0, None, None, None, device())
-    rank = dist.get_rank()
-    place = Grid(dp=settings.dp, tp=settings.tp).place(rank)
-    grid = mesh(dp=settings.dp, tp=settings.tp)
-    return Ranks(rank, started, place.dp, place.tp, grid, grid.get_group("tp"), grid.get_group("dp"), device())
+        return Ranks(0, 1, Place(0, 0, 0), None, device())
+    rank, grid = dist.get_rank(), Grid(settings.dp, settings.pp, settings.tp)
+    return Ranks(rank, started, grid.place(rank), mesh(grid.dp, grid.pp, grid.tp), device())
 
 
 def check_started(settings: Settings, started: int) -> None:
@@ -60,9 +78,10 @@ def check_started(settings: Settings, started: int) -> None:
     wanted = settings.ranks
     if started == wanted:
         return
-    needs = f"tp={settings.tp} · dp={settings.dp} = {wanted} ranks, and {_count(started)} started"
-    if started % settings.tp == 0:
-        advice = f"Add --dp {started // settings.tp}: replicas of the model for the other ranks. Or start {wanted}"
+    needs = f"tp={settings.tp} · pp={settings.pp} · dp={settings.dp} = {wanted} ranks, and {_count(started)} started"
+    of_a_replica = settings.tp * settings.pp
+    if started % of_a_replica == 0:
+        advice = f"Add --dp {started // of_a_replica}: replicas of the model for the other ranks. Or start {wanted}"
     else:
         advice = f"Start {wanted}"
     raise ValueError(

@@ -2,19 +2,20 @@
 
     micro-batch 1..m-1   forward, backward             tp inside the layers; gradients accumulate here
     micro-batch m        forward, backward             full buckets of gradients are sent in the background  dp
-    update               the remaining sums, the norm, clipping, AdamW (`tplab.cluster.training_step`)       dp, tp
+    update               the remaining sums, the norm, clipping, AdamW (`tplab.cluster.training_step`)       dp, tp, pp
 
-All sequences have the same length, so averaging the mean losses of micro-batches and replicas gives the overall mean.
+With pipeline stages, the 1F1B schedule runs the micro-batches (`tplab.pipeline`). All sequences have the same length,
+so averaging the mean losses of micro-batches and replicas gives the overall mean.
 
 The dropout of each micro-batch has a separate seed, computed from the step and the position of the micro-batch in the
 full batch. A resumed run therefore drops the same elements as an uninterrupted one, without saving a random state, and
-it doesn't matter which replica computes the micro-batch. A different tp does change which elements are dropped, because
-each tp rank draws them for its shard from a separate random state.
+it doesn't matter which replica computes the micro-batch. A different tp or pp does change which elements are dropped,
+because each tp rank draws them for its shard, and each stage for its layers, from a separate random state.
 """
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,10 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import backward, training_step
 from tplab.capstone.training.optimizer import adamw_options, learning_rate
 from tplab.capstone.training.ranks import Ranks
+from tplab.pipeline.executor import Pipeline
+from tplab.pipeline.p2p import Channels
+from tplab.pipeline.schedules import one_f_one_b
+from tplab.pipeline.stages import GPTStage
 from tplab.tensor.rng import RNGTracker, seed_all
 
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
@@ -34,54 +39,94 @@ class Step:
 
     def __init__(self, model: nn.Module, settings: Settings, ranks: Ranks) -> None:
         self.model, self.settings, self.ranks = model, settings, ranks
+        self.pipeline = self._pipeline() if settings.pp > 1 else None
         self.training = training_step(
-            model, AdamW, ranks.mesh, max_norm=settings.max_norm or None, check=False, **adamw_options(model, settings)
-        )
-        self.optimizer: Any = self.training.optimizer
+            model, AdamW, ranks.mesh, max_norm=settings.max_norm or None, check=False, zero=settings.zero,
+            pipeline=self.pipeline, **adamw_options(model, settings),
+        )  # fmt: skip
         self.takes_rng = "rng" in inspect.signature(model.forward).parameters
+        self._number = 0
 
     def run(self, step: int, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Run step number `step` (from 1) on this replica's ids and targets, [B/dp, s] each. A target is the next id.
 
-        Returns the mean loss in nats per token, as float64, and the norm of the full gradient before clipping. Both are
-        scalars on the device, so this rank doesn't wait for the GPU. If the norm isn't finite, nothing was updated.
+        Returns the mean loss in nats per token, as float64 (0 on stages other than the last), and the norm of the full
+        gradient before clipping. Both are scalars on the device, so this rank doesn't wait for the GPU. If the norm
+        isn't finite, nothing was updated.
         """
-        m = self.settings.micro_batches
+        self._number, m = step, self.settings.micro_batches
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for number, (x, y) in enumerate(zip(ids.chunk(m), targets.chunk(m), strict=True)):
-            with self.training.micro_batch(last=number == m - 1):
-                loss = self._forward(x, y, self._dropout(step, number)) / m
-                backward(self.model, loss)
-            total += loss.detach()
-        for group in self.optimizer.param_groups:
+        batches = ids.chunk(m), targets.chunk(m)
+        if self.pipeline is not None:
+            with self.training.micro_batch():
+                loss = self.pipeline.step(*batches, total=targets.numel())
+            total += 0 if loss is None else loss
+        else:
+            for k, (x, y) in enumerate(zip(*batches, strict=True)):
+                with self.training.micro_batch(last=k == m - 1):
+                    loss = self._forward(k, x, y) / m
+                    backward(self.model, loss)
+                total += loss.detach()
+        for group in self.training.torch_optimizer.param_groups:
             group["lr"] = learning_rate(step, self.settings)
         return total, self.training.update()
 
     @torch.no_grad()
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of sequences [b, s] in nats per token, a float64 scalar, without training on them."""
-        was_training = self.model.training
+        """Return the mean loss of this replica's sequences [B/dp, s], as `run` does, without training on them."""
+        m, was_training = self.settings.micro_batches, self.model.training
+        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        batches = ids.chunk(m), targets.chunk(m)
         self.model.eval()
         try:
-            return self._forward(ids, targets, None).double()
+            if self.pipeline is not None:
+                loss = self.pipeline.evaluate(*batches, total=targets.numel())
+                return total if loss is None else total + loss
+            return total + sum(self._forward(k, x, y) / m for k, (x, y) in enumerate(zip(*batches, strict=True)))
         finally:
             self.model.train(was_training)
 
-    def _forward(self, ids: Tensor, targets: Tensor, rng: RNGTracker | None) -> Tensor:
+    def _forward(self, k: int, ids: Tensor, targets: Tensor) -> Tensor:
+        rng = self._dropout(k)
         drawn = {"rng": rng} if rng is not None and self.takes_rng else {}
-        with lower_precision(self.settings, self.ranks):
+        with lower_precision(self.settings, self.ranks.device):
             return self.model(ids, targets, **drawn)
 
-    def _dropout(self, step: int, number: int) -> RNGTracker | None:
-        if not self.settings.dropout:
+    def _pipeline(self) -> Pipeline:
+        stage, settings, ranks = self.model, self.settings, self.ranks
+        assert isinstance(stage, GPTStage)
+        tokens = settings.seq_length // (settings.tp if settings.sequence_parallel else 1)
+        return Pipeline(
+            [stage],
+            one_f_one_b(settings.pp, settings.micro_batches),
+            shape=(settings.micro_batch_size, tokens, settings.hidden_size),
+            dtype=next(stage.parameters()).dtype,
+            device=ranks.device,
+            loss_sum=stage.loss_sum,
+            tied=stage.tied,
+            channels=Channels(ranks.pp),
+            around=self._around,
+        )
+
+    @contextmanager
+    def _around(self, k: int) -> Iterator[None]:
+        """Context manager in which this pipeline stage runs forward on micro-batch k."""
+        self.model.rng = self._dropout(k)  # type: ignore[assignment]
+        with lower_precision(self.settings, self.ranks.device):
+            yield
+
+    def _dropout(self, k: int) -> RNGTracker | None:
+        """Return the random states for micro-batch k of this replica, or None if nothing is dropped."""
+        settings, (dp, pp, _) = self.settings, self.ranks.place
+        if not settings.dropout or not self.model.training:
             return None
-        all_of_them = self.settings.dp * self.settings.micro_batches
-        place = self.ranks.dp_rank * self.settings.micro_batches + number
-        return seed_all(self.settings.seed + SEEDS_APART * (1 + (step - 1) * all_of_them + place), self.ranks.tp)
+        of_a_step = settings.dp * settings.micro_batches
+        number = (self._number - 1) * of_a_step + dp * settings.micro_batches + k  # of the micro-batch, in the run
+        return seed_all(settings.seed + SEEDS_APART * (1 + number * settings.pp + pp), self.ranks.tp)
 
 
-def lower_precision(settings: Settings, ranks: Ranks) -> AbstractContextManager:
+def lower_precision(settings: Settings, device: torch.device) -> AbstractContextManager:
     """Context manager that runs matmuls in bfloat16 if the settings say so."""
     if settings.precision != "bfloat16":
         return nullcontext()
-    return torch.autocast(ranks.device.type, torch.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16)

@@ -53,7 +53,7 @@ class StepSummaries:
         if ranks.device.type == "cuda":
             mine = mine.pin_memory()  # otherwise the copy would wait for the GPU to finish the step
         sums = mine.to(ranks.device, non_blocking=True)
-        if ranks.tp_rank == 0:
+        if ranks.place.tp == 0:  # stages but the last one have a loss of 0
             sums[_LOSS] = loss / self.replicas
         if ranks.rank == 0:
             sums[_NORM] = norm

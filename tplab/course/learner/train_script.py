@@ -26,6 +26,10 @@ _NAMES = {  # a setting of the capstone -> the one of train.py
     "max_norm": "max_norm",
     "seed": "seed",
 }
+_ONLY = {  # settings of a model that train.py can't make, with the value that it can
+    "num_kv_heads": None, "ffn_hidden_size": None, "gated": False, "bias": True, "tied_embedding": True,
+    "learned_positions": True, "norm_eps": 1e-5,
+}  # fmt: skip
 
 
 def train_script(folder: Path) -> str:
@@ -44,6 +48,8 @@ def settings_of(path: Path) -> dict[str, Any]:
     """Return the settings of train.py that stand for those of a run, or {} if it can't take them."""
     try:
         run = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if any(run.get(name, only) != only for name, only in _ONLY.items()):
+            return {}
         found: dict[str, Any] = {name: run[key] for key, name in _NAMES.items()}
         found["micro_batches"] = run["batch_size"] // run["dp"] // run["micro_batch_size"]
         if run["data"]:

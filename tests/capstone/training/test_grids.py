@@ -1,0 +1,275 @@
+"""On every grid, with every stage of ZeRO, a run has the losses and norms of plain PyTorch on one process in float64,
+and it goes on on any other grid. So does a Llama, whose reference is written out in tests/capstone/small.py too.
+"""
+
+from dataclasses import replace
+from functools import partialmethod
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from tests.capstone.small import LLAMA, SMALL, logits, plain_losses, small, write_text
+from tplab import launch
+from tplab.capstone.data.prepare import Batches, prepare
+from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training import step
+from tplab.capstone.training.log import read_log, steps_of
+from tplab.capstone.training.loop import Outcome, train
+from tplab.capstone.training.ranks import Ranks
+from tplab.capstone.training.step import Step
+from tplab.checkpoint.sharded import load_sharded
+from tplab.data.grid import Place
+from tplab.gpt.model import ParallelGPT
+
+pytestmark = [pytest.mark.share(3), pytest.mark.timeout(400)]
+
+WRITES = {"sample_tokens": 6, "prompt": "def rank"}
+SP: dict[str, Any] = {"sequence_parallel": True}
+LAYERS, ATTENTION = {"recompute": "layers"}, {"recompute": "attention"}
+TWO: dict[str, dict[str, Any]] = {
+    "llama, tp": {"tp": 2, **LLAMA, **WRITES},
+    "llama, tp, sequence": {"tp": 2, **LLAMA, **SP, **LAYERS},
+    "stages": {"pp": 2, "micro_batch_size": 2, **WRITES},
+    "uneven stages, one micro-batch": {"pp": 2, "num_layers": 3, "async_grad_allreduce": False},
+    "llama, stages": {"pp": 2, "micro_batch_size": 1, **LLAMA, **ATTENTION, **WRITES},
+    **{f"zero {stage}": {"dp": 2, "zero": stage, "micro_batch_size": 2} for stage in (1, 2, 3)},
+    "llama, zero 3": {"dp": 2, "zero": 3, "micro_batch_size": 4, **LLAMA, **LAYERS, **WRITES},
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "tp, stages": {"tp": 2, "pp": 2, "micro_batch_size": 4, **LAYERS},
+    "llama, tp, stages, sequence": {"tp": 2, "pp": 2, "micro_batch_size": 2, **LLAMA, **SP, **WRITES},
+    "four stages": {"pp": 4, "num_layers": 5, "micro_batch_size": 1, **LAYERS},
+    "stages, dp": {"pp": 2, "dp": 2, "micro_batch_size": 2},
+    **{
+        f"stages, zero {stage}": {"pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, "num_layers": 3, **WRITES}
+        for stage in (1, 2, 3)
+    },
+    "llama, stages, zero 2": {"pp": 2, "dp": 2, "zero": 2, "micro_batch_size": 2, **LLAMA, **ATTENTION},
+    **{
+        f"tp, zero {stage}, sequence": {"tp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, **SP}
+        for stage in (1, 2, 3)
+    },
+    "llama, tp, zero 3, sequence": {"tp": 2, "dp": 2, "zero": 3, "micro_batch_size": 4, **LLAMA, **SP, **LAYERS},
+}
+EIGHT: dict[str, dict[str, Any]] = {
+    f"all, zero {stage}": {
+        "tp": 2, "pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 2, **(LLAMA if stage > 1 else {}),
+        **(SP if stage % 2 else {}), **(LAYERS if stage == 3 else {}), **WRITES,
+    }
+    for stage in range(4)
+}  # fmt: skip
+CASES = {2: TWO, 4: FOUR, 8: EIGHT}
+
+
+def train_all(runs: dict[str, Settings]) -> dict[str, Outcome]:
+    """All runs on the same ranks, one after another, because a launch takes longer than a run."""
+    return {name: train(settings) for name, settings in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_text(tmp_path_factory.mktemp("grids") / "text")
+    prepare(small(folder, "plain"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(text: Path) -> dict[tuple[int, bool], tuple[list[float], list[float]]]:
+    """Losses and norms by number of layers, and whether it is a Llama."""
+    sizes = [(layers, llama) for llama in (False, True) for layers in (2, 3, 5) if layers == 2 or not llama]
+    return {key: plain_losses(small(text, "plain", num_layers=key[0], **(LLAMA if key[1] else {}))) for key in sizes}
+
+
+def apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_losses_and_norms_are_those_of_plain_pytorch(ranks: int, text: Path, expected):
+    runs = {name: small(text, f"{ranks} {name}", **changes) for name, changes in CASES[ranks].items()}
+    results = launch(train_all, ranks, args=(runs,), timeout=300)
+    texts: dict[tuple[int, bool], set[str]] = {}
+    for name, settings in runs.items():
+        kind = settings.num_layers, settings.gated
+        losses, norms = expected[kind]
+        rows = read_log(Path(settings.folder))
+        assert apart(results[0][name].losses, losses) < 1e-10, name
+        assert apart([row["norm"] for row in steps_of(rows)], norms) < 1e-10, name
+        assert all(result[name] == results[0][name] for result in results), name
+        (held_out,) = (row["loss"] for row in steps_of(rows, "evaluation"))
+        assert 0.5 * losses[-1] < held_out < 2 * losses[-1], name
+        texts.setdefault(kind, set()).update(row["text"] for row in steps_of(rows, "sample"))
+    assert all(len(of_kind) <= 1 for of_kind in texts.values()), "every grid writes the same text"
+    assert any(texts.values())
+
+
+# Each run does two steps and saves, and the next one goes on from there.
+IN_A_ROW: list[dict[str, Any]] = [
+    {"pp": 2, "dp": 2, "zero": 2, "micro_batch_size": 2},
+    {"tp": 2, "pp": 2, **SP, "async_save": True},
+    {"tp": 2, "dp": 2, "zero": 3, "micro_batch_size": 2, "async_save": True},
+    {"pp": 4, "micro_batch_size": 2},
+    {"dp": 4, "zero": 1, "micro_batch_size": 1, "async_save": True},
+]
+
+
+def _in_a_row(settings: Settings) -> tuple[list[float], list[float]]:
+    """Go through all grids; then the last one again, from a copy of its first checkpoint. Returns the losses."""
+    losses: list[float] = []
+    for number, changes in enumerate(IN_A_ROW):
+        losses += train(replace(settings, stop_after=2 * number + 2, save_every=2, **changes)).losses
+    return losses
+
+
+@pytest.mark.parametrize("kind", [{}, LLAMA], ids=["gpt-2", "llama"])
+def test_a_run_goes_on_with_any_other_grid_and_stage_of_zero(kind: dict[str, Any], text: Path, tmp_path: Path):
+    settings = small(text, "in a row" + " llama" * bool(kind), num_layers=4, steps=11, **kind)
+    right, _ = plain_losses(settings)
+    for losses in launch(_in_a_row, 4, args=(settings,), timeout=300):
+        assert apart(losses, right[:10]) < 1e-10
+    assert apart(train(replace(settings, save_every=1)).losses, right[10:]) < 1e-10, "and then on one process"
+    alone = ParallelGPT(settings.model, dtype=torch.float64)
+    load_sharded(Path(settings.folder, "checkpoints", "step-000011"), alone)
+    assert all(parameter.isfinite().all() for parameter in alone.parameters())
+
+
+SAME: list[dict[str, Any]] = [
+    {"pp": 2, "dp": 2, "zero": stage, "micro_batch_size": 1, "async_save": stage % 2 == 0, **kind}
+    for stage, kind in ((0, {}), (1, LLAMA), (2, {}), (3, LLAMA))
+] + [{"tp": 2, "dp": 2, "zero": 3, **SP, "recompute": "layers"}]
+
+
+def _twice(settings: Settings) -> list[tuple[list[float], list[float]]]:
+    """Each grid: without a stop, and stopped after step 3 and resumed. Returns the losses."""
+    found = []
+    for number, changes in enumerate(SAME):
+        one = replace(settings, folder=f"{settings.folder} {number}", **{"micro_batch_size": 2, **changes})
+        two = replace(one, folder=f"{one.folder} in two")
+        parts = train(replace(two, stop_after=3)).losses + train(two).losses
+        found.append((train(one).losses, parts))
+    return found
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit_on_the_same_grid(text: Path):
+    settings = small(text, "same", precision="float32", dropout=0.1, save_every=2, steps=6)
+    for on_rank in launch(_twice, 4, args=(settings,), timeout=300):
+        for changes, (whole, parts) in zip(SAME, on_rank, strict=True):
+            assert parts == whole, changes
+            assert len(whole) == 6
+
+
+def test_every_micro_batch_stage_and_replica_has_other_dropout(monkeypatch: pytest.MonkeyPatch):
+    """The seeds that a run on a grid draws from are all different, and so far apart that no two tp ranks share one."""
+    settings = replace(SMALL, tp=2, pp=3, dp=2, num_layers=3, micro_batch_size=1, dropout=0.1)
+    seeds: list[int] = []
+    monkeypatch.setattr(step, "seed_all", lambda seed, group: seeds.append(seed))
+    monkeypatch.setattr(step, "training_step", lambda *_, **__: None)
+    monkeypatch.setattr(Step, "_pipeline", lambda _: None)
+    model = nn.Linear(1, 1)
+    for dp in range(2):
+        for pp in range(3):
+            one = Step(model, settings, Ranks(0, 1, Place(dp, pp, 0), None, torch.device("cpu")))
+            for one._number in (1, 2, 3):
+                for k in range(settings.micro_batches):
+                    one._dropout(k)
+    assert len(seeds) == 2 * 3 * 3 * 4
+    assert min(b - a for a, b in pairwise(sorted(seeds))) == step.SEEDS_APART
+    model.eval()
+    assert one._dropout(0) is None
+
+
+def test_a_stage_drops_something_in_training_alone(text: Path):
+    settings = small(text, "dropped", dropout=0.5, pp=2, micro_batch_size=4, steps=2, learning_rate=0.0,
+                     min_learning_rate=0.0, evaluate_every=1)  # fmt: skip
+    losses = launch(train, 2, args=(settings,), timeout=100)[0].losses
+    none = replace(settings, folder=f"{settings.folder} alone", pp=1, dropout=0.0)
+    assert all(1e-4 < abs(a - b) < 1 for a, b in zip(losses, train(none).losses, strict=True))
+    first, second = (
+        [row["loss"] for row in steps_of(read_log(Path(one.folder)), "evaluation")] for one in (settings, none)
+    )
+    assert apart(first, second) < 1e-10
+
+
+def test_bfloat16_stages_are_near_float32(text: Path):
+    runs = {
+        name: small(text, f"low {name}", precision="bfloat16", micro_batch_size=2, steps=4, **WRITES, **changes)
+        for name, changes in {"gpt": {"pp": 2}, "llama": {"pp": 2, **LLAMA}, "zero": {"dp": 2, "zero": 3}}.items()
+    }
+    found = launch(train_all, 2, args=(runs,), timeout=100)[0]
+    for name, settings in runs.items():
+        right = plain_losses(replace(settings, precision="float64"))[0]
+        assert 1e-5 < apart(found[name].losses, right) < 0.05, name
+
+
+def _compiled(runs: dict[str, Settings]) -> tuple[dict[str, Outcome], int]:
+    """Traced and differentiated by torch.compile, without its C++ kernels: those take half a minute."""
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[method-assign]
+    return train_all(runs), counters["stats"]["unique_graphs"]
+
+
+def test_compiled_layers_of_stages_and_of_shared_gradients_train_the_same(text: Path):
+    same = {"precision": "float32", "compile": True, "micro_batch_size": 4, "steps": 4}
+    runs = {
+        name: small(text, f"compiled {name}", **same, **changes)
+        for name, changes in {"stages": {"pp": 2}, "zero": {"dp": 2, "zero": 2}, "llama": {"tp": 2, **LLAMA}}.items()
+    }
+    found, graphs = launch(_compiled, 2, args=(runs,), timeout=200)[0]
+    assert graphs >= 2
+    for name, settings in runs.items():
+        right = plain_losses(replace(settings, precision="float64", compile=False))[0]
+        assert apart(found[name].losses, right) < 1e-4, name
+
+
+# The preset
+
+
+def test_the_llama_preset_is_hugging_faces_llama(text: Path):
+    """The first weights and batch of the preset: the same logits and loss as LlamaForCausalLM, in float64."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # imported here because the ranks don't need it
+
+    from tplab.gpt.hugging_face import gpt_config, to_hugging_face
+
+    settings = replace(PRESETS["llama"], vocab_size=300, tp=1, data=str(text), folder=str(text.parent / "preset"))
+    config = settings.model
+    theirs_config = LlamaConfig(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.ffn_size,
+        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
+        num_key_value_heads=config.kv_heads, max_position_embeddings=config.seq_length,
+        rope_theta=config.rotary_base, rms_norm_eps=config.norm_eps, tie_word_embeddings=False,
+    )  # fmt: skip
+    read = gpt_config(theirs_config.to_dict())
+    assert replace(read, flash_attention=config.flash_attention) == config
+    model = ParallelGPT(config, dtype=torch.float64)
+    theirs = LlamaForCausalLM(theirs_config)
+    for name, module in list(theirs.named_modules()):
+        if type(module).__name__ == "LlamaRMSNorm":  # theirs computes in float32 whatever it is given
+            theirs.set_submodule(name, nn.RMSNorm(config.hidden_size, eps=module.variance_epsilon))
+    theirs = theirs.double()
+    weights = {
+        name: value[:300] if name in ("embedding.weight", "head.weight") else value
+        for name, value in model.state_dict().items()
+    }
+    theirs.load_state_dict(to_hugging_face(weights, config))
+    ids, targets = Batches(prepare(settings).train, settings.seq_length, 2, 0).batch(0)
+    right = theirs(input_ids=ids).logits
+    assert (model(ids)[..., :300] - right).abs().max() < 1e-9
+    assert abs(F.cross_entropy(right.flatten(0, 1), targets.flatten()) - model(ids, targets)) < 1e-10
+    assert (logits(weights, ids, config) - right).abs().max() < 1e-9, "and the tests' own Llama is theirs, too"
+
+
+def test_the_llama_preset_trains_on_two_ranks(text: Path):
+    settings = replace(
+        PRESETS["llama"], vocab_size=300, data=str(text), folder=str(text.parent / "llama"), steps=8, warmup_steps=2,
+        evaluate_every=0, evaluation_batches=1, sample_tokens=4, save_every=0, precision="float64",
+        batch_size=SMALL.batch_size, micro_batch_size=4, max_norm=0.5,
+    )  # fmt: skip
+    outcome = launch(train, settings.ranks, args=(settings,), timeout=200)[0]
+    assert apart(outcome.losses, plain_losses(settings)[0]) < 1e-10
+    assert outcome.losses[-1] < outcome.losses[0] - 1
