@@ -194,7 +194,7 @@ def stops(x, w, b):
 WRONG = [
     (
         bias_on_every_rank,
-        ["p = 2", "(right at p = 1)", "out  every rank  equals the sum with p biases", "How many times"],
+        ["p = 2", "(right at p = 1)", "out  every rank  equals the sum with p biases", "How often"],
     ),
     (bias_divided, ["db  every rank  exactly 1/2 of the correct tensor", "Whose bias"]),
     (bias_on_rank_0, ["db  rank 1  None: no gradient reaches this tensor", "wrong on rank 1", "Whose bias"]),
@@ -373,7 +373,7 @@ def test_an_answer_that_ends_the_program_has_failed() -> None:
 
 @pytest.mark.parametrize("answers", [(), (abs, abs)])
 def test_as_many_answers_as_the_check_takes(answers: tuple) -> None:
-    with pytest.raises(TypeError, match=f"exercise 90.2 takes answer, but was given {len(answers)} answers"):
+    with pytest.raises(TypeError, match=f"exercise 90.2 takes answer, but you passed {len(answers)} answers"):
         check("90.2", *answers)
 
 

@@ -53,7 +53,7 @@ def test_a_case_on_which_the_ranks_get_stuck_is_named() -> None:
             dist.all_reduce(number)
         return number
 
-    with pytest.raises(CheckFailed, match=r"p = 2, case\(three\): the ranks wait") as failure:
+    with pytest.raises(CheckFailed, match=r"p = 2, case\(three\): the ranks are waiting") as failure:
         try_cases(answer)
     assert failure.value.question == "Who waits in three?"
 
@@ -170,7 +170,7 @@ def test_a_statement_that_does_not_hold_fails_the_check_though_nobody_expected_i
     held, broken = ({"out": 1, "the shard is contiguous": Claim(text)} for text in ("", "its strides are (1, 4)"))
     with pytest.raises(CheckFailed) as failure:
         statement_of([held, broken])
-    assert failure.value.rows == [("the shard is contiguous", "rank 1", "not so: its strides are (1, 4)")]
+    assert failure.value.rows == [("the shard is contiguous", "rank 1", "not true: its strides are (1, 4)")]
     assert failure.value.right == ["out"]
 
 
