@@ -569,7 +569,7 @@ viz.table(rows)
 # - **Megatron-Core** defines these operators in `megatron/core/tensor_parallel/mappings.py` under names like `_CopyToModelParallelRegion` and `_ReduceFromModelParallelRegion`. The names f and g come from the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). People keep asking
 #   why f and g are defined the way they are (Megatron-LM issues 19, 559, and 726). Now you can answer them.
 #
-# - **DTensor** doesn't use the names f and g, but it can do the same things. To do what g does, you redistribute a DTensor from `Partial()` to `Replicate()`. To do what f does, you call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
+# - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. To do what g does, you redistribute a DTensor from `Partial()` to `Replicate()`. To do what f does, you call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
 #
 # - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls its conjugate operator, so you can even differentiate twice. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
 #   called `parallel_state`, formerly `mpu`.)
