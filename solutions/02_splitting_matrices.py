@@ -346,7 +346,7 @@ predict("2.c", rows=1, ranks=1)
 # %% [markdown]
 # ## Break it
 #
-# You can't split ten columns evenly across four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what your `ValueError` protects you from.
+# You can't split ten columns evenly across four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what would happen without your `ValueError`.
 
 
 # %%
