@@ -212,7 +212,7 @@ viz.table(rows)
 # Real networks have a nonlinearity between two matmuls, and that complicates things. Let's take **GELU** as an example, a function that's applied to each element separately. GELU leaves large positive values almost unchanged, maps very negative values to nearly 0, and curves smoothly in between.
 #
 # **Predict.** For some entry of $XA$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is the GELU of this entry? What do you get
-# if each rank first applies GELU to its own term and you add the two results? Round your answers to whole numbers.
+# if each rank first applies GELU to its own term, and you add the two results afterward? Round your answers to whole numbers.
 
 # %% predict="2.b"
 predict("2.b", right=0, added_after=3)
@@ -270,7 +270,7 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # %% [markdown] hints="2.3"
-# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In the examples, a single entry is enough. If you choose `in = 2`
+# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. For each of the two examples, a single entry is enough. If you choose `in = 2`
 #    and `b = out = 1`, each rank holds just one term, and you can try out pairs of terms with the sliders above.
 # 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel, because GELU(0) is
 #    0. To get a tiny gap, choose terms in a range where GELU is practically a linear function.
@@ -305,7 +305,7 @@ viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": 
 
 # %% [markdown]
 # There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531). The
-# original code had no `view`. Instead, it passed an output tensor of the final shape to NCCL, which only checks the number of elements. Gloo also checks the shape, so we need the `view` to reproduce the bug.
+# original code had no `view`. Instead, the helper passed an output tensor of the final shape to NCCL, which only checks the number of elements. Gloo also checks the shape, so we need the `view` to reproduce the bug.
 
 # %% [markdown] task="2.4" title="Fix a gather" difficulty=3 minutes=10
 # Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. It should still send a single message of the same size as before, and it should work for a `y` with any number of dimensions.
@@ -346,7 +346,7 @@ predict("2.c", rows=1, ranks=1)
 # %% [markdown]
 # ## Break it
 #
-# You can't split ten columns evenly across four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what your `ValueError` protects you from.
+# You can't split ten columns evenly across four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what would happen without your `ValueError`.
 
 
 # %%

@@ -140,7 +140,7 @@ check("3.1", operator_table)
 #
 # Here, a replicated tensor only counts once, no matter how many ranks hold it.
 #
-# PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because it makes a different assumption. It assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our g assumes that all ranks share one loss. Each operator is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
+# PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because it makes a different assumption. PyTorch assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our g assumes that all ranks share one loss. Each operator is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
 #
 # </details>
 #
@@ -483,7 +483,7 @@ viz.table(rows)
 # %% [markdown]
 # All gradients are `p` times too large, and a second operator like this one would multiply by `p` again. Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
 #
-# Finally, even a harmless loss like `.sum()` can cause trouble. Its gradient is simply a tensor of ones. Let's look at how this tensor is stored.
+# Finally, even a harmless loss like `.sum()` can cause trouble. The gradient of this loss is simply a tensor of ones. Let's look at how this tensor is stored.
 
 # %%
 seen = {}
@@ -569,7 +569,7 @@ viz.table(rows)
 # - **Megatron-Core** defines these operators in `megatron/core/tensor_parallel/mappings.py` under names like `_CopyToModelParallelRegion` and `_ReduceFromModelParallelRegion`. The names f and g come from the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). People keep asking
 #   why f and g are defined the way they are (Megatron-LM issues 19, 559, and 726). Now you can answer them.
 #
-# - **DTensor** doesn't use the names f and g, but it has an equivalent of each. The equivalent of g is to `redistribute` a DTensor from `Partial()` to `Replicate()`. The equivalent of f is to call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
+# - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. To do what g does, you redistribute a DTensor from `Partial()` to `Replicate()`. To do what f does, you call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
 #
 # - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls its conjugate operator, so you can even differentiate twice. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
 #   called `parallel_state`, formerly `mpu`.)
@@ -597,7 +597,7 @@ launch(g_by_dtensor, 2)[0]
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now contains four more operators. They're short, but every layer you write from now on will use them to communicate.
+# Your library now contains four more operators. These operators are short, but every layer you write from now on will use them to communicate.
 
 # %%
 from tplab.course import library

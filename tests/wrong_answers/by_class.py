@@ -136,7 +136,7 @@ HAS_GAPS: list[Changed] = [
 GIVES_BACK_THE_CALLERS: list[Changed] = [
     ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
     ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return part.unsqueeze(0)\n")]),
-    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], ".contiguous() doesn't copy"),
+    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "`.contiguous()` doesn't copy"),
     ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip
 

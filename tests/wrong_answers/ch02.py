@@ -53,7 +53,7 @@ CUT = [
     ("knows two dimensions only", cut(REFUSE + "length = tensor.shape[dim] // world_size\nstart, stop = rank * length, (rank + 1) * length\nreturn tensor[start:stop].clone() if dim == 0 else tensor[:, start:stop]" + OWN), "Do all the other dimensions keep their full size"),
     ("reshape instead of cut", cut(REFUSE + "shape = list(tensor.shape)\nshape[dim] //= world_size\nreturn tensor.reshape(world_size, *shape)[rank].clone()"), "p equal, contiguous blocks"),
     ("a view", cut(REFUSE + CHUNK), "a view of the full tensor"),
-    ("contiguous() copies nothing when dimension 0 is cut", cut(REFUSE + CHUNK + ".contiguous()"), "doesn't copy a tensor that's already contiguous"),
+    ("contiguous() copies nothing when dimension 0 is cut", cut(REFUSE + CHUNK + ".contiguous()"), "`.contiguous()` doesn't copy a tensor"),
     ("copies the whole, then cuts", cut(REFUSE + swap(CHUNK, "tensor.", "tensor.clone().")), "the full tensor stays in memory"),
     ("own memory, but not in order", cut(REFUSE + "part = tensor.chunk(world_size, dim)[rank]\nreturn part.transpose(0, -1)" + OWN + ".transpose(0, -1)"), "but this shard isn't contiguous"),
     ("a copy that keeps the layout of a transposed tensor", cut(REFUSE + CHUNK + ".clone()"), "preserves the memory layout of the tensor it copies"),

@@ -14,12 +14,12 @@ PREDICTIONS = {
         wrong={
             ("weights", 16): "That's the size of the full A. How much of A does a single device store?",
             ("weights", 1): "Did you count elements instead of bytes? A float32 element takes up 4 bytes.",
-            "weights": "Multiply the number of rows of a shard by its number of columns and by 4 bytes. Then divide "
-            "by 1024 · 1024.",
+            "weights": "Multiply the shard's number of rows by its number of columns and by 4 bytes. Then divide by "
+            "1024 · 1024.",
             ("column_result", 8): "That's the size of the full Y. How many columns of Y does a single device compute?",
             "column_result": "Each device computes a quarter of the 4096 columns for all 512 rows. Each element takes "
             "up 4 bytes.",
-            ("row_result", 2): "Which does a row split divide, the entries of Y or the terms of every entry?",
+            ("row_result", 2): "Does a row split divide the entries of Y or the terms of every entry?",
             "row_result": "With a row split, each device's result has the full shape of Y. How many bytes does Y take "
             "up?",
         },
@@ -42,9 +42,8 @@ PREDICTIONS = {
         "matter how many rows y has. What's the largest such number of ranks?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
-        "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the symptom of "
-        "this bug is that the right values are in the wrong places. A test with a single row or a single rank can't "
-        "reveal this bug.",
+        "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "
+        "the right values in the wrong places, and a test with a single row or a single rank can't reveal it.",
         wrong={
             "rows": "On paper, write down all of rank 0's values in memory order, followed by all of rank 1's values. "
             "If y has one row, is this the order of the correct result? If y has two rows, is this still the order of "

@@ -36,12 +36,12 @@ _SHARD_QUESTIONS = (
     checks.Question(
         lambda d: d.names == {CONTIGUOUS},
         "Collectives need contiguous tensors, but this shard isn't contiguous. How do you make a contiguous copy? "
-        "Note that clone() by itself preserves the memory layout of the tensor it copies.",
+        "Note that `clone()` by itself preserves the memory layout of the tensor it copies.",
     ),
     checks.Question(
         lambda d: d.names <= {OWN_MEMORY, CONTIGUOUS} and OWN_MEMORY in d.names,
         "Is your shard a copy, or is it a view of the full tensor? As long as a view exists, the full tensor stays in "
-        "memory. Note that .contiguous() doesn't copy a tensor that's already contiguous.",
+        "memory. Note that `.contiguous()` doesn't copy a tensor that's already contiguous.",
     ),
     checks.Question(
         lambda d: d.kind("shard") == "zeros",

@@ -199,11 +199,11 @@ _ASKED_ABOUT = {  # words in a report: the question
     ),
     "contiguous": (
         "Collectives need contiguous tensors. Is the tensor you pass to the collective always contiguous? Gradients "
-        "often aren't contiguous, and the gradient of .sum() even has strides of 0."
+        "often aren't contiguous, and the gradient of `.sum()` even has strides of 0."
     ),
     "returned an invalid gradient": (
-        "The gradient that `backward` returns must have the same shape as the input of `forward`. Is this input the "
-        "full tensor `[.., h]` or this rank's slice `[.., h/p]`? What shape does your `backward` return?"
+        "The gradient that `backward` returns must have the same shape as the input of `forward`. Is the input of "
+        "`forward` the full tensor `[.., h]` or this rank's slice `[.., h/p]`? What shape does your `backward` return?"
     ),
 }
 
@@ -229,26 +229,26 @@ FORWARD_SENDS = checks.Question(
 BACKWARD_SENDS = checks.Question(
     lambda d: d.names == {"backward traffic"},
     "The gradient is correct, but your backward pass doesn't send the expected messages. According to your table, "
-    "which collective should it call, if any? How many times should it call that collective?",
+    "which collective should the backward pass call, if any? How many calls should there be?",
 )
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Somewhere, your code casts the tensor to a different dtype. A smaller dtype would send fewer bytes, but it would "
-    "also lose precision. Which line does the cast?",
+    "Somewhere, your code casts the tensor to a different dtype. With a smaller dtype, you'd send fewer bytes, but "
+    "you'd also lose precision. Which line does the cast?",
 )
 
 WROTE = checks.Question(
     lambda d: any(d.kind(name) == "changed" for name in d.names),
     "Your operator overwrote one of its inputs. The caller still needs x, and autograd still needs the upstream "
-    "gradient. If you passed the input to a collective, what should you pass instead? Note that .contiguous() doesn't "
-    "copy a tensor that's already contiguous.",
+    "gradient. If you passed the input to a collective, what should you pass instead? Note that `.contiguous()` "
+    "doesn't copy a tensor that's already contiguous.",
 )
 
 NO_GRADIENT = checks.Question(
     checks.kind_is("dx", "none"),
-    "Your backward pass returned nothing for x. What does its last line return? Note that dist.all_reduce changes its "
-    "argument and returns None.",
+    "Your backward pass returned nothing for x. What does its last line return? Note that `dist.all_reduce` changes "
+    "its argument and returns `None`.",
 )
 
 ZERO_GRADIENT = checks.Question(
@@ -361,7 +361,7 @@ G_QUESTIONS = (
     checks.Question(
         checks.kind_is("out", OWN_X),
         "The tensor you return doesn't hold the sum. Which tensor did the all-reduce write into? Note that "
-        ".contiguous() copies a tensor that isn't contiguous.",
+        "`.contiguous()` copies a tensor that isn't contiguous.",
     ),
     checks.Question(
         checks.kind_is("out", "1/p"),
@@ -385,8 +385,8 @@ G_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "The output of g is the sum of all terms. If one of the terms changes by 1, how much does the sum change? "
-        "Does your answer depend on p?",
+        "The output of g is the sum of the terms from all ranks. If one of the terms changes by 1, how much does the "
+        "sum change? Does your answer depend on p?",
     ),
     checks.Question(
         checks.kind_is("dx", UP_OF_0),

@@ -10,8 +10,8 @@ PREDICTIONS = {
         why="Rank 0 computes 3 · (-4) = -12, and rank 1 computes 5 · 4 = 20. The loss is 2x², so the correct gradient "
         "is 4x = 8, which is the sum of -12 and 20.",
         wrong={
-            "rank_0": "On rank 0, a_0 is 3 and dy_0 is -4.",
-            "rank_1": "On rank 1, a_1 is 5 and dy_1 is 4.",
+            "rank_0": "On rank 0, `a_0` is 3 and `dy_0` is -4. What's their product?",
+            "rank_1": "On rank 1, `a_1` is 5 and `dy_1` is 4. What's their product?",
             ("right", 4): "That's the derivative at x = 1, or the mean of the two ranks' values. But here, x is 2.",
             "right": "The loss is 2x². What's its derivative at x = 2?",
         },
@@ -22,18 +22,19 @@ PREDICTIONS = {
         "matrix contain if the matrices are transposed? In the contiguous case, what value does rank 0's own matrix "
         "contain after the call?",
         answer={"contiguous": 3, "transposed": 1, "own_afterwards": 3},
-        why="If x is contiguous, x.contiguous() is x itself, so the all-reduce overwrites x with the sum, and the "
-        "helper returns x. If x is transposed, x.contiguous() is a copy, so the sum ends up in the copy, and the "
+        why="If x is contiguous, `x.contiguous()` is x itself, so the all-reduce overwrites x with the sum, and the "
+        "helper returns x. If x is transposed, `x.contiguous()` is a copy, so the sum ends up in the copy, and the "
         "helper returns the unchanged x. What gives the bugs away is that the result depends on the memory layout.",
         wrong={
-            ("contiguous", 1): "What does .contiguous() return for a tensor that's already contiguous?",
-            "contiguous": "The all-reduce writes the sum 1 + 2 into the tensor that .contiguous() returned. Is that "
+            ("contiguous", 1): "What does `.contiguous()` return for a tensor that's already contiguous?",
+            "contiguous": "The all-reduce writes the sum 1 + 2 into the tensor that `.contiguous()` returned. Is that "
             "tensor a copy of x, or is it x itself?",
-            ("transposed", 3): "The sum went into the copy that .contiguous() made. Which tensor is returned?",
-            "transposed": "For a transposed matrix, .contiguous() makes a copy. What values does x itself still "
+            ("transposed", 3): "The sum went into the copy that `.contiguous()` made. Which tensor is returned?",
+            "transposed": "For a transposed matrix, `.contiguous()` makes a copy. What values does x itself still "
             "contain?",
-            ("own_afterwards", 1): "The all-reduce overwrote what .contiguous() returned. Was that a copy of x?",
-            "own_afterwards": "The all-reduce overwrote the tensor that .contiguous() returned. Which tensor was that?",
+            ("own_afterwards", 1): "The all-reduce overwrote what `.contiguous()` returned. Was that a copy of x?",
+            "own_afterwards": "The all-reduce overwrote the tensor that `.contiguous()` returned. Which tensor was "
+            "that?",
         },
     ),
     "3.c": Prediction(
@@ -53,7 +54,7 @@ PREDICTIONS = {
     ),
     "3.d": Prediction(
         question="This g also does an all-reduce in the backward pass. By what factor are the gradients too large on "
-        "2 ranks? By what factor are they too large on 4 ranks?",
+        "2 ranks? By what factor are the gradients too large on 4 ranks?",
         answer={"factor_2": 2, "factor_4": 4},
         why="Every rank already holds all of dz. Adding up p equal copies makes dz p times as large, and every "
         "gradient computed from dz grows by the same factor.",
@@ -72,7 +73,7 @@ PREDICTIONS = {
         wrong={
             ("collectives", 8): "Each operator communicates in one direction only.",
             ("collectives", 2): "You only counted the all-reduces of f and g. What do scatter and gather need?",
-            "collectives": "Your table has eight entries. How many of these entries call a collective?",
+            "collectives": "How many of the eight entries in your table stand for a collective?",
             (
                 "bytes",
                 2048,

@@ -79,12 +79,12 @@ SCATTER_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.kind("dx") in (STACKED, "order") or "order" in d.kinds(),
-        "x was sliced along the last dimension, in rank order. Do you concatenate the slices of its gradient along "
+        "x was sliced along the last dimension, in rank order. Do you concatenate the slices of the gradient along "
         "the same dimension and in the same order?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of x was used once, by one rank. Should its gradient depend on the number of ranks?",
+        "Each column of x was used once, by one rank. Should the gradient of a column depend on the number of ranks?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
@@ -143,7 +143,7 @@ GATHER_QUESTIONS = (
     checks.Question(
         lambda d: "out" in d.names and (d.kind("out") in (STACKED, "value") or "order" in d.kinds()),
         "Does your code concatenate the slices along the last dimension and in rank order? Note that "
-        "all_gather_into_tensor always concatenates along dimension 0.",
+        "`all_gather_into_tensor` always concatenates along dimension 0.",
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("saw 1 all_reduce" in row.text for row in d),
@@ -164,7 +164,7 @@ GATHER_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of the output came from one rank. Should its gradient depend on the number of ranks?",
+        "Each column of the output came from one rank. Should the gradient of a column depend on the number of ranks?",
     ),
     BACKWARD_SENDS,
 )

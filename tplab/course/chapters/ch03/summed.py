@@ -78,7 +78,7 @@ def _about_report(failure: checks.CheckFailed) -> str | None:
 
 _GAPS = (
     "Collectives need contiguous tensors. Is the tensor you pass to the all-reduce always contiguous? Note that "
-    "clone() by itself preserves the memory layout of the tensor it copies."
+    "`clone()` by itself preserves the memory layout of the tensor it copies."
 )
 QUESTIONS = (
     checks.LATE_QUESTION,
@@ -90,8 +90,8 @@ QUESTIONS = (
     checks.Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) or "the result has memory of its own" in d.names,
         "Your caller still needs the original x, but your code either changed x or returned a tensor that shares "
-        "memory with x. Is the tensor you pass to the all-reduce really a copy? Note that .contiguous() doesn't copy "
-        "a tensor that's already contiguous.",
+        "memory with x. Is the tensor you pass to the all-reduce really a copy? Note that `.contiguous()` doesn't "
+        "copy a tensor that's already contiguous.",
     ),
     checks.Question(
         lambda d: bool({"rounded", "dtype"} & d.kinds()),

@@ -147,7 +147,9 @@ def _shape(more: str) -> checks.Question:
     )
 
 
-_SIZES = _shape("Neither f nor g changes the size of a tensor. Which of the four possible entries do change the size?")
+_SIZES = _shape(
+    "Neither f nor g changes the size of a tensor. Which of the four possible entries do change a tensor's size?"
+)
 _QUESTIONS = {
     "f": (
         _SIZES,
