@@ -406,8 +406,19 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 check("1.3", ring_all_gather, ring_all_reduce)
 
 # %% [markdown]
-# You've just built NCCL's most important algorithm. How good is it?
+# You've just built NCCL's most important algorithm. Let's watch your own code at work! In the next cell, your `ring_all_reduce` runs on real ranks, and every message is recorded. If your function doesn't work yet, the picture says why and shows the ring from `tplab.collectives` instead.
 #
+# The picture shows the run after step 3, when each rank has just completed one part. Press the play button to watch the run, or move the `step` slider yourself. How many bytes does each link carry in total, compared with the size of the tensor? Try it with 2 ranks and with 8 ranks.
+
+
+# %% tags=["explore"]
+def record_my_ring(p):
+    return viz.ring_run(collectives.record_ring(ring_all_reduce, p))
+
+
+viz.play(record_my_ring, p=(2, 3, 4, 5, 6, 7, 8), start={"p": 4, "step": 3})
+
+# %% [markdown]
 # ## Count the bytes
 #
 # To reduce-scatter $N$ bytes, each rank sends $p-1$ messages, and each message is $N/p$ bytes long. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this much (Patarasuk and Yuan 2009).
