@@ -15,6 +15,8 @@ import nbformat
 from tplab.course.notebooks.numbering import chapter_files
 from tplab.course.notebooks.pictures import FOLDER as PICTURES
 
+EXPLORE, PLAY = "viz.explore(", "viz.play("
+
 
 def write_pages(root: Path, folder: Path) -> list[Path]:
     """Write a page for each chapter, and copy the pictures that they show from files; returns the pages in order.
@@ -53,6 +55,7 @@ def page(solution: Any, chapter: Any) -> Any:
         if cell.cell_type == "code" and (sliders := slider_names(cell.source)):
             names = " and ".join(filter(None, [", ".join(sliders[:-1]), sliders[-1]]))
             what = "a slider" if len(sliders) == 1 else "sliders"
+            what = f"a play button and {what}" if PLAY in cell.source else what
             note = f"*In the notebook, this picture has {what} for {names}. Here you see it as it is at the start.*"
             cells.append(nbformat.v4.new_markdown_cell(note, id=f"still-{cell['id']}"))
     return nbformat.v4.new_notebook(cells=cells, metadata=solution.metadata)
@@ -83,10 +86,11 @@ def describe(cell: Any) -> None:
 
 
 def slider_names(source: str) -> list[str]:
-    """Return the arguments for which a cell's viz.explore shows sliders, as code."""
-    if "viz.explore(" not in source:  # (some other cells have magics, which ast can't parse)
+    """Return the names of the sliders that a cell's viz.explore or viz.play shows, as code."""
+    if EXPLORE not in source and PLAY not in source:  # (some other cells have magics, which ast can't parse)
         return []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "viz.explore":
-            return [f"`{keyword.arg}`" for keyword in node.keywords if keyword.arg not in (None, "start")]
+        if isinstance(node, ast.Call) and (control := f"{ast.unparse(node.func)}(") in (EXPLORE, PLAY):
+            names = [keyword.arg for keyword in node.keywords if keyword.arg not in (None, "start", "seconds")]
+            return [f"`{name}`" for name in [*names, *(["step"] if control == PLAY else [])]]
     return []

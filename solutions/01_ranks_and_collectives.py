@@ -301,7 +301,7 @@ viz.collective(launch(to_the_right, 3), name="to the right")
 #
 # A ring keeps every link busy. Arrange the ranks in a circle and split the tensor into `p` parts. Each part starts at a different rank. In every step, each rank sends a part to its right-hand neighbor, and the neighbor adds its own values to that part. After $p-1$ steps, every rank has contributed to every part.
 #
-# ![Four ranks in a circle. In six steps, the parts of a tensor travel around the ring. They're summed during the first three steps and copied during the last three. Each link carries 1.5 times the size of the tensor. In a star, rank 0's link carries 3 times the size of the tensor in each direction.](pictures/ring.svg)
+# ![Four ranks in a circle. In six steps, the parts of a tensor travel around the ring. The parts are summed during the first three steps and copied during the last three. Each link carries 1.5 times the size of the tensor. In a star, rank 0's link carries 3 times the size of the tensor in each direction.](pictures/ring.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -369,7 +369,7 @@ check("1.2", ring_reduce_scatter)
 # %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=18
 # Write the second half, `ring_all_gather`. Every rank starts with one part and ends up with all `p` parts. Use $p-1$ steps again, and in each step, send a single part to your right-hand neighbor.
 #
-# Then combine the two halves into `ring_all_reduce`. It should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. Keep in mind that no single dimension of `x` has to be divisible by `p`.
+# Then combine the two halves into `ring_all_reduce`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. Keep in mind that no single dimension of `x` has to be divisible by `p`.
 
 
 # %% exercise="1.3"
@@ -406,11 +406,22 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 check("1.3", ring_all_gather, ring_all_reduce)
 
 # %% [markdown]
-# You've just built NCCL's most important algorithm. How good is it?
+# You've just built NCCL's most important algorithm. Let's watch your own code at work! In the next cell, your `ring_all_reduce` runs on real ranks, and every message is recorded. If your function doesn't work yet, the picture says why and shows the ring from `tplab.collectives` instead.
 #
+# The picture shows the run after step 3, when each rank has just completed one part. Press the play button to watch the run, or move the `step` slider yourself. How many bytes does each link carry in total, compared with the size of the tensor? Compare a run on 2 ranks with a run on 8 ranks.
+
+
+# %% tags=["explore"]
+def record_my_ring(p):
+    return viz.ring_run(collectives.record_ring(ring_all_reduce, p))
+
+
+viz.play(record_my_ring, p=(2, 3, 4, 5, 6, 7, 8), start={"p": 4, "step": 3})
+
+# %% [markdown]
 # ## Count the bytes
 #
-# To reduce-scatter $N$ bytes, each rank sends $p-1$ messages, and each message is $N/p$ bytes long. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this much (Patarasuk and Yuan 2009).
+# To reduce-scatter $N$ bytes, each rank sends $p-1$ messages, and each message is $N/p$ bytes long. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This number is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009).
 #
 # The other classic algorithm is the **tree**. In the first step, every other rank sends its full tensor to a neighbor, and the neighbor adds the tensor it receives to its own. In the next step, half of the remaining ranks do the same, and so on. After $\lceil\log_2 p\rceil$ steps, rank 0 holds the sum. Then the sum travels back down the tree in the same number of steps.
 #

@@ -18,6 +18,7 @@ from tplab.course.notebooks.numbering import chapter_files
 CHAPTERS = [path.stem for path in chapter_files(ROOT / "solutions", ".ipynb")]
 WHOLE = ["start", "01_ranks_and_collectives"]
 WITHOUT_KNOBS = ["start"]
+PLAYED = "01_ranks_and_collectives"
 NARROW = "03_conjugate_operators"
 DARK = "04_parallel_linear"
 READABLE = 3.0  # contrast: WCAG 2.1 asks 3 of large text, 4.5 of small; black on white has 21
@@ -136,6 +137,34 @@ def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server,
     assert (turn_every_knob(page, stem) == 0) == (stem in WITHOUT_KNOBS)
     assert page.page.evaluate(TOO_WIDE) == []
     assert unreadable(page) == []
+    page.page.close()
+
+
+@pytest.mark.nightly
+@in_process(2)
+def test_the_play_button_goes_through_the_steps_and_rests_without_its_kernel(chromium, server):
+    page = NotebookPage(chromium, server, f"{PLAYED}.ipynb")
+    (cell,) = [cell.id for cell in nbformat.read(page.file, as_version=4).cells if "viz.play(" in cell.source]
+    page.run_each(with_what_they_need(PLAYED, lambda piece: piece.id == cell))
+    player, step = page.cell(cell).locator(".widget-play"), page.cell(cell).locator(".widget-readout").last
+    assert step.inner_text() == "3"
+    third = page.picture(cell)
+    player.locator("button").first.click()
+    step.filter(has_text="6").wait_for()
+    page.wait_until_idle()
+    last = page.picture(cell)
+    assert last != third
+    page.page.wait_for_timeout(1500)
+    assert step.inner_text() == "6", "it stops at the last step"
+    player.locator("button").first.click()
+    step.filter(has_text="3").wait_for()  # from the start again
+    assert page.next_picture(cell, last) != last
+    assert page.errors == []
+
+    page.menu("Kernel", "Restart Kernel…")
+    page.page.get_by_role("button", name="Confirm Kernel Restart").click()
+    page.cell(cell).get_by_role("button", name="Run these cells").wait_for()
+    assert player.evaluate("buttons => getComputedStyle(buttons).pointerEvents") == "none"
     page.page.close()
 
 

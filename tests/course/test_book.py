@@ -127,6 +127,17 @@ def test_glossary_names_terms_that_the_chapters_use(book: Path) -> None:
     assert source.count("\n  ") == (book / "glossary.html").read_text().count("<dd>")
 
 
+def test_a_page_names_the_controls_that_only_the_notebook_has(book: Path) -> None:
+    page = (book / "_pages" / "01_ranks_and_collectives.html").read_text(encoding="utf-8")
+    told = re.findall(r"In the notebook, this picture has (.*?)\. Here", re.sub(r"<[^>]+>", "", page))
+    assert told == [
+        "sliders for kind and p",
+        "sliders for kind and p",
+        "a play button and sliders for p and step",
+        "sliders for link and p",
+    ]
+
+
 def squeezed(text: str) -> str:
     return "".join(text.split())
 

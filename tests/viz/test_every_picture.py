@@ -17,6 +17,7 @@ from tests.viz import (
     test_overlap,
     test_pictures,
     test_program,
+    test_ring_run,
     test_schedule,
     test_softmax,
     test_training,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.share(6)
 
 FILES = [
     test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,
-    test_overlap, test_pictures, test_program, test_schedule, test_softmax, test_training,
+    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_softmax, test_training,
 ]  # fmt: skip
 PICTURES = {
     f"{file.__name__.rpartition('test_')[2]}: {name}": draw for file in FILES for name, draw in file.PICTURES.items()
@@ -82,6 +83,12 @@ REFUSED = [
     (lambda: viz.explore(print, **CHOICES, start={"q": 2}),             "start=q="),
     (lambda: viz.explore(print),                                        "at least one value"),
     (lambda: viz.explore(print, p=()),                                  "at least one value"),
+    (lambda: viz.play(lambda p: [p], p=(2, 4), start={"p": 3}),         "start=p="),
+    (lambda: viz.play(lambda p: [p, p], p=(2, 4), start={"step": 2}),   "start=step=2 is none of the 2 steps"),
+    (lambda: viz.play(lambda p: [p, p], p=(2, 4), start={"step": -1}),  "start=step=-1"),
+    (lambda: viz.play(lambda p: [], p=(2, 4)),                          "start=step=0 is none of the 0 steps"),
+    (lambda: viz.play(print, step=(1, 2)),                              "its own slider for 'step'"),
+    (lambda: viz.play(print),                                           "play needs at least one value"),
     (lambda: viz.table([{"p": 1}, {"q": 1}]),                           "the same columns"),
     (lambda: viz.table([]),                                             "at least one row"),
     (lambda: viz.heads([{"q": [0], "k": [0]}, {"q": [1]}]),             "rank 1 has"),

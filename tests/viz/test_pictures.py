@@ -137,6 +137,14 @@ def test_explore_outside_a_notebook_gives_the_first_picture_or_that_where_it_is_
     assert start == {"p": 4}
 
 
+def test_play_outside_a_notebook_gives_the_picture_of_the_step_where_it_is_told_to_start() -> None:
+    frames = {2: ["a", "b"], 4: ["c", "d", "e"]}
+    assert viz.play(lambda p: frames[p], p=(2, 4)) == "a"
+    start = {"p": 4, "step": 2}
+    assert viz.play(lambda p: frames[p], p=(2, 4), start=start) == "e"
+    assert start == {"p": 4, "step": 2}
+
+
 NOTEBOOK = """
 from tplab import viz
 seen = []
@@ -155,8 +163,8 @@ viz.split((4, 4), 0, 2)
 """
 
 
-@pytest.mark.slow
-def test_in_a_real_kernel_moving_a_slider_redraws_the_picture(tmp_path) -> None:
+def executed(source: str) -> dict:
+    """The notebook with these cells, run in a real kernel."""
     program = """
 import json, sys
 from nbclient import NotebookClient
@@ -166,18 +174,68 @@ client = NotebookClient(new_notebook(cells=cells), timeout=120)
 print(json.dumps(client.execute()))
 """
     run = subprocess.run(
-        [sys.executable, "-c", program], input=NOTEBOOK, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", program], input=source, capture_output=True, text=True, timeout=200, check=False
     )
     assert run.returncode == 0, run.stderr
-    notebook = json.loads(run.stdout)
+    return json.loads(run.stdout)
+
+
+def shown_in_widgets(notebook: dict) -> list[list[dict]]:
+    """The pictures that each Output widget of the notebook holds in the end."""
+    state = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+    held = [widget["state"]["outputs"] for widget in state.values() if widget["model_name"] == "OutputModel"]
+    return [[output for output in outputs if "image/png" in output.get("data", {})] for outputs in held]
+
+
+@pytest.mark.slow
+def test_in_a_real_kernel_moving_a_slider_redraws_the_picture() -> None:
+    notebook = executed(NOTEBOOK)
     first, second, third = (cell["outputs"] for cell in notebook["cells"])
     assert "widget-view" in str(first)
     assert "[(2, 'column'), (4, 'column'), (4, 'row')]" in second[-1]["data"]["text/plain"]
     assert "['SelectionSlider', 'SelectionSlider', 'Output']" in second[-1]["data"]["text/plain"]
     assert [set(output["data"]) for output in third] == [{"image/png", "text/plain"}]
     assert third[0]["data"]["text/plain"].startswith("<[4, 4] cut along dimension 0")
-    state = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
-    kept = [widget["state"]["outputs"] for widget in state.values() if widget["model_name"] == "OutputModel"]
-    assert len(kept) == 1
-    pictures = [output for output in kept[0] if "image/png" in output.get("data", {})]
+    (pictures,) = shown_in_widgets(notebook)
     assert len(pictures) == 1, "the old picture goes when the new one comes"
+
+
+PLAYED = """
+from tplab import viz
+ran, drawn = [], []
+def draw(p, step):
+    drawn.append((p, step))
+    return viz.split((8, 8), 0, p, title=f"p = {p}, step {step}")
+def run(p):
+    ran.append(p)
+    return viz.Frames(p + 1, lambda step: draw(p, step))
+box = viz.play(run, p=(1, 2, 4), start={"p": 2, "step": 1}, seconds=0.5)
+box
+---
+slider, player, steps, output = box.children
+before = player.value, player.max, steps.value, steps.max, player.interval
+steps.value = 2         # as the page does while it plays
+player.playing = True
+slider.value = 4        # another run: it begins at its start, and waits for the button
+steps.value = 3
+[type(child).__name__ for child in box.children], before, player.playing, (player.value, player.max, steps.max)
+---
+slider.value = 1        # a run that's shorter than the step shown before
+ran, drawn, steps.value, steps.max
+"""
+
+
+@pytest.mark.slow
+def test_in_a_real_kernel_play_shows_each_step_of_the_run_that_was_chosen() -> None:
+    notebook = executed(PLAYED)
+    first, second, third = (cell["outputs"] for cell in notebook["cells"])
+    assert "widget-view" in str(first)
+    assert second[-1]["data"]["text/plain"].replace("\n", "") == (
+        "(['SelectionSlider', 'Play', 'IntSlider', 'Output'], (1, 2, 1, 2, 500), False, (0, 4, 4))"
+    )
+    assert third[-1]["data"]["text/plain"] == ("([2, 4, 1], [(2, 1), (2, 2), (4, 0), (4, 3), (1, 0)], 0, 1)"), (
+        "each picture is drawn once"
+    )
+    (pictures,) = shown_in_widgets(notebook)
+    assert len(pictures) == 1, "the old picture goes when the new one comes"
+    assert "p = 1, step 0" in pictures[0]["metadata"]["image/png"]["alt"]

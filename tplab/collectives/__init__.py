@@ -2,6 +2,7 @@
 
 by_hand    scatter, gather, and all-reduce as a ring and as a tree
 links      message time modeled as alpha + beta · bytes, with measured and published values
+ring_run   what each rank of a ring all-reduce sent, step by step
 subgroups  split a process group without involving the other ranks of the run
 """
 
@@ -22,11 +23,13 @@ from tplab.collectives.by_hand import (
     tree_sent,
 )
 from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_link
+from tplab.collectives.ring_run import RingRun, record_ring
 
 __all__ = [
     "PUBLISHED",
     "SIZES",
     "Link",
+    "RingRun",
     "all_gather_steps",
     "exchange",
     "fit",
@@ -34,6 +37,7 @@ __all__ = [
     "measure_link",
     "part_sizes",
     "rank_and_size",
+    "record_ring",
     "reduce_scatter_steps",
     "ring_all_gather",
     "ring_all_reduce",

@@ -15,6 +15,7 @@ it has a different name:
     table                        results in rows and columns
     collective (collectives)     the data of each rank before and after a collective
     ring (collectives)           what moves around a ring, step by step
+    ring_run                     a recorded ring all-reduce: a picture per step, with the bytes per link, for play
     times                        seconds over bytes: measured points and lines, on logarithmic axes
     heads                        the attention heads on each rank, with the K and V heads below their queries
     layouts                      what each rank has in each step: some tokens, some columns, a term of a sum
@@ -33,6 +34,7 @@ it has a different name:
     mesh                         for each axis of a mesh, which ranks form a group
     program                      the steps of a program, and where ranks communicate
     explore (controls)           sliders for the arguments of a function
+    play (controls)              a Play button for the steps of a run, below the same sliders
 
 A rank has the same (colorblind-safe) color in every picture, along with its number. Every function returns a `Picture`,
 a matplotlib Figure that a notebook displays when it is a cell's last line.
@@ -43,7 +45,7 @@ from typing import Any
 
 from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture, rank_colors
-from tplab.viz.controls import explore
+from tplab.viz.controls import Frames, explore, play
 from tplab.viz.costs import against, time_bars
 from tplab.viz.curves import curves
 from tplab.viz.heads import heads
@@ -58,6 +60,7 @@ from tplab.viz.overlap import overlap
 from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
 from tplab.viz.program import program
+from tplab.viz.ring_run import ring_run
 from tplab.viz.saved_activations import saved_activations
 from tplab.viz.schedule import schedule
 from tplab.viz.softmax import softmax
@@ -69,6 +72,7 @@ from tplab.viz.traffic import traffic
 from tplab.viz.training import compared, scaling, training
 
 __all__ = [
+    "Frames",
     "Picture",
     "against",
     "bill",
@@ -87,10 +91,12 @@ __all__ = [
     "mesh",
     "overlap",
     "parallelism",
+    "play",
     "product",
     "program",
     "rank_colors",
     "ring",
+    "ring_run",
     "scaling",
     "schedule",
     "softmax",

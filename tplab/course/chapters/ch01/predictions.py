@@ -59,8 +59,10 @@ PREDICTIONS = {
             ("line_of_rank_0", 7): "Line 7 is the send. Look in the report for the line number after 'rank 0:'.",
             "line_of_rank_0": "Look at the line of the report that starts with 'rank 0:'. It says where rank 0 is "
             "waiting.",
-            ("rank_that_should_send", 0): "Rank 0 is the rank that's waiting. Which rank is it trying to receive from?",
-            "rank_that_should_send": "Rank 0 is waiting in a `recv`. Which rank is it trying to receive from?",
+            ("rank_that_should_send", 0): (
+                "Rank 0 is the rank that's waiting. Which rank is rank 0 trying to receive from?"
+            ),
+            "rank_that_should_send": "Rank 0 is waiting in a `recv`. Which rank is rank 0 trying to receive from?",
             "sends_entered": "The program calls `send` after `recv`. Did any rank get past its `recv`?",
         },
     ),
@@ -70,7 +72,7 @@ PREDICTIONS = {
         answer={"ring_mib": 14, "tree_mib": 24, "ring_steps": 14, "tree_steps": 6},
         why=(
             "In the ring, each rank sends 2 · 7 = 14 messages of 1 MiB each. The tree has three levels. On the way "
-            "up the tree, rank 0 sends nothing. On the way down, it sends the full 8 MiB to each of three other "
+            "up the tree, rank 0 sends nothing. On the way down, rank 0 sends the full 8 MiB to each of three other "
             "ranks."
         ),
         wrong={

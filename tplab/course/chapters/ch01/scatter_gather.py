@@ -191,7 +191,7 @@ _QUESTIONS = (
     checks.Question(
         lambda d: "out" in d.names and len(d.ranks("out")) == 1 and d.p > 1,
         "Only one rank has the wrong values. Is that rank the source? Remember that the source has to copy its own "
-        "part, because it doesn't send anything to itself.",
+        "part, because the source doesn't send anything to itself.",
     ),
     checks.Question(
         checks.has_kind("gathered", "none"),

@@ -115,8 +115,8 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: "step taken" in d.names and "weight" not in d.names,
-        "The weights are right. What should your function return on a rank that takes the step? What should it "
-        "return on a rank that skips the step?",
+        "The weights are right. What should your function return on a rank that takes the step? What should your "
+        "function return on a rank that skips the step?",
     ),
     checks.Question(
         checks.kind_is("weight", OWN),

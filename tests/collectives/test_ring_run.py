@@ -1,0 +1,185 @@
+"""The record of a ring: every message of every step against a closed formula, and what is said of what is no ring."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tplab.collectives import RingRun, record_ring, ring_all_reduce, tree_all_reduce
+from tplab.collectives.by_hand import ring_all_gather, ring_reduce_scatter
+
+
+def messages_to_the_right(p: int) -> list[list[tuple[int, int, int, frozenset[int], int]]]:
+    """Part c starts at rank c + 1 and gathers the ranks on its way to rank c. Then it goes around once more."""
+    adding = [
+        [
+            (rank, (rank + 1) % p, (rank - step) % p, frozenset((rank - back) % p for back in range(step)), 1000)
+            for rank in range(p)
+        ]
+        for step in range(1, p)
+    ]
+    copying = [
+        [(rank, (rank + 1) % p, (rank - step) % p, frozenset(range(p)), 1000) for rank in range(p)]
+        for step in range(p - 1)
+    ]
+    return adding + copying
+
+
+def held_after(step: int, rank: int, part: int, p: int) -> frozenset[int]:
+    """Which ranks are in this rank's sum of this part after a step: its own, its last p - 1 steps' sum, or all."""
+    steps_to_get_here = (rank - part - 1) % p  # part c starts at rank c + 1
+    if step < p - 1 or steps_to_get_here == step:
+        known = {steps_to_get_here: frozenset((rank - back) % p for back in range(step + 1))}
+        return known.get(step, frozenset({rank} if steps_to_get_here > step else ()))
+    return frozenset(range(p) if (rank - part) % p <= step - (p - 1) else ())
+
+
+def mirrored(p: int, steps: list[list[tuple]]) -> list[list[tuple]]:
+    """The same in a mirror, in which rank r is rank -r."""
+
+    def seen(source: int, target: int, part: int, ranks: frozenset[int], size: int) -> tuple:
+        return -source % p, -target % p, -part % p, frozenset(-rank % p for rank in ranks), size
+
+    return [sorted(seen(*message) for message in row) for row in steps]
+
+
+def plain(run: RingRun) -> list[list[tuple]]:
+    return [[tuple(message) for message in row] for row in run.messages]
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_every_message_of_every_step_is_recorded(p):
+    run = record_ring(ring_all_reduce, p)
+    assert plain(run) == messages_to_the_right(p)
+    assert (run.name, run.note, run.size) == ("tplab's ring_all_reduce", "", 1000 * p)
+
+
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_what_the_ranks_have_after_each_step_is_recorded(p):
+    held = record_ring(ring_all_reduce, p).held
+    assert held == tuple(
+        tuple(tuple(held_after(step, rank, part, p) for part in range(p)) for rank in range(p))
+        for step in range(2 * p - 1)
+    )
+    assert held[0] == tuple((frozenset({rank}),) * p for rank in range(p))
+    assert [[len(ranks) for ranks in parts] for parts in held[p - 1]] == [
+        [p if part == rank else 0 for part in range(p)] for rank in range(p)
+    ]
+    assert held[-1] == ((frozenset(range(p)),) * p,) * p
+
+
+def test_a_ring_may_go_to_the_left():
+    def to_the_left(x):
+        p, rank = dist.get_world_size(), dist.get_rank()
+        parts = list(x.reshape(p, -1).clone())
+        for step in range(2 * (p - 1)):
+            outgoing, incoming = parts[(rank + 1 + step) % p], torch.empty_like(parts[0])
+            index = (rank + 2 + step) % p
+            pair = [dist.P2POp(dist.isend, outgoing, (rank - 1) % p), dist.P2POp(dist.irecv, incoming, (rank + 1) % p)]
+            for request in dist.batch_isend_irecv(pair):
+                request.wait()
+            parts[index] = incoming + parts[index] if step < p - 1 else incoming
+        return torch.stack(parts).reshape(x.shape)
+
+    run = record_ring(to_the_left, 3)
+    assert run.note == ""
+    assert plain(run) == mirrored(3, messages_to_the_right(3))
+
+
+def unwritten(x):
+    raise NotImplementedError("exercise 1.3")
+
+
+def fails(x):
+    return x.reshape(7, -1)
+
+
+def stuck(x):
+    dist.recv(x, (dist.get_rank() - 1) % dist.get_world_size())
+    return x
+
+
+def forgets_the_copies(x):
+    parts = x.reshape(dist.get_world_size(), -1)
+    return ring_reduce_scatter(parts)
+
+
+def of_torch(x):
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def whole_tensors(x):
+    return ring_all_gather(x.reshape(1, -1)).sum(0).reshape(x.shape)
+
+
+def to_everyone(x):
+    rank, p = dist.get_rank(), dist.get_world_size()
+    total = x.clone()
+    for part in range(p):
+        for step in range(1, p):
+            pair = [
+                dist.P2POp(dist.isend, x[part].clone(), (rank + step) % p),
+                dist.P2POp(dist.irecv, received := torch.empty_like(x[0]), (rank - step) % p),
+            ]
+            for request in dist.batch_isend_irecv(pair):
+                request.wait()
+            total[part] += received
+    return total
+
+
+def to_both_sides(x):
+    """With two messages per rank and neighbor, as many as in a ring of three."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    total = x.clone()
+    for step in range(1, p):
+        for part in (0, 1):
+            pair = [
+                dist.P2POp(dist.isend, x[part].clone(), (rank + step) % p),
+                dist.P2POp(dist.irecv, received := torch.empty_like(x[0]), (rank - step) % p),
+            ]
+            for request in dist.batch_isend_irecv(pair):
+                request.wait()
+            total[part] += received
+    dist.all_reduce(total[2])
+    return total
+
+
+NOTES = [
+    (unwritten, "unwritten isn't written yet"),
+    (fails, "fails failed with RuntimeError on rank 0"),
+    (stuck, "stuck got stuck"),
+    (forgets_the_copies, "forgets_the_copies returned a wrong sum on rank 0"),
+    (of_torch, "of_torch sent 0 messages from rank 0 and not 2(p-1) = 4"),
+    (whole_tensors, "whole_tensors sent a message from rank 0 that isn't exactly one part"),
+    (tree_all_reduce, "tree_all_reduce sent a message from rank 0 that isn't exactly one part"),
+    (to_everyone, "to_everyone sent 6 messages from rank 0 and not 2(p-1) = 4"),
+    (to_both_sides, "to_both_sides sent messages from rank 0 to other ranks than one neighbor"),
+]
+
+
+@pytest.mark.parametrize(("function", "why"), NOTES, ids=[function.__name__ for function, _ in NOTES])
+def test_where_a_function_is_no_ring_tplabs_own_runs_and_the_note_says_why(function, why):
+    run = record_ring(function, 3)
+    assert run.note.endswith(f"{why}.")
+    assert run.note == f"This is tplab's ring, because {why}."
+    assert run.name == "tplab's ring_all_reduce"
+    assert plain(run) == messages_to_the_right(3)
+
+
+def test_a_function_of_a_notebook_is_called_yours(monkeypatch):
+    def my_ring(x):
+        return ring_all_reduce(x)
+
+    my_ring.__module__ = unwritten.__module__ = "__main__"
+    try:
+        assert record_ring(my_ring, 2).name == "your my_ring"
+        assert record_ring(unwritten, 2).note == "This is tplab's ring, because your unwritten isn't written yet."
+    finally:
+        unwritten.__module__ = __name__
+
+
+@pytest.mark.parametrize("p", [1, 9])
+def test_a_ring_has_two_to_eight_ranks(p):
+    with pytest.raises(ValueError, match=f"got p={p}"):
+        record_ring(ring_all_reduce, p)

@@ -1,0 +1,169 @@
+"""The steps of a ring all-reduce, one picture per step: the ranks in a circle, what each has, and the bytes per link.
+
+A slot is a part of a rank's tensor. It has a stripe for each rank in its sum, rank 0 at the top, so that the place of a
+stripe tells its rank, and not only its color. A gold frame means that all ranks are in the sum. A sum that isn't
+complete moves on when it's sent, and leaves an empty slot.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, rank_color, style, tint
+from tplab.viz.controls import Frames
+
+_GOLD = "#D4A017"  # a complete sum
+_LINE = "#C4C4C4"
+_SLOT_HEIGHT = 0.5  # in inches, like everything here
+_MARGIN = 0.12
+_LEGEND = (
+    "A part has a stripe for each rank in its sum, and a gold frame once all ranks are in. "
+    "A link shows all its bytes so far."
+)
+
+
+def ring_run(run: Any) -> Frames:
+    """Return the pictures of a recorded run, one for the start and one for each step, for `viz.play`.
+
+    run: a `tplab.collectives.RingRun` of p ranks, from `record_ring`
+    """
+    return Frames(len(run.held), partial(_draw, run))
+
+
+def _draw(run: Any, step: int) -> Picture:
+    """Draw what the ranks had after a step, what they sent in it, and the bytes that each link has carried so far."""
+    p, last = len(run.held[0]), len(run.messages)
+    down = 1.45 if p < 6 else 2.1  # from the center of the circle to a rank at its lower end
+    top = 0.62 if run.note else 0.38
+    name = run.name.removeprefix("your ")
+    when = f"after step {step} of {last}" if step else "before the first step"
+    title = f"{'Your ' * (name != run.name)}{name} on {p} ranks, {when}"
+    circle = _Circle(WIDTH / 2, top + _SLOT_HEIGHT + down, 2.05 if p < 6 else WIDTH / 2 - 0.95, down, p)
+    with style():
+        picture, axes = canvas(WIDTH, circle.y + down + 0.85, title)
+        axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        if run.note:
+            axes.text(_MARGIN, 0.44, run.note, fontsize=9, color="#8A5A00", va="center")
+        moved = run.messages[step - 1] if step else ()
+        axes.plot(*zip(*(circle.at(p * part / 120) for part in range(121)), strict=True), color=_LINE, linewidth=1.6)
+        for message in run.messages[step - 1] if step else run.messages[0]:
+            carried = sum(sent.bytes for row in run.messages[:step] for sent in row if sent[:2] == message[:2])
+            _link(axes, circle, message, carried, moved=step > 0)
+        for rank, parts in enumerate(run.held[step]):
+            _rank(axes, circle, rank, parts, {message.part for message in moved if message.target == rank})
+        _tell(axes, circle, run, step)
+    picture.description = _described(run, step)
+    return picture
+
+
+class _Circle:
+    """Where the p ranks stand: on an ellipse around (x, y), rank 0 at the top, the others clockwise."""
+
+    def __init__(self, x: float, y: float, across: float, down: float, p: int) -> None:
+        self.x, self.y, self.across, self.down, self.p = x, y, across, down, p
+        self.slot_width = min(0.34, 1.4 / p)
+
+    def at(self, turn: float) -> tuple[float, float]:
+        """Return a point on the ellipse, `turn` ranks clockwise from rank 0."""
+        angle = 2 * math.pi * turn / self.p
+        return self.x + self.across * math.sin(angle), self.y - self.down * math.cos(angle)
+
+    def away(self, turn: float) -> tuple[float, float]:
+        """Return the direction, of length 1, that leads out of the ellipse there."""
+        angle = 2 * math.pi * turn / self.p
+        x, y = math.sin(angle) / self.across, -math.cos(angle) / self.down
+        return x / math.hypot(x, y), y / math.hypot(x, y)
+
+    def between(self, source: int, target: int) -> tuple[float, int]:
+        """Return where the middle of the link between two neighbors is, and its direction: 1 is clockwise."""
+        direction = 1 if (target - source) % self.p == 1 else -1
+        return source + direction / 2, direction
+
+
+def _rank(axes: Axes, circle: _Circle, rank: int, parts: Sequence[frozenset[int]], new: set[int]) -> None:
+    """Draw a rank's slots with their numbers below. An ink frame marks the part that it has just received."""
+    x, y = circle.at(rank)
+    left, top = x - circle.slot_width * circle.p / 2, y - _SLOT_HEIGHT / 2
+    corner, around = (left - 0.04, top - 0.24), (2 * (x - left) + 0.08, _SLOT_HEIGHT + 0.42)
+    axes.add_patch(Rectangle(corner, *around, facecolor="white", edgecolor="none", zorder=2))  # above the circle
+    axes.text(x, top - 0.14, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center")
+    for part, ranks in enumerate(parts):
+        _slot(axes, left + part * circle.slot_width, top, circle.slot_width, ranks, circle.p)
+        axes.text(
+            left + (part + 0.5) * circle.slot_width, top + _SLOT_HEIGHT + 0.1, str(part), fontsize=7.5, ha="center",
+            va="center", color=INK if part in new else FAINT, fontweight="bold" if part in new else "normal",
+        )  # fmt: skip
+
+
+def _slot(axes: Axes, x: float, y: float, width: float, ranks: frozenset[int], p: int) -> None:
+    """Draw a part: a stripe for each rank in its sum, in a gold frame if none is missing, or nothing if it moved on."""
+    inset, high = 0.02, _SLOT_HEIGHT / p
+    x, width = x + inset, width - 2 * inset
+    axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="white", edgecolor="none", zorder=3))
+    for rank in sorted(ranks):
+        color = tint(rank_color(rank), 0.8)
+        axes.add_patch(Rectangle((x, y + rank * high), width, high, facecolor=color, edgecolor="none", zorder=4))
+    edge, stroke = (_GOLD, 2.6) if len(ranks) == p else (FAINT, 0.8) if ranks else (_LINE, 0.8)
+    axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="none", edgecolor=edge, linewidth=stroke, zorder=5))
+
+
+def _link(axes: Axes, circle: _Circle, message: Any, carried: int, moved: bool) -> None:
+    """Draw a link's direction, its message in this step, as it was when it was sent, and all its bytes so far."""
+    turn, direction = circle.between(message.source, message.target)
+    (x, y), (out_x, out_y) = circle.at(turn), circle.away(turn)
+    along, beside = (-out_y * direction, out_x * direction), (x + 0.36 * out_x, y + 0.36 * out_y)
+    ends = [(beside[0] + way * 0.17 * along[0], beside[1] + way * 0.17 * along[1]) for way in (-1, 1)]
+    axes.add_patch(
+        FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=10, color=FAINT, linewidth=1.3, shrinkA=0, shrinkB=0)
+    )
+    if moved:
+        _slot(axes, x - circle.slot_width / 2, y - _SLOT_HEIGHT / 2, circle.slot_width, message.ranks, circle.p)
+    told = f"part {message.part}\n{carried:,} bytes" if moved else f"{carried:,} bytes"
+    side = 0 if abs(out_x) < 0.2 else math.copysign(circle.slot_width / 2 + 0.05, out_x)
+    align = "center" if not side else "right" if side > 0 else "left"
+    inside = (0.5 if not side else 0.3 + 0.2 * abs(out_y)) * out_y
+    axes.text(x - side, y - inside, told, fontsize=8.5, ha=align, va="center", linespacing=1.3)
+
+
+def _tell(axes: Axes, circle: _Circle, run: Any, step: int) -> None:
+    last, complete = len(run.messages), frozenset(range(circle.p))
+    copied = bool(step) and all(message.ranks == complete for message in run.messages[step - 1])
+    phase = ("finished parts are copied" if copied else "parts are summed") if step else "each rank has its own tensor"
+    for offset, words, size, bold in (
+        (-0.2, f"step {step} of {last}", 13, True),
+        (0.08, phase, 9, False),
+        (0.28, f"tensor: {run.size:,} bytes", 9, False),
+    ):
+        weight = "bold" if bold else "normal"
+        axes.text(circle.x, circle.y + offset, words, fontsize=size, fontweight=weight, ha="center", va="center")
+    axes.text(_MARGIN, circle.y + circle.down + 0.68, _LEGEND, fontsize=8.5, color=FAINT, va="center")
+
+
+def _described(run: Any, step: int) -> str:
+    """Say what a picture shows. Computed from the run, like the picture."""
+    complete = frozenset(range(len(run.held[0])))
+    carried = {
+        sum(sent.bytes for row in run.messages[:step] for sent in row if sent.source == rank) for rank in complete
+    }
+    parts = [
+        f"rank {message.source} sent part {message.part}, summed over {_ranks(message.ranks)}, to rank {message.target}"
+        for message in (run.messages[step - 1] if step else ())
+    ]
+    sent = f"In this step, {'; '.join(parts)}. " if parts else ""
+    finished = [
+        f"rank {rank} has the complete part{'s' if len(full) > 1 else ''} {', '.join(map(str, full))}"
+        for rank, held in enumerate(run.held[step])
+        if (full := [part for part, ranks in enumerate(held) if ranks == complete])
+    ]
+    links = " or ".join(f"{size:,}" for size in sorted(carried))
+    note = f"{run.note} " if run.note else ""
+    have = f"Now {'; '.join(finished)}" if finished else "No rank has a complete part"
+    return f"{note}{sent}{have}. Each link has carried {links} bytes so far."
+
+
+def _ranks(ranks: frozenset[int]) -> str:
+    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, sorted(ranks)))
