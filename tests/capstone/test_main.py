@@ -161,7 +161,7 @@ ON_A_SECOND_MACHINE = {**TOO_MANY, "RANK": "11"}
         (["--config", "nowhere.yaml"], {}, ".*there are no settings at nowhere.yaml"),
         (["report", "nowhere"], {}, ".*nowhere"),
         (["--preset", "h100x8", "--folder", "nowhere"], TOO_MANY,
-         r".*tp=8 · dp=1 = 8 ranks, and 16 were started\. Add --dp 2"),
+         r".*tp=8 · pp=1 · dp=1 = 8 ranks, and 16 were started\. Add --dp 2"),
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "0"},
          rf" \(rank 11, on {socket.gethostname()}\): there are no settings at nowhere.yaml"),
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "3"}, None),

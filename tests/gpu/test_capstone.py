@@ -51,6 +51,8 @@ VARIANTS = {
 @pytest.mark.parametrize("name", ["2 ranks share a GPU, gloo", SHARED_NCCL, "2 GPUs, NCCL"])
 def test_so_are_those_of_other_ways_to_cut_it(name: str, variant: str, right: list[float], tmp_path: Path) -> None:
     check_is_open(name)
+    if variant == "stages" and "gloo" in name:
+        pytest.skip("gloo can't send a tensor of a GPU from stage to stage")
     losses = first_losses(WAYS[name], tmp_path, precision="float64", **VARIANTS[variant])
     assert far_apart(losses, right, "float64") == {}
 
