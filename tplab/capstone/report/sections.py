@@ -201,6 +201,8 @@ def _summary(run: Run) -> str:
         f"{_cut(settings)}, has read {seen:,} tokens in {run.done:,} steps of {settings.precision}. It is made of "
         f"{whose}."
     )
+    if settings.start_from is not None:
+        text += f" It began with the weights in {settings.start_from}."
     if len(run.starts) > 1:
         at = [f"step {start.get('resumed_from')}" for start in run.starts[1:] if start.get("resumed_from")]
         times = {1: "once", 2: "twice"}.get(len(run.starts) - 1, f"{len(run.starts) - 1} times")

@@ -103,13 +103,15 @@ class _Run:
 
     def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop) -> None:
         self.settings, self.answers, self.ranks, self.stop = settings, answers, ranks, stop
-        self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
-        self.step = Step(self.model, settings, ranks)
-        self.optimizer = self.step.training.optimizer
         self.checkpoints = Checkpoints(
             Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.mesh
         )
         newest = self.checkpoints.latest()
+        self.model = build_model(
+            settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers, weights=newest is None
+        )
+        self.step = Step(self.model, settings, ranks)
+        self.optimizer = self.step.training.optimizer
         extra = self.checkpoints.load(newest, self.model, self.optimizer) if newest else {}
         self.resumed_from: int | None = extra.get("step")
         self.done = self.saved = self.resumed_from or 0

@@ -26,7 +26,9 @@ class ConsoleLog:
     def _start(self, row: dict[str, Any]) -> str:
         ranks = "1 rank" if row["ranks"] == 1 else f"{row['ranks']} ranks"
         where = row["machine"]["gpu"] if row["device"] == "cuda" else row["machine"]["processor"]
-        begins = "from the start" if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
+        weights = row["settings"]["start_from"]
+        start = "from the start" if weights is None else f"from the weights in {weights}"
+        begins = start if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
         changes = [
             f"\n{name} is {now} from here on, instead of {old}" for name, (old, now) in row.get("changes", {}).items()
         ]
