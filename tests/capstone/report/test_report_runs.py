@@ -94,6 +94,27 @@ def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: fl
     assert ("order of additions" in words) == ("lie on each other:" in words)
 
 
+def test_whose_answers_trained_is_said_from_the_step_on_from_which_they_did(tmp_path: Path):
+    mine = replace(SETTINGS, layers="mine")
+    borrowed = {"whose": {"4.1": "yours", "5.2": "the course's solution"},
+                "checked": {"4.1": "passed on 2026-03-01", "5.2": "in place of one that is still to do"}}  # fmt: skip
+    own = {"whose": dict.fromkeys(("4.1", "5.2"), "yours"), "checked": dict.fromkeys(("4.1", "5.2"), "passed")}
+    log = Log(tmp_path)
+    log.add(start_row(mine, answers=borrowed), step_row(mine, 1, 5.0))
+    assert "but 1 of their 2 answers are the course's solutions" in words_of(tmp_path)
+    log.add(start_row(mine, step=2, resumed_from=1, answers=borrowed), step_row(mine, 2, 4.9))
+    log.add(start_row(mine, step=3, resumed_from=2, answers=own), step_row(mine, 3, 4.8))
+    words = words_of(tmp_path, "Whose layers")
+    for line in (
+        "From step 1 on: 1 of the 2 answers is yours: 4.1. For 5.2, the course's solution is used in place of one "
+        "that is still to do.",
+        "From step 3 on: 2 of the 2 answers are yours: 4.1 and 5.2.",
+    ):
+        assert words.count(line) == 1
+    assert "From step 2 on" not in words
+    assert "the course's solutions" not in words_of(tmp_path, "five numbers")
+
+
 def test_a_loss_that_rises_does_not_fall(tmp_path: Path):
     log = Log(tmp_path)
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0 + step) for step in (1, 2, 3)))

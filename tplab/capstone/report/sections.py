@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tplab import viz
+from tplab.capstone.own_layers.find import MINE
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Numbers, Sample, Section, Words, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.words import apart, kind, layout, listed, small, visible
@@ -193,6 +194,9 @@ def _verdict(settings: Settings, largest: float) -> str:
 
 def _summary(run: Run) -> str:
     settings, whose = run.settings, LAYERS.get(run.settings.layers, run.settings.layers)
+    answers = run.start.get("answers")
+    if answers and (others := [one for one in answers["whose"].values() if one != MINE]):
+        whose += f", but {len(others)} of their {len(answers['whose'])} answers are the course's solutions"
     parameters = run.start.get("parameters")
     size_of = f"{large(parameters)} parameters, " if parameters else ""
     seen = run.done * settings.tokens_per_step

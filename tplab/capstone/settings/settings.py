@@ -25,6 +25,7 @@ from tplab.memory.memory_bill import Layout, layers_of_stage
 
 Layers = Literal["tplab", "mine", "dtensor", "plain"]
 Activation = Literal["gelu", "gelu_tanh"]
+Missing = Literal["todo", "tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Zero = Literal[0, 1, 2, 3]
 FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
@@ -70,6 +71,10 @@ class Settings:
         changes=LAYOUT,
     )  # fmt: skip
     chapters: str = _of(".", "your folder, or one that has it as my_course/, for --layers mine", changes=FREE)
+    missing: Missing = _of(
+        "todo", "answers not in my_tp: todo (the course's, for what is to do), tplab (also for what fails), error",
+        changes=FREE,
+    )  # fmt: skip
     start_from: str | None = _of(
         None, "a Hugging Face folder: its model, weights and tokenizer (default: random weights)"
     )

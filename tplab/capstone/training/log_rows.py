@@ -23,7 +23,7 @@ def start_row(
 ) -> Row:  # fmt: skip
     """Return the row for the start of a run.
 
-    answers         the learner's code, if it is used
+    answers         the learner's code, if it is used; the log gets whose each answer is, and since when
     idle            exercises whose answers are never called (`TrainingHooks.idle`)
     step            the first step to do
     resumed_from    the step of the checkpoint that was loaded, if any
@@ -41,6 +41,7 @@ def start_row(
         "memory_is": memory_is(ranks.device),
         "layers": settings.layers,
         "used": used(settings, answers, idle),
+        "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
         "step": step,
         "resumed_from": resumed_from,
         "changes": changes,

@@ -29,12 +29,9 @@ class ConsoleLog:
         weights = row["settings"]["start_from"]
         start = "from the start" if weights is None else f"from the weights in {weights}"
         begins = start if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
-        changes = [
-            f"\n{name} is {now} from here on, instead of {old}" for name, (old, now) in row.get("changes", {}).items()
-        ]
-        return f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}" + "".join(
-            changes
-        )
+        lines = [f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}"]
+        lines += [f"{name} is {now} from here on, instead of {old}" for name, (old, now) in row["changes"].items()]
+        return "\n".join(lines)
 
     def _step(self, row: dict[str, Any]) -> str:
         left = timedelta(seconds=round((self.last_step - row["step"]) * row["seconds"]))
