@@ -9,6 +9,7 @@ import pytest
 from tests.capstone.made_up import MACHINE, MEASURED, SETTINGS, Log, losses, start_row, step_row, write_run
 from tplab.capstone.report import compose
 from tplab.capstone.report.blocks import Figure
+from tplab.capstone.report.markdown import to_markdown
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import MATTER
 
@@ -113,6 +114,34 @@ def test_whose_answers_trained_is_said_from_the_step_on_from_which_they_did(tmp_
         assert words.count(line) == 1
     assert "From step 2 on" not in words
     assert "the course's solutions" not in words_of(tmp_path, "five numbers")
+
+
+def planned(folder: Path, seconds: float, sent: int, **other: object) -> str:
+    """What the report says about a run whose steps took so long, beside a plan of 100 ms, 29 MB and 1,234,567 bytes."""
+    log = Log(folder)
+    row = {"seconds": seconds, "sent": [sent, sent]}
+    log.add(start_row(SETTINGS, **other), *(step_row(SETTINGS, step, 5.0) | row for step in range(1, 11)))
+    return to_markdown(compose(Run(folder)), str)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sent", "other", "says"),
+    [
+        (0.11, 1_234_567, {}, ["1.10 times as long as predicted. The ranks sent exactly as many bytes as predicted.",
+                               "| a step | 100 ms | 110 ms | 1.10 |",
+                               "| tensors on a rank, at most | 29 MB | 31.9 MB | 1.10 |",
+                               "| bytes sent by a rank per step | 1,234,567 | 1,234,567 | 1.00 |"]),
+        (0.2, 1_234_567, {}, ["2.00 times as long as predicted, which is too long. Perhaps something else used the"]),
+        (0.05, 1_234_567, {}, ["0.50 times as long as predicted, so something else probably used the machine while"]),
+        (0.1, 1_234_667, {}, ["The ranks sent +100 bytes compared with the prediction."]),
+        (0.1, 1_234_567, {"device": "cuda"}, ["| tensors on a rank, at most | 29 MB | 412 MB | 14.21 |"]),
+        (0.1, 1_234_567, {"plan": None}, ["what the course's formulas predict", "start the run with `--plan`"]),
+    ],
+)  # fmt: skip
+def test_a_run_stands_beside_its_plan(seconds: float, sent: int, other: dict, says: list[str], tmp_path: Path):
+    words = planned(tmp_path, seconds, sent, **other)
+    for line in says:
+        assert line in words
 
 
 def test_a_loss_that_rises_does_not_fall(tmp_path: Path):

@@ -128,6 +128,7 @@ class Settings:
     save_every: int = _of(100, "steps from one checkpoint to the next; 0: none", 0, FREE)
     keep: int = _of(2, "number of newest checkpoints to keep", 1, FREE)
     async_save: bool = _of(True, "continue training while a checkpoint is written", changes=FREE)
+    plan: bool = _of(True, "measure a layer's kernels first, and compare the run with their prediction", changes=FREE)
     tensorboard: bool = _of(False, "also write a log for TensorBoard", changes=FREE)
 
     def __post_init__(self) -> None:

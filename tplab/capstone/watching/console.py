@@ -4,6 +4,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from tplab.common.units import duration, size
+
 SECONDS = 5.0  # minimum time between two lines about steps
 
 
@@ -31,6 +33,8 @@ class ConsoleLog:
         begins = start if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
         lines = [f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}"]
         lines += [f"{name} is {now} from here on, instead of {old}" for name, (old, now) in row["changes"].items()]
+        if row["plan"]:
+            lines.append("the plan: " + planned(row["plan"]))
         return "\n".join(lines)
 
     def _step(self, row: dict[str, Any]) -> str:
@@ -51,6 +55,12 @@ class ConsoleLog:
 
     def _end(self, row: dict[str, Any]) -> str:
         return f"step {row['step']}   the end: {row['why']}"
+
+
+def planned(plan: dict[str, Any]) -> str:
+    """Format the plan of a run: the time, memory and bytes of one step."""
+    seconds, memory = sum(plan["seconds"].values()), sum(plan["memory"].values())
+    return f"{duration(seconds)} per step, {size(memory)} on each rank, {size(plan['sent'])} sent by each per step"
 
 
 def shown(sample: dict[str, Any]) -> str:
