@@ -22,7 +22,13 @@ def losses(steps: int, off: float = 0.0) -> list[float]:
 def start_row(settings: Settings, **other: Any) -> dict[str, Any]:
     return {"kind": "start", "time": "2026-03-01T12:00:00+00:00", "settings": asdict(settings), "machine": MACHINE,
             "ranks": settings.ranks, "backend": "gloo", "device": "cpu", "parameters": 2_410_000,
-            "layers": settings.layers, "step": 1, "resumed_from": None, **other}  # fmt: skip
+            "layers": settings.layers, "step": 1, "resumed_from": None, "plan": plan(settings), **other}  # fmt: skip
+
+
+def plan(settings: Settings) -> dict[str, Any]:
+    seconds = {"matmuls": 0.07, "element-wise": 0.02, "optimizer": 0.0, "communication": 0.01}
+    memory = {"weights": 5_000_000, "gradients": 5_000_000, "optimizer state": 10**7, "activations": 9_000_000}
+    return {"seconds": seconds, "memory": memory, "note": "All in float32.", "sent": 1_234_567}
 
 
 def step_row(settings: Settings, step: int, loss: float) -> dict[str, Any]:
@@ -30,7 +36,8 @@ def step_row(settings: Settings, step: int, loss: float) -> dict[str, Any]:
     return {"kind": "step", "step": step, "loss": loss, "learning_rate": 1e-3, "norm": 1.2, "seconds": seconds,
             "tokens": settings.tokens_per_step, "tokens_per_second": settings.tokens_per_step / seconds,
             "communication": [0.2 + 0.1 * rank for rank in range(settings.ranks)],
-            "sent": [1_234_567] * settings.ranks, "memory": [412_000_000] * settings.ranks}  # fmt: skip
+            "sent": [1_234_567] * settings.ranks, "memory": [412_000_000] * settings.ranks,
+            "tensors": [31_900_000] * settings.ranks}  # fmt: skip
 
 
 def rows(settings: Settings, steps: int | None = None) -> list[dict[str, Any]]:

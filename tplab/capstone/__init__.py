@@ -7,6 +7,7 @@ own_layers    a GPT built from the learner's answers
 training      the program that every rank runs
 checkpoints   checkpoints that survive a kill at any moment
 watching      a live view of a run, in a terminal or a notebook
+writing       text that the model of a run writes, `sample(folder, prompt)`
 study         measurements with different numbers of ranks and different layers
 report        a one-page report on the run and the study
 command       training runs from a terminal (`python -m tplab.capstone`)
@@ -14,5 +15,6 @@ command       training runs from a terminal (`python -m tplab.capstone`)
 
 from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.writing import sample
 
-__all__ = ["PRESETS", "Settings"]
+__all__ = ["PRESETS", "Settings", "sample"]

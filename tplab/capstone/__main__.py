@@ -2,6 +2,7 @@
 
     python -m tplab.capstone --preset laptop                               start the ranks here and train on them
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8      train on the ranks that torchrun has started
+    python -m tplab.capstone sample runs/laptop --prompt "def "            write text with a run's newest checkpoint
     python -m tplab.capstone report runs/laptop                            write the report of a run
     python -m tplab.capstone study --preset laptop                         measure the other figures in the report
 
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from tplab.capstone.command import carry_out, settings_from
 from tplab.capstone.settings.flags import add_arguments
+from tplab.capstone.writing import main as sample
 
 _FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU, with tensor, pipeline and data parallelism.
 
@@ -34,6 +36,7 @@ on from the newest checkpoint.
 Without --preset and --config the settings are those of the run in --folder, or a preset that fits this machine.
 
 other commands:
+    python -m tplab.capstone sample FOLDER     write text with the newest checkpoint of a run (sample --help)
     python -m tplab.capstone report FOLDER     write the report of a run
     python -m tplab.capstone study --help      measure what the report shows beside the run
 """
@@ -48,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tplab.capstone.study.run import main as study  # imported here because training doesn't need it
 
         return study(arguments[1:])
+    if arguments[:1] == ["sample"]:
+        return sample(arguments[1:])
     given = vars(parser().parse_args(arguments))
     fresh = given.pop("fresh", False)
     try:

@@ -10,7 +10,7 @@ With a KV cache, each step computes a single token and appends its keys and valu
 per token for b texts: 2 L + 1 all-reduces of b h elements, all-gathers of 2 p b k.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,6 @@ from tplab.gpt.model import ParallelGPT
 from tplab.tensor.mappings import all_gather
 
 
-@torch.no_grad()
 def generate(
     model: ParallelGPT,
     prompt: Tensor,
@@ -30,6 +29,7 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     stop_id: int | None = None,
+    vocab_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Continue the prompts [b, s]. Returns the texts [b, s + max_new_tokens], the same on every rank.
@@ -38,36 +38,62 @@ def generate(
     temperature       0: always the best token (greedy); else sample from softmax(logits / temperature)
     top_k             sample only from the k best tokens
     stop_id           fill a text up with this token after its first occurrence; return early once all texts have it
+    vocab_size        choose only ids below it, for a tokenizer that has fewer tokens than the model
     generator         the generator that rank 0 samples with on behalf of all ranks; None: torch's default
 
     All ranks of the model's group must call it with the same prompt. Dropout is disabled during generation. Raises
     ValueError for invalid arguments.
     """
+    columns = list(stream(
+        model, prompt, max_new_tokens, prompt_lengths=prompt_lengths, temperature=temperature, top_k=top_k,
+        stop_id=stop_id, vocab_size=vocab_size, generator=generator,
+    ))  # fmt: skip
+    start = min(prompt_lengths or [prompt.shape[1]])
+    return torch.cat([prompt[:, :start], *(column[:, None] for column in columns)], 1)
+
+
+@torch.no_grad()
+def stream(
+    model: ParallelGPT,
+    prompt: Tensor,
+    max_new_tokens: int,
+    *,
+    prompt_lengths: Sequence[int] | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    stop_id: int | None = None,
+    vocab_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """Yield the columns [b] that `generate` adds to the prompts, one after the other, as soon as each is known.
+
+    If the prompts have different lengths, the first column is the one after the shortest prompt. All ranks must take
+    the same number of columns, because each one takes collectives.
+    """
     lengths = _check(prompt, max_new_tokens, prompt_lengths, temperature, top_k)
     b, s = prompt.shape
     start, stop = min(lengths), s + max_new_tokens
     known = torch.tensor(lengths, device=prompt.device)  # [b]
-    text = torch.cat([prompt, prompt.new_zeros(b, max_new_tokens)], 1)  # [b, s + new]
     done = torch.zeros(b, dtype=torch.bool, device=prompt.device)
     was_training = model.training
     model.eval()
     try:
         cache = model.new_cache(b, stop)
-        past = 0
+        new = prompt[:, :start]  # tokens whose keys and values aren't in the cache yet
         for place in range(start, stop):
-            x = model.features(text[:, past:place], cache=cache)[:, -1]  # [b, h]
-            token = choose(model, model.logits(x), temperature, top_k, generator)  # [b]
+            x = model.features(new, cache=cache)[:, -1]  # [b, h]
+            token = choose(model, model.logits(x), temperature, top_k, vocab_size, generator)  # [b]
             if stop_id is not None:
                 token = token.masked_fill(done, stop_id)
-            token = torch.where(place < known, text[:, place], token)
-            text[:, place] = token
+            if place < s:
+                token = torch.where(place < known, prompt[:, place], token)
+            yield token
             done |= (token == stop_id) & (place >= known) if stop_id is not None else done
             if done.all():
-                return text[:, : place + 1]
-            past = place
+                return
+            new = token[:, None]
     finally:
         model.train(was_training)
-    return text
 
 
 def choose(
@@ -75,35 +101,40 @@ def choose(
     logits: Tensor,
     temperature: float = 0.0,
     top_k: int | None = None,
+    vocab_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return the next token of each text [b], the same on every rank, given this rank's logits [b, v/p]."""
     greedy = temperature == 0
-    values, ids = candidates(model, logits, 1 if greedy else top_k)  # [b, k] each
+    values, ids = candidates(model, logits, 1 if greedy else top_k, vocab_size)  # [b, k] each
     if greedy:
         return ids[:, 0]
-    odds = (values.double() / temperature).softmax(-1)  # [b, k]
+    values = values.double()
+    odds = ((values - values[:, :1]) / temperature).softmax(-1)  # [b, k]; minus the largest, or 1e-310 would overflow
     token = ids.gather(1, torch.multinomial(odds, 1, generator=generator))[:, 0]  # [b]
     if model.world_size > 1:
         dist.broadcast(token, group=model.group, group_src=0)  # sampling is random, so one rank decides for all
     return token
 
 
-def candidates(model: ParallelGPT, logits: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
+def candidates(
+    model: ParallelGPT, logits: Tensor, k: int | None, vocab_size: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the logits [b, k], best first, and ids [b, k] of the k best tokens in the full vocabulary (None: all).
 
-    Ties are broken in favor of the lower id.
+    Only ids below `vocab_size` are candidates (None: the model's). Ties are broken in favor of the lower id.
     """
+    vocab_size = min(vocab_size or model.config.vocab_size, model.config.vocab_size)
     width = logits.shape[-1]
     ids = torch.arange(model.rank * width, (model.rank + 1) * width, device=logits.device)  # [v/p]
-    values = logits.masked_fill(ids >= model.config.vocab_size, -torch.inf)
+    values = logits.masked_fill(ids >= vocab_size, -torch.inf)
     values, order = values.sort(dim=-1, descending=True, stable=True)
     kept = width if k is None else min(k, width)
     values, ids = values[:, :kept].contiguous(), ids[order[:, :kept]]  # [b, k] each
     if model.world_size > 1:
         values, ids = (torch.cat(all_gather(part, model.group), 1) for part in (values, ids))  # [b, p k] each
     values, order = values.sort(dim=-1, descending=True, stable=True)
-    k = min(k or model.config.vocab_size, model.config.vocab_size)
+    k = min(k or vocab_size, vocab_size)
     return values[:, :k], ids.gather(1, order[:, :k])
 
 

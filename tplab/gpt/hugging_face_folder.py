@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.hugging_face import Row, family, lengths, rows, stored_names, without_place
 from tplab.gpt.hugging_face_config import gpt_config
-from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.tensor.sharding import Sharding, check_group, runs
 
@@ -37,19 +37,28 @@ WITHOUT_EFFECT = {"dropout", "flash_attention"}  # fields of GPTConfig that weig
 
 
 def config_of_folder(folder: str | PathLike) -> GPTConfig:
-    """Return the GPTConfig of a Hugging Face folder. Raises ValueError for a model that we don't have."""
-    return gpt_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+    """Return the GPTConfig of a Hugging Face folder.
+
+    Raises FileNotFoundError if it has no config.json, and ValueError for a model that we don't have.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}: is this the folder of a Hugging Face model?")
+    return gpt_config(json.loads(path.read_text(encoding="utf-8")))
 
 
 @torch.no_grad()
-def load_folder(model: ParallelGPT, folder: str | PathLike) -> int:
+def load_folder(model: Any, folder: str | PathLike) -> int:
     """Copy the weights of a Hugging Face folder into the model's shards; return how many bytes this rank has read.
 
-    The model is made with `ParallelGPT(config_of_folder(folder))`. It may have another dropout, a shorter seq_length if
-    its positions are rotary, and any dtype. Raises ValueError if its config, or the name or shape of a tensor, doesn't
-    match, and FileNotFoundError if the folder has no safetensors file.
+    The model is made with `ParallelGPT(config_of_folder(folder))`, or it is a pipeline stage of that, which reads only
+    its own layers. It may have another dropout, a shorter seq_length if its positions are rotary, and any dtype.
+
+    Raises ValueError if its config, or the name or shape of a tensor, doesn't match, and FileNotFoundError if the
+    folder has no safetensors file.
     """
     folder, config, parameters = Path(folder), model.config, dict(model.named_parameters())
+    rank, world_size = rank_and_size(model.group)
     _check_config(config, config_of_folder(folder))
     for name, parameter in parameters.items():
         check_group(name, parameter, model.group)
@@ -58,11 +67,11 @@ def load_folder(model: ParallelGPT, folder: str | PathLike) -> int:
     with ExitStack() as files:
         stored = _Stored(folder, config, files)
         stored.check_names(config)
-        table = rows(config)
+        table = [row for row in rows(config) if row.ours in parameters]
         for row in table:
-            stored.check_shape(row, _whole_shape(parameters[row.ours], model.world_size), config)
+            stored.check_shape(row, _whole_shape(parameters[row.ours], world_size), config)
         for row in table:  # everything fits: nothing has changed before
-            for view, offset in _chunks(parameters[row.ours], model.rank, model.world_size):
+            for view, offset in _chunks(parameters[row.ours], rank, world_size):
                 stored.fill(view, offset, row)
                 if row.ours == "embedding.weight" and config.tied_embedding and "lm_head.weight" in stored.files:
                     stored.check_equal(view, offset, "lm_head.weight")
@@ -98,7 +107,7 @@ class _Stored:
             from safetensors import safe_open
         except ImportError as error:
             raise ImportError("loading a Hugging Face folder needs safetensors: pip install safetensors") from error
-        self.folder, self.bytes_read, places = folder, 0, _file_names(folder)
+        self.folder, self.bytes_read, places = folder, 0, file_names(folder)
         opened = {
             name: stack.enter_context(safe_open(folder / name, framework="pt", device="cpu"))
             for name in sorted(set(places.values()))
@@ -157,8 +166,11 @@ class _Stored:
             )
 
 
-def _file_names(folder: Path) -> Mapping[str, str]:
-    """Return {tensor name: file name}. For a single file, the only key is ""."""
+def file_names(folder: Path) -> Mapping[str, str]:
+    """Return {tensor name: file name}. For a single file, the only key is "".
+
+    Raises FileNotFoundError if the folder has no safetensors, and ValueError if its index names files elsewhere.
+    """
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         if outside := [name for name in files.values() if Path(name).name != name]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,54 @@ def test_what_is_written_but_has_not_passed_is_named_and_not_trained_with(starte
     answers = find_answers(started.folder, missing="tplab")
     assert answers.whose["5.2"] == "the course's solution"
     assert "as I understand it" not in answers.files["mlp.py"]
+
+
+HALF = ("3.2", "3.3", "4.1", "4.2", "5.2", "6.1", "6.2")
+
+
+@pytest.fixture
+def half(started, libraries) -> Course:
+    """A learner's folder with blank notebooks, and a library that ends with chapter 6. 5.2 is in their own words."""
+    course = libraries.course({"5.2": MINE})
+    shutil.copytree(started.folder, course.folder, dirs_exist_ok=True, ignore=lambda folder, names: [library.STORE])
+    forget(course, *(exercise for exercise in ANSWERS if exercise not in HALF))
+    return course
+
+
+def test_half_of_the_answers_train_and_it_is_said_which(half):
+    said: list[str] = []
+    settings = variant(layers="mine", tp=2)
+    answers = find_answers(half.folder, settings, say=said.append)
+    rest = [exercise for exercise in needed(settings) if exercise not in HALF]
+    assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
+    assert all(answers.checked[exercise] == "in place of one that is still to do" for exercise in rest)
+    assert "# as I understand it" in answers.files["mlp.py"]
+    told = said[-1]
+    assert told.startswith(f"1 of the {len(answers.whose)} answers is yours: 5.2. ")
+    copied = ", ".join(exercise for exercise in HALF[:-1] if exercise != "5.2")
+    assert f"In your library, but copied from the course's solutions: {copied} and 6.2." in told
+    missing = f"{', '.join(rest[:-1])} and {rest[-1]}"
+    assert told.endswith(f"For each of {missing}, the course's solution is used in place of one that is still to do.")
+
+
+def test_an_answer_that_fails_is_refused_or_replaced_if_one_says_so(half):
+    rewrite(half, "8.5", solution("8.5") + "\n# not checked yet\n")
+    settings = variant(layers="mine", tp=2)
+    with pytest.raises(NotReady, match="--missing tplab") as error:
+        find_answers(half.folder, settings)
+    assert [line[:6] for line in str(error.value).splitlines() if line.startswith("  ")] == ["  8.5 "]
+    said: list[str] = []
+    answers = find_answers(half.folder, replace(settings, missing="tplab"), say=said.append)
+    assert (answers.whose["8.5"], answers.whose["5.2"]) == ("the course's solution", "yours")
+    assert "For 8.5, the course's solution is used in place of one that has not passed its check." in said[-1]
+    with pytest.raises(NotReady) as error:
+        find_answers(half.folder, replace(settings, missing="error"))
+    assert len([line for line in str(error.value).splitlines() if line.startswith("  ")]) == len(needed(settings)) - 7
+
+
+def test_without_any_answer_nothing_trains_as_the_learners(started):
+    with pytest.raises(NotReady, match="tplab check 3 4 5 6 7 8 10 14"):
+        find_answers(started.folder, variant(layers="mine", tp=2))
 
 
 def test_one_missing_answer_is_enough(libraries):

@@ -9,6 +9,7 @@ import pytest
 from tests.capstone.made_up import MACHINE, MEASURED, SETTINGS, Log, losses, start_row, step_row, write_run
 from tplab.capstone.report import compose
 from tplab.capstone.report.blocks import Figure
+from tplab.capstone.report.markdown import to_markdown
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import MATTER
 
@@ -92,6 +93,55 @@ def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: fl
     words = words_of(tmp_path, "Loss")
     assert says in words
     assert ("order of additions" in words) == ("lie on each other:" in words)
+
+
+def test_whose_answers_trained_is_said_from_the_step_on_from_which_they_did(tmp_path: Path):
+    mine = replace(SETTINGS, layers="mine")
+    borrowed = {"whose": {"4.1": "yours", "5.2": "the course's solution"},
+                "checked": {"4.1": "passed on 2026-03-01", "5.2": "in place of one that is still to do"}}  # fmt: skip
+    own = {"whose": dict.fromkeys(("4.1", "5.2"), "yours"), "checked": dict.fromkeys(("4.1", "5.2"), "passed")}
+    log = Log(tmp_path)
+    log.add(start_row(mine, answers=borrowed), step_row(mine, 1, 5.0))
+    assert "but 1 of their 2 answers are the course's solutions" in words_of(tmp_path)
+    log.add(start_row(mine, step=2, resumed_from=1, answers=borrowed), step_row(mine, 2, 4.9))
+    log.add(start_row(mine, step=3, resumed_from=2, answers=own), step_row(mine, 3, 4.8))
+    words = words_of(tmp_path, "Whose layers")
+    for line in (
+        "From step 1 on: 1 of the 2 answers is yours: 4.1. For 5.2, the course's solution is used in place of one "
+        "that is still to do.",
+        "From step 3 on: 2 of the 2 answers are yours: 4.1 and 5.2.",
+    ):
+        assert words.count(line) == 1
+    assert "From step 2 on" not in words
+    assert "the course's solutions" not in words_of(tmp_path, "five numbers")
+
+
+def planned(folder: Path, seconds: float, sent: int, **other: object) -> str:
+    """What the report says about a run whose steps took so long, beside a plan of 100 ms, 29 MB and 1,234,567 bytes."""
+    log = Log(folder)
+    row = {"seconds": seconds, "sent": [sent, sent]}
+    log.add(start_row(SETTINGS, **other), *(step_row(SETTINGS, step, 5.0) | row for step in range(1, 11)))
+    return to_markdown(compose(Run(folder)), str)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sent", "other", "says"),
+    [
+        (0.11, 1_234_567, {}, ["1.10 times as long as predicted. The ranks sent exactly as many bytes as predicted.",
+                               "| a step | 100 ms | 110 ms | 1.10 |",
+                               "| tensors on a rank, at most | 29 MB | 31.9 MB | 1.10 |",
+                               "| bytes sent by a rank per step | 1,234,567 | 1,234,567 | 1.00 |"]),
+        (0.2, 1_234_567, {}, ["2.00 times as long as predicted, which is too long. Perhaps something else used the"]),
+        (0.05, 1_234_567, {}, ["0.50 times as long as predicted, so something else probably used the machine while"]),
+        (0.1, 1_234_667, {}, ["The ranks sent +100 bytes compared with the prediction."]),
+        (0.1, 1_234_567, {"device": "cuda"}, ["| tensors on a rank, at most | 29 MB | 412 MB | 14.21 |"]),
+        (0.1, 1_234_567, {"plan": None}, ["what the course's formulas predict", "start the run with `--plan`"]),
+    ],
+)  # fmt: skip
+def test_a_run_stands_beside_its_plan(seconds: float, sent: int, other: dict, says: list[str], tmp_path: Path):
+    words = planned(tmp_path, seconds, sent, **other)
+    for line in says:
+        assert line in words
 
 
 def test_a_loss_that_rises_does_not_fall(tmp_path: Path):

@@ -114,6 +114,7 @@ def on_two(text: Path) -> list[Report]:
         "dp=2": (train, run("c", dp=2, micro_batch_size=2, recompute="layers", async_grad_allreduce=False)),
         "float32": (train, run("d", **float32)),
         "bfloat16": (train, run("e", **lower)),
+        "planned": (train, run("o", **float32, plan=True)),
         "whole": (train, run("f", **parts)),
         "in two parts": (twice, run("g", **parts)),
         "dropout, dp=2": (train, run("n", dp=2, micro_batch_size=2, dropout=0.1)),
@@ -169,6 +170,20 @@ def test_on_four_ranks_the_losses_are_those_of_plain_pytorch(on_four, expected):
 def test_in_lower_precision_the_losses_are_nearly_the_same(on_two, expected):
     assert apart(on_two[0]["float32"].losses, expected[0]) < 1e-4
     assert 1e-5 < apart(on_two[0]["bfloat16"].losses, on_two[0]["float32"].losses) < 0.05
+
+
+def test_a_plan_changes_no_loss_and_its_bytes_and_memory_come_true(text, on_two):
+    assert on_two[0]["planned"].losses == on_two[0]["float32"].losses
+    start, *rows = read_log(text.parent / "o")
+    plan, steps = start["plan"], [row for row in rows if row["kind"] == "step"]
+    assert plan["sent"] == max(steps[0]["sent"])
+    assert all(seconds > 0 for name, seconds in plan["seconds"].items() if name != "pipeline bubble")
+    peaks = [row["tensors"] for row in steps]
+    assert peaks[1] == peaks[-1], "after two steps, nothing is counted any more"
+    assert max(peaks[1]) == pytest.approx(sum(plan["memory"].values()), rel=0.3)
+    other = read_log(text.parent / "d")
+    assert other[0]["plan"] is None
+    assert {tuple(row["tensors"]) for row in other if row["kind"] == "step"} == {(0, 0)}
 
 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(on_two):

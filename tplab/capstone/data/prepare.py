@@ -31,7 +31,14 @@ from tplab.capstone.checkpoints.atomic_folders import link, locked, new_folder, 
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.corpus import Collected, Document, gather, in_parts, skipped_text, split
 from tplab.capstone.data.token_files import TokenFiles, sealed
-from tplab.capstone.data.tokenizer import END_OF_TEXT, MIN_FREQUENCY, encode, train_tokenizer
+from tplab.capstone.data.tokenizer import (
+    END_OF_TEXT,
+    MIN_FREQUENCY,
+    encode,
+    read_tokenizer,
+    size_of,
+    train_tokenizer,
+)
 from tplab.capstone.settings.run_folder import checkpoints_in
 from tplab.capstone.settings.settings import Settings
 from tplab.checkpoint.files import together
@@ -115,7 +122,11 @@ def _text_of(settings: Settings) -> _Text:
     collected = gather(settings.data, settings.data_limit, without=[run, _shared(settings)])
     parts = in_parts(collected.documents)
     digest = hashlib.sha256()
-    digest.update(json.dumps([FORMAT, tokenizers.__version__, settings.vocab_size, MIN_FREQUENCY]).encode())
+    kind: list[Any] = [settings.vocab_size, MIN_FREQUENCY]
+    if settings.start_from is not None:
+        tokenizer, end = _tokenizer_of(Path(settings.start_from), settings.vocab_size)
+        kind = [tokenizer.to_str(), end]
+    digest.update(json.dumps([FORMAT, tokenizers.__version__, *kind]).encode())
     for part in parts:
         text = part.text.encode()
         digest.update(len(text).to_bytes(8, "little") + text)
@@ -124,13 +135,18 @@ def _text_of(settings: Settings) -> _Text:
 
 def _make(folder: Path, text: _Text, settings: Settings) -> None:
     train, validation = split(text.parts)
-    tokenizer = train_tokenizer(train, settings.vocab_size)
-    vocab_size = tokenizer.get_vocab_size()
+    if settings.start_from is None:
+        tokenizer, end = train_tokenizer(train, settings.vocab_size), 0
+        vocab_size, asked = tokenizer.get_vocab_size(), settings.vocab_size
+    else:
+        tokenizer, end = _tokenizer_of(Path(settings.start_from), settings.vocab_size)
+        vocab_size = asked = size_of(tokenizer)
     dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
     about: dict[str, Any] = {
         "fingerprint": text.fingerprint,
         "vocab_size": vocab_size,
-        "asked_vocab_size": settings.vocab_size,
+        "asked_vocab_size": asked,
+        "end_of_text": end,
         "dtype": dtype,
         "text": {
             "from": settings.data or f"the standard library of Python {platform.python_version()}",
@@ -144,15 +160,29 @@ def _make(folder: Path, text: _Text, settings: Settings) -> None:
     with new_folder(folder) as place:
         about["files"] = {
             "tokenizer.json": write(place / "tokenizer.json", [tokenizer.to_str().encode()]),
-            "train.bin": write(place / "train.bin", _ids_of(train, tokenizer, dtype)),
-            "validation.bin": write(place / "validation.bin", _ids_of(validation, tokenizer, dtype)),
+            "train.bin": write(place / "train.bin", _ids_of(train, tokenizer, end, dtype)),
+            "validation.bin": write(place / "validation.bin", _ids_of(validation, tokenizer, end, dtype)),
         }
         write(place / "about.json", [sealed(about)])
 
 
-def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, dtype: str) -> Iterator[bytes]:
-    """Yield the ids of all documents, each followed by END_OF_TEXT, as bytes, for a few megabytes of text at a time."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+def _tokenizer_of(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
+    """Return the tokenizer of a Hugging Face folder, and the id that ends a text. Raises ValueError if one is unfit."""
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    ends = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    end = ends[0] if isinstance(ends, list) and ends else ends
+    end = tokenizer.token_to_id(END_OF_TEXT) if end is None else end
+    if end is None:
+        raise ValueError(f"{folder / 'config.json'} has no eos_token_id, which the run writes between two texts")
+    if (ids := max(size_of(tokenizer), end + 1)) > vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} has ids up to {ids - 1:,}, but the model's table has only {vocab_size:,} rows"
+        )
+    return tokenizer, end
+
+
+def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str) -> Iterator[bytes]:
+    """Yield the ids of all documents, each followed by `end`, as bytes, for a few megabytes of text at a time."""
     waiting: list[Document] = []
     characters = 0
     for number, document in enumerate(documents, 1):

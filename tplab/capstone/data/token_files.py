@@ -1,6 +1,6 @@
 """Token files on disk, which are memory-mapped and verified before use.
 
-tokenizer.json     for Hugging Face's `tokenizers`
+tokenizer.json     for Hugging Face's `tokenizers`: trained on the text, or of the model that the run starts from
 train.bin          consecutive ids, little-endian, 2 bytes each (4 if the vocabulary is larger than 65,536)
 validation.bin     the same for documents that the model isn't trained on
 about.json         size and SHA-256 of the other files, and a description of the text
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tplab.capstone.checkpoints.manifest import file_sum
-from tplab.capstone.data.tokenizer import END_OF_TEXT
+from tplab.capstone.data.tokenizer import read_tokenizer
 
 
 class TokenFiles:
@@ -43,18 +43,13 @@ class TokenFiles:
             self._check(name, file["bytes"], file["sha256"] if check else None)
         self.fingerprint: str = self.about["fingerprint"]
         self.vocab_size: int = self.about["vocab_size"]
+        self.end_of_text: int = self.about.get("end_of_text", 0)
         self.train = self._ids("train.bin")
         self.validation = self._ids("validation.bin")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-
-    @property
-    def end_of_text(self) -> int:
-        number = self.tokenizer.token_to_id(END_OF_TEXT)
-        assert number is not None
-        return number
+        return read_tokenizer(self.folder / "tokenizer.json")
 
     @property
     def bytes_per_token(self) -> float:

@@ -16,6 +16,7 @@ et al. 2019 for bytes, and for the rule that splits text into words before pairs
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,6 +46,23 @@ def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer
     )
     tokenizer.train_from_iterator((document.text for document in documents), trainer, length=len(documents))
     return _that_reads_all_as_text(tokenizer)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json, which may be another model's, for text of any length.
+
+    Settings for truncation and padding are ignored, and what looks like a special token in a text is ordinary text.
+    """
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def size_of(tokenizer: Tokenizer) -> int:
+    """Return the number of ids, which includes unused ids below the largest one."""
+    return 1 + max(tokenizer.get_vocab().values())
 
 
 def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[list[int]]:

@@ -2,19 +2,20 @@
 
     answers = find_answers(Path("my_course"), settings)
 
-Everything in the library has passed its check. Answers that are missing there are listed in the error message, or
-replaced by the course's solutions with missing="tplab". `tplab.capstone.own_layers.build` loads the files on each rank.
+Everything in the library has passed its check. For exercises that are still to do, the course's solutions take the
+place of the learner's, and the console, the log and the report say which ones. An answer that is written but hasn't
+passed is an error, because the learner may take it for the one that trains; missing="tplab" replaces it, too.
+`tplab.capstone.own_layers.build` loads the files on each rank.
 """
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tplab.capstone.own_layers.link import needed
-from tplab.capstone.settings.settings import Settings
+from tplab.capstone.settings.settings import Missing, Settings
 from tplab.course.feedback.verdict import names
 from tplab.course.grading.cell_dependencies import select
 from tplab.course.grading.check_notebook import exercises_of
@@ -28,6 +29,7 @@ from tplab.course.notebooks.numbering import chapter_of
 
 MINE, COURSES = "yours", "the course's solution"
 TO_DO = "is still to do"
+INSTEAD = "in place of one that"
 
 
 class NotReady(ValueError):  # noqa: N818 (it names the state of the answers)
@@ -67,17 +69,20 @@ def find_answers(
     folder: str | Path,
     settings: Settings | None = None,
     *,
-    missing: Literal["error", "tplab"] = "error",
+    missing: Missing | None = None,
     say: Callable[[str], None] = print,
 ) -> Answers:
     """Return the learner's layers for a model with these settings (None: with any settings).
 
     folder     the learner's folder, or one that has it as my_course/
-    missing    "tplab": use the course's solution for an answer that isn't in the library
-    say        called with a sentence for each answer that has been changed since it passed
+    missing    as in `Settings` (None: as in the settings, or "error" without settings)
+    say        called with a sentence for each answer that has been changed since it passed, and with sentences that say
+               whose answer is used for each exercise, if not all of them are in the library
 
-    Raises NotReady, which lists all missing answers, and FileNotFoundError if the folder doesn't exist.
+    Raises NotReady, which lists the answers that have to be written or mended first, and FileNotFoundError if the
+    folder doesn't exist. With missing="todo", at least one answer has to be in the library.
     """
+    missing = missing or (settings.missing if settings else "error")
     course = _course_of(folder)
     _check_unedited(course)
     stored = library.load(course) if course.started else {}
@@ -97,10 +102,32 @@ def find_answers(
             whose[exercise] = COURSES if copied else MINE
             checked[exercise] = f"passed on {dates[exercise]}"
             if exercise in problems:
-                checked[exercise] = f"in place of one that {problems[exercise]}"
-    if problems and missing == "error":
-        raise NotReady(_list_of(problems, course))
+                checked[exercise] = f"{INSTEAD} {problems[exercise]}"
+    failing = {exercise: problem for exercise, problem in problems.items() if problem != TO_DO}
+    refused = {"error": problems, "todo": failing or (problems if len(problems) == len(wanted) else {}), "tplab": {}}
+    if refused[missing]:
+        raise NotReady(_list_of(refused[missing], course))
+    if problems:
+        say(whose_is_what(whose, checked))
     return Answers(str(course.folder), library_files(course, passages, dates), whose, checked)
+
+
+def whose_is_what(whose: Mapping[str, str], checked: Mapping[str, str]) -> str:
+    """Return sentences that say which answers are the learner's and which are the course's, and why."""
+    mine = [exercise for exercise, owner in whose.items() if owner == MINE]
+    copied = [exercise for exercise in whose if exercise not in mine and not checked[exercise].startswith(INSTEAD)]
+    are = "is" if len(mine) == 1 else "are"
+    told = [f"{len(mine)} of the {len(whose)} answers {are} yours" + (f": {names(mine)}." if mine else ".")]
+    if copied:
+        told.append(f"In your library, but copied from the course's solutions: {names(copied)}.")
+    reasons: dict[str, list[str]] = {}
+    for exercise, why in checked.items():
+        if why.startswith(INSTEAD):
+            reasons.setdefault(why, []).append(exercise)
+    for why, exercises in reasons.items():
+        each = "each of " if len(exercises) > 1 else ""
+        told.append(f"For {each}{names(exercises)}, the course's solution is used {why}.")
+    return " ".join(told)
 
 
 class _Chapter:
@@ -174,7 +201,8 @@ def _list_of(problems: dict[str, str], course: Course) -> str:
         f"These exercises, of the model that you want to train, are not in your library, {place}:\n"
         + "\n".join(lines)
         + f"\nWrite them, and run `tplab check {numbers}`: what passes goes into your library. "
-        "`--layers tplab` trains with the course's own layers meanwhile."
+        "Meanwhile, `--missing tplab` takes the course's solutions for them, and `--layers tplab` takes all layers "
+        "from tplab."
     )
 
 

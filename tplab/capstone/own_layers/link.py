@@ -140,7 +140,7 @@ def used_of_mine(
             "10.2 adds up all positions: its table gets these alone",
         )
     row("length of the gradient", "14.4")
-    course("first weights", "tplab.gpt.model", "the same for everybody's layers")
+    course("first weights", settings.start_from or "tplab.gpt.model", "the same for everybody's layers")
     course(
         "mean over replicas",
         "tplab.data.data_parallel",

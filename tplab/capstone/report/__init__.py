@@ -6,7 +6,7 @@ Every number in the report comes from the run's log or from the measurements of 
 measurements are listed, each with the command that adds it.
 
 run        reads the log and the measurements in the run's folder
-sections   the sections from the log; study_sections: the sections from the study
+sections   the sections from the log; study_sections: those from the study; plan_section: the run and its plan
 markdown   writes the report as Markdown; page: renders it as HTML
 """
 
@@ -17,6 +17,7 @@ from tplab.capstone.report import sections, study_sections
 from tplab.capstone.report.blocks import Block, Missing, Report, Section, Words
 from tplab.capstone.report.markdown import write_markdown
 from tplab.capstone.report.page import to_html
+from tplab.capstone.report.plan_section import plan
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.words import kind, layout, listed
 from tplab.common.units import count
@@ -24,7 +25,7 @@ from tplab.common.units import count
 __all__ = ["compose", "write_report"]
 
 _PARTS: tuple[Callable[[Run], Section], ...] = (
-    sections.in_five_numbers, sections.machine, sections.configuration, sections.loss, sections.speed,
+    sections.in_five_numbers, plan, sections.machine, sections.configuration, sections.loss, sections.speed,
     study_sections.memory, study_sections.communication, study_sections.timeline, study_sections.scaling,
     study_sections.layers, study_sections.baseline, sections.text,
 )  # fmt: skip

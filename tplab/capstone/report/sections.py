@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tplab import viz
+from tplab.capstone.own_layers.find import MINE
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Numbers, Sample, Section, Words, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.words import apart, kind, layout, listed, small, visible
@@ -193,6 +194,9 @@ def _verdict(settings: Settings, largest: float) -> str:
 
 def _summary(run: Run) -> str:
     settings, whose = run.settings, LAYERS.get(run.settings.layers, run.settings.layers)
+    answers = run.start.get("answers")
+    if answers and (others := [one for one in answers["whose"].values() if one != MINE]):
+        whose += f", but {len(others)} of their {len(answers['whose'])} answers are the course's solutions"
     parameters = run.start.get("parameters")
     size_of = f"{large(parameters)} parameters, " if parameters else ""
     seen = run.done * settings.tokens_per_step
@@ -201,6 +205,8 @@ def _summary(run: Run) -> str:
         f"{_cut(settings)}, has read {seen:,} tokens in {run.done:,} steps of {settings.precision}. It is made of "
         f"{whose}."
     )
+    if settings.start_from is not None:
+        text += f" It began with the weights in {settings.start_from}."
     if len(run.starts) > 1:
         at = [f"step {start.get('resumed_from')}" for start in run.starts[1:] if start.get("resumed_from")]
         times = {1: "once", 2: "twice"}.get(len(run.starts) - 1, f"{len(run.starts) - 1} times")

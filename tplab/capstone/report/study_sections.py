@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tplab import viz
+from tplab.capstone.own_layers.find import whose_is_what
 from tplab.capstone.report.blocks import Block, Figure, Missing, Section, Words, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.sections import LAYERS, how, memory_is
@@ -186,6 +187,15 @@ def _as_base(what: str, first: int) -> str:
 def layers(run: Run) -> Section:
     found = run.measured.get("layers")
     blocks: list[Block] = [Words(f"This run trained {LAYERS.get(run.settings.layers, run.settings.layers)}.")]
+    before = None
+    for start in run.starts:
+        answers = start.get("answers")
+        if answers and answers["whose"] != before:
+            since = f"From step {start['step']:,} on: " if len(run.starts) > 1 else ""
+            blocks.append(Words(since + whose_is_what(**answers)))
+        before = answers and answers["whose"]
+    if run.settings.layers == "mine" and run.start.get("used"):
+        blocks.append(grid(run.start["used"], folded="What is from whom"))
     if not found or "mine" not in found.get("losses", {}):
         what = "the learner's layers beside tplab's"
         why = f": {found['why']}" if found and found.get("why") else ""
@@ -196,7 +206,7 @@ def layers(run: Run) -> Section:
     same = "are the same, bit for bit" if largest == 0 else f"differ by {small(largest)} at most"
     blocks.append(Words(f"From the same first weights, the first {len(mine)} losses of both {same}:"))
     blocks.append(grid(_losses({"the learner's": mine, "tplab's": ours})))
-    if found.get("used"):
+    if found.get("used") and run.settings.layers != "mine":
         blocks.append(grid(found["used"], folded="What is from whom"))
     return Section("Whose layers", blocks)
 

@@ -2,7 +2,8 @@
 
     preset  <  YAML file  <  flags           a later one wins
 
-Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file.
+Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file. With start_from,
+the model is that of a Hugging Face folder, and no file or flag may say otherwise.
 """
 
 import argparse
@@ -16,6 +17,9 @@ import yaml
 from tplab.capstone.settings.flags import add_arguments
 from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import Settings
+from tplab.gpt.hugging_face_folder import config_of_folder, file_names
+
+TOKENIZER = "tokenizer.json"  # of a Hugging Face folder, and of token files
 
 
 def read_settings(path: Path) -> Settings:
@@ -43,7 +47,38 @@ def settings_of(given: dict[str, Any], base: Settings | None = None) -> Settings
     given = dict(given)
     start = PRESETS[given.pop("preset")] if "preset" in given else base
     values = _values_in(given.pop("config")) if "config" in given else {}
-    return from_values({**values, **given}, start)
+    values |= given
+    if isinstance(values.get("start_from"), str):
+        values |= _model_in(Path(values["start_from"]), values)
+    return from_values(values, start)
+
+
+def _model_in(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the model in a Hugging Face folder. Raises ValueError if `values` has different ones.
+
+    Dropout may differ. Raises FileNotFoundError if the folder lacks a file, and ValueError if its model needs something
+    that has no setting.
+    """
+    config = config_of_folder(folder)
+    file_names(folder)
+    if not (folder / TOKENIZER).is_file():
+        raise FileNotFoundError(f"there is no {TOKENIZER} in {folder}, and the run needs the model's tokenizer")
+    kinds, defaults = {field.name: field.type for field in fields(Settings)}, Settings().model
+    found = {}
+    for name, value in vars(config).items():
+        if name not in kinds:
+            if name != "flash_attention" and value != getattr(defaults, name):
+                raise ValueError(f"the model in {folder} has {name}={value}, for which the capstone has no setting")
+            continue
+        found[name] = value
+        if name in values and (given := _as_type(name, kinds[name], values[name])) != value:
+            if name != "dropout":
+                raise ValueError(
+                    f"the model in {folder} has {name}={value}, but {name}={given} was given: leave it out, because "
+                    "start_from determines it"
+                )
+            found[name] = given
+    return found
 
 
 def _values_in(path: Path) -> dict[str, Any]:

@@ -26,9 +26,14 @@ OF_THE_RUN = (
 )  # fmt: skip
 
 
+def checkpoints_of(folder: Path) -> StepFolders:
+    """Return the checkpoints of the run in this folder."""
+    return StepFolders(folder / "checkpoints")
+
+
 def checkpoints_in(folder: Path) -> bool:
     """Return True if the run in this folder has a checkpoint to resume from."""
-    return bool(StepFolders(folder / "checkpoints").steps())
+    return bool(checkpoints_of(folder).steps())
 
 
 def is_run(folder: Path) -> bool:

@@ -24,13 +24,16 @@ from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.memory.memory_bill import Layout, layers_of_stage
 
 Layers = Literal["tplab", "mine", "dtensor", "plain"]
+Activation = Literal["gelu", "gelu_tanh"]
+Missing = Literal["todo", "tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Zero = Literal[0, 1, 2, 3]
 FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
 LARGEST_SEED = 2**32 - 1  # the seeds of single micro-batches, which are larger, then fit into 64 bits
 
 GPT_2: dict[str, Any] = {  # the only kind of model that other layers than tplab's can be
-    "gated": False, "bias": True, "tied_embedding": True, "learned_positions": True, "norm_eps": 1e-5, "dropout": 0.0,
+    "activation": "gelu", "gated": False, "bias": True, "tied_embedding": True, "learned_positions": True,
+    "norm_eps": 1e-5, "dropout": 0.0,
 }  # fmt: skip
 GROUPS = {  # the first setting of each group, and the group's title in the help
     "folder": "the run",
@@ -68,12 +71,20 @@ class Settings:
         changes=LAYOUT,
     )  # fmt: skip
     chapters: str = _of(".", "your folder, or one that has it as my_course/, for --layers mine", changes=FREE)
+    missing: Missing = _of(
+        "todo", "answers not in my_tp: todo (the course's, for what is to do), tplab (also for what fails), error",
+        changes=FREE,
+    )  # fmt: skip
+    start_from: str | None = _of(
+        None, "a Hugging Face folder: its model, weights and tokenizer (default: random weights)"
+    )
     num_layers: int = _of(4, "transformer layers")
     hidden_size: int = _of(128, "h, the elements that represent a token")
     num_heads: int = _of(8, "attention heads in each layer")
     num_kv_heads: int | None = _of(None, "heads of K and V, each for a group of heads (default: as many as heads)")
     ffn_hidden_size: int | None = _of(None, "inner size of the MLP (default: 4 h)")
     seq_length: int = _of(128, "s, tokens per sequence")
+    activation: Activation = _of("gelu", "of an MLP without a gate; gelu_tanh is GPT-2's approximation")
     gated: bool = _of(False, "SwiGLU: the MLP has a gate")
     bias: bool = _of(True, "linear layers have biases, and norms are LayerNorm; without: no biases, and RMSNorm")
     tied_embedding: bool = _of(True, "the output layer uses the embedding's table")
@@ -117,6 +128,7 @@ class Settings:
     save_every: int = _of(100, "steps from one checkpoint to the next; 0: none", 0, FREE)
     keep: int = _of(2, "number of newest checkpoints to keep", 1, FREE)
     async_save: bool = _of(True, "continue training while a checkpoint is written", changes=FREE)
+    plan: bool = _of(True, "measure a layer's kernels first, and compare the run with their prediction", changes=FREE)
     tensorboard: bool = _of(False, "also write a log for TensorBoard", changes=FREE)
 
     def __post_init__(self) -> None:

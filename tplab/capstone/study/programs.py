@@ -14,15 +14,15 @@ from torch import Tensor
 
 from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
 from tplab.capstone.settings.settings import Layers, Settings
+from tplab.capstone.study.plan import kernels_of
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.step import Step
-from tplab.cost.calibration import Kernels, measure_kernels
+from tplab.cost.calibration import Kernels
 from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
-from tplab.memory.memory_bill import rank_parameters
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import Collective, record
 from tplab.trace.rank_trace import trace_rank
@@ -124,12 +124,9 @@ def machine(settings: Settings) -> dict[str, Any]:
 
 
 def kernels(settings: Settings) -> Kernels:
-    """Measure the kernels of one layer of the run on this rank's device, while all ranks are busy."""
+    """Measure the kernels of one layer of the run, as `kernels_of` does, on ranks that have just started."""
     join(settings)
-    return measure_kernels(
-        settings.model, settings.micro_batch_size, settings.tp, dtype=getattr(torch, settings.precision),
-        parameters=rank_parameters(settings.model, settings.layout),
-    )  # fmt: skip
+    return kernels_of(settings)
 
 
 def timed(settings: Settings, count: int) -> tuple[dict[str, Any], Kernels, list[float]]:

@@ -17,7 +17,8 @@ With pp > 1, the model is this rank's pipeline stage, which only layers="tplab" 
 DTensor, too. `gradients(model)` returns this rank's gradient shards as plain tensors.
 
 Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. A seed therefore gives the same model
-with every kind of layers, on any number of ranks, on a GPU, and in float64.
+with every kind of layers, on any number of ranks, on a GPU, and in float64. With `start_from`, they are those of a
+Hugging Face folder.
 """
 
 from collections.abc import Callable, Collection
@@ -37,6 +38,7 @@ from tplab.capstone.own_layers.link import used_of_mine
 from tplab.capstone.settings.settings import Settings
 from tplab.cluster.training_step import TrainingStep
 from tplab.collectives.by_hand import rank_and_size
+from tplab.gpt.hugging_face_folder import load_folder
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.generation import PipelinedGPT
@@ -53,6 +55,7 @@ def build_model(
     mesh: DeviceMesh | None = None,
     device: Device = None,
     answers: Answers | None = None,
+    weights: bool = True,
 ) -> nn.Module:
     """Build a model. `model(ids, targets)` returns the mean loss, which is the same on every rank of a replica.
 
@@ -61,6 +64,8 @@ def build_model(
     config     settings.model, possibly with the vocabulary size of the tokenizer
     mesh       as created by `tplab.data.grid.mesh` (None: a single rank has the full model)
     answers    the result of `tplab.capstone.own_layers.find.find_answers`, for layers="mine"
+    weights    read the weights in `settings.start_from`, of which each rank needs only its shards; False: leave the
+               random ones, because a checkpoint will replace them
 
     The random state of the process doesn't change. Raises ValueError if the layers don't support the settings.
     """
@@ -73,19 +78,21 @@ def build_model(
         raise ValueError(f"pp={settings.pp} stages should share the layers, and the mesh has {mesh['pp'].size()}")
     gpus = [device] if device is not None and torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        return _build(settings, config, mesh, group, device, answers)
+        return _build(settings, config, mesh, group, device, answers, weights)
 
 
 def _build(
     settings: Settings, config: GPTConfig, mesh: DeviceMesh | None, group: ProcessGroup | None, device: Device,
-    answers: Answers | None,
+    answers: Answers | None, weights: bool,
 ) -> nn.Module:  # fmt: skip
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
-    drawn = _drawn(settings, config, group)
+    drawn: nn.Module = _drawn(settings, config, group).to(dtype=dtype)
+    if mesh is not None and settings.pp > 1:
+        drawn = _stage(drawn, settings, mesh)
+    if settings.start_from is not None and weights:
+        load_folder(drawn, settings.start_from)
     if settings.layers == "tplab":
-        if mesh is not None and settings.pp > 1:
-            drawn = _stage(drawn, settings, mesh)
-        return drawn.to(device=device, dtype=dtype)
+        return drawn.to(device=device)
     if settings.layers == "plain":
         model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
         model.load_state_dict(full_state_dict(drawn, group))

@@ -19,14 +19,15 @@ from tplab.memory.config import parameter_count
 
 def start_row(
     settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None,
-    changes: Mapping[str, tuple[Any, Any]],
+    changes: Mapping[str, tuple[Any, Any]], plan: Mapping[str, Any] | None = None,
 ) -> Row:  # fmt: skip
     """Return the row for the start of a run.
 
-    answers         the learner's code, if it is used
+    answers         the learner's code, if it is used; the log gets whose each answer is, and since when
     idle            exercises whose answers are never called (`TrainingHooks.idle`)
     step            the first step to do
     resumed_from    the step of the checkpoint that was loaded, if any
+    plan            what `tplab.capstone.study.plan` predicts for a step, if it was asked
     changes         what is trained differently from here on, as {field: (before, now)}
     """
     return {
@@ -41,17 +42,19 @@ def start_row(
         "memory_is": memory_is(ranks.device),
         "layers": settings.layers,
         "used": used(settings, answers, idle),
+        "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
         "step": step,
         "resumed_from": resumed_from,
         "changes": changes,
+        "plan": plan,
     }
 
 
 def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
     """Return the row for a step. `seconds` is the mean time per step since the last row.
 
-    The loss is in nats per token. Lists have one value per rank: bytes for `sent` and `memory`, and shares of the time
-    for `communication`, which is empty until a GPU has finished a step (`tplab.capstone.training.meter`).
+    The loss is in nats per token. Lists have one value per rank: bytes for `sent`, `memory` and `tensors`, and shares
+    of the time for `communication`, which is empty until a GPU has finished a step (`tplab.capstone.training.meter`).
     """
     tokens = settings.tokens_per_step
     shares = [figures.communication for figures in summary.figures]
@@ -67,4 +70,5 @@ def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
         "communication": [] if None in shares else shares,
         "sent": [figures.sent for figures in summary.figures],
         "memory": [figures.memory for figures in summary.figures],
+        "tensors": [figures.tensors for figures in summary.figures],
     }

@@ -30,11 +30,12 @@ from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.study.plan import plan
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.evaluation import Evaluation
 from tplab.capstone.training.log import Log, Row, check_tensorboard
 from tplab.capstone.training.log_rows import start_row, step_row
-from tplab.capstone.training.meter import Clock, Meter
+from tplab.capstone.training.meter import Clock, Meter, TensorCount
 from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.sample import write_sample
@@ -78,7 +79,9 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
         check_tensorboard()
     folder = Path(settings.folder)
     with _alone_in(folder, ranks), stop_requests(folder if ranks.is_first else None) as stop:
-        return _Run(settings, answers, ranks, stop).to_the_end(tell)
+        made = plan(settings, ranks.device) if settings.plan else None
+        with TensorCount(settings.plan and ranks.device.type == "cpu" and not settings.compile) as count:
+            return _Run(settings, answers, ranks, stop, made, count).to_the_end(tell)
 
 
 @contextmanager
@@ -101,15 +104,19 @@ def _alone_in(folder: Path, ranks: Ranks) -> Iterator[None]:
 class _Run:
     """A run on this rank: its model and data, the training loop, and the work between steps."""
 
-    def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop) -> None:
-        self.settings, self.answers, self.ranks, self.stop = settings, answers, ranks, stop
-        self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
-        self.step = Step(self.model, settings, ranks)
-        self.optimizer = self.step.training.optimizer
+    def __init__(
+        self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop, plan: Row | None, count: TensorCount
+    ) -> None:
+        self.settings, self.answers, self.ranks, self.stop, self.plan = settings, answers, ranks, stop, plan
         self.checkpoints = Checkpoints(
             Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.mesh
         )
         newest = self.checkpoints.latest()
+        self.model = build_model(
+            settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers, weights=newest is None
+        )
+        self.step = Step(self.model, settings, ranks)
+        self.optimizer = self.step.training.optimizer
         extra = self.checkpoints.load(newest, self.model, self.optimizer) if newest else {}
         self.resumed_from: int | None = extra.get("step")
         self.done = self.saved = self.resumed_from or 0
@@ -118,7 +125,7 @@ class _Run:
             compile_layers(self.model)
         self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
         self.evaluation = Evaluation(self.tokens, settings, ranks)
-        self.summaries, self.meter, self.clock = StepSummaries(ranks, settings.dp), Meter(ranks.device), Clock()
+        self.summaries, self.meter, self.clock = StepSummaries(ranks, settings.dp), Meter(ranks.device, count), Clock()
         self.losses: list[float] = []
 
     def to_the_end(self, tell: Callable[[Row], None] | None) -> Outcome:
@@ -135,7 +142,9 @@ class _Run:
         try:
             idle = hooks_of(self.model).idle
             self.log.write(
-                start_row(settings, self.answers, idle, self.ranks, self.done + 1, self.resumed_from, changes)
+                start_row(
+                    settings, self.answers, idle, self.ranks, self.done + 1, self.resumed_from, changes, self.plan
+                )
             )
             why = self._why(self._steps())
             with record(keep=False):

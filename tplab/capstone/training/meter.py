@@ -9,6 +9,7 @@ fill the memory in a run that takes days.
                      of the newest step that the GPU has finished, and None before the first one
     sent             message bytes, as in the trace, without what a pipeline stage receives
     memory           GPU: peak bytes of tensors so far. CPU: resident bytes of the process, including torch and Python
+    tensors          CPU: peak bytes of all tensors, counted one by one until two steps are done. 0: not counted
 """
 
 import os
@@ -26,8 +27,11 @@ import torch
 from tplab.cost.flops import model_flops
 from tplab.cost.machines import MACHINES, Machine
 from tplab.memory.config import GPTConfig
+from tplab.memory.meter import MemoryMeter
 from tplab.runtime import hooks, record
 from tplab.runtime.stream_waits import StreamWaits
+
+COUNTED = 2  # steps in which tensors are counted
 
 
 class Figures(NamedTuple):
@@ -36,13 +40,42 @@ class Figures(NamedTuple):
     communication: float | None
     sent: int
     memory: int
+    tensors: int = 0
+
+
+class TensorCount:
+    """Context manager that counts the memory of all tensors that this thread makes, until `COUNTED` steps are done.
+
+    In the second step, the optimizer's state exists from the start, so the peak is that of all later steps.
+    """
+
+    def __init__(self, active: bool) -> None:
+        self._meter, self._left = MemoryMeter(), COUNTED if active else 0
+        self.peak = 0
+
+    def __enter__(self) -> "TensorCount":
+        if self._left:
+            self._meter.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._left:
+            self._left = 0
+            self._meter.__exit__(*error)
+
+    def step_is_done(self) -> None:
+        if self._left:
+            self.peak = self._meter.peak
+            if self._left == 1:
+                self._meter.__exit__(None, None, None)
+            self._left -= 1
 
 
 class Meter:
     """Measures the steps of this rank. `figures` contains the measurements of the last step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, count: TensorCount | None = None) -> None:
+        self.device, self.count = device, count or TensorCount(active=False)
         self.figures = Figures(None, 0, 0)
         self._process = psutil.Process()
         self._on_the_stream: deque[StreamWaits] = deque()
@@ -59,7 +92,8 @@ class Meter:
         else:
             waits = self._newest_share()
         sent = sum(collective.bytes for collective in section if collective.kind != "recv")
-        self.figures = Figures(waits, sent, self._memory())
+        self.count.step_is_done()
+        self.figures = Figures(waits, sent, self._memory(), self.count.peak)
 
     @contextmanager
     def _stream(self) -> Iterator[None]:

@@ -24,5 +24,8 @@ def write_sample(step: Step, tokenizer: Tokenizer, number: int) -> str:
     chance = torch.Generator(device).manual_seed(settings.seed + number)
     with lower_precision(settings, device), unsharded(step.training.optimizer):
         writer = for_generation(step.model, step.ranks.pp)
-        text = generate(writer, ids, more, temperature=TEMPERATURE, top_k=TOP_K, generator=chance)
+        text = generate(
+            writer, ids, more, temperature=TEMPERATURE, top_k=TOP_K, generator=chance,
+            vocab_size=tokenizer.get_vocab_size(),
+        )  # fmt: skip
     return tokenizer.decode(text[0].tolist())

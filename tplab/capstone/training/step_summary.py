@@ -86,5 +86,5 @@ class StepSummaries:
     def _read(self, step: int, sums: list[float]) -> StepSummary:
         width = len(Figures._fields)
         parts = [sums[at : at + width] for at in range(_FIGURES, len(sums), width)]
-        figures = [Figures(None if part[0] < 0 else part[0], int(part[1]), int(part[2])) for part in parts]
+        figures = [Figures(None if part[0] < 0 else part[0], *map(int, part[1:])) for part in parts]
         return StepSummary(step, sums[_LOSS], sums[_NORM], sums[_STOP] > 0, figures)

@@ -4,6 +4,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from tplab.common.units import duration, size
+
 SECONDS = 5.0  # minimum time between two lines about steps
 
 
@@ -26,13 +28,14 @@ class ConsoleLog:
     def _start(self, row: dict[str, Any]) -> str:
         ranks = "1 rank" if row["ranks"] == 1 else f"{row['ranks']} ranks"
         where = row["machine"]["gpu"] if row["device"] == "cuda" else row["machine"]["processor"]
-        begins = "from the start" if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
-        changes = [
-            f"\n{name} is {now} from here on, instead of {old}" for name, (old, now) in row.get("changes", {}).items()
-        ]
-        return f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}" + "".join(
-            changes
-        )
+        weights = row["settings"]["start_from"]
+        start = "from the start" if weights is None else f"from the weights in {weights}"
+        begins = start if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
+        lines = [f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}"]
+        lines += [f"{name} is {now} from here on, instead of {old}" for name, (old, now) in row["changes"].items()]
+        if row["plan"]:
+            lines.append("the plan: " + planned(row["plan"]))
+        return "\n".join(lines)
 
     def _step(self, row: dict[str, Any]) -> str:
         left = timedelta(seconds=round((self.last_step - row["step"]) * row["seconds"]))
@@ -52,6 +55,12 @@ class ConsoleLog:
 
     def _end(self, row: dict[str, Any]) -> str:
         return f"step {row['step']}   the end: {row['why']}"
+
+
+def planned(plan: dict[str, Any]) -> str:
+    """Format the plan of a run: the time, memory and bytes of one step."""
+    seconds, memory = sum(plan["seconds"].values()), sum(plan["memory"].values())
+    return f"{duration(seconds)} per step, {size(memory)} on each rank, {size(plan['sent'])} sent by each per step"
 
 
 def shown(sample: dict[str, Any]) -> str:

@@ -1,0 +1,167 @@
+"""A run that starts from a Hugging Face folder: its first loss is that of transformers, and misfits are said."""
+
+import json
+import re
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional as F
+
+from tests.capstone.small import SMALL, write_text
+from tplab import launch
+from tplab.capstone.__main__ import main
+from tplab.capstone.data.corpus import collect
+from tplab.capstone.data.prepare import Batches, prepare
+from tplab.capstone.data.tokenizer import END_OF_TEXT, train_tokenizer
+from tplab.capstone.settings.io import read_settings, settings_of
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.loop import train
+
+pytestmark = pytest.mark.share(3)
+
+VOCAB, HIDDEN, HEADS, LAYERS, LENGTH = 310, 16, 4, 2, 24
+OWN = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size", "dropout", "activation", "start_from")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("capstone") / "text")
+
+
+@pytest.fixture(scope="module")
+def gpt2(text: Path) -> Path:
+    """A folder as save_pretrained writes it. Its tokenizer would cut texts, and would read an end of text in them."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    config = GPT2Config(
+        n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, n_positions=LENGTH, vocab_size=VOCAB, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.4,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    for parameter in model.parameters():  # biases and norms too
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    folder = text.parent / "gpt2"
+    model.save_pretrained(folder)
+    tokenizer = train_tokenizer(collect(str(text)), 300)
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def settings_from(gpt2: Path, name: str, **given: Any) -> Settings:
+    rest = {key: value for key, value in asdict(SMALL).items() if key not in OWN}
+    folder, data = gpt2.parent / name, gpt2.parent / "text"
+    return settings_of({**rest, "folder": str(folder), "data": str(data), "start_from": str(gpt2), **given})
+
+
+def test_the_model_is_that_of_the_folder_and_the_rest_is_that_of_the_flags(gpt2: Path):
+    settings = settings_from(gpt2, "any", steps=3, hidden_size=HIDDEN)
+    model = (settings.num_layers, settings.hidden_size, settings.num_heads, settings.seq_length, settings.vocab_size)
+    assert model == (LAYERS, HIDDEN, HEADS, LENGTH, VOCAB)
+    assert (settings.activation, settings.dropout, settings.steps) == ("gelu_tanh", 0.0, 3)
+    assert settings_from(gpt2, "any", dropout=0.2).dropout == 0.2
+
+
+def theirs(gpt2: Path, settings: Settings) -> float:
+    """The loss of transformers' model in float64 on the run's first batch."""
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(gpt2).double().eval()
+    batches = Batches(prepare(settings).train, settings.seq_length, settings.batch_size, settings.seed)
+    ids, targets = batches.batch(0)
+    with torch.no_grad():
+        return F.cross_entropy(model(ids).logits.flatten(0, 1), targets.flatten()).item()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tp": 2}, {"dp": 2, "micro_batch_size": 4}, {"tp": 2, "sequence_parallel": True}]
+)
+def test_the_first_loss_is_that_of_transformers(changes: dict[str, Any], gpt2: Path):
+    settings = settings_from(gpt2, "-".join(changes) or "alone", steps=2, warmup_steps=1, **changes)
+    for outcome in launch(train, settings.ranks, args=(settings,), timeout=200):
+        assert outcome.losses[0] == pytest.approx(theirs(gpt2, settings), abs=1e-10)
+        assert outcome.losses[1] != outcome.losses[0]
+
+
+def test_a_run_goes_on_from_its_checkpoint_without_the_folder(gpt2: Path):
+    settings = settings_from(gpt2, "whole", steps=4, save_every=1)
+    losses = train(settings).losses
+    moved = shutil.copytree(gpt2, gpt2.parent / "moved")
+    cut = settings_from(moved, "in parts", steps=4, save_every=1, stop_after=2)
+    first = train(cut).losses
+    shutil.rmtree(moved)
+    again = settings_of({"stop_after": 4}, read_settings(Path(cut.folder, "settings.yaml")))
+    assert first + train(again).losses == losses
+
+
+def test_the_tokens_are_those_of_its_tokenizer_whole_and_without_ends_of_text_inside(gpt2: Path, tmp_path: Path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(3):
+        (texts / f"{number}.txt").write_text(f"def rank_{number}(tensor):\n    return '{END_OF_TEXT}'\n" * 20)
+    files = prepare(settings_from(gpt2, "tokens", data=str(texts)))
+    ids = [*files.train.tolist(), *files.validation.tolist()]
+    plain = Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
+    ends = [place for place, token in enumerate(ids) if token == 0]
+    begins = [0, *(place + 1 for place in ends)]
+    parts = [plain.decode(ids[begin:end]) for begin, end in zip(begins, ends, strict=False)]
+    whole = "".join(path.read_text() for path in sorted(texts.iterdir()))
+    assert ends[-1] == len(ids) - 1
+    assert all(part in whole for part in parts)
+    assert sum(map(len, parts)) == len(whole)
+    assert sum(part.count(END_OF_TEXT) for part in parts) == 60
+    assert (files.end_of_text, files.vocab_size) == (0, 300)
+    assert str(files).endswith("vocabulary 300"), "there are as many as it has"
+
+
+def changed(gpt2: Path, folder: Path, without: str = "", config: dict[str, Any] | None = None) -> Path:
+    """A copy of the folder without a file, or with other options in its configuration."""
+    shutil.copytree(gpt2, folder)
+    if without:
+        (folder / without).unlink()
+    if config is not None:
+        options = json.loads((folder / "config.json").read_text()) if "model_type" not in config else {}
+        (folder / "config.json").write_text(json.dumps(options | config))
+    return folder
+
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": VOCAB,
+    "num_key_value_heads": 2, "max_position_embeddings": 24, "intermediate_size": 32,
+    "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                        "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "says"),
+    [
+        ({}, ["--hidden-size", "32"], "the model in .* has hidden_size=16, but hidden_size=32 was given: leave it out"),
+        ({}, ["--vocab-size", "300"], "has vocab_size=310, but vocab_size=300 was given"),
+        ({}, ["--tp", "3"], "num_heads=4 can't be divided over 3 ranks"),
+        ({"without": "config.json"}, [], "there is no .*config.json: is this the folder of a Hugging Face model?"),
+        (
+            {"without": "tokenizer.json"},
+            [],
+            "there is no tokenizer.json in .*, and the run needs",
+        ),
+        ({"without": "model.safetensors"}, [], "there is no model.safetensors and no model.safetensors.index.json"),
+        ({"config": {"model_type": "bert"}}, [], "model_type='bert': only 'gpt2'"),
+        ({"config": {"vocab_size": 299}}, [], "has ids up to 299, but the model's table has only 299 rows"),
+        ({"config": LLAMA}, [], "for which the capstone has no setting"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line_before_ranks_start(options, flags, says, gpt2, tmp_path, capsys):
+    folder = changed(gpt2, tmp_path / "model", **options)
+    place = ["--folder", str(tmp_path / "run"), "--data", str(gpt2.parent / "text"), "--preset", "laptop"]
+    assert main([*place, "--start-from", str(folder), *flags]) == 2
+    said = capsys.readouterr().err
+    assert re.search(says, said), said
+    assert said.count("\n") == 1

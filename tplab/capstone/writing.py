@@ -1,0 +1,269 @@
+"""Write text with the model of a run: its newest checkpoint continues a prompt, token by token, with a KV cache.
+
+    from tplab.capstone import sample
+    text = sample("runs/laptop", "def ")                           in a notebook or a program
+    python -m tplab.capstone sample runs/laptop --prompt "def "    in a terminal
+
+Both show the text as it is written. Any number of ranks can share the model, whatever the run's grid was, because a
+checkpoint holds the full tensors (`tplab.checkpoint`). The first rank appends each piece of text to a temporary file,
+and the program that waits for the ranks shows what is new in it. A piece never ends inside a character, even if a token
+does, because `DecodeStream` holds its bytes back until the rest has come.
+"""
+
+import argparse
+import codecs
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from tplab.capstone.checkpoints.manifest import check_files, read_manifest
+from tplab.capstone.data.token_files import TokenFiles
+from tplab.capstone.settings.io import read_settings
+from tplab.capstone.settings.run_folder import SETTINGS, checkpoints_of
+from tplab.capstone.settings.settings import LARGEST_SEED, Settings
+from tplab.capstone.training.sample import TEMPERATURE, TOP_K
+from tplab.capstone.training.step import lower_precision
+from tplab.checkpoint.sharded import load_sharded
+from tplab.gpt.generation import stream
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import check_tensor_parallel
+from tplab.runtime import RankError, device, launch, torchrun
+from tplab.runtime.devices import backend_for
+from tplab.runtime.liveview import LiveView, Now, shown_by
+
+TOKENS = 200
+show_piece = partial(print, end="", flush=True)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `sample`, checked, and what they mean.
+
+    checkpoint, tokenizer    the folder of the checkpoint; the tokenizer as JSON
+    ids, end                 the prompt's tokens, and the token that ends the text
+    vocab_size               number of tokens that the tokenizer knows, which may be fewer than the model's
+    top_k                    None: all
+    """
+
+    settings: Settings
+    tp: int
+    checkpoint: Path
+    tokenizer: str
+    ids: list[int]
+    end: int
+    vocab_size: int
+    tokens: int
+    temperature: float
+    top_k: int | None
+    seed: int
+
+
+def sample(
+    folder: str | Path,
+    prompt: str = "def ",
+    *,
+    tokens: int = TOKENS,
+    tp: int | None = None,
+    step: int | None = None,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    seed: int = 0,
+    show: Callable[[str], object] = show_piece,
+) -> str:
+    """Continue the prompt with the model of the run in `folder`. Shows the text while it is written, and returns it.
+
+    tokens         number of new tokens; fewer if the model ends the document before
+    tp             number of ranks that share the model (None: as many as in the run, or as torchrun has started)
+    step           the step of the checkpoint (None: the newest)
+    temperature    0: always take the likeliest token (greedy); larger values make unlikely tokens more frequent
+    top_k          draw from the k likeliest tokens only (0: from all)
+    seed           of the draws; the same seed gives the same text
+    show           called with each new piece of the text, beginning with the prompt
+
+    If the text gets longer than the model's seq_length, the model goes on from the second half of what it has read.
+    Raises FileNotFoundError if there's no run or no checkpoint in the folder, and ValueError for a damaged checkpoint,
+    for an empty prompt, for one that is longer than seq_length, and for other arguments that don't fit.
+    """
+    request = checked(
+        folder, prompt, tokens=tokens, tp=tp, step=step, temperature=temperature, top_k=top_k, seed=seed
+    )  # fmt: skip
+    return write(request, show)
+
+
+def checked(
+    folder: str | Path, prompt: str, *, tokens: int, tp: int | None, step: int | None, temperature: float, top_k: int,
+    seed: int,
+) -> Request:  # fmt: skip
+    """Check the arguments of `sample` before any rank starts."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: give the folder of a run, such as runs/laptop")
+    if not (folder / SETTINGS).exists():
+        raise FileNotFoundError(f"no run has been started in {folder}, because it has no {SETTINGS}")
+    settings = read_settings(folder / SETTINGS)
+    if tp is None:
+        tp = int(os.environ["WORLD_SIZE"]) if torchrun.is_active() else settings.tp
+    check_tensor_parallel(settings.model, tp)
+    if tokens < 1 or top_k < 0:
+        raise ValueError(f"tokens={tokens} should be 1 or more, and top_k={top_k} should be 0 or more")
+    if not (isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature={temperature} should be 0, for the likeliest token, or a finite number above it")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed={seed} should be between 0 and 2^32 - 1 = {LARGEST_SEED}")
+    checkpoint = _checkpoint_of(folder, step)
+    files = TokenFiles(folder / "tokens", check=False)
+    ids = files.tokenizer.encode(prompt).ids
+    if not ids:
+        raise ValueError('the prompt is empty: give the model a beginning, such as --prompt "def "')
+    if len(ids) > settings.seq_length:
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, but the model can read only seq_length={settings.seq_length}: use a "
+            "shorter prompt"
+        )
+    return Request(
+        settings, tp, checkpoint, files.tokenizer.to_str(), ids, files.end_of_text, files.vocab_size, tokens,
+        temperature, top_k or None, seed,
+    )  # fmt: skip
+
+
+def write(request: Request, show: Callable[[str], object] = show_piece) -> str:
+    """Write the text on `request.tp` ranks, showing each piece, and return it."""
+    if torchrun.is_active():
+        return launch(_on_a_rank, request.tp, args=(request, show), timeout=None)[0]
+    with tempfile.NamedTemporaryFile(prefix="tplab-") as file, shown_by(partial(_Follow, file.name, show)):
+        where, backend = partial(_append, file.name), backend_for(request.tp)
+        return launch(_on_a_rank, request.tp, args=(request, where), backend=backend, timeout=None)[0]
+
+
+class _Follow(LiveView):
+    """Shows what the first rank appends to a file, in the program that waits for the ranks."""
+
+    def __init__(self, path: str, show: Callable[[str], object], see: Callable[[], list[Now]]) -> None:
+        super().__init__(see)
+        self._path, self._place, self._show = path, 0, show
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def refresh(self) -> None:
+        with open(self._path, "rb") as file:
+            file.seek(self._place)
+            data = file.read()
+        self._place += len(data)
+        if text := self._decoder.decode(data):
+            self._show(text)
+
+    def close(self) -> None:
+        self.refresh()
+
+
+def _append(path: str, text: str) -> None:
+    with open(path, "ab") as file:
+        file.write(text.encode())
+
+
+def _on_a_rank(request: Request, show: Callable[[str], object]) -> str:
+    """Load this rank's shards and write the text. The first rank shows it."""
+    settings, place = request.settings, device()
+    dtype = torch.float64 if settings.precision == "float64" else torch.float32
+    model = ParallelGPT(settings.model, device="meta", dtype=dtype).to_empty(device=place)
+    load_sharded(request.checkpoint, model)
+    text = ""
+    with lower_precision(settings, place):
+        for piece in _pieces(model, request, place):
+            text += piece
+            if dist.get_rank() == 0:
+                show(piece)
+    return text
+
+
+def _pieces(model: ParallelGPT, request: Request, place: torch.device) -> Iterator[str]:
+    """Yield the prompt and then what the model adds, in pieces that end between two characters."""
+    tokenizer, decoding = Tokenizer.from_str(request.tokenizer), DecodeStream(skip_special_tokens=True)
+    for ids in (request.ids, _new_ids(model, request, place)):
+        for number in ids:
+            if piece := decoding.step(tokenizer, number):
+                yield piece
+
+
+def _new_ids(model: ParallelGPT, request: Request, place: torch.device) -> Iterator[int]:
+    """Yield the new ids. When the positions are used up, go on with the second half of them and a new cache."""
+    length, read, left = request.settings.seq_length, request.ids, request.tokens
+    chance = torch.Generator(place).manual_seed(request.seed)
+    while left:
+        more = min(left, length + 1 - len(read))  # the last token isn't read, so it needs no position
+        for column in stream(
+            model, torch.tensor([read], device=place), more, temperature=request.temperature, top_k=request.top_k,
+            vocab_size=request.vocab_size, generator=chance,
+        ):  # fmt: skip
+            number = int(column)
+            if number == request.end:
+                return
+            read = [*read, number]
+            yield number
+        left -= more
+        read = read[-max(1, length // 2) :]
+
+
+def _checkpoint_of(folder: Path, step: int | None) -> Path:
+    """Return the path of a checkpoint, the newest by default. Raises an error if its files aren't those written."""
+    folders = checkpoints_of(folder)
+    steps = folders.steps()
+    if not steps:
+        raise FileNotFoundError(
+            f"the run in {folder} has no checkpoint yet: it saves one every save_every steps, and when it is stopped"
+        )
+    if step is not None and step not in steps:
+        raise FileNotFoundError(
+            f"the run in {folder} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}"
+        )
+    path = folders.path(steps[-1] if step is None else step)
+    check_files(path, read_manifest(path))
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the given command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tplab.capstone sample", allow_abbrev=False,
+        description="Write text with the newest checkpoint of a run.",
+    )  # fmt: skip
+    parser.add_argument("folder", type=Path, help="folder of the run, such as runs/laptop")
+    parser.add_argument("--prompt", default="def ", help="beginning of the text (default: %(default)r)")
+    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="number of new tokens (%(default)s)")
+    parser.add_argument("--tp", type=int, metavar="N", help="number of ranks that share the model (as in the run)")
+    parser.add_argument("--step", type=int, metavar="N", help="step of the checkpoint (the newest)")
+    parser.add_argument(
+        "--temperature", type=float, default=TEMPERATURE, metavar="X",
+        help="larger values make unlikely tokens more frequent; 0 always takes the likeliest one (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--greedy", action="store_const", const=0.0, dest="temperature", help="the same as --temperature 0"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=TOP_K, metavar="N", help="draw from the N likeliest tokens; 0: all (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (0)")
+    given = vars(parser.parse_args(argv))
+    try:
+        write(checked(**given))
+    except RankError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"python -m tplab.capstone sample: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print()
+        return 130
+    if os.environ.get("RANK", "0") == "0":
+        print()
+    return 0
