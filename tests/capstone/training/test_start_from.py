@@ -13,19 +13,19 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from tests.capstone.small import SMALL, write_text
+from tests.gpt.test_hugging_face_folder import use_torchs_rms_norm
 from tplab import launch
 from tplab.capstone.__main__ import main
 from tplab.capstone.data.corpus import collect
 from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.data.tokenizer import END_OF_TEXT, train_tokenizer
 from tplab.capstone.settings.io import read_settings, settings_of
-from tplab.capstone.settings.settings import Settings
+from tplab.capstone.settings.settings import OF_THE_MODEL, Settings
 from tplab.capstone.training.loop import train
 
 pytestmark = pytest.mark.share(3)
 
 VOCAB, HIDDEN, HEADS, LAYERS, LENGTH = 310, 16, 4, 2, 24
-OWN = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size", "dropout", "activation", "start_from")
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,27 @@ def gpt2(text: Path) -> Path:
     return folder
 
 
-def settings_from(gpt2: Path, name: str, **given: Any) -> Settings:
-    rest = {key: value for key, value in asdict(SMALL).items() if key not in OWN}
-    folder, data = gpt2.parent / name, gpt2.parent / "text"
-    return settings_of({**rest, "folder": str(folder), "data": str(data), "start_from": str(gpt2), **given})
+@pytest.fixture(scope="module")
+def mistral(gpt2: Path) -> Path:
+    """The same of a model with grouped heads and a sliding window."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(2)
+    config = MistralConfig(
+        num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=2,
+        intermediate_size=40, max_position_embeddings=LENGTH, vocab_size=VOCAB, bos_token_id=0, eos_token_id=0,
+        sliding_window=5, initializer_range=0.4,
+    )  # fmt: skip
+    folder = gpt2.parent / "mistral"
+    MistralForCausalLM(config).save_pretrained(folder)
+    shutil.copy(gpt2 / "tokenizer.json", folder)
+    return folder
+
+
+def settings_from(start: Path, name: str, **given: Any) -> Settings:
+    rest = {key: value for key, value in asdict(SMALL).items() if key not in OF_THE_MODEL | {"start_from"}}
+    folder, data = start.parent / name, start.parent / "text"
+    return settings_of({**rest, "folder": str(folder), "data": str(data), "start_from": str(start), **given})
 
 
 def test_the_model_is_that_of_the_folder_and_the_rest_is_that_of_the_flags(gpt2: Path):
@@ -69,25 +86,51 @@ def test_the_model_is_that_of_the_folder_and_the_rest_is_that_of_the_flags(gpt2:
     assert settings_from(gpt2, "any", dropout=0.2).dropout == 0.2
 
 
-def theirs(gpt2: Path, settings: Settings) -> float:
+def theirs(folder: Path, settings: Settings) -> float:
     """The loss of transformers' model in float64 on the run's first batch."""
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
-    model = GPT2LMHeadModel.from_pretrained(gpt2).double().eval()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    use_torchs_rms_norm(model)
+    model = model.double().eval()
     batches = Batches(prepare(settings).train, settings.seq_length, settings.batch_size, settings.seed)
     ids, targets = batches.batch(0)
     with torch.no_grad():
         return F.cross_entropy(model(ids).logits.flatten(0, 1), targets.flatten()).item()
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"tp": 2}, {"dp": 2, "micro_batch_size": 4}, {"tp": 2, "sequence_parallel": True}]
-)
-def test_the_first_loss_is_that_of_transformers(changes: dict[str, Any], gpt2: Path):
-    settings = settings_from(gpt2, "-".join(changes) or "alone", steps=2, warmup_steps=1, **changes)
-    for outcome in launch(train, settings.ranks, args=(settings,), timeout=200):
-        assert outcome.losses[0] == pytest.approx(theirs(gpt2, settings), abs=1e-10)
-        assert outcome.losses[1] != outcome.losses[0]
+GRIDS: dict[str, dict[str, Any]] = {
+    "alone": {}, "tp": {"tp": 2}, "dp": {"dp": 2, "micro_batch_size": 4}, "pp": {"pp": 2, "micro_batch_size": 2},
+    "cut": {"tp": 2, "sequence_parallel": True},
+}  # fmt: skip
+
+
+def _train_all(runs: dict[str, Settings]) -> dict[str, list[float]]:
+    return {name: train(settings).losses for name, settings in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def losses(gpt2: Path, mistral: Path) -> dict[str, list[float]]:
+    """The losses of two steps, by folder and grid."""
+    few = {"steps": 2, "warmup_steps": 1}
+    runs = {f"{folder.name}, {name}": settings_from(folder, f"{folder.name}-{name}", **few, **changes)
+            for folder in (gpt2, mistral) for name, changes in GRIDS.items()}  # fmt: skip
+    alone = {name: settings for name, settings in runs.items() if settings.ranks == 1}
+    both = {name: settings for name, settings in runs.items() if settings.ranks == 2}
+    one, two = launch(_train_all, 2, args=(both,), timeout=300)
+    assert one == two
+    return one | launch(_train_all, 1, args=(alone,), timeout=300)[0]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("kind", ["gpt2", "mistral"])
+def test_the_first_loss_is_that_of_transformers(kind: str, grid: str, losses, gpt2: Path, mistral: Path):
+    folder = {"gpt2": gpt2, "mistral": mistral}[kind]
+    settings = settings_from(folder, f"{kind}-{grid}", **GRIDS[grid])
+    first, second = losses[f"{kind}, {grid}"]
+    assert first == pytest.approx(theirs(folder, settings), abs=1e-10)
+    assert second == pytest.approx(losses[f"{kind}, alone"][1], abs=1e-10)
+    assert abs(second - first) > 1e-3
 
 
 def test_a_run_goes_on_from_its_checkpoint_without_the_folder(gpt2: Path):
@@ -155,7 +198,7 @@ LLAMA = {
         ({"without": "model.safetensors"}, [], "there is no model.safetensors and no model.safetensors.index.json"),
         ({"config": {"model_type": "bert"}}, [], "model_type='bert': only 'gpt2'"),
         ({"config": {"vocab_size": 299}}, [], "has ids up to 299, but the model's table has only 299 rows"),
-        ({"config": LLAMA}, [], "for which the capstone has no setting"),
+        ({"config": LLAMA}, [], "has rotary_scaling=.*, for which the capstone has no setting"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line_before_ranks_start(options, flags, says, gpt2, tmp_path, capsys):

@@ -32,8 +32,8 @@ FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
 LARGEST_SEED = 2**32 - 1  # the seeds of single micro-batches, which are larger, then fit into 64 bits
 
 GPT_2: dict[str, Any] = {  # the only kind of model that other layers than tplab's can be
-    "activation": "gelu", "gated": False, "bias": True, "tied_embedding": True, "learned_positions": True,
-    "norm_eps": 1e-5, "dropout": 0.0,
+    "activation": "gelu", "gated": False, "bias": True, "qkv_bias": False, "tied_embedding": True,
+    "learned_positions": True, "sliding_window": None, "norm_eps": 1e-5, "dropout": 0.0,
 }  # fmt: skip
 GROUPS = {  # the first setting of each group, and the group's title in the help
     "folder": "the run",
@@ -87,9 +87,11 @@ class Settings:
     activation: Activation = _of("gelu", "of an MLP without a gate; gelu_tanh is GPT-2's approximation")
     gated: bool = _of(False, "SwiGLU: the MLP has a gate")
     bias: bool = _of(True, "linear layers have biases, and norms are LayerNorm; without: no biases, and RMSNorm")
+    qkv_bias: bool = _of(False, "Q, K and V have biases even without --bias, as in Qwen2")
     tied_embedding: bool = _of(True, "the output layer uses the embedding's table")
     learned_positions: bool = _of(True, "a learned vector for each position; without: rotary positions")
     rotary_base: float = _of(10_000.0, "base of the frequencies of rotary positions", 1)
+    sliding_window: int | None = _of(None, "tokens that a token attends to, as in Mistral (default: all before it)", 1)
     norm_eps: float = _of(1e-5, "the value that a norm adds to the variance", 0)
     dropout: float = _of(0.0, "probability of dropping an element in training", 0)
 

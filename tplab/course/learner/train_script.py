@@ -27,8 +27,9 @@ _NAMES = {  # a setting of the capstone -> the one of train.py
     "seed": "seed",
 }
 _ONLY = {  # settings of a model that train.py can't make, with the value that it can
-    "num_kv_heads": None, "ffn_hidden_size": None, "gated": False, "bias": True, "tied_embedding": True,
-    "learned_positions": True, "norm_eps": 1e-5,
+    "num_kv_heads": None, "ffn_hidden_size": None, "activation": "gelu", "gated": False, "bias": True,
+    "qkv_bias": False, "tied_embedding": True, "learned_positions": True, "sliding_window": None, "norm_eps": 1e-5,
+    "start_from": None,
 }  # fmt: skip
 
 
