@@ -11,9 +11,9 @@ from dataclasses import replace
 from statistics import median
 
 from tplab import launch
+from tplab.capstone.planning.predictions import calibrated_step
 from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.study import programs
-from tplab.capstone.study.predictions import calibrated_step
 
 STEPS, WARM_UP = 20, 4
 

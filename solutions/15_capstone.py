@@ -136,7 +136,7 @@ predict("15.a", bytes_a_parameter=16, bytes_of_the_matrix=8_000_000)
 # The bill of the large one, on each of its GPUs, first without sequence parallelism. Turn the knobs. What does sequence parallelism divide, and which of the two, recomputation or a smaller micro-batch, buys more memory?
 
 # %% tags=["explore"]
-from tplab.capstone.study.predictions import predicted_memory
+from tplab.capstone.planning.predictions import predicted_memory
 from tplab.memory import GPUS
 
 
@@ -166,8 +166,8 @@ viz.explore(
 # Now the time. For H100s we take the published figures (chapter 11). Your own machine has to be measured, so two ranks run each kernel of a layer a few times, along with an all-reduce between two matmuls. The step is then a sum of these times.
 
 # %%
+from tplab.capstone.planning.predictions import calibrated_step, machine_of, predicted_step
 from tplab.capstone.study import programs as measuring
-from tplab.capstone.study.predictions import calibrated_step, machine_of, predicted_step
 from tplab.cost import MACHINES
 
 HERE = machine_of(launch(measuring.machine, 2, args=(SMALL,))[0])
@@ -674,7 +674,7 @@ viz.table(
 # And the messages that one rank enters in one step, part by part, as `record()` counts them:
 
 # %%
-from tplab.capstone.study.traffic import step_parts
+from tplab.capstone.planning.traffic import step_parts
 
 parts = step_parts(SMALL)
 formula, sent = sum(part.bytes for part in parts), steps_of(log)[-1]["sent"][0]

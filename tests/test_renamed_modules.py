@@ -33,13 +33,13 @@ from tplab.capstone.training.log import read_log, steps_of
 from tplab.capstone.study.programs import Short
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.watching.panel import run
-from tplab.capstone.study.predictions import machine_of, predicted_memory, predicted_step
+from tplab.capstone.planning.predictions import machine_of, predicted_memory, predicted_step
 from tplab.capstone.report import compose, write_report
 from tplab.capstone.report.blocks import Figure
 from tplab.capstone.report.run import Run
 from tplab.capstone.training.step import Step
 from tplab.capstone.study.run import Budget, study
-from tplab.capstone.study.traffic import step_parts
+from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.training.loop import train
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.trace.chrome import save_chrome_trace

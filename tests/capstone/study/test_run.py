@@ -10,6 +10,8 @@ from tests.capstone.made_up import MEASURED, write_run
 from tests.capstone.small import LLAMA
 from tplab import launch
 from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.planning.predictions import calibrated_step, machine_of, predicted_memory, predicted_step, slower
+from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.report import compose
 from tplab.capstone.report.run import Run, read_measurements
 from tplab.capstone.settings.run_folder import write_settings
@@ -17,9 +19,7 @@ from tplab.capstone.settings.settings import MATTER, Settings
 from tplab.capstone.study import programs
 from tplab.capstone.study import run as study_module
 from tplab.capstone.study.parts import PARTS, _why
-from tplab.capstone.study.predictions import calibrated_step, machine_of, predicted_memory, predicted_step, slower
 from tplab.capstone.study.run import Budget, is_done, main, study
-from tplab.capstone.study.traffic import step_parts
 from tplab.cost.calibration import Kernels, Line
 from tplab.cost.machines import MACHINES
 from tplab.memory.memory_bill import RECIPES, bill, rank_parameters

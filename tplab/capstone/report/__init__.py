@@ -19,7 +19,7 @@ from tplab.capstone.report.markdown import write_markdown
 from tplab.capstone.report.page import to_html
 from tplab.capstone.report.plan_section import plan
 from tplab.capstone.report.run import Run
-from tplab.capstone.report.words import kind, layout, listed
+from tplab.capstone.words import kind, layout, listed
 from tplab.common.units import count
 
 __all__ = ["compose", "write_report"]

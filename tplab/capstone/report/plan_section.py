@@ -1,4 +1,4 @@
-"""The report section that compares the run with the plan in its log (`tplab.capstone.study.plan`)."""
+"""The report section that compares the run with the plan in its log (`tplab.capstone.planning.plan`)."""
 
 from typing import Any
 

@@ -7,10 +7,10 @@ from tplab import viz
 from tplab.capstone.own_layers.find import MINE
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Numbers, Sample, Section, Words, grid
 from tplab.capstone.report.run import Run
-from tplab.capstone.report.words import apart, kind, layout, listed, small, visible
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.sample import TEMPERATURE, TOP_K
 from tplab.capstone.watching.log_tail import Curve
+from tplab.capstone.words import apart, kind, layout, listed, small, visible
 from tplab.common.units import count, duration, large, rate, size, work
 from tplab.cost.flops import model_flops
 

@@ -10,7 +10,7 @@ from tplab.capstone.own_layers.find import whose_is_what
 from tplab.capstone.report.blocks import Block, Figure, Missing, Section, Words, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.sections import LAYERS, how, memory_is
-from tplab.capstone.report.words import apart, listed, small
+from tplab.capstone.words import apart, listed, small
 from tplab.common.units import count, duration, size
 from tplab.course.chapters.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
 

@@ -22,12 +22,12 @@ from statistics import median
 from typing import Any
 
 from tplab.capstone.own_layers.find import find_answers
-from tplab.capstone.report.words import apart, listed, small
+from tplab.capstone.planning.predictions import calibrated_step, predicted_memory
+from tplab.capstone.planning.traffic import step_bytes, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import programs as measuring
-from tplab.capstone.study.predictions import calibrated_step, predicted_memory
-from tplab.capstone.study.traffic import step_bytes, step_parts
 from tplab.capstone.training.build_model import used
+from tplab.capstone.words import apart, listed, small
 from tplab.common.units import count, duration, rate, size
 from tplab.cost.flops import model_flops
 from tplab.runtime import RankError, Record, Results, Total, launch

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
+from tplab.capstone.planning.plan import kernels_of
 from tplab.capstone.settings.settings import Layers, Settings
-from tplab.capstone.study.plan import kernels_of
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine

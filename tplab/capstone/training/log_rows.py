@@ -27,7 +27,7 @@ def start_row(
     idle            exercises whose answers are never called (`TrainingHooks.idle`)
     step            the first step to do
     resumed_from    the step of the checkpoint that was loaded, if any
-    plan            what `tplab.capstone.study.plan` predicts for a step, if it was asked
+    plan            what `tplab.capstone.planning.plan` predicts for a step, if it was asked
     changes         what is trained differently from here on, as {field: (before, now)}
     """
     return {

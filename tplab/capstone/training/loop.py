@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
+from tplab.capstone.planning.plan import plan
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.study.plan import plan
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.evaluation import Evaluation
 from tplab.capstone.training.log import Log, Row, check_tensorboard

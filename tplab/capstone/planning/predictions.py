@@ -7,9 +7,9 @@ half as many elements per second, both in memory and between ranks. (In float64:
 from dataclasses import replace
 from typing import Any
 
-from tplab.capstone.report.words import listed
+from tplab.capstone.planning.traffic import gathered_at_once, step_parts
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.study.traffic import gathered_at_once, step_parts
+from tplab.capstone.words import listed
 from tplab.collectives.links import Link
 from tplab.cost.calibration import Kernels
 from tplab.cost.machines import Machine
@@ -91,10 +91,11 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
 def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
     """Predict the seconds of one step, by purpose, from the kernels of one layer on the machine that runs it.
 
-    The number of messages and their bytes are those of `tplab.capstone.study.traffic`. An all-gather or reduce-scatter
-    sends half of what an all-reduce of the same tensor does, and a message between two stages as much as an all-reduce
-    over two ranks. The sums of f run beside a matmul with `async_grad_allreduce`, and so do those over replicas. The
-    slowest stage takes the time of all micro-batches, and waits once for each of the others to fill the pipeline.
+    The number of messages and their bytes are those of `tplab.capstone.planning.traffic`. An all-gather or
+    reduce-scatter sends half of what an all-reduce of the same tensor does, and a message between two stages as much
+    as an all-reduce over two ranks. The sums of f run beside a matmul with `async_grad_allreduce`, and so do those over
+    replicas. The slowest stage takes the time of all micro-batches, and waits once for each of the others to fill the
+    pipeline.
     """
     again = {"nothing": 0.0, "attention": kernels.attention[0], "layers": 0.0}[settings.recompute]
     repeated = 1 if settings.recompute == "layers" else 0

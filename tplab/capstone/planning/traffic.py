@@ -23,7 +23,7 @@ Once per step over dp: the gradients of this rank's parameters, 4 bytes each, in
 all-reduce by a reduce-scatter, and an all-gather of the weights. ZeRO-2 and 3 reduce-scatter for each micro-batch, and
 ZeRO-3 gathers for each micro-batch twice. Their vectors are padded to a multiple of dp. The norm is a sum over tp, over
 pp, and with ZeRO over dp. A dimension with one rank has no traffic. (In float64: 8 bytes instead of 4 and of e.)
-`tests/capstone/study/test_traffic.py` compares this with the trace of real steps, to the byte.
+`tests/capstone/planning/test_traffic.py` compares this with the trace of real steps, to the byte.
 """
 
 import re

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from tplab.capstone.planning.predictions import calibrated_step, predicted_memory
+from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.study.predictions import calibrated_step, predicted_memory
-from tplab.capstone.study.traffic import step_parts
 from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.memory.memory_bill import rank_parameters
 from tplab.runtime import record

@@ -8,8 +8,8 @@ import torch
 
 from tests.capstone.small import LLAMA
 from tplab import launch
+from tplab.capstone.planning.traffic import step_bytes, step_parts, totals
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.study.traffic import step_bytes, step_parts, totals
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
