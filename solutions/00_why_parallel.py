@@ -80,7 +80,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 #
 # ## What does an optimizer remember?
 #
-# Large models are trained in **mixed precision**. The weights and gradients are stored in 16 bits, because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. The optimizer's running averages are stored in float32, too.
+# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. The optimizer's running averages are stored in float32, too.
 #
 # Every optimizer keeps different running averages, and its update rule tells you which ones. Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ have the shape `[n, m]`.
 #
@@ -93,7 +93,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 # | `"adafactor"` | $r \leftarrow \beta r + (1-\beta)\,\mathrm{rowmeans}(g^2), \quad c \leftarrow \beta c + (1-\beta)\,\mathrm{columnmeans}(g^2), \quad w \leftarrow w - \eta\, g / \sqrt{r c^T / \mathrm{mean}(r)}$ |
 
 # %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=12
-# Which tensors in these rules have to be kept until the next step? How many elements does each of those tensors have? Write a function that returns how many bytes the weights, the gradients, and the optimizer state of a single matrix take up after one step. Everything is stored either in float32 or in mixed precision, as described above.
+# Which tensors in these rules have to be kept until the next step? How many elements does each of those tensors have? Write a function that returns how many bytes the weights, the gradients, and the optimizer state of a single matrix take up after one step. The matrix is trained either in float32 or in mixed precision, as described above.
 #
 # The check compares your results with the sizes of real tensors after a real step of `torch.optim`. (Leave out the step counter, which is just one number per tensor.)
 
@@ -161,9 +161,9 @@ model
 #
 # - `gated` says whether the MLP has a third matrix, `gate`, with the same shape as `up`.
 #
-# - `kv_heads` is the number of heads that K and V have. In **grouped-query attention**, K and V have fewer heads than Q. The K and V matrices map `h` features to `kv_heads * head_dim` features.
+# - `kv_heads` is the number of K and V heads. In **grouped-query attention**, K and V have fewer heads than Q. The K and V matrices map `h` features to `kv_heads * head_dim` features.
 #
-# - `bias` says whether the linear layers have biases. (The output layer never has a bias.) If `bias` is true, the norms are LayerNorms, which have a weight and a bias of size `h` each. Otherwise, the norms are RMSNorms, which only have a weight.
+# - `bias` says whether the linear layers have biases. (The output layer never has a bias.) If `bias` is true, the norms are LayerNorms, which have a weight and a bias of size `h` each. If `bias` is false, the norms are RMSNorms, which have only a weight.
 #
 # - `learned_positions` says whether there's a table of `seq_length` position vectors, as in the model above.
 #
@@ -192,13 +192,13 @@ def parameter_count(config: GPTConfig) -> int:
 # %% [markdown] hints="0.2"
 # 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. Which tensors appear only once? Which tensors appear in every layer?
 # 2. `nn.Linear(n, m)` has `n * m` weights, and it has `m` more parameters if there's a bias. Attention contains four linear layers, and the MLP contains two or three. Which linear layers depend on `kv_heads`? Which linear layers depend on `ffn_size`?
-# 3. Each layer has two norms. Its attention has `q` and `out` with `h * h` weights each, and `k` and `v` with `h * kv_heads * head_dim` weights each. Its MLP has `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If there are biases, every linear layer has one bias element per output feature. Outside the layers, there are one or two tables of size `vocab_size * h`, perhaps a table of size `seq_length * h`, and a final norm.
+# 3. Each layer has two norms. Its attention has `q` and `out` with `h * h` weights each, and `k` and `v` with `h * kv_heads * head_dim` weights each. Its MLP has `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If `bias` is true, each of these linear layers has one bias element per output feature. Outside the layers, there are one or two tables of size `vocab_size * h`, perhaps a table of size `seq_length * h`, and a final norm.
 
 # %% check="0.2"
 check("0.2", parameter_count)
 
 # %% [markdown]
-# Let's compare your results with published numbers. (The largest GPT-2 checkpoint is named 1558M, and table D.1 of the GPT-3 paper says 174,600 million. The 16-bit checkpoints of Llama 3 8B and 70B are 16,060,522,496 and 141,107,412,992 bytes long. For the largest model, the Llama 3 paper says 405B.)
+# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174,600 million parameters. The 16-bit checkpoints of Llama 3 8B and 70B are 16,060,522,496 and 141,107,412,992 bytes long, at 2 bytes per parameter. For the largest Llama 3, the paper says 405B.
 
 # %%
 PUBLISHED = {
@@ -220,7 +220,7 @@ viz.table(rows)
 # %% [markdown]
 # ## Activations
 #
-# So far, it hasn't mattered how much data you feed into the model. But the activations grow with the batch size and with the sequence length. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits.
+# So far, it hasn't mattered how much data you feed into the model. But the activations grow with the batch size and the sequence length. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits.
 
 # %%
 layer = Layer(SMALL).bfloat16()
@@ -277,7 +277,7 @@ viz.table(rows, title="one layer, bytes")
 #
 # ## Fix it
 #
-# Activations are also the cause of one of the most common memory bugs. The bug happens when a loop adds up its losses to print their average at the end. Google's Brax shipped this bug in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned about it for years. Here's the same bug in a validation loop.
+# Activations are also behind one of the most common memory bugs. The bug happens when a loop adds up its losses to print their average at the end. Google's Brax shipped this bug in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned about it for years. Here's the same bug in a validation loop.
 
 
 # %%
@@ -328,7 +328,7 @@ def average_loss(model: nn.Module, batches) -> float:
 check("0.3", average_loss)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice this bug for so long? Suppose a loop runs `total = total + loss` over 12 batches. At the end of a validation loop, how many batches still have their activations in memory? A *training* loop also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
+# **Predict.** Why did nobody notice this bug for so long? Suppose a loop executes `total = total + loss` for each of 12 batches. At the end of a validation loop, how many batches still have their activations in memory? A *training* loop also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
 
 # %% predict="0.c"
 predict("0.c", validation=12, training=0)
@@ -366,7 +366,7 @@ predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 viz.parallelism("data")
 
 # %% [markdown]
-# With **tensor parallelism**, every rank holds a slice of every matrix, and all ranks work on the same sequences. No rank can compute a layer on its own, so the ranks have to exchange data in every layer. This is what you'll build in this course. (You may also come across an older name for tensor parallelism, *model parallelism*.)
+# With **tensor parallelism**, every rank holds a slice of every matrix, and all ranks work on the same sequences. No single rank can compute an entire layer, so the ranks have to exchange data in every layer. This is what you'll build in this course. (You may also come across an older name for tensor parallelism, *model parallelism*.)
 
 # %%
 viz.parallelism("tensor")
@@ -427,7 +427,7 @@ viz.explore(
 )
 
 # %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=20
-# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. To get the number of bytes, read the `.total` of the result. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
+# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. To get the number of bytes, read the result's `.total` attribute. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
 #
 # Find the layout with the fewest GPUs. There are three rules:
 #
@@ -509,7 +509,7 @@ viz.live_memory(meter, title="10 MB: the model fits, its optimizer doesn't")
 # %% [markdown]
 # Everything fits until the first `optimizer.step()`. So even if a model loads and gets through a forward and a backward pass, you can't be sure that there's enough memory to train it.
 #
-# What if you train the same model on two devices with data parallelism? Training still fails in the first optimizer step, because every replica holds the complete state.
+# Would it help to train the same model on two devices with data parallelism? No, training still fails in the first optimizer step, because every replica holds the complete state.
 
 
 # %%
@@ -535,15 +535,15 @@ symptoms(0)
 # %% [markdown]
 # <details><summary>Going deeper: the bill in the wild, and other ways to shrink it</summary>
 #
-# - **Megatron-LM** has a function that estimates memory in the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, that becomes 6 + 12/d bytes on `d` data-parallel ranks.
+# - **Megatron-LM** has a function that estimates memory in the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, that becomes 6 + 12/d bytes per parameter on each of `d` data-parallel ranks.
 #
-# - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict, because the allocator rounds up and keeps freed memory in reserve, and because libraries need buffers of their own.
+# - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries need buffers of their own.
 #
 # - **Recomputation** (`torch.utils.checkpoint`) saves only a layer's input and computes the rest again in the backward pass. Megatron's *selective* recomputation recomputes only the attention scores.
 #
 # - **Sequence parallelism** (chapter 12) divides the 10 in the formula above by `p`, too.
 #
-# - **ZeRO** (DeepSpeed) and **FSDP2** (PyTorch) divide the 16 bytes over the data-parallel ranks, so that no replica has to hold everything (chapter 14).
+# - **ZeRO** (DeepSpeed) and **FSDP2** (PyTorch) split the 16 bytes across the data-parallel ranks, so that no replica has to hold everything (chapter 14).
 #
 # - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. The price you pay is traffic over PCIe.
 #

@@ -112,7 +112,7 @@ def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
 # %% [markdown] hints="1.1"
 # 1. The root has a different job from the other ranks, so you need an `if` statement. What does the root have to do, and what do the other ranks have to do? Remember that every send needs a matching receive.
 # 2. In `scatter`, the root sends `parts[other]` to every other rank and copies its own part into `out`. Each of the other ranks receives one message, directly into `out`. (If you write `out = parts[src]`, the caller's tensor is never filled, because this only makes `out` a new name for the part.) In `gather`, the root needs `p` tensors to receive into.
-# 3. In `scatter`, a rank that isn't the root calls `dist.recv(out, src)` and returns `out`. The root loops over all ranks `other != src`, calls `dist.send(parts[other], other)` for each of these ranks, and returns `out.copy_(parts[src])`. In `gather`, the roles are reversed. The root starts with `parts = [torch.empty_like(x) for _ in range(world_size)]`, copies its own `x` into `parts[rank]`, and receives into the other tensors.
+# 3. In `scatter`, a rank that isn't the root calls `dist.recv(out, src)` and returns `out`. The root loops over all ranks `other != src`, calls `dist.send(parts[other], other)` for each, and returns `out.copy_(parts[src])`. In `gather`, the roles are reversed. The root starts with `parts = [torch.empty_like(x) for _ in range(world_size)]`, copies its own `x` into `parts[rank]`, and receives into the other tensors.
 
 # %% check="1.1"
 check("1.1", scatter, gather)
@@ -120,7 +120,7 @@ check("1.1", scatter, gather)
 # %% [markdown]
 # ## Collectives
 #
-# Most communication between ranks follows one of a few patterns called **collectives**. *Every* rank of a group has to call a collective, and all ranks have to make these calls in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`. You've just built two collectives yourself, scatter and gather.
+# Most communication between ranks follows one of a few patterns called **collectives**. *Every* rank in a group has to call each collective, in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`. You've just built two collectives yourself, scatter and gather.
 #
 # Let's look at more collectives, using values that show which rank they came from. With four ranks, rank 0 starts with [1, 2, 3, 4], rank 1 starts with [10, 20, 30, 40], and so on. That way, each *digit* of a sum tells you what one of the ranks contributed.
 
@@ -421,11 +421,11 @@ viz.play(record_my_ring, p=(2, 3, 4, 5, 6, 7, 8), start={"p": 4, "step": 3})
 # %% [markdown]
 # ## Count the bytes
 #
-# To reduce-scatter $N$ bytes, each rank sends $p-1$ messages, and each message is $N/p$ bytes long. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This number is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009).
+# To reduce-scatter $N$ bytes, each rank sends $p-1$ messages of $N/p$ bytes each. The all-gather sends the same number of messages of the same size. So in a **ring all-reduce**, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. This number is always less than $2N$, no matter how many ranks you add. There's also a proof that no algorithm can do better, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009).
 #
 # The other classic algorithm is the **tree**. In the first step, every other rank sends its full tensor to a neighbor, and the neighbor adds the tensor it receives to its own. In the next step, half of the remaining ranks do the same, and so on. After $\lceil\log_2 p\rceil$ steps, rank 0 holds the sum. Then the sum travels back down the tree in the same number of steps.
 #
-# **Predict.** You run an all-reduce of an 8 MiB tensor on 8 ranks. How many MiB does each rank send in a ring? How many MiB does rank 0 send in a tree? How many steps does each algorithm take?
+# **Predict.** You all-reduce an 8 MiB tensor across 8 ranks. How many MiB does each rank send in a ring all-reduce? How many MiB does rank 0 send in a tree all-reduce? How many steps does each algorithm take?
 
 # %% predict="1.d"
 predict("1.d", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
@@ -462,11 +462,11 @@ for p in (2, 4, 8):
 viz.table(rows, title="all-reduce of 65,536 bytes")
 
 # %% [markdown]
-# Summed over all ranks, both algorithms send $2(p-1)N$ bytes. The ring spreads these bytes evenly across the ranks, but the tree doesn't. On the other hand, the tree needs far fewer steps!
+# Summed over all ranks, both algorithms send $2(p-1)N$ bytes. The ring spreads these bytes evenly across the ranks, but the tree doesn't. On the other hand, the tree needs far fewer steps.
 #
 # ## Predict the time
 #
-# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle is one message that we timed between two ranks on your machine, and the colored line is fitted to the circles. The gray lines show *published* figures for GPU interconnects. The bandwidths are the vendors' figures for one direction, and the latencies are the values that NCCL assumes for one step of a ring.
+# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle is one message that we timed between two ranks on your machine. The colored line is fit to the circles. The gray lines show *published* figures for GPU interconnects. The bandwidths are the vendors' figures for one direction, and the latencies are the values that NCCL assumes for one step of a ring.
 
 # %%
 points = launch(links.measure_link, 2)[0]
@@ -495,9 +495,9 @@ viz.table(
 )
 
 # %% [markdown] task="1.4" title="Ring or tree?" difficulty=3 minutes=15
-# For every call, a library like NCCL has to choose an algorithm. In this exercise, you'll write the rule that makes this choice.
+# For every call, a library like NCCL has to choose an algorithm. In this exercise, you'll find out how to choose between a ring and a tree.
 #
-# First, write `ring_seconds` and `tree_seconds`, which predict how long an all-reduce of `n` bytes takes. Count how many steps have to happen one after the other, and how many bytes there are in each message.
+# First, write `ring_seconds` and `tree_seconds`, which predict how long an all-reduce of `n` bytes takes. Count the sequential steps and the bytes in each message.
 #
 # Then write `ring_wins_from`, which returns the smallest message size, in bytes, at which the ring is at least as fast as the tree. If the ring is never slower than the tree, return 0.
 #
@@ -531,7 +531,7 @@ def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
 
 
 # %% [markdown] hints="1.4"
-# 1. In a ring, each message contains one of the `p` parts. In a tree, each message contains the full tensor. How many steps have to happen one after the other? Don't forget that the result has to reach every rank.
+# 1. In a ring, each message contains one of the `p` parts. In a tree, each message contains the full tensor. How many sequential steps does each algorithm take? Don't forget that the result has to reach every rank.
 # 2. The ring takes $2(p-1)$ steps with $n/p$ bytes each, and the tree takes $2\lceil\log_2 p\rceil$ steps with $n$ bytes each. Set the two times equal and solve for $n$. For which values of $p$ do both algorithms take the same number of steps?
 # 3. Let $L = \lceil\log_2 p\rceil$, which you can compute as `(p - 1).bit_length()`. Then the ring wins for all $n \ge \alpha\,(p-1-L) \,/\, (\beta\,(L - (p-1)/p))$. For $p \le 3$, both algorithms take the same number of steps, so return 0. (This also keeps you from dividing by zero for $p = 1$.)
 
@@ -614,7 +614,7 @@ with show_failure():
     launch(careful_training, 4)
 
 # %% [markdown]
-# **Read.** Which rank is the odd one out? Which all-reduce are the other ranks stuck in? The odd rank never joined that all-reduce. But in which `step` (0, 1, or 2) did the odd rank actually skip its all-reduce? You won't find the answer in the report, but you can work it out from the code.
+# **Read.** Which rank is the odd one out? Which all-reduce are the other ranks stuck in? In which `step` (0, 1, or 2) did the mismatched rank skip its all-reduce? You won't find the step in the report, but you can work it out from the code.
 #
 # Now for the scary part. Rank 2 did join the second all-reduce, in which the other ranks summed their gradients from step 1. Which step did *rank 2's* gradient come from?
 
@@ -626,10 +626,10 @@ predict("1.e", odd_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_wi
 #
 # ## Fix it
 #
-# This bug has shipped in real code. In torchaudio's HuBERT example, a rank left the training step early if its loss was infinite or NaN. The other ranks kept waiting for that rank until NCCL gave up half an hour later (pytorch/audio, issue 3749).
+# This bug has shipped in real code. In torchaudio's HuBERT example, a rank returned early from the training step when its loss was infinite or NaN. The other ranks kept waiting for that rank until NCCL gave up half an hour later (pytorch/audio, issue 3749).
 
 # %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=12
-# Fix the training step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients from its weight. All ranks have to make the same decision. Keep the communication cheap, and use at most one tiny all-reduce in addition to the one for the gradient.
+# Fix the training step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients from its weight. All ranks have to make the same decision. Keep the communication cheap: use at most one tiny all-reduce besides the one for the gradient.
 
 
 # %% exercise="1.5"
@@ -654,7 +654,7 @@ def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> boo
 
 
 # %% [markdown] hints="1.5"
-# 1. A rank that finds a problem can't decide on its own to skip the step. What do the other ranks need to know before they continue? Which collective lets every rank learn something from all the other ranks?
+# 1. A rank that finds a problem can't just skip the step. What do the other ranks need to know before they can continue? Which collective gives every rank information from all the other ranks?
 # 2. Turn "my gradient isn't finite" into a number, and all-reduce that number. If the sum is greater than 0, at least one rank has a problem, and now every rank knows about it.
 # 3. On every rank, compute `skips = (~gradient.isfinite().all()).float()`, call `dist.all_reduce(skips)`, and return `False` if `skips > 0`. After that, the all-reduce of the gradient is safe. (You could also all-reduce a copy of the gradient first and check whether the sum is finite.)
 
@@ -693,7 +693,7 @@ symptoms(1)
 #
 # <details><summary>Going deeper: what NCCL adds, bus bandwidth, and tools for deadlocks</summary>
 #
-# **NCCL** splits a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next. Its tree algorithm actually uses *two* trees, arranged so that a leaf of one tree isn't a leaf of the other. With two trees, each rank sends about as many bytes as in a ring, but in only $\log_2 p$ steps. To choose between the ring and the tree, NCCL uses the same formula you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force NCCL to use a ring with `NCCL_ALGO=Ring`. If you set `NCCL_DEBUG=INFO`, NCCL prints the rings it has built.
+# **NCCL** splits a message into many small pieces, so that step 2 of one piece overlaps with step 1 of the next. Its tree algorithm actually uses *two* trees, arranged so that a leaf of one tree isn't a leaf of the other. With two trees, each rank sends about as many bytes as with a ring, but the number of steps grows only with $\log_2 p$. To choose between the ring and the tree, NCCL uses the same formula you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force NCCL to use a ring with `NCCL_ALGO=Ring`. If you set `NCCL_DEBUG=INFO`, NCCL prints the rings it has built.
 #
 # The standard benchmark, **nccl-tests**, prints two bandwidths for an all-reduce. The *algorithm bandwidth* is $N/t$, and the *bus bandwidth* is that number multiplied by $2(p-1)/p$. The bus bandwidth counts the bytes that each rank actually sends, so you can compare it with the speed of the link, no matter how large $p$ is. For a reduce-scatter or an all-gather, the factor is $(p-1)/p$.
 #
@@ -703,7 +703,7 @@ symptoms(1)
 #
 # </details>
 #
-# Does the ring agree with PyTorch's own all-reduce? The next cell runs both algorithms on the same values. The cell uses the ring from `tplab.collectives`, which also works for smaller groups and for tensors whose size isn't divisible by `p`.
+# Does the ring agree with PyTorch's own all-reduce? The next cell runs both algorithms on the same values. The cell uses the ring implementation from `tplab.collectives`, which also works for smaller groups and for tensors whose size isn't divisible by `p`.
 
 
 # %%

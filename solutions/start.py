@@ -48,10 +48,10 @@ A = torch.tensor([[1.0, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]])
 viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X @ A})
 
 # %% [markdown]
-# Both results have the full shape of $Y$, but neither is correct. What would you do with these two results?
+# Both results have the full shape of $Y$, but neither is correct. How can you get $Y$ from the two ranks' results?
 
 # %% [markdown] task="S.1" title="A matmul split by rows" difficulty=1 minutes=4
-# Your function runs on every rank, with that rank's columns of $X$ and that rank's rows of $A$. It should return the full $Y$ on **every** rank. Three lines are enough.
+# On every rank, your function receives that rank's columns of $X$ and rows of $A$. It should return the full $Y$ on **every** rank. Three lines are enough.
 
 
 # %% exercise="S.1"
@@ -61,15 +61,15 @@ def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
     x_shard [.., in/p]: this rank's columns of X; a_shard [in/p, out]: this rank's rows of A
     """
     ### BEGIN SOLUTION
-    y = x_shard @ a_shard  # [.., out]: this rank's share of every sum
+    y = x_shard @ a_shard  # [.., out]: this rank's partial sums
     dist.all_reduce(y)
     return y
     ### END SOLUTION
 
 
 # %% [markdown] hints="S.1"
-# 1. Every element of $Y$ is a sum over all the rows of $A$. Which terms of that sum can this rank compute? Which ranks can compute the remaining terms?
-# 2. Add the two ranks' results in the picture above. What do you get? Which line of `add_up` sums values across ranks?
+# 1. Every element of $Y$ is a sum with one term for each row of $A$. Which terms of that sum can this rank compute? Which ranks can compute the remaining terms?
+# 2. Add up the two ranks' results from the picture above. What do you get? Which line of `add_up` sums values across ranks?
 # 3. Write `y = x_shard @ a_shard`, then `dist.all_reduce(y)`, and then `return y`. Don't write `return dist.all_reduce(y)`, because `all_reduce` works in place and returns `None`.
 
 # %% check="S.1"
@@ -96,7 +96,7 @@ def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="S.2"
-# 1. Each column of $Y$ depends on a single column of $A$. Can this rank compute its columns of $Y$ on its own, or does it need something from the other ranks?
+# 1. Each column of $Y$ depends on a single column of $A$. Does this rank need any data from the other ranks to compute its own columns of $Y$?
 # 2. This time, there's nothing to add up. The ranks hold different columns of $Y$, and every rank needs all the columns, side by side.
 # 3. Create the list with `parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]`. Then call `dist.all_gather(parts, y)`, and return `torch.cat(parts, dim=-1)`.
 
@@ -104,7 +104,7 @@ def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 check("S.2", column_product)
 
 # %% [markdown]
-# That's tensor parallelism! Both checks recorded every message that your ranks sent, and no message contained any part of $A$. The weights stay where they are, and the ranks exchange only results.
+# That's tensor parallelism! Both checks recorded every message that your ranks sent, and no message contained any part of $A$. The weights stay where they are, and the ranks exchange only their results.
 #
 # ## When a rank doesn't show up
 #

@@ -202,7 +202,7 @@ CLASSES = (
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),
-    ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always makes new memory"),
+    ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always allocates new memory"),
     ("writes into a copy", HAS_GAPS, "is correct for the same values in contiguous tensors"),
 )
 WRONG = [

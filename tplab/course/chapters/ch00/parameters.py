@@ -104,14 +104,14 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             right + (layers - 1) * (right - layers * count(layer)),
             "You counted the embedding in every layer, but the model has only one embedding.",
         ),
-        (right - positions, "This model learns a table of position vectors. Does your sum include that table?"),
+        (right - positions, "This model has a table of learned position embeddings. Does your sum include that table?"),
         (
             right + positions,
             "This configuration says learned_positions=False. Does your sum still include a table of positions?",
         ),
         (
             right - table,
-            "The embedding has one vector for each token of the vocabulary. Does your sum include the embedding?"
+            "The embedding has one vector for each token in the vocabulary. Does your sum include the embedding?"
             if config.tied_embedding
             else "In this model, does the output layer use the embedding's table, or does it have its own table? See "
             "`tied_embedding`.",
@@ -166,21 +166,25 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right - layers * one_mlp_bias,
-            "A bias has one element per output feature. How many elements do the biases of `up` and `down` have?",
+            "A bias has one element per output feature. How many elements do the biases of `up` and `down` have in "
+            "total?",
         ),
         (
             right - layers * one_mlp_bias + layers * h,
-            "Does the bias of `up` have one element per input feature, or one element per output feature?",
+            "Does the bias of `up` have one element per input feature or per output feature?",
         ),
         (
             right + layers * (one_mlp_bias - h),
-            "Does the bias of `down` have one element per input feature, or one element per output feature?",
+            "Does the bias of `down` have one element per input feature or per output feature?",
         ),
         (
             right + full_heads,
             "In this model, K and V have fewer heads than Q. What are the shapes of the K and V matrices?",
         ),
-        (right + full_heads / 2, "You shrank only one of the K and V matrices. Both K and V have fewer heads than Q."),
+        (
+            right + full_heads / 2,
+            "You shrank the K matrix or the V matrix, but not both. Both K and V have fewer heads than Q.",
+        ),
         (right - full_heads / 2, _FULL),
         (right - narrow, _FULL),
         (right - full_heads, _FULL),
@@ -188,7 +192,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         (right - layers * count(layer, "out."), _FOUR),
         (
             right - layers * count(layer, "q.", "k.", "v."),
-            "Your sum seems to leave out the matrices for Q, K, and V. Where did you count these matrices?",
+            "Does your sum include the matrices for Q, K, and V?",
         ),
         (usual, "You assumed that the MLP has 4h features inside. Does every MLP have 4h features? See `ffn_size`."),
         (
@@ -199,10 +203,13 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
     if config.gated:
         known = [
             (right - layers * count(layer, "gate"), "This MLP is gated. How many matrices does a gated MLP have?"),
-            (right - layers * one_mlp_bias, "If the other linear layers have biases, the gate has a bias, too."),
+            (
+                right - layers * one_mlp_bias,
+                "If the other linear layers have biases, the gate has a bias, too. Does your sum include that bias?",
+            ),
             (
                 right - layers * (one_mlp_bias - h),
-                "Does the bias of the gate have one element per input feature, or one element per output feature?",
+                "Does the bias of the gate have one element per input feature or per output feature?",
             ),
             *known,
         ]
@@ -230,7 +237,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             ),
             (
                 right + layers * 2 * (h - keys),
-                "Do the biases of K and V have one element per input feature, or one element per output feature?",
+                "Do the biases of K and V have one element per input feature or per output feature?",
             ),
             *known,
         ]

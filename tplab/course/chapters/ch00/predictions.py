@@ -11,7 +11,8 @@ PREDICTIONS = {
         why="Adam allocates its state during the first optimizer step and never frees it. In the second step, the "
         "activations come on top of the optimizer state, so memory use climbs higher than before.",
         wrong={
-            "highest_peak_in_step": "What is in memory during the second step that wasn't there during the first?",
+            "highest_peak_in_step": "What is in memory during the second step that wasn't in memory during the first "
+            "step?",
             "optimizer_state_appears_in_phase": "Adam computes its state from gradients. In which phase does Adam "
             "first use a gradient?",
         },
@@ -27,15 +28,15 @@ PREDICTIONS = {
         wrong={
             ("states", 2): "Does the model get a second copy of its weights when you feed it twice as much data?",
             "states": "Does the number of weights depend on the batch size?",
-            "activations": "Look at the formula for the activations. How many times does b appear in the formula?",
+            "activations": "How many times does b appear in the formula for the activations?",
             ("scores", 2): "The scores have the shape [b, a, s, s]. How many times does s appear in that shape?",
             "scores": "What happens to s · s when you double s?",
         },
     ),
     "0.c": Prediction(
-        question="A loop runs total = total + loss over 12 batches. At the end of a validation loop, how many batches "
-        "still have their activations in memory? A training loop also calls loss.backward() on every batch. At the end "
-        "of a training loop, how many batches still have their activations in memory?",
+        question="A loop executes total = total + loss for each of 12 batches. At the end of a validation loop, how "
+        "many batches still have their activations in memory? A training loop also calls loss.backward() on every "
+        "batch. At the end of a training loop, how many batches still have their activations in memory?",
         answer={"validation": 12, "training": 0},
         why="The graph of `total` reaches back to every batch. In a validation loop, there's no backward pass that "
         "would free the activations, so memory use climbs like a staircase. In a training loop, backward() frees each "
@@ -61,15 +62,16 @@ PREDICTIONS = {
             (
                 "gpus_to_answer",
                 35,
-            ): "That's the answer for 16 bytes per parameter. How many of those bytes does a model need if it only "
+            ): "That would be right at 16 bytes per parameter. How many of those bytes does a model need if it only "
             "answers questions?",
-            "gpus_to_answer": "How many times does 80 GB go into 175 · 2 billion bytes? Round up to whole GPUs.",
+            "gpus_to_answer": "Multiply 175 billion parameters by 2 bytes, divide the result by 80 GB, and round up "
+            "to whole GPUs.",
             (
                 "gpus_to_train",
                 5,
             ): "Five GPUs are enough for the weights. What else do you have to store for each weight when you train "
             "with Adam?",
-            "gpus_to_train": "How many times does 80 GB go into 175 · 16 billion bytes?",
+            "gpus_to_train": "Multiply 175 billion parameters by 16 bytes, and divide the result by 80 GB.",
         },
     ),
     "0.e": Prediction(
@@ -80,7 +82,8 @@ PREDICTIONS = {
         "fifth of the bytes, because the 10 isn't divided by p.",
         wrong={
             ("bytes", 14.25): "You divided everything by 8. Which term of the formula isn't divided by p?",
-            ("bytes", 114): "That's how much the layer stores on a single GPU.",
+            ("bytes", 114): "That's how much the layer stores on a single GPU. Which terms of the formula are divided "
+            "by p?",
             (
                 "bytes",
                 93,

@@ -18,22 +18,23 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 PARTS = ("weights", "gradients", "optimizer")
 LARGE = 418_541, 418_549  # a matrix with more elements than float32 can count exactly
-_COPY = "The optimizer's copy of the weights is in float32. How many bytes does each element of the copy take?"
-_HALF = "You seem to store the optimizer's running averages in 16 bits. In mixed precision, they're in float32."
+_COPY = "The optimizer's copy of the weights is in float32. How many bytes does each element of that copy take up?"
+_HALF = "You seem to store the running averages in 16 bits. In mixed precision, these averages are in float32."
 _GONE = (
     "Your number is either the sum of all three entries, or it includes float32 gradients. The float32 gradients are "
-    "gone after the step. Which values does the optimizer still need in the next step?"
+    "freed after the step. Which values does the optimizer still need in the next step?"
 )
+_TOTAL = "This is the sum of all three entries. Which part of the sum belongs in this entry?"
 _EXACT = (
-    "Your results are correct for smaller matrices, but not for this large one. Python's integers are exact at any "
-    "size, so which line turns an integer into a less exact number?"
+    "Your results are correct for smaller matrices, but not for a matrix this large. Python's integers are exact at "
+    "any size, so which line turns an integer into a less exact number?"
 )
 _ONE_DICT = (
     "The dict was correct when you returned it, but a later call has overwritten it. Do all calls share the same dict? "
     "Create a new dict in each call."
 )
 _RAISED = (
-    'The first argument is a shape (n, m). The second argument is one of "sgd", "momentum", "adam", "amsgrad", and '
+    'The first argument is a shape (n, m). The second argument is "sgd", "momentum", "adam", "amsgrad", or '
     '"adafactor". The third argument is True or False. What does the failing line expect instead?'
 )
 
@@ -121,28 +122,32 @@ def _suspects(
         bits = "In mixed precision, weights and gradients are stored in 16 bits. How many bytes is that per element?"
         return [
             (n, "This is the number of elements. How many bytes does each element take?"),
-            (total, "This is the sum of all three entries. Which part of the sum belongs in this entry?"),
+            (total, _TOTAL),
             (4 * n, bits)
             if mixed
             else (2 * n, "In this call, everything is stored in float32. How many bytes is that per element?"),
             (
                 6 * n,
-                "You counted the float32 copy of the weights in this entry. Which of the three entries should include "
-                "the copy?",
+                "You counted the float32 copy of the weights in this entry, where it doesn't belong. Which entry "
+                "should include the copy?",
             ),
-            (0, "After the backward pass, every element of the matrix has both a value and a gradient."),
+            (
+                0,
+                "After the backward pass, every element of the matrix has both a value and a gradient, so this entry "
+                "can't be 0.",
+            ),
         ]
-    suspects: list[Suspect] = [(total, _GONE if mixed else "This is the sum of all three entries.")]
+    suspects: list[Suspect] = [(total, _GONE if mixed else _TOTAL)]
     own = remembered(*shape, optimizer)
     if mixed:
         suspects += [
             (
                 right - 4 * n,
-                "In mixed precision, every optimizer keeps one more tensor, even plain SGD. What's in that tensor?",
+                "In mixed precision, every optimizer, even plain SGD, keeps one extra tensor. What's in that tensor?",
             ),
             (right - 2 * n, _COPY),
             (right - 2 * own, _HALF),
-            (right // 2, f"{_COPY} How many bytes does each element of the running averages take?"),
+            (right // 2, f"{_COPY} How many bytes does each element of the running averages take up?"),
             (right + 4 * n, _GONE),
         ]
     elif right:
@@ -158,7 +163,7 @@ def _suspects(
         ]
     if optimizer == "momentum":
         suspects.append(
-            (plain, "In the momentum rule, the next step reads the old m. Where is the old m stored until then?")
+            (plain, "In the momentum rule, the next step needs the old m. Where is the old m stored until then?")
         )
         suspects.append(
             (plain + 8 * n, "In the momentum rule, only m carries over to the next step. What else did you count?")
@@ -167,10 +172,12 @@ def _suspects(
         suspects.append(
             (
                 plain + 4 * n,
-                "Adam's next step reads two running averages, but you counted only one. Which one is missing?",
+                "Adam's next step needs two running averages, but you counted only one. Which average is missing?",
             )
         )
-        suspects.append((plain, "Adam's next step reads the old m and the old v. Where are they stored until then?"))
+        suspects.append(
+            (plain, "Adam's next step needs the old m and the old v. Where are these two tensors stored until then?")
+        )
     if optimizer == "amsgrad":
         suspects.append(
             (

@@ -14,7 +14,7 @@ SYMPTOMS = [
         "0.1",
     ),
     Symptom(
-        "It fits with a smaller batch or with shorter sequences",
+        "The model fits with a smaller batch or shorter sequences",
         "The activations are too large, and the attention scores grow with the square of the sequence length",
     ),
     Symptom(

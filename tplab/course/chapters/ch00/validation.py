@@ -79,7 +79,7 @@ def _compare(call: str, number: int, seen: object, right: float) -> None:
         fail(
             "0.3",
             f"{call} returned {type(seen).__name__}.",
-            "Your function should return a single number. What does it return?",
+            "Your function should return a single number. What does its last line return?",
         )
     value = float(seen)
     if abs(value - right) > 1e-9 * right:
@@ -111,7 +111,8 @@ def _is_as_before(call: str, model: Model, before: list, training: bool) -> None
         fail(
             "0.3",
             f"{call} changed model.training from {training} to {model.training}.",
-            "The caller decides between train() and eval(). If your function switches the mode, does it switch back?",
+            "The caller decides between train() and eval(). If your function changes the mode, does it restore the "
+            "old mode afterward?",
         )
 
 

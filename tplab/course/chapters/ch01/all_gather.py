@@ -35,8 +35,8 @@ _QUESTIONS = (
     ),
     Question(
         kind_is("out", _NEIGHBOUR),
-        "The only part you ever receive is your left-hand neighbor's. After the first step, do you send your own "
-        "part again, or do you send the part that has just arrived?",
+        "The only part you ever receive is your left-hand neighbor's. After the first step, do you send your own part "
+        "again or the part that just arrived?",
     ),
     Question(kind_is("out", _SUM), "You summed the parts. What should an all-gather do with the parts instead?"),
     Question(

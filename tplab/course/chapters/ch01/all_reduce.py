@@ -39,8 +39,8 @@ _QUESTIONS = (
     ),
     Question(
         kind_is("out", _PART),
-        "Every row of your result is this rank's part of the sum. Which of your two functions delivers the parts "
-        "from the other ranks?",
+        "Your result repeats this rank's part of the sum p times. Which of your two functions gathers the other "
+        "ranks' parts?",
     ),
     Question(kind_is("out", "1/p"), "You returned the mean. Does an all-reduce compute the mean or the sum?"),
     Question(
@@ -50,8 +50,8 @@ _QUESTIONS = (
     ),
     Question(
         kind_is("out", _COLUMNS, "order", "transposed"),
-        "The values are right, but they're in the wrong places. How do you split `x` into p parts, and do you join "
-        "them in the same order?",
+        "The values are right, but they're in the wrong places. Do you join the p parts in the same order in which "
+        "you split `x`?",
     ),
     Question(
         _whole_tensors,

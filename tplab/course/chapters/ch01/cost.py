@@ -51,11 +51,11 @@ _COST_QUESTIONS = (
     ),
     Question(
         lambda d: _NO_STEPS in d.kinds(),
-        "Your result is the time for a single step. How many steps have to happen one after the other?",
+        "Your result is the time for a single step. How many sequential steps are there?",
     ),
     Question(
         kind_is("ring", _P_STEPS),
-        "It takes p - 1 steps for every rank to add its own values to a part. Which extra step did you count?",
+        "After p - 1 steps, each part already contains every rank's values. Which extra step did you count?",
     ),
     Question(
         kind_is("tree", _LEVEL_MORE),
@@ -69,8 +69,8 @@ _COST_QUESTIONS = (
     ),
     Question(
         lambda d: True,
-        "Count the steps that have to happen one after the other, and count the bytes in each message. A message of "
-        "m bytes takes alpha + beta·m seconds. What total time do you get for all the steps?",
+        "Count the sequential steps and the bytes in each message. A message of m bytes takes alpha + beta·m seconds. "
+        "What's the total time for all the steps?",
     ),
 )
 
@@ -106,7 +106,7 @@ _CROSSOVER_QUESTIONS = (
     Question(
         lambda d: True,
         "Set `ring_seconds` equal to `tree_seconds` and solve for n. Then pass your n to both functions. Do the two "
-        "functions return the same time?",
+        "functions predict the same time?",
     ),
 )
 

@@ -55,8 +55,8 @@ _QUESTIONS = (
     ),
     Question(
         lambda d: d.kind("out") in ("p times", "multiple"),
-        "Some ranks' values are counted more than once in the sum. How many steps does it take for every rank to add "
-        "its values exactly once?",
+        "Some ranks' values are counted more than once in the sum. How many steps does it take until every rank has "
+        "added its values once?",
     ),
     Question(kind_is("out", "1/p"), "You returned the mean. Does a reduce-scatter compute the mean or the sum?"),
     Question(

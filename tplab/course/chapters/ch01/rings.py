@@ -100,9 +100,8 @@ LOST = (
     "request that `isend` and `irecv` return? If you throw a request away, its message may be lost."
 )
 TO_ITSELF = (
-    "In your code, a rank tries to send a message to itself or to receive a message from itself. A rank never needs "
-    "a message for data that it already has, because it can just copy the data. Which ranks should skip the line "
-    "that failed?"
+    "In your code, a rank tries to send to or receive from itself. A rank never needs a message for data that it "
+    "already has, because it can just copy the data. Which ranks should skip the line that failed?"
 )
 _SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # by torch on send, gloo on recv
 
@@ -132,8 +131,8 @@ def only_traffic(differences: checks.Differences) -> bool:
 NOT_WAITED = checks.Question(
     lambda d: "never waited" in d.kinds(),
     "You started a message but never waited for it to finish. When has the data arrived, and when can you safely "
-    "modify the tensor you sent? What does the call that starts a message return, and what should you do with the "
-    "value it returns?",
+    "modify the tensor you sent? What does the nonblocking call return, and what should you do with that return "
+    "value?",
 )
 
 CHANGED = checks.Question(
@@ -145,7 +144,7 @@ CHANGED = checks.Question(
 SHARES = checks.Question(
     OWN_MEMORY,
     "The values are right, but your result shares memory with the caller's tensor. What happens to the caller's data "
-    "when somebody modifies the result? Which call always makes new memory?",
+    "when someone modifies the result? Which call always allocates new memory?",
 )
 
 TORCH_DID_IT = checks.Question(
@@ -156,8 +155,8 @@ TORCH_DID_IT = checks.Question(
 
 SILENT = checks.Question(
     lambda d: any(row.name.endswith("traffic") and row.kind == "no traffic" for row in d),
-    "Nothing was sent, so this rank can't have the data of the other ranks, which lives in other processes. Which "
-    "line receives that data? If the line is in a loop, how many times does the loop run for this p?",
+    "Nothing was sent, so this rank can't have the other ranks' data, which is in other processes. Which line "
+    "receives that data? If the line is in a loop, how many times does the loop run for this p?",
 )
 
 FAR = checks.Question(
@@ -175,7 +174,7 @@ ZEROS = checks.Question(
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Some tensor in your code doesn't have the same dtype as `x`. Unless you pass a dtype, `torch.empty` and "
+    "One of the tensors in your code doesn't have the same dtype as `x`. Unless you pass a dtype, `torch.empty` and "
     "`torch.zeros` create float32 tensors. Which step changes the dtype?",
 )
 

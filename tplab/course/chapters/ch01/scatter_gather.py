@@ -151,16 +151,16 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
     for case in FIRST:  # separately, because a message that is never waited for can block what follows
         check([case], world_sizes=ORDER[:1])
     check(cases, world_sizes=ORDER)
-    return checks.Verdict("Scatter and gather work with any root, and each of them takes p - 1 messages.")
+    return checks.Verdict("Scatter and gather work with any root, and each of them needs only p - 1 messages.")
 
 
 _QUESTIONS = (
     NOT_WAITED,
     checks.Question(
         lambda d: NAMES_SENDER in d.names,
-        "If you call `dist.recv` without a source, it takes whichever message arrives first, and the order of "
-        "arrival can change from run to run. On GPUs, NCCL doesn't allow such a call at all. Which rank's data "
-        "belongs in this tensor?",
+        "If you call `dist.recv` without a source, it takes whichever message arrives first, and the order of arrival "
+        "can change from run to run. On GPUs, NCCL doesn't allow this kind of call. Which rank's data belongs in this "
+        "tensor?",
     ),
     checks.Question(
         lambda d: "changed" in d.kinds(),
@@ -174,14 +174,14 @@ _QUESTIONS = (
     SILENT,
     checks.Question(
         lambda d: "out" in d.names and "returned" not in d.names,
-        "You return the right tensor, but `out`, which your caller passed in, was never filled. An assignment such "
-        "as `out = ...` only makes `out` a name for a different tensor. What copies data into an existing tensor? "
-        "Does the source also copy its own part into `out`?",
+        "You return the right tensor, but `out`, which your caller passed in, was never filled. An assignment such as "
+        "`out = ...` only makes `out` a name for a different tensor. What copies data into an existing tensor? Does "
+        "the source rank also copy its own part into `out`?",
     ),
     checks.Question(
         lambda d: "returned" in d.names and "out" not in d.names,
-        "The tensor `out` is filled correctly. What does your function return on the source rank, and what does it "
-        "return on the other ranks?",
+        "The tensor `out` is filled correctly, but your function should also return it. What does your function "
+        "return on the source rank and on the other ranks?",
     ),
     checks.Question(
         checks.kind_is("out", _FIRST, _NEXT, _BEFORE),
@@ -195,18 +195,18 @@ _QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("gathered", "none"),
-        "Rank dst got None. Does every path through your function end in a `return`? Does your code assume that dst "
-        "is rank 0?",
+        "Rank dst returned None instead of a list. Does every path through your function end in a `return`? Does your "
+        "code assume that dst is rank 0?",
     ),
     checks.Question(
         lambda d: "gathered" in d.names and any("expected None" in row.text for row in d if row.name == "gathered"),
-        "Only rank dst collects the tensors. What should the other ranks return?",
+        "Only rank dst should return a list. What should the other ranks return?",
     ),
     checks.Question(
         lambda d: any(
             "expected a list" in row.text and "got a list" not in row.text for row in d if row.name == "gathered"
         ),
-        "The result should be a list of p tensors. Which line turns the list into something else?",
+        "The result should be a list of p tensors. What type of object does rank dst return instead?",
     ),
     checks.Question(
         lambda d: "gathered" in d.names,
@@ -215,12 +215,12 @@ _QUESTIONS = (
     ),
     checks.Question(
         lambda d: only_traffic(d) and "scatter traffic" in d.names,
-        "Every rank has its part, but you sent more than necessary. Each rank needs `parts[rank]` and nothing else. "
-        "How many messages does the source have to send, and how large is each message?",
+        "Every rank has the correct part, but you sent more data than necessary. Each rank needs `parts[rank]` and "
+        "nothing else. How many messages does the source rank have to send, and how large is each message?",
     ),
     checks.Question(
         lambda d: only_traffic(d) and "gather traffic" in d.names,
-        "Rank dst has the list, but you sent more than necessary. Which ranks have to send a message, and how many "
-        "messages does each of these ranks have to send?",
+        "Rank dst has the correct list, but you sent more data than necessary. Which ranks have to send a message? "
+        "How many messages does each sender need?",
     ),
 )

@@ -42,7 +42,8 @@ SYMPTOMS = [
     ),
     Symptom(
         "Every result is right, but it's slow with many ranks",
-        "The messages contain full tensors, or all traffic goes through one rank. Count the bytes in the trace",
+        "The messages are too large because they contain full tensors, or all traffic goes through one rank, which "
+        "becomes the bottleneck. Count the bytes in the trace",
         "1.3",
     ),
 ]

@@ -92,12 +92,12 @@ def careful_step(step: Step) -> checks.Verdict:
             "1.5", step, [case], draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
             stuck=STUCK, ask_instead=_about_report, world_sizes=(2, 4, 1), without=tuple(checks.Twin),
         )  # fmt: skip
-    return checks.Verdict("All ranks take the step, or none of them does.")
+    return checks.Verdict("Either all ranks take the step, or none of them do.")
 
 
 STUCK = (
     "The other ranks are blocked in a collective that one rank never calls. Under what condition does that rank "
-    "leave the function early? Do the other ranks know about that condition? Which message would tell them?"
+    "return early? Do the other ranks know about that condition? Which message would tell them?"
 )
 
 
@@ -109,14 +109,14 @@ QUESTIONS = (
     NOT_WAITED,
     checks.Question(
         lambda d: d.names == {LITTLE},
-        "Every rank does the right thing, but your function sends more than it needs to. What do the other ranks "
+        "Every rank does the right thing, but your function sends more data than it needs to. What do the other ranks "
         "have to know about a gradient in order to decide whether to skip? How many elements does it take to send "
         "that information?",
     ),
     checks.Question(
         lambda d: "step taken" in d.names and "weight" not in d.names,
-        "The weights are right. What should your function return on a rank that takes the step? What should your "
-        "function return on a rank that skips the step?",
+        "The weights are right, but the return value isn't. What should your function return on a rank that takes the "
+        "step? What should your function return on a rank that skips the step?",
     ),
     checks.Question(
         checks.kind_is("weight", OWN),

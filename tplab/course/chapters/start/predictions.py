@@ -18,8 +18,8 @@ PREDICTIONS = {
     "S.b": Prediction(
         question="Which rank gets stuck, and which rank is it waiting for?",
         answer={"stuck": 0, "waits_for": 1},
-        why="Rank 0 calls `all_reduce` inside your function and waits there for rank 1. But rank 1 skips your function "
-        "and has already finished.",
+        why="Rank 0 calls `all_reduce` inside your function and waits there for rank 1. But rank 1 never calls your "
+        "function and exits right away.",
         wrong={
             "stuck": "Your function calls `all_reduce`. Which rank calls your function?",
             "waits_for": "The `all_reduce` can't finish until both ranks have called it. Which rank never calls "

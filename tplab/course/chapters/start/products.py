@@ -155,14 +155,14 @@ def sent(*words: str) -> Callable[[checks.Differences], bool]:
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Somewhere, your code casts values to a different dtype. The message may get smaller that way, but the result "
-    "loses precision. Which line contains the cast?",
+    "Somewhere, your code casts values to a different dtype. That may shrink the message, but the result loses "
+    "precision. Which line contains the cast?",
 )
 
 ROOT_ONLY = checks.Question(
     lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
-    "Rank 0 has the correct result, but other ranks don't. Did you use a collective that gives its result to only one "
-    "rank? Which collective gives the result to every rank?",
+    "Rank 0 has the correct result, but not every rank does. Did you use a collective that gives its result to only "
+    "one rank? Which collective gives the result to every rank?",
 )
 
 ZEROS = checks.Question(
@@ -174,7 +174,8 @@ ZEROS = checks.Question(
 WEIGHTS_MOVED = checks.Question(
     sent(f"of {IN * OUT} elements"),
     f"Y is correct, but you sent {IN * OUT} elements, which is the size of A. Weights are usually the largest tensors, "
-    "so they should stay where they are. What would you have to send instead if every rank did its matmul first?",
+    "so it's best to leave them where they are. What would you have to send if every rank multiplied by its own part "
+    "of A first?",
 )
 
 TWICE = checks.Question(
@@ -184,8 +185,8 @@ TWICE = checks.Question(
 
 MORE = checks.Question(
     only_traffic,
-    "Y is correct, but you sent more data than you have to. After each rank's matmul, a single collective is enough. "
-    "Which collective is it?",
+    "Y is correct, but you sent more data than you have to. After each rank's matmul, a single collective is all you "
+    "need to get Y. Which collective is it?",
 )
 
 ROW_QUESTIONS = (
@@ -195,16 +196,17 @@ ROW_QUESTIONS = (
     ZEROS,
     checks.Question(
         checks.kind_is("out", OWN),
-        "Your output is only this rank's share of the sum. Which collective adds up the shares of all ranks? (If you "
-        "do call all_reduce, check which tensor it writes to and which tensor you return.)",
+        "Your output is only this rank's partial sum. Which collective adds up the partial sums from all ranks? (If "
+        "you do call all_reduce, check which tensor it writes to and which tensor you return.)",
     ),
     checks.Question(
-        checks.kind_is("out", "1/p"), "You averaged the ranks' results. Is Y the average of these results or their sum?"
+        checks.kind_is("out", "1/p"),
+        "You averaged the ranks' results. Is Y the average or the sum of the ranks' results?",
     ),
     checks.Question(
         checks.kind_is("out", LARGEST),
-        "You took the maximum of the ranks' results. But each rank's result is only one part of a sum. Which operation "
-        "combines the parts of a sum?",
+        "You took the maximum of the ranks' results. But each rank's result is only a partial sum. Which operation "
+        "combines partial sums?",
     ),
     checks.Question(
         checks.kind_is("out", "p times"),
@@ -212,34 +214,33 @@ ROW_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", P_TIMES_OWN),
-        "You multiplied this rank's own share by p, but the other ranks have different shares. Which collective adds "
-        "up the shares of all ranks?",
+        "You multiplied this rank's partial sum by p, but the other ranks have different partial sums. Which "
+        "collective adds up the partial sums from all ranks?",
     ),
     checks.Question(
         checks.kind_is("out", BESIDE, STACKED),
-        "Each rank's result already has the full shape of Y. Should you concatenate these results, or should you add "
-        "them?",
+        "Each rank's result already has the full shape of Y. Should you concatenate these results or add them?",
     ),
     checks.Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) and "out" in d.names,
-        "Your code wrote into one of its arguments, and Y is wrong. Did you sum the inputs across ranks before you "
-        "multiplied them? A product of sums isn't the same as a sum of products.",
+        "Y is wrong, and your code modified one of its arguments in place. Did you sum the inputs across ranks before "
+        "you multiplied them? A product of sums isn't the same as a sum of products.",
     ),
     WEIGHTS_MOVED,
     checks.Question(
         sent("reduce_scatter", "all_gather"),
-        "Y is correct, but you called a reduce-scatter and then an all-gather. A single collective can do both of "
-        "these jobs. Which collective is it?",
+        "Y is correct, but you used a reduce-scatter and an all-gather where one collective would do. Which "
+        "collective has the same effect as these two?",
     ),
     checks.Question(
         sent("all_gather"),
-        "Y is correct, but every rank received p tensors as large as Y and then added them up on its own. Which "
+        "Y is correct, but every rank received p tensors as large as Y and then added them up locally. Which "
         "collective does the addition for you?",
     ),
     checks.Question(
         sent("broadcast", "reduce"),
-        "Y is correct, but your code takes two steps. First, it computes the sum on one rank, and then it broadcasts "
-        "the sum to the other ranks. Which single collective does both?",
+        "Y is correct, but your code takes two steps where one would do. First, it computes the sum on one rank, and "
+        "then it broadcasts the sum to the other ranks. Which single collective does both?",
     ),
     TWICE,
     MORE,
@@ -250,8 +251,8 @@ COLUMN_QUESTIONS = (
     ROUNDED,
     checks.Question(
         lambda d: "order" in d.kinds(),
-        "You have the correct columns, but they're in the wrong order. On every rank, all_gather fills its list in "
-        "rank order. What does your code do with the list after that?",
+        "You have the correct columns, but they're in the wrong order. On every rank, `all_gather` fills its list in "
+        "rank order. Does your code reorder the list before it concatenates the parts?",
     ),
     ROOT_ONLY,
     ZEROS,
@@ -277,19 +278,18 @@ COLUMN_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", COPIES),
-        "You concatenated p copies of this rank's own columns. Which collective gets you the columns of the other "
-        "ranks?",
+        "You concatenated p copies of this rank's own columns. Which collective gets you the other ranks' columns?",
     ),
     checks.Question(
         lambda d: d.kind("out") == "shape",
-        "Your function should work for an x with any number of dimensions. Counting from the end, which dimension of "
-        "your result contains the columns of Y?",
+        "Your function should work for an x with any number of dimensions. Which dimension of your result, counting "
+        "from the end, holds the columns of Y?",
     ),
     checks.Question(
         sent("all_reduce"),
-        "Y is correct, but you used an all-reduce, which adds up tensors. There's nothing to add up here, because each "
-        "column of Y is already complete on one rank. Which collective just collects the columns and sends half as "
-        "much data?",
+        "Y is correct, but your all-reduce sends more data than you need. There's nothing to add up here, because "
+        "each column of Y is already complete on one rank. Which collective only gathers the columns and sends half "
+        "as much data?",
     ),
     checks.Question(
         sent("broadcast", "all_gather"),
