@@ -58,7 +58,7 @@ viz.matrices({"device 0": top, "device 1": bottom, "sum": top + bottom, "X A": X
 # | column split | replicated | sharded along its columns | an all-gather |
 # | row split | sharded along its columns | partial | an all-reduce |
 #
-# Change $p$ below and watch the shapes. With which split does each device's result shrink as $p$ grows?
+# Change $p$ below and watch the shapes. Which split makes each device's result smaller as $p$ grows?
 
 # %% tags=["explore"]
 viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
@@ -110,7 +110,7 @@ def unshard(shards: list[torch.Tensor], dim: int) -> torch.Tensor:
 # 2. `tensor.narrow(dim, start, length)` slices along any dimension, including negative ones, and returns a view. Which tensor method
 #    copies a view into new memory even if the view is already contiguous?
 # 3. Let `length = tensor.shape[dim] // world_size`, and return
-#    `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`. For `unshard`, a single call to `torch.cat` is enough.
+#    `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`. For `unshard`, you only need a single call to `torch.cat`.
 
 # %% check="2.1"
 check("2.1", shard, unshard)
@@ -135,7 +135,7 @@ check("2.1", shard, unshard)
 #
 # - `two_matmuls` computes $Z$ with the combination you chose. The check splits $A$ and $B$ according to your choice and passes each rank its own shards.
 #
-# The check tries middle layers that are wider than $Z$, narrower than $Z$, and just as wide. On every rank, $Z$ must match the correct result, and your traffic must match the minimum. If two combinations are equally cheap, you may return either one.
+# The check tries middle layers that are wider than $Z$, narrower than $Z$, and just as wide as $Z$. Every rank must return the correct $Z$ and send no more bytes than necessary. If two combinations are equally cheap, you may return either one.
 
 
 # %% exercise="2.2"
@@ -169,9 +169,9 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 
 
 # %% [markdown] hints="2.2"
-# 1. First, suppose you split $A$ by columns. After the first matmul, rank $r$ holds some of the columns of $XA$. Which rows of $B$ are these columns multiplied by? Now suppose you split $A$ by rows instead. What does rank $r$ hold after the first matmul in that case?
+# 1. First, suppose you split $A$ by columns. After the first matmul, rank $r$ holds some of the columns of $XA$. Which rows of $B$ are these columns multiplied by? Now suppose you split $A$ by rows instead. After the first matmul, what does rank $r$ hold in that case?
 # 2. Count how many elements each rank sends per row of $X$, and leave out the common factor $(p-1)/p$. If $A$ is split by columns and
-#    $B$ by rows, you need one all-reduce, which costs `2 * out`. If both matrices are split by columns, you need two all-gathers, which together cost `hidden + out`. How much do the other two combinations cost, where $A$ is split by rows?
+#    $B$ by rows, you need one all-reduce, which costs `2 * out`. If both matrices are split by columns, you need two all-gathers, which together cost `hidden + out`. How much do the two combinations cost in which $A$ is split by rows?
 # 3. It's never cheaper to split $A$ by rows, so you only have to compare `2 * out` with `hidden + out`. If $A$ is split by columns and $B$ by rows, compute
 #    `z = x @ a_shard @ b_shard` and all-reduce `z`. If both matrices are split by columns, all-gather the columns after each of the two matmuls.
 
@@ -218,7 +218,7 @@ viz.table(rows)
 predict("2.b", right=0, added_after=3)
 
 # %% [markdown]
-# Move the two sliders below. Can you find values for which the two results nearly agree, and values for which they're far apart?
+# Move the two sliders below to change the two terms. For which terms do the GELU of the sum and the sum of the GELUs nearly agree? For which terms are they far apart?
 
 
 # %% tags=["explore"]
@@ -270,11 +270,9 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # %% [markdown] hints="2.3"
-# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. For each of the two examples, a single entry is enough. If you choose `in = 2`
-#    and `b = out = 1`, each rank holds just one term, and you can try out pairs of terms with the sliders above.
-# 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel, because GELU(0) is
-#    0. To get a tiny gap, choose terms in a range where GELU is practically a linear function.
-# 3. With the terms $+3$ and $-3$, the gap is about 3. With the terms 9 and 9, there's no gap at all, because `gelu(t)` is practically equal to `t` when $t$ is large. In
+# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and you can try out pairs of terms with the sliders above.
+# 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel. Their sum is 0 and so is GELU(0), but the GELUs of the two terms don't cancel. To get a tiny gap, choose terms in a range where GELU is practically linear.
+# 3. If the two terms are $+3$ and $-3$, the gap is about 3. If both terms are 9, there's no gap at all, because `gelu(t)` is practically equal to `t` when $t$ is large. In
 #    that range, it makes no difference whether you apply GELU before or after the sum.
 
 # %% check="2.3"
@@ -308,7 +306,7 @@ viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": 
 # original code had no `view`. Instead, the helper passed an output tensor of the final shape to NCCL, which only checks the number of elements. Gloo also checks the shape, so we need the `view` to reproduce the bug.
 
 # %% [markdown] task="2.4" title="Fix a gather" difficulty=3 minutes=10
-# Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. It should still send a single message of the same size as before, and it should work for a `y` with any number of dimensions.
+# Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. The fixed function should still send a single message of the same size as before. It should work for a `y` with any number of dimensions.
 
 
 # %% exercise="2.4"
@@ -327,8 +325,8 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="2.4"
-# 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In which order do the numbers arrive?
-# 2. The collective knows nothing about rows and columns. The output starts with all of rank 0's values, followed by all of rank 1's values, and so on. If you view the output with an extra dimension for the ranks, which shape matches this order?
+# 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In which order do these numbers appear in the output?
+# 2. The collective knows nothing about rows and columns, so its output starts with all of rank 0's values, followed by all of rank 1's values, and so on. Suppose you view the output as a tensor whose first dimension is the rank. Which shape does this tensor have?
 # 3. View the gathered tensor as `[p, .., n]`. Then move the first dimension right before the last one, and merge these two dimensions. (Alternatively, gather into a
 #    list with `dist.all_gather`, and join the list with `torch.cat`.)
 
@@ -336,9 +334,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`. If `y` has few enough rows, the test passes
-# no matter how many ranks there are. What's the largest such number of rows? If there are few enough ranks, the test passes no matter how
-# many rows `y` has. What's the largest such number of ranks?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`. What's the largest number of rows for which the test passes no matter how many ranks there are? What's the largest number of ranks for which the test passes no matter how many rows `y` has?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)
@@ -379,8 +375,7 @@ symptoms(2)
 # - **Megatron-Core** implements both splits as layers in `megatron/core/tensor_parallel/layers.py`. The layers are called `ColumnParallelLinear` and
 #   `RowParallelLinear`, and you'll write both of them in chapter 04.
 #
-# - **PyTorch** has a tensor type called DTensor (`torch.distributed.tensor`), which keeps track of how it's distributed across ranks. DTensor expresses our three words as
-#   `Replicate()`, `Shard(dim)`, and `Partial()`. PyTorch's `ColwiseParallel` gives the weight of an `nn.Linear` the placement `Shard(0)`, and `RowwiseParallel` gives it
+# - **PyTorch** has a tensor type called DTensor (`torch.distributed.tensor`), which keeps track of how it's distributed across ranks. In DTensor, replicated, sharded, and partial are called `Replicate()`, `Shard(dim)`, and `Partial()`. PyTorch's `ColwiseParallel` gives the weight of an `nn.Linear` the placement `Shard(0)`, and `RowwiseParallel` gives it
 #   `Shard(1)`. A DTensor may also be split unevenly. In that case, PyTorch splits the tensor the way `torch.chunk` does and pads the shards before a collective.
 #
 # - **2D, 2.5D, and 3D tensor parallelism** arrange the ranks in a square or a cube and split both matrices along both dimensions. No rank needs a full $X$ or $Y$ anymore,

@@ -107,7 +107,7 @@ def operator_table() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="3.1"
-# 1. The forward column of the table follows from the descriptions above. For the backward column, ask yourself two questions about each operator. Which part of the gradient does this rank have when the backward pass reaches the operator? Which part does this rank need in order to continue the backward pass?
+# 1. The descriptions above tell you what each operator does in the forward pass. For the backward pass, ask yourself two questions about each operator. Which part of the gradient does this rank have when the backward pass reaches the operator? Which part does this rank need in order to continue the backward pass?
 # 2. For f, remember that every rank uses $x$ and that the chain rule adds up the gradients from all of these uses. For g, we have $z = z_0 + z_1$. What's $\partial z/\partial z_0$? Is there any rank that doesn't already have $dz$?
 # 3. The input of scatter is a full tensor on every rank, so every rank needs the full gradient. But each rank only has the gradient of its own slice. With gather, it's the other way around. Every rank has the full gradient, but it only needs its own slice.
 
@@ -140,7 +140,7 @@ check("3.1", operator_table)
 #
 # Here, a replicated tensor only counts once, no matter how many ranks hold it.
 #
-# PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because it makes a different assumption. PyTorch assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our g assumes that all ranks share one loss. Each operator is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
+# PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because PyTorch assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our g assumes that all ranks share one loss. Each operator is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
 #
 # </details>
 #
@@ -235,7 +235,7 @@ class CopyToRegion(Function):
 check("3.2", CopyToRegion)
 
 # %% [markdown] task="3.3" title="g, scatter and gather" difficulty=3 minutes=15
-# Now write the other three operators. You need very little new code, because your table shows which forward and backward passes do the same thing.
+# Now write the other three operators. You need very little new code, because your table shows which forward pass is identical to which backward pass.
 #
 # The operators scatter and gather work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If a size can't be divided evenly, `shard` raises an error for you.
 
@@ -301,7 +301,7 @@ class GatherFromRegion(Function):
 
 
 # %% [markdown] hints="3.3"
-# 1. g is f with its two halves swapped, and gather is scatter with its two halves swapped. So you only have to write scatter from scratch.
+# 1. If you swap the forward and backward passes of f, you get g. If you swap the forward and backward passes of scatter, you get gather. So you only have to write scatter from scratch.
 # 2. `forward` and `backward` are ordinary static methods, so one class can call the methods of another class. In the backward pass of scatter, each rank only has `h/p` columns of the gradient, and the other ranks have the rest. You can collect all the columns
 #    with `dist.all_gather(parts, mine)`, which fills a list of `p` tensors and requires `mine` to be contiguous.
 # 3. The forward pass of g can simply return `CopyToRegion.backward(ctx, x)`. The forward pass of scatter is `shard(x, -1, dist.get_rank(), dist.get_world_size())`. Its backward pass is
@@ -406,8 +406,7 @@ def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
 check("3.4", sum_over_ranks)
 
 # %% [markdown]
-# **Predict.** How could you have noticed these bugs? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. What value does the *returned* matrix contain on rank 0 if the matrices are
-# contiguous? What value does the returned matrix contain if the matrices are transposed? In the contiguous case, what value does rank 0's *own* matrix contain after the call?
+# **Predict.** How could you have noticed these bugs? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. All elements of the matrix that the helper *returns* on rank 0 have the same value. What's this value if the two input matrices are contiguous? What's this value if they're transposed? In the contiguous case, what value do the elements of rank 0's *own* matrix have after the call?
 
 # %% predict="3.b"
 predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
@@ -415,7 +414,7 @@ predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
 # %% [markdown]
 # ## Break it
 #
-# Is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input, which in this case is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. It's 1 on rank 0 and 2 on rank 1.
+# Is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input, which in this case is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
 
@@ -499,7 +498,7 @@ gradient = seen["gradient"]
 }
 
 # %% [markdown]
-# The strides are 0, so all six elements share the *same* four bytes. We call this an **expanded** tensor. An in-place all-reduce would write 24 bytes into a buffer of only 4 bytes and overwrite whatever comes after it in memory. With gloo, PyTorch 2.13 doesn't stop you, and your process crashes sooner or later. In this course, tplab checks for expanded tensors and raises an error.
+# The strides are 0, so all six elements share the *same* four bytes. We call this an **expanded** tensor. An in-place all-reduce would write 24 bytes into a buffer of only 4 bytes and overwrite whatever comes after it in memory. With gloo, PyTorch 2.13 raises no error, but your process will crash sooner or later. In this course, tplab checks for expanded tensors and raises an error.
 
 
 # %%
@@ -528,7 +527,7 @@ symptoms(3)
 # %% [markdown]
 # ## Measure it
 #
-# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor is `[b, s, h] = [2, 16, 64]` (batch size, sequence length, and hidden size), and each rank passes its own slice of this tensor to gather. How many collectives does each rank call in
+# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor has the shape `[b, s, h] = [2, 16, 64]` (batch size, sequence length, and hidden size). Each rank passes its own slice of this tensor to gather. How many collectives does each rank call in
 # total? How large is the **message** of each collective in bytes? (The message is the tensor that's summed, or all the gathered slices together.)
 
 # %% predict="3.e"
@@ -571,7 +570,7 @@ viz.table(rows)
 #
 # - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. To do what g does, you redistribute a DTensor from `Partial()` to `Replicate()`. To do what f does, you call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
 #
-# - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls its conjugate operator, so you can even differentiate twice. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
+# - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls the conjugate operator, so you can even compute second derivatives. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
 #   called `parallel_state`, formerly `mpu`.)
 #
 # </details>

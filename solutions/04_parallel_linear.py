@@ -281,7 +281,7 @@ for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
 viz.curves(curves, title="all five layers learn")
 
 # %% [markdown]
-# All five losses fall! One of the wrong layers even follows the correct curve exactly. The other two wrong layers learn slightly too fast or too slowly, which nobody would notice in a real training run. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
+# All five losses fall! One of the wrong layers even follows the correct curve exactly. The other two learn at slightly the wrong speed, which nobody would notice in a real training run. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
 
 
 # %%
@@ -309,11 +309,11 @@ viz.table(
 # It's worth spending a minute on this table. `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. `Divided` computes the correct output, but its bias learns too slowly. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
-# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias (pull request 3781), and pull request 4332 points out that the gradient of the bias is too small.
+# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias (pull request 3781). This makes the gradient of the bias too small, as pull request 4332 points out.
 #
 # ## A parameter that knows how it was split
 #
-# Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard, and how it was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
+# Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard and, if it's a shard, how the full tensor was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
 # `dim` is the dimension that was split, and `stride` is for **fused** weights. Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
 # model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block or as two blocks:
@@ -342,7 +342,7 @@ predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 # %% [markdown] task="4.3" title="Shard and unshard, with a stride" difficulty=3 minutes=12
 # In chapter 02, you wrote both functions for a single block. Now write them for `stride` blocks. As before, the two functions don't communicate.
 #
-# - Along `dim`, which may be negative, the full tensor consists of `stride` blocks of the same size. Each rank gets an equal slice of every block.
+# - The full tensor consists of `stride` blocks of the same size along `dim`, which may be negative. Each rank gets an equal slice of every block.
 # - A shard needs its own memory. (A view such as `full[0:4]` keeps the *entire* tensor in memory, so sharding wouldn't save anything.)
 # - If the size along `dim` can't be divided evenly, raise a `ValueError`, and include the size in the error message.
 
@@ -593,7 +593,7 @@ symptoms(4)
 #
 # <details><summary>Going deeper: Megatron-Core, DTensor, inference engines, and copies that forget</summary>
 #
-# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair, whose second element is `None` unless you use `skip_bias_add`. `_initialize_affine_weight_cpu` draws a master weight, just as your function does.
+# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair of the output and the bias. Without `skip_bias_add`, the second element is `None`. `_initialize_affine_weight_cpu` draws a master weight, just as your function does.
 #   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
 #   Megatron used to keep its process groups in a global module called `mpu`, which has since been renamed `parallel_state`. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
 # - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
@@ -638,4 +638,4 @@ from tplab.course import library
 library(4)
 
 # %% [markdown]
-# You now have a column-parallel layer and a row-parallel layer, and each of them comes in a cheap and an expensive variant. An MLP needs two linear layers in a row. Which two would you choose?
+# You now have a column-parallel layer and a row-parallel layer, each in a cheap and an expensive variant. An MLP needs two linear layers in a row. Which two would you choose?

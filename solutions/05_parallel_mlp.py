@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · The parallel MLP
 #
-# In each layer of a GPT, two thirds of the weights belong to the MLP. So if you can split the MLP across your GPUs without much communication, most of the model is taken care of. In this chapter, you'll design such a split yourself. Then you'll use it to train a model on real text with two and with four processes, and you'll compare the loss with plain PyTorch's, digit by digit.
+# In each layer of a GPT, two thirds of the weights are in the MLP. So if you can split the MLP across your GPUs without much communication, most of the model is taken care of. In this chapter, you'll design such a split yourself. Then you'll use it to train a model on real text with two and with four processes, and you'll compare the loss with plain PyTorch's, digit by digit.
 #
 # You need chapters 03 and 04. About 75 minutes.
 
@@ -40,12 +40,13 @@ from tplab.tensor import (
 # You decide how to split $A$ and $B$, and where to put the operators. Many designs compute the correct result. But only one design sends the fewest bytes, and you're about to find it.
 
 # %% [markdown] task="5.1" title="Split an MLP with the least traffic" difficulty=3 minutes=15
-# Every rank receives all of $X$ and returns all of $Y$. In the backward pass, every rank needs the full gradient of $X$, and the gradients of its own two shards.
+# Every rank receives all of $X$ and returns all of $Y$. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own two shards.
 #
 # - `mlp_splits` returns two strings, one for $A$ and one for $B$. Each string is either "column" or "row".
+#
 # - `sharded_mlp` receives the shards that you asked for. Use as many operators as you need, and no more.
 #
-# The check looks at the output, at all gradients, and at the number of bytes sent in each pass. A good strategy is to get any design working first, and then to look for messages that you can leave out.
+# The check compares the output, all gradients, and the number of bytes sent in each pass. A good strategy is to get any design working first and then look for messages that you can leave out.
 
 
 # %% exercise="5.1"
@@ -66,8 +67,8 @@ def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 # %% [markdown] hints="5.1"
-# 1. Start with $A$, and look at what each rank has just before the GELU. With a column split, each rank has some of the columns of $XA$. With a row split, each rank has only one term of the sum for every element. In which of these cases can a rank apply GELU without any communication?
-# 2. Suppose each rank has some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ are multiplied by these columns? How should you split $B$, so that the ranks don't have to communicate between the two matmuls? Now look at the beginning and the end of the MLP. What's still missing from $Y$, and what's still missing from the gradient of $X$?
+# 1. Start with $A$, and look at what each rank has just before the GELU. With a column split, each rank has some of the columns of $XA$. With a row split, each rank has only one term of the sum for every element. With which of these two splits can a rank apply GELU without any communication?
+# 2. Suppose each rank has some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ are multiplied by these columns? How should you split $B$ so that the ranks don't have to communicate between the two matmuls? At the end of the MLP, each rank has only one term of $Y$. Which operator sums these terms? At the beginning, each rank has only one term of the gradient of $X$. Which operator sums these terms in the backward pass?
 # 3. Split $A$ by columns and $B$ by rows. In `sharded_mlp`, start with `x = copy_to_region(x)` and `z = F.gelu(x @ a)`, and then return `reduce_from_region(z @ b)`.
 
 # %% check="5.1"
@@ -90,7 +91,7 @@ check("5.1", mlp_splits, sharded_mlp)
 predict("5.a", collectives=4, times_n=10)
 
 # %% [markdown]
-# Below, you can try every way to combine two parallel layers. The input is 1,024 bytes long, and $m = 4h$. Does the traffic depend on the number of ranks?
+# Below, you can try every way to combine two parallel layers with $m = 4h$. The input takes up 1,024 bytes. Does the traffic depend on the number of ranks?
 
 # %%
 LAYERS = {
@@ -136,7 +137,7 @@ def cost(kind):
 viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For *each sequence*, the messages of the MLPs alone add up to $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes. That's almost 10 GB, and the ranks have to wait for every one of these messages. With the obvious design, the total would be 48 GB. That's why tensor-parallel ranks usually share a single machine, which has the fastest links.
+# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For *each sequence*, the messages of the MLPs alone add up to $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes. That's almost 10 GB, and the ranks have to wait for every one of these messages. With the obvious design, the total would be 48 GB. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
 
 # %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
 # Turn your design into a module made of two layers from chapter 04. Call the layers `self.up` and `self.down`, and use the exact GELU, `F.gelu`.
@@ -258,7 +259,7 @@ for prompt in PROMPTS:
 # %% [markdown]
 # A model that guesses blindly among 256 bytes has a loss of $\ln 256 = 5.55$. After 300 steps, our model writes something that looks remarkably like Python.
 #
-# **Predict.** Now we'll train the same model with your `ParallelMLP` on two ranks. How many all-reduces does each training step need, for the MLP *and* for the gradients of all parameters? In total, how many bytes do the messages of these all-reduces contain? (There are $128$ examples with $h = 128$, in float64.)
+# **Predict.** Now we'll train the same model with your `ParallelMLP` on two ranks. How many all-reduces does each training step need in total, counting those inside the MLP *and* any that sum the parameters' gradients? How many bytes do the messages of all these all-reduces contain? (There are $128$ examples with $h = 128$, in float64.)
 
 # %% predict="5.b"
 predict("5.b", all_reduces=2, bytes=262144)
@@ -316,8 +317,7 @@ viz.table(
 #
 # ## What keeps the replicas equal?
 #
-# There's something odd about this training loop, though. Each rank has its own copy of the embedding and updates that copy with its own gradient, but nothing ever compares the copies. In data parallelism, you'd all-reduce the gradients to keep all the copies equal. Here, the copies stay equal anyway. They start out equal, every rank sees the same batch, and f gives the *full* gradient to everything that comes
-# before the MLP. So every rank makes the same update.
+# There's something odd about this training loop, though. Each rank has its own copy of the embedding and updates that copy with its own gradient, but nothing ever compares the copies. In data parallelism, you'd all-reduce the gradients to keep all the copies equal. Here, the copies stay equal anyway. They start out equal, and every rank sees the same batch. Thanks to f, every parameter before the MLP also gets its *full* gradient on every rank. So every rank makes the same update.
 #
 # But nothing in the loop verifies that the copies are still equal. If you forget an f somewhere, the copies drift apart without any error message. So let's build a detector.
 #
@@ -345,7 +345,7 @@ launch(maximum_over_ranks, 2)[0] | {
 # So a MAX or MIN across ranks can silently lose a NaN, and so can Python's `max`. A positive infinity, on the other hand, survives any kind of maximum.
 
 # %% [markdown] task="5.3" title="A detector for drifting replicas" difficulty=3 minutes=15
-# Find the largest difference between any two ranks, over all elements of all replicated parameters. Return this difference as a float that's the same on every rank. If a parameter contains a NaN, either on some ranks or on all of them, return `nan` or `inf`.
+# Compare each element of each replicated parameter across ranks, and find the largest difference between any two ranks' values. Return this difference as a float that's the same on every rank. If a replicated parameter contains a NaN on any rank, you may return either `nan` or `inf`.
 #
 # A parameter with the attribute `tensor_parallel` is a shard. Shards are *supposed* to differ, so skip them, and don't send them to other ranks. Your detector must not change any parameters.
 
@@ -370,7 +370,7 @@ def replica_drift(module, group=None):
 # %% [markdown] hints="5.3"
 # 1. Every element has `p` values, one on each rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
 # 2. For each parameter without `tensor_parallel`, all-reduce one detached copy with `MAX` and a second copy with `MIN`, and take `(largest - smallest).max().item()`. At the end, return the largest of these differences. What value could you put in place of each NaN in these copies?
-# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. If only some ranks have a NaN, the difference is `inf`. If all ranks have a NaN, the difference is `inf - inf`, which is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
+# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. If only some ranks have a NaN, `largest - smallest` is `inf`. If all ranks have a NaN, `largest - smallest` is `inf - inf`, which is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
 
 # %% check="5.3"
 check("5.3", replica_drift)
@@ -378,7 +378,7 @@ check("5.3", replica_drift)
 # %% [markdown]
 # ## Break it: leave out f
 #
-# Calling f takes just one line of code, and that line does nothing in the forward pass. Suppose you forget it. Before you run the cell below, what do you think the loss curves will look like?
+# Calling f takes just one line of code, and that line does nothing in the forward pass. Suppose you forget that line. What will the loss curves look like? Make a guess before you run the cell below.
 
 
 # %%
@@ -415,7 +415,7 @@ viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't s
 #
 # $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
 #
-# The *gate* $XG$ and the *up* projection $XU$ are multiplied element by element. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. The fused layer needs only one matmul and one f instead of two of each. This is where an inference engine called xLLM made a mistake, which pull request 1616 fixed. Here's the same mistake in our own layers:
+# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. The fused layer needs only one matmul and one f instead of two of each. An inference engine called xLLM got this fused layer wrong until pull request 1616 fixed the mistake. Here's the same mistake in our own layers:
 
 
 # %%
@@ -464,7 +464,7 @@ viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], 
 # The broken MLP runs on any number of ranks, and it even *trains* on any number of ranks. But its first loss depends on `p`, and a checkpoint that was saved on two ranks is useless on a single rank.
 
 # %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=2 minutes=8
-# Find out which elements the broken version multiplies together on two ranks, and fix it. Your version should still have one fused layer `self.up` whose full weight is `[gate; up]`, and it should send exactly as many bytes as your `ParallelMLP`.
+# Find out which elements the broken version multiplies together on two ranks, and fix it. Your version should still have one fused layer `self.up`, and the full weight of this layer should be `[gate; up]`. Your version should send exactly as many bytes as your `ParallelMLP`.
 
 
 # %% exercise="5.4"
@@ -498,14 +498,14 @@ class ParallelSwiGLU(nn.Module):
 
 # %% [markdown] hints="5.4"
 # 1. With $m = 4$, the fused weight has eight rows. Rows 0 to 3 belong to the gate, and rows 4 to 7 belong to the up projection. On two ranks, which four rows does rank 0 get? What do the two halves of rank 0's output contain?
-# 2. Calling `chunk(2, dim=-1)` is correct only if a rank's shard consists of the rank's gate rows followed by its up rows. In chapter 04, you met an option of `ColumnParallelLinear` that was made for exactly this layout.
+# 2. Calling `chunk(2, dim=-1)` is correct only if a rank's shard consists of the rank's gate rows, followed by the matching rows of the up projection. In chapter 04, you saw an option of `ColumnParallelLinear` that was made for exactly this layout.
 # 3. Create the first layer with `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`. You can leave `forward` unchanged, because it's already correct.
 
 # %% check="5.4"
 check("5.4", ParallelSwiGLU)
 
 # %% [markdown]
-# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows. Row 0, which is the first gate row, should be paired with row 8, which is the first up row. On rank 0, which row is row 0 paired with instead? On rank 1, which row is row 8 paired with?
+# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows. Row 0 is the first row of the gate, so it should be paired with row 8, which is the first row of the up projection. On rank 0, which row actually ends up paired with row 0? On rank 1, which row ends up paired with row 8?
 
 # %% predict="5.c"
 predict("5.c", row_0_meets=4, row_8_meets=12)
@@ -550,9 +550,10 @@ viz.table(rows)
 #
 # <details><summary>Going deeper: the same MLP in Megatron-Core and in PyTorch</summary>
 #
-# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Both layers use `skip_bias_add`, so that the first bias can be fused with the activation, and the second bias with dropout and the residual connection. For a gated MLP, `linear_fc1` is twice as wide,
-#   its weight is marked with stride 2, and `apply_swiglu_sharded_factory` saves the two blocks separately. In issue 360, a user asked how the rows of the gate and the up projection are paired.
-# - **Other architectures** may be out of luck. This design works so well because a transformer consists of pairs of large matmuls with only elementwise or per-head operations between them. In this form, tensor parallelism is tailored to transformers.
+# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Thanks to `skip_bias_add`, the first bias can be fused with the activation, and the second bias can be fused with dropout and the residual connection. For a gated MLP, `linear_fc1` is twice as wide. Its weight is marked with stride 2, which means that the weight consists of two blocks. In a checkpoint, `apply_swiglu_sharded_factory` saves these two blocks separately. In issue 360, a user asked how the rows of the gate and the up projection are paired.
+#
+# - **Other architectures** may not be able to use this design. The design works so well because a transformer consists of pairs of large matmuls with only elementwise or per-head operations between them.
+#
 # - **PyTorch** uses the same design if you call `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. If you keep the gate and the up projection in two separate layers, you don't need a stride, but you run two smaller matmuls instead of a single large one.
 #
 # </details>

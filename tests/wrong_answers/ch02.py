@@ -60,11 +60,11 @@ CUT = [
     ("zeros of the right shape", cut(REFUSE + "shape = list(tensor.shape)\nshape[dim] //= world_size\nreturn torch.zeros(shape, dtype=tensor.dtype)"), "Which line should fill in the values"),
     ("always in float32", cut(REFUSE + "return torch.tensor(tensor.chunk(world_size, dim)[rank].tolist())"), "Which line of your code changes the dtype"),
     ("clears the whole tensor after the cut", cut(REFUSE + swap(CHUNK, "return", "part =") + OWN + "\ntensor.zero_()\nreturn part"), "Which line of your code writes into an input tensor"),
-    ("always along dimension 0", cut(unshard="return torch.cat(shards)"), "along the same dimension and in the same order"),
-    ("stack makes a new dimension", cut(unshard="return torch.stack(shards, dim)"), "along the same dimension and in the same order"),
-    ("the other way round", cut(unshard="return torch.cat(shards[::-1], dim)"), "along the same dimension and in the same order"),
-    ("adds the shards", cut(unshard="return sum(shards)"), "along the same dimension and in the same order"),
-    ("always along the last dimension", cut(unshard="return torch.cat(shards, -1)"), "along the same dimension and in the same order"),
+    ("always along dimension 0", cut(unshard="return torch.cat(shards)"), "along `dim` and in rank order"),
+    ("stack makes a new dimension", cut(unshard="return torch.stack(shards, dim)"), "along `dim` and in rank order"),
+    ("the other way round", cut(unshard="return torch.cat(shards[::-1], dim)"), "along `dim` and in rank order"),
+    ("adds the shards", cut(unshard="return sum(shards)"), "along `dim` and in rank order"),
+    ("always along the last dimension", cut(unshard="return torch.cat(shards, -1)"), "along `dim` and in rank order"),
     ("forgets to return", cut(unshard="torch.cat(shards, dim)"), "what does its last line return"),
 ]  # fmt: skip
 
@@ -91,24 +91,24 @@ def lucky_example():
 
 
 GELU = [
-    ("GELU after the sum on both sides", gap(PRODUCTS + "return (gelu(x @ a) - gelu(sum(products))).abs().max().round(decimals=6).item()"), "Your two results are equal"),
+    ("GELU after the sum on both sides", gap(PRODUCTS + "return (gelu(x @ a) - gelu(sum(products))).abs().max().round(decimals=6).item()"), "There's no gap, although"),
     ("a column split", gap("""
         right = gelu(x @ a)
         wrong = torch.cat([gelu(x @ columns) for columns in a.chunk(world_size, 1)], 1)
         n = min(right.shape[1], wrong.shape[1])
         return (right[:, :n] - wrong[:, :n]).abs().max().round(decimals=6).item()
         """), "With a column split, there would never be a gap"),
-    ("always 0", gap("return 0.0"), "Your two results are equal"),
+    ("always 0", gap("return 0.0"), "There's no gap, although"),
     ("with its sign", gap(swap(GAP, ".abs()", "")), "Does your code take absolute values"),
     ("with its sign, the other way round", gap(PRODUCTS + "return (sum(gelu(product) for product in products) - gelu(sum(products))).max().item()"), "Does your code take absolute values"),
     ("the mean", gap(swap(GAP, "max()", "mean()")), "Which single difference does the exercise ask for"),
-    ("two shards, whatever world_size is", gap(swap(GAP, "chunk(world_size", "chunk(min(2, world_size)")), "You always split the matrices into two shards"),
-    ("always two shards", gap(swap(GAP, "world_size", "2")), "You always split the matrices into two shards"),
+    ("two shards, whatever world_size is", gap(swap(GAP, "chunk(world_size", "chunk(min(2, world_size)")), "Your code always splits the matrices into two shards"),
+    ("always two shards", gap(swap(GAP, "world_size", "2")), "Your code always splits the matrices into two shards"),
     ("two shards also for one rank", gap(swap(GAP, "chunk(world_size", "chunk(max(2, world_size)")), "With p = 1, there's only one term"),
     ("the tanh approximation", gap(PRODUCTS + 'right = gelu(sum(products), approximate="tanh")\nreturn (right - sum(gelu(product, approximate="tanh") for product in products)).abs().max().item()'), "compute by default"),
-    ("without GELU", gap(PRODUCTS + "return (x @ a - sum(products)).abs().max().round(decimals=6).item()"), "Your two results are equal"),
-    ("relu", gap(swap_all(GAP, ("gelu(sum(products))", "sum(products).relu()"), ("gelu(product)", "product.relu()"))), "compute these two results"),
-    ("one GELU of the sum against GELU of the first product", gap(swap(GAP, "sum(gelu(product) for product in products)", "gelu(products[0])")), "compute these two results"),
+    ("without GELU", gap(PRODUCTS + "return (x @ a - sum(products)).abs().max().round(decimals=6).item()"), "There's no gap, although"),
+    ("relu", gap(swap_all(GAP, ("gelu(sum(products))", "sum(products).relu()"), ("gelu(product)", "product.relu()"))), "compute these two expressions"),
+    ("one GELU of the sum against GELU of the first product", gap(swap(GAP, "sum(gelu(product) for product in products)", "gelu(products[0])")), "compute these two expressions"),
     ("zeros", gap(counter="return torch.zeros(2, 4), torch.zeros(4, 2)"), "the gap of counter_example is only 0"),
     ("ones", gap(counter="return torch.ones(2, 4), torch.ones(4, 2)"), "How large is the gap if two terms cancel each other"),
     ("terms of one sign", gap(counter=swap(COUNTER, "-1.0", "1.0")), "How large is the gap if two terms cancel each other"),
@@ -117,9 +117,9 @@ GELU = [
     ("vectors", gap(counter="return torch.tensor([3.0, 3.0]), torch.tensor([1.0, -1.0])"), "two floating-point tensors with two dimensions each"),
     ("nothing but zeros", gap(lucky="return torch.zeros(2, 4), torch.zeros(4, 2)"), "lucky_example has an element of magnitude 0"),
     ("half of it zero", gap(lucky="return torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0], [1.0]])"), "lucky_example has an element of magnitude 0"),
-    ("tiny numbers", gap(lucky="return torch.full((1, 2), 1e-4), torch.full((2, 1), 1e-4)"), "In which other range is GELU practically a linear function"),
+    ("tiny numbers", gap(lucky="return torch.full((1, 2), 1e-4), torch.full((2, 1), 1e-4)"), "In which other range is GELU practically linear"),
     ("not large enough", gap(lucky=swap(LUCKY, "9.0", "2.0")), "the gap of lucky_example is"),
-    ("the counter-example again", gap(lucky="return counter_example()"), "acts like a linear function on all the terms"),
+    ("the counter-example again", gap(lucky="return counter_example()"), "linear in a range that contains all the terms"),
 ]  # fmt: skip
 
 SPLITS = 'return ("column", "row") if out <= hidden else ("column", "column")'
@@ -190,8 +190,8 @@ return gathered.movedim(0, -2).flatten(-2)
 """
 PARTS = "parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]\ndist.all_gather(parts, y)\n"
 GATHER = [
-    ("as shipped", gather("gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])\ndist.all_gather_into_tensor(gathered, y.contiguous())\nreturn gathered.view(*y.shape[:-1], -1)"), "which shape matches that order"),
-    ("only reshapes", gather(swap(REPAIRED, ".movedim(0, -2).flatten(-2)", ".reshape(*y.shape[:-1], -1)")), "which shape matches that order"),
+    ("as shipped", gather("gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])\ndist.all_gather_into_tensor(gathered, y.contiguous())\nreturn gathered.view(*y.shape[:-1], -1)"), "a tensor whose first dimension is the rank"),
+    ("only reshapes", gather(swap(REPAIRED, ".movedim(0, -2).flatten(-2)", ".reshape(*y.shape[:-1], -1)")), "a tensor whose first dimension is the rank"),
     ("joins along dimension 0", gather(PARTS + "return torch.cat(parts)"), "Along which dimension should you concatenate them"),
     ("moves the ranks to the end", gather(swap(REPAIRED, "movedim(0, -2)", "movedim(0, -1)")), "Which dimension of your gathered tensor indexes the ranks"),
     ("knows two dimensions only", gather(swap(REPAIRED, "movedim(0, -2)", "movedim(0, 1)")), "Which dimension of your gathered tensor indexes the ranks"),

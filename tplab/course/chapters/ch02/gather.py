@@ -67,8 +67,8 @@ QUESTIONS = (
     checks.Question(
         checks.kind_is("out", AS_SHIPPED),
         "Your output contains the right values, but they're in memory order, so all of rank 0's values come before "
-        "all of rank 1's. If you view the output with an extra dimension for the ranks, which shape matches that "
-        "order? Where does the extra dimension have to go before you merge it with the last dimension?",
+        "all of rank 1's. Suppose you view the output as a tensor whose first dimension is the rank. Where does this "
+        "dimension have to go before you merge it with the last dimension?",
     ),
     checks.Question(
         checks.kind_is("out", STACKED),
@@ -87,7 +87,7 @@ QUESTIONS = (
     checks.Question(
         "out",
         "Suppose y has the shape [2, 2] on each of two ranks. On paper, write down where each of the eight elements "
-        "belongs. Which dimension of your gathered tensor indexes the ranks? Where is that dimension when you merge "
-        "it with the last dimension?",
+        "belongs. Which dimension of your gathered tensor indexes the ranks? Where does this dimension have to go "
+        "before you merge it with the last dimension?",
     ),
 )

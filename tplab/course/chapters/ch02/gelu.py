@@ -41,7 +41,7 @@ _GAP_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _TWO),
-        "You always split the matrices into two shards. How many shards should there be for this `world_size`?",
+        "Your code always splits the matrices into two shards. How many shards should there be for this `world_size`?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _TANH),
@@ -49,13 +49,14 @@ _GAP_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("gelu_gap", "zeros"),
-        "Your two results are equal, so there's no gap. Does your code apply GELU before the sum for one of the two "
-        "results? Did you split A by rows? With a column split, there would never be a gap.",
+        "There's no gap, although the GELU of the sum and the sum of the GELUs should differ. Does your code apply "
+        "GELU to each term before it computes the sum of the GELUs? Did you split A by rows? With a column split, "
+        "there would never be a gap.",
     ),
     checks.Question(
         lambda d: "gelu_gap" in d.names and not d.malformed,
         "For p = 2, the gap is the difference between `GELU(X_0 A_0 + X_1 A_1)` and `GELU(X_0 A_0) + GELU(X_1 A_1)`. "
-        "Which lines of your code compute these two results?",
+        "Which lines of your code compute these two expressions?",
     ),
 )
 
@@ -110,11 +111,11 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
         checks.fail(
             "2.3",
             f"lucky_example has an element of magnitude {smallest:.3g}, which is less than 0.1.",
-            "With zeros or tiny elements, both results are about 0 anyway. In which other range is GELU practically a "
-            "linear function?",
+            "If the elements are zero or tiny, GELU returns about 0 anyway. In which other range is GELU practically "
+            "linear?",
         )
     return checks.Verdict(
-        "Your counterexample reveals the mistake with a gap of at least 1, and your lucky example hides it."
+        "Your counterexample reveals the mistake with a gap of at least 1, and your lucky example hides the mistake."
     )
 
 
@@ -145,7 +146,7 @@ def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
         checks.fail(
             "2.3",
             f"the gap of lucky_example is {size:.3g}, not below 1e-6.",
-            "The two results agree if GELU acts like a linear function on all the terms and on their sum. In which "
-            "range is GELU practically linear?",
+            "The gap vanishes if GELU is linear in a range that contains all the terms and their sum. In which range "
+            "is GELU practically linear?",
         )
     return x, a

@@ -9,13 +9,13 @@ PREDICTIONS = {
         "split? How many MiB does the result take up with a row split?",
         answer={"weights": 4, "column_result": 2, "row_result": 8},
         why="A takes up 1024 · 4096 · 4 bytes, or 16 MiB, and each device stores a quarter of A with either split. Y "
-        "takes up 512 · 4096 · 4 bytes, or 8 MiB. A column split gives each device a quarter of the columns, but a "
-        "row split gives it a partial tensor that's as large as Y.",
+        "takes up 512 · 4096 · 4 bytes, or 8 MiB. With a column split, each device gets a quarter of the columns "
+        "of Y. With a row split, each device gets a partial sum for every entry of Y, so its result is as large "
+        "as Y.",
         wrong={
             ("weights", 16): "That's the size of the full A. How much of A does a single device store?",
             ("weights", 1): "Did you count elements instead of bytes? A float32 element takes up 4 bytes.",
-            "weights": "Multiply the shard's number of rows by its number of columns and by 4 bytes. Then divide by "
-            "1024 · 1024.",
+            "weights": "Multiply the number of elements in a shard by 4 bytes. Then divide by 1024 · 1024.",
             ("column_result", 8): "That's the size of the full Y. How many columns of Y does a single device compute?",
             "column_result": "Each device computes a quarter of the 4096 columns for all 512 rows. Each element takes "
             "up 4 bytes.",
@@ -37,9 +37,9 @@ PREDICTIONS = {
         },
     ),
     "2.c": Prediction(
-        question="If y has few enough rows, the broken gather passes the test no matter how many ranks there are. "
-        "What's the largest such number of rows? If there are few enough ranks, the broken gather passes the test no "
-        "matter how many rows y has. What's the largest such number of ranks?",
+        question="What's the largest number of rows for which the broken gather passes the test no matter how many "
+        "ranks there are? What's the largest number of ranks for which the broken gather passes the test no "
+        "matter how many rows y has?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
         "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "
@@ -48,7 +48,7 @@ PREDICTIONS = {
             "rows": "On paper, write down all of rank 0's values in memory order, followed by all of rank 1's values. "
             "If y has one row, is this the order of the correct result? If y has two rows, is this still the order of "
             "the correct result?",
-            "ranks": "For what number of ranks is there nothing to concatenate, so that nothing can go wrong?",
+            "ranks": "For what number of ranks is there nothing to concatenate?",
         },
     ),
 }

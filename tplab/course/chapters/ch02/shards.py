@@ -55,7 +55,7 @@ _SHARD_QUESTIONS = (
     checks.Question(
         "unshard",
         "The full tensor was split along `dim`, and `unshard` receives the shards in rank order. Does your code "
-        "concatenate the shards along the same dimension and in the same order?",
+        "concatenate the shards along `dim` and in rank order?",
     ),
 )
 

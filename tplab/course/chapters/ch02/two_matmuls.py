@@ -108,8 +108,8 @@ def choice(choose: Choose, hidden: int, out: int) -> Splits:
         checks.fail(
             "2.2",
             f"choose_splits(hidden={hidden}, out={out}) returned {said!r}.",
-            'It should return two words, one for A and one for B, each "column" or "row". What does your function '
-            "return?",
+            'It should return two words, one for A and one for B. Each word should be either "column" or "row". What '
+            "does your function return?",
         )
     cost, least = COSTS[said](hidden, out), min(each(hidden, out) for each in COSTS.values())
     if cost > least:
@@ -133,7 +133,7 @@ def cheapest_chain(choose_splits: Choose, two_matmuls: Compute) -> checks.Verdic
         expect=partial(expect, chosen), questions=QUESTIONS, world_sizes=(2, 4, 1),
     )  # fmt: skip
     return checks.Verdict(
-        "You found the minimum traffic for middle layers that are wider than Z, narrower than Z, and just as wide."
+        "You found the minimum traffic for middle layers that are wider than Z, narrower than Z, and just as wide as Z."
     )
 
 

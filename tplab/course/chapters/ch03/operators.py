@@ -365,7 +365,7 @@ G_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", "1/p"),
-        "You returned the mean of the terms. Does the network need their mean or their sum?",
+        "You returned the mean of the terms. Does the network need the mean or the sum of the terms?",
     ),
     checks.Question(
         checks.kind_is("out", "p times"), "The output is p times too large. Is each rank's term added more than once?"

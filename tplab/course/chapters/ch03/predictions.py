@@ -10,17 +10,18 @@ PREDICTIONS = {
         why="Rank 0 computes 3 · (-4) = -12, and rank 1 computes 5 · 4 = 20. The loss is 2x², so the correct gradient "
         "is 4x = 8, which is the sum of -12 and 20.",
         wrong={
-            "rank_0": "On rank 0, `a_0` is 3 and `dy_0` is -4. What's their product?",
-            "rank_1": "On rank 1, `a_1` is 5 and `dy_1` is 4. What's their product?",
-            ("right", 4): "That's the derivative at x = 1, or the mean of the two ranks' values. But here, x is 2.",
+            "rank_0": "On rank 0, a₀ is 3 and dy₀ is -4. What's their product?",
+            "rank_1": "On rank 1, a₁ is 5 and dy₁ is 4. What's their product?",
+            ("right", 4): "That's the derivative at x = 1, and it's also the mean of the two ranks' values. But here, "
+            "x is 2.",
             "right": "The loss is 2x². What's its derivative at x = 2?",
         },
     ),
     "3.b": Prediction(
-        question="Rank 0 passes a matrix of ones to the broken helper, and rank 1 passes a matrix of twos. What value "
-        "does the returned matrix contain on rank 0 if the matrices are contiguous? What value does the returned "
-        "matrix contain if the matrices are transposed? In the contiguous case, what value does rank 0's own matrix "
-        "contain after the call?",
+        question="Rank 0 passes a matrix of ones to the broken helper, and rank 1 passes a matrix of twos. All "
+        "elements of the matrix that the helper returns on rank 0 have the same value. What's this value if "
+        "the two input matrices are contiguous? What's this value if they're transposed? In the contiguous "
+        "case, what value do the elements of rank 0's own matrix have after the call?",
         answer={"contiguous": 3, "transposed": 1, "own_afterwards": 3},
         why="If x is contiguous, `x.contiguous()` is x itself, so the all-reduce overwrites x with the sum, and the "
         "helper returns x. If x is transposed, `x.contiguous()` is a copy, so the sum ends up in the copy, and the "
@@ -44,12 +45,14 @@ PREDICTIONS = {
         why="Autograd uses the saved output of exp as the derivative of exp. By the time autograd uses this output, "
         "it holds the sum, which is 3 on both ranks.",
         wrong={
-            ("rank_0", 1): "That's the correct gradient. But what's in the saved tensor by the time it's used?",
-            ("rank_1", 2): "That's the correct gradient. But what's in the saved tensor by the time it's used?",
-            "rank_0": "Autograd uses the saved output of exp as its derivative. What did the all-reduce write into "
-            "this output?",
-            "rank_1": "Autograd uses the saved output of exp as its derivative. What did the all-reduce write into "
-            "this output?",
+            ("rank_0", 1): "That's the correct gradient. But what value does the saved tensor hold by the time "
+            "autograd uses it?",
+            ("rank_1", 2): "That's the correct gradient. But what value does the saved tensor hold by the time "
+            "autograd uses it?",
+            "rank_0": "Autograd uses the saved output of exp as the derivative of exp. What value did the all-reduce "
+            "write into the saved output?",
+            "rank_1": "Autograd uses the saved output of exp as the derivative of exp. What value did the all-reduce "
+            "write into the saved output?",
         },
     ),
     "3.d": Prediction(
@@ -72,7 +75,8 @@ PREDICTIONS = {
         "Each message is the full tensor, with 2 · 16 · 64 elements of 4 bytes.",
         wrong={
             ("collectives", 8): "Each operator communicates in one direction only.",
-            ("collectives", 2): "You only counted the all-reduces of f and g. What do scatter and gather need?",
+            ("collectives", 2): "You only counted the all-reduces of f and g. Which collectives do scatter and gather "
+            "need?",
             "collectives": "How many of the eight entries in your table stand for a collective?",
             (
                 "bytes",

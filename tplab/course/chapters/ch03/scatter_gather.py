@@ -80,7 +80,7 @@ SCATTER_QUESTIONS = (
     checks.Question(
         lambda d: d.kind("dx") in (STACKED, "order") or "order" in d.kinds(),
         "x was sliced along the last dimension, in rank order. Do you concatenate the slices of the gradient along "
-        "the same dimension and in the same order?",
+        "that dimension and in rank order?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
@@ -164,7 +164,8 @@ GATHER_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of the output came from one rank. Should the gradient of a column depend on the number of ranks?",
+        "Each column of the output came from a single rank. Should the gradient of a column depend on the number of "
+        "ranks?",
     ),
     BACKWARD_SENDS,
 )

@@ -148,7 +148,8 @@ def _shape(more: str) -> checks.Question:
 
 
 _SIZES = _shape(
-    "Neither f nor g changes the size of a tensor. Which of the four possible entries do change a tensor's size?"
+    "Neither f nor g changes the size of a tensor. Which of the four possible table entries change the size of a "
+    "tensor?"
 )
 _QUESTIONS = {
     "f": (
@@ -177,16 +178,16 @@ _QUESTIONS = {
     ),
     "scatter": (
         _shape(
-            "After scatter, each rank should hold its own slice of x. In the backward pass, each rank only has the "
+            "The output of scatter should be this rank's own slice of x. In the backward pass, each rank only has the "
             "gradient of its own slice, but the layers before scatter need the gradient of the full x. How can a rank "
             "get the other slices of the gradient?"
         ),
     ),
     "gather": (
         _shape(
-            "After gather, each rank should hold the slices from all ranks. In the backward pass, every rank already "
-            "has the gradient of the full output. Which part of this gradient belongs to the slice that came from this "
-            "rank?"
+            "The output of gather should contain the slices from all ranks. In the backward pass, every rank already "
+            "has the gradient of the full output. Which part of this gradient is the gradient of this rank's own "
+            "slice?"
         ),
     ),
 }

@@ -176,9 +176,9 @@ def column_parallel_linear(layer_class: Any) -> checks.Verdict:
         give=give,
         expect=expect,
         questions=QUESTIONS,
-        crash="Next to each line of your code, write down the tensor shapes on one rank. The shape of x is [.., in], "
-        "weight is [out/p, in], bias is [out/p], and the output is [.., out/p]. Which two shapes in your code don't "
-        "match?",
+        crash="Next to each line of your code, write down the tensor shapes on one rank. For this layer, x is [.., "
+        "in], weight is [out/p, in], bias is [out/p], and the output is [.., out/p]. Which two shapes in your "
+        "code don't match?",
         odd=(IN, OUT + 1),
         odd_question=checks.Question(
             lambda d: True,

@@ -34,8 +34,8 @@ CUT_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("shard", "other rank"),
-        "The slices are correct, but a rank has another rank's slices. If you number all the slices, how does a "
-        "slice's number depend on the block and on the rank?",
+        "The slices are correct, but at least one rank has another rank's slices. If you number all the slices, how "
+        "does a slice's number depend on the block and on the rank?",
     ),
     checks.Question(
         checks.differs(OWN_MEMORY),
@@ -141,9 +141,9 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
 
 
 CRASH = (
-    "Which dimension does `dim` refer to in this call? Do all of your lines treat `dim` that way? Remember that -1 "
-    "means the last dimension, no matter how many dimensions the tensor has. Go through this call by hand, and write "
-    "down how many pieces you get along that dimension and how long each piece is."
+    "Which dimension does `dim` refer to in this call? Does every line of your code use that dimension? Remember that "
+    "-1 means the last dimension, no matter how many dimensions the tensor has. Work through this call by hand, and "
+    "write down how many pieces you get along that dimension and how long each piece is."
 )
 
 

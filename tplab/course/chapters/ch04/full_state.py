@@ -215,7 +215,7 @@ def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Ten
 LOAD_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "The caller's dictionary has changed. Does one of your lines modify `full_state`, or does a parameter share "
+        "The caller's dictionary has changed. Does a line of your code modify `full_state`, or does a parameter share "
         "its memory with a tensor in the dictionary?",
     ),
     checks.Question(
@@ -269,7 +269,7 @@ SAVE_QUESTIONS = (
     checks.Question(
         checks.differs(COPIED),
         "The saved tensors changed when training continued, so they must share memory with the parameters. Which "
-        "parameters did you forget to copy? Consider the replicated parameters, and the case where p = 1.",
+        "parameters did you forget to copy? Think of the replicated parameters, and don't forget the case p = 1.",
     ),
     checks.Question(
         lambda d: checks.has_kind("row.bias", "shape", "whole")(d) or checks.has_kind("norm", "shape", "whole")(d),
@@ -309,5 +309,5 @@ WHOSE_GROUP = (
 LOAD_CRASH = (
     "Which parameter caused the error? If two shapes don't match, check how you split that parameter. A replicated "
     "parameter has no `tensor_parallel` attribute, so it isn't split at all. If autograd complains about an in-place "
-    "change, make the change under `torch.no_grad()`."
+    "operation, do it under `torch.no_grad()`."
 )

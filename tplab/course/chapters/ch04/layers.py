@@ -151,8 +151,8 @@ def check_layer(
 
 
 NO_BIAS_CRASH = (
-    "This time, the layer was built with `bias=False`, so `self.bias` is None. Which line uses the bias anyway? If no "
-    "line uses the bias, look at the shapes instead."
+    "This time, the layer was built with `bias=False`, so `self.bias` is None. Which line uses the bias anyway? If "
+    "there's no such line, two tensor shapes may not match."
 )
 GROUP_CRASH = (
     "Which of your calls uses the default group of all ranks instead of `self.group`? Check every call that "
@@ -166,7 +166,7 @@ GROUP_IGNORED = checks.group_question(
 TRAFFIC_QUESTION = checks.Question(
     lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
     "All values are correct, but your layer doesn't run the expected collectives. According to the table of the four "
-    "operators, which collectives should run in each pass? Which of your lines runs a different collective?",
+    "operators, which collectives should run in each pass? Where does your code deviate from this table?",
 )
 
 SHARDING_QUESTION = checks.Question(

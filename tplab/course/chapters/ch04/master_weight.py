@@ -172,12 +172,12 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.differs(TRAINABLE),
-        "`param` should still be a leaf tensor that requires a gradient. Which of your lines changed that?",
+        "`param` should still be a leaf tensor that requires a gradient. Which line of your code changed that?",
     ),
     checks.Question(
         checks.has_kind("first weight", FLOAT32),
         "The parameters are float64 here. Which dtype does `torch.empty` choose if you pass only a shape? Which dtype "
-        "does the full weight need, so that you draw the same values as a single process?",
+        "does the full weight need so that you draw the same values as a single process?",
     ),
     checks.Question(
         checks.has_kind("first weight", AT_SHARD_SHAPE),
@@ -195,8 +195,9 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: "second weight" in d.names and "first weight" not in d.names,
-        "The first weight is correct, but a later weight isn't. Does your code use each parameter's own dimension? "
-        "Does any line reset the random generator, so that the second weight reuses the random numbers of the first?",
+        "The first weight is correct, but a later one isn't. Does your code split each weight along the dimension in "
+        "the weight's own `tensor_parallel` attribute? Does any line reset the random generator so that the second "
+        "weight reuses the random numbers of the first?",
     ),
     checks.Question(
         lambda d: "the next random number" in d.names and d.names <= {"the next random number", "traffic"},
@@ -205,7 +206,7 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: "first weight" in d.names,
-        "Without setting a new seed, a single process would call `init_method` once, on a tensor with the full shape "
-        "and the parameter's dtype. What does your function do differently?",
+        "A single process would call `init_method` just once, on a tensor with the full shape and the parameter's "
+        "dtype, without setting a new seed. What does your function do differently?",
     ),
 )

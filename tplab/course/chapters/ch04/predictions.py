@@ -93,16 +93,15 @@ PREDICTIONS = {
             (
                 "fraction_of_gradient",
                 1,
-            ): "The output depends on this rank's bias b only through b/4. What's the derivative of b/4 with respect "
-            "to b?",
+            ): "This rank adds b/4 instead of its bias b. What's the derivative of b/4 with respect to b?",
             (
                 "fraction_of_gradient",
                 4,
             ): "It's the other way around. The forward pass divides the bias by 4, so what happens to the gradient of "
             "the bias?",
             "fraction_of_gradient": (
-                "On each rank, the output depends on the bias b through b/p, and g passes the gradient through "
-                "unchanged. For p = 4, what's the derivative of b/p with respect to b?"
+                "Each rank adds b/p instead of its bias b, and g passes the gradient through unchanged. For p = 4, "
+                "what's the derivative of b/p with respect to b?"
             ),
         },
     ),

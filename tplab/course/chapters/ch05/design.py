@@ -145,14 +145,14 @@ CRASH = (
 )
 TOO_MUCH = checks.Question(
     only_traffic,
-    "Your MLP is correct, but it sends more bytes than necessary. Which of your operators undoes what another operator "
-    "did?",
+    "Your MLP is correct, but it sends more bytes than necessary. Which operator in your code undoes what another "
+    "operator did?",
 )
 OTHER_SPLITS = checks.Question(
     only_traffic,
-    "Your MLP is correct, but a different choice of splits needs far less traffic. If you split A by columns, each "
-    "rank has some columns of X A after the first matmul. If you split A by rows, each rank has only one term of a "
-    "sum. In which of these cases can a rank apply GELU right away?",
+    "Your MLP is correct, but your splits need far more traffic than necessary. If you split A by columns, each rank "
+    "has some columns of X A after the first matmul. If you split A by rows, each rank has only one term of a sum. "
+    "With which of these two splits can a rank apply GELU right away?",
 )
 QUESTIONS = (
     checks.INPUTS_QUESTION,
@@ -177,8 +177,8 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_no_gradient("da", "db", "dx"),
-        "A gradient is missing, so one of your lines must be invisible to autograd. Which line is it? (Autograd can "
-        "follow the four operators, but not calls to `dist` or `.detach()`.)",
+        "A gradient is missing, so one line of your code must be invisible to autograd. Which line is it? (Autograd "
+        "can follow the four operators, but not calls to `dist` or `.detach()`.)",
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_kind("dx", OWN_DX)(d),

@@ -112,7 +112,7 @@ def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
 
 EMPTY = (
     "A module may have no replicated parameters at all. In that case, nothing can drift, so the result should be 0.0. "
-    "Which of your lines needs at least one replicated parameter?"
+    "Which line of your code doesn't work without any replicated parameters?"
 )
 
 
@@ -166,18 +166,19 @@ CHANGED = checks.Question(
 )
 WHOSE_GROUP = (
     "Which of your calls doesn't pass `group`, and therefore uses the default group of all ranks? Check the "
-    "collectives, and also the calls that look up a rank or a world size."
+    "collectives as well as the calls that look up a rank or a world size."
 )
 _NAN = (
-    "A NaN isn't equal to any number, not even to another NaN. Your code can lose a NaN in two places. Across ranks, a "
-    "MAX or MIN may return the NaN or the number. Within a rank, what does Python's `max(0.0, float('nan'))` return?"
+    "A NaN isn't equal to any number, not even to another NaN. Your code can lose a NaN in two places. If one rank "
+    "has a NaN and another rank has a number, an all-reduce with MAX or MIN may return the number. Within a rank, "
+    "what does Python's `max(0.0, float('nan'))` return?"
 )
 DETECTOR_ASKS = {
     "one element is NaN on rank 1": _NAN,
     "one element is NaN on every rank": _NAN,
     "only the shards differ": (
-        "Each rank's shard is a different part of the weight, so shards are supposed to differ. Since shards are also "
-        "large, you shouldn't send them. How can you tell that a parameter is a shard?"
+        "Each rank's shard is a different part of the weight, so shards are supposed to differ. Shards are large, "
+        "too, so don't send them to other ranks. How can you tell that a parameter is a shard?"
     ),
     "the sign": (
         "The result has the wrong sign. A drift is a distance, so it can't be negative. Does your code subtract in the "
@@ -189,7 +190,7 @@ DETECTOR_ASKS = {
     ),
     "not the same on every rank": (
         "Every rank should return the same number. Otherwise, only some of the ranks would report the drift. What "
-        "information do the other ranks still need?"
+        "information do the other ranks need to compute the same number?"
     ),
     "equal replicas": (
         "The replicas are equal here, so the drift should be 0.0. Which values does your code compare? What's the "
@@ -223,6 +224,7 @@ DETECTOR_ASKS = {
         "The parameter that differs belongs to a nested module. Does your loop reach the parameters of nested modules?"
     ),
     "else": (
-        "A single element differs on a single rank. Where in your code does this difference get lost or averaged away?"
+        "A single element differs on a single rank. Which line of your code ignores this difference or averages it "
+        "away?"
     ),
 }

@@ -241,8 +241,8 @@ WHOSE_GROUP = (
     "group of all ranks?"
 )
 NO_BIAS_CRASH = (
-    "This time, the MLP was built with `bias=False`. Which line uses a bias that's None? If no line uses the bias, "
-    "look at the shapes instead."
+    "This time, the MLP was built with `bias=False`. Which line of your code uses a bias that's None? If there's no "
+    "such line, two tensor shapes may not match."
 )
 CRASH = (
     "Next to each line of your code, write down the tensor shapes on one rank. The first layer takes [.., h], the "
@@ -283,7 +283,7 @@ COMMON_QUESTIONS = (
     ),
     checks.Question(
         lambda d: checks.has_kind("dx", "p times")(d) and checks.has_kind("backward traffic", "traffic")(d),
-        "The column-parallel layer already contains f, which sums dx across ranks. Which of your lines sums dx a "
+        "The column-parallel layer already contains f, which sums dx across ranks. Which line of your code sums dx a "
         "second time?",
     ),
     checks.Question(
@@ -308,7 +308,7 @@ PLAIN_QUESTIONS = (
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
         "`self.up` isn't split by columns, or it isn't a parallel layer at all. Which kind of layer leaves its output "
-        "sharded, so that you can apply GELU right away?",
+        "sharded so that you can apply GELU right away?",
     ),
     checks.Question(
         checks.has_kind("out", TANH),
@@ -322,7 +322,7 @@ PLAIN_QUESTIONS = (
     *COMMON_QUESTIONS,
     checks.Question(
         lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
-        "The output should be Y = GELU(X A + a) B + c, without any other operation before or after. Which step of your "
+        "The output should be Y = GELU(X A + a) B + c, with no other operations before or after. Which step of your "
         "code doesn't match this formula?",
     ),
 )
@@ -331,21 +331,24 @@ GATED_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
         "Your MLP should have a fused, column-parallel layer `self.up` that maps h features to 2m, and a row-parallel "
-        "layer `self.down` that maps m features to h. Which of your parameters has a different name or shape?",
+        "layer `self.down` that maps m features to h. Which of your parameters doesn't have the expected name or "
+        "shape?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
-        "Rank 0 needs gate rows and the matching up rows, but it gets rows that don't belong together. How many "
-        "matrices are fused in `self.up`? Which argument of `ColumnParallelLinear` specifies that number?",
+        "Rank 0 needs some rows of the gate and the matching rows of the up projection, but the rows it gets don't "
+        "match. How many matrices are fused in `self.up`? Which argument of `ColumnParallelLinear` specifies that "
+        "number?",
     ),
     checks.Question(
         checks.has_kind("out", SWAPPED),
-        "The weight is [gate; up], so the first half of the output is the gate. Which half should you apply SiLU to?",
+        "The weight is [gate; up], so the first half of the output is the gate. Which half of the output should you "
+        "apply SiLU to?",
     ),
     checks.Question(
         checks.has_kind("out", INTERLEAVED),
-        "Each shard consists of the rank's gate rows followed by its up rows. Which columns of the output hold the "
-        "gate, and which columns hold the up projection?",
+        "Each shard consists of the rank's gate rows, followed by the matching rows of the up projection. Which "
+        "columns of the output hold the gate, and which columns hold the up projection?",
     ),
     checks.Question(
         checks.has_kind("out", OTHER_GATE, GELU_GATE),
