@@ -46,7 +46,18 @@ def vocab_logsumexp(logits, group=None):
 """
 FUNCTIONAL_NORM = ("self.norm(x)", "F.layer_norm(x, self.norm.normalized_shape, self.norm.weight, self.norm.bias, self.norm.eps)")  # fmt: skip
 
+IN_FLOAT32 = "logits = logits.float() if logits.dtype == torch.bfloat16 else logits\n"  # as Megatron computes the loss
+EACH_ALONE = (
+    ("of_q, of_kv = parameter.split([n * d, 2 * m * d])", "of_q, of_k, of_v = parameter.split([n * d, m * d, m * d])"),
+    ("[of_q, copy_to_region(of_kv, self.copies_group)]", "[of_q, *(copy_to_region(each, self.copies_group) for each in (of_k, of_v))]"),
+)  # fmt: skip
+
 RIGHT = [
+    RightAnswer("3.3", "adds up bfloat16 in float32", changed("3.3", ("        dist.all_reduce(y)\n", "        y = y.float() if y.dtype == torch.bfloat16 else y\n        dist.all_reduce(y)\n"), ("        return y\n", "        return y.to(x.dtype)\n"))),
+    RightAnswer("8.2", "a float32 result for bfloat16", changed("8.2", ("    m = vocab_max", f"    {IN_FLOAT32}    m = vocab_max"))),
+    RightAnswer("8.4", "a float32 loss for bfloat16", changed("8.4", ("        lse = vocab_logsumexp", f"        {IN_FLOAT32}        lse = vocab_logsumexp"))),
+    RightAnswer("8.5", "a float32 loss for bfloat16", changed("8.5", ("    counted = target", f"    {IN_FLOAT32}    counted = target"))),
+    RightAnswer("6.4", "adds up the gradients of K and of V one by one", changed("6.4", *EACH_ALONE)),
     RightAnswer("8.2", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
     RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),

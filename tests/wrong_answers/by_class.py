@@ -85,6 +85,58 @@ NAMES_THE_CPU: list[Changed] = [
     ("11.3", [("dx = dy @ weight", "dx = dy @ weight + torch.zeros(weight.shape[1], dtype=dy.dtype)")]),
 ]  # fmt: skip
 
+
+def half(tensor: str) -> str:
+    """A tensor in float32 if it's bfloat16, and otherwise as it is: computed in float32, and not converted back."""
+    return f"({tensor}).to(torch.float32 if ({tensor}).dtype == torch.bfloat16 else ({tensor}).dtype)"
+
+
+WIDER = "torch.float32 if dtype == torch.bfloat16 else dtype"
+ONLY_TWO = (
+    "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
+)
+NOT_BFLOAT16: list[Changed] = [
+    ("S.1", [("y = x_shard @ a_shard", f"y = {half('x_shard @ a_shard')}")]),
+    ("S.2", [("torch.cat(parts, dim=-1)", half("torch.cat(parts, dim=-1)"))]),
+    ("1.1", [("return out.copy_(parts[src])", "out.numpy()[...] = parts[src].numpy()\n    return out")]),
+    ("1.2", [("x[row].clone()", "torch.from_numpy(x[row].numpy().copy())")]),
+    ("1.3", [("rows[rank].copy_(part)", "rows[rank].numpy()[...] = part.numpy()")]),
+    ("2.1", [("return torch.cat(shards, dim)", f"return {half('torch.cat(shards, dim)')}")], "Which step changes their dtype"),
+    ("2.2", [("        return z\n", f"        return {half('z')}\n")]),
+    ("2.4", [("    gathered = y.new_empty", "    " + ONLY_TWO.format("y") + "gathered = y.new_empty")]),
+    ("3.2", [("return x.view_as(x)", f"return {half('x.view_as(x)')}")]),
+    ("3.3", [("        return y\n", f"        return {half('y')}\n")]),
+    ("3.4", [("    return y\n", f"    return {half('y')}\n")]),
+    ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", f"torch.empty(weight_shape, device=device, dtype={WIDER})")]),
+    ("4.2", [("return out", f"return {half('out')}")]),
+    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
+    ("5.1", [("(z @ b)", f"({half('z @ b')})")]),
+    ("5.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
+    ("5.4", [("F.silu(gate)", half("F.silu(gate)"))]),
+    ("6.1", [("-torch.inf", "torch.finfo(torch.float32).min")]),
+    ("6.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
+    ("6.4", [("attend(q, k, v", f"attend(*({half('part')} for part in (q, k, v))")]),
+    ("6.5", [("dtype=weight.dtype", "dtype=torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype")]),
+    ("7.2", [("(vectors, group)", f"({half('vectors')}, group)")]),
+    ("7.3", [("embedding_dim, device=device, dtype=dtype", f"embedding_dim, device=device, dtype={WIDER}")]),
+    ("7.5", [("device=device, dtype=dtype", f"device=device, dtype={WIDER}")]),
+    ("8.1", [("    return m", f"    return {half('m')}")]),
+    ("8.2", [("    m = vocab_max", "    " + ONLY_TWO.format("logits") + "m = vocab_max")]),
+    ("8.3", [("torch.where(mine, found, 0)", f"torch.where(mine, {half('found')}, 0)")]),
+    ("8.5", [("logits.masked_fill(padding, -torch.inf)", "logits.masked_fill(padding, torch.finfo(torch.float32).min)")]),
+    ("9.4", [("return x + y", f"return x + {half('y')}")]),
+    ("10.1", [("x = residual + dropout", f"x = {half('residual')} + dropout")]),
+    ("10.2", [("        x = self.final_norm(x)", f"        x = self.final_norm({half('x')})")]),
+    ("10.3", [("tensor = tensor.t()", f"tensor = {half('tensor.t()')}")]),
+    ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
+    ("12.1", [("torch.empty_like(parts[0])", half("torch.empty_like(parts[0])"))]),
+    ("12.2", [("y + self.bias", f"{half('y')} + self.bias")]),
+    ("12.3", [("if param.grad is not None]", "if param.grad is not None and param.grad.dtype in (torch.float32, torch.float64)]")]),
+    ("13.4", [("y.backward(", "y.numpy(force=True)\n            y.backward(")]),
+    ("14.1", [("param.grad.flatten() for param in bucket", "torch.from_numpy(param.grad.numpy()).flatten() for param in bucket")]),
+    ("14.2", [("length].clone())", "length].clone().float() if flat.dtype == torch.bfloat16 else flat[rank * self.length : (rank + 1) * self.length].clone())")]),
+]  # fmt: skip
+
 LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
@@ -197,6 +249,7 @@ CLASSES = (
     ("is wrong for other sizes and layouts", SIZES_AND_LAYOUTS, ""),
     ("keeps or changes what isn't its own", HELD_TOO_LONG, ""),
     ("names float64 itself", NAMES_FLOAT64, "Which line chooses a dtype on its own"),
+    ("only knows float32 and float64", NOT_BFLOAT16, "in bfloat16"),
     ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code should run on GPUs"),
     ("leaves something behind for the next call", LEAVES_SOMETHING, "What does a call leave behind"),
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),

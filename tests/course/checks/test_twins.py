@@ -1,10 +1,22 @@
 """Twins of a case, on real ranks: a check gets them for free, and each catches the mistake that it's there for."""
 
+import numpy as np
 import pytest
 import torch
 
 from tests.course.checks.test_cases import WHOSE, Length, draw, expect, give, total
-from tplab.course.checks import CheckFailed, Expected, Twin, Verdict, check_cases, exercise, observe, random_tensor
+from tplab.course.checks import (
+    CheckFailed,
+    Expected,
+    Traffic,
+    Twin,
+    Verdict,
+    check_cases,
+    exercise,
+    observe,
+    random_tensor,
+    twins,
+)
 from tplab.course.checks.exercises import check
 from tplab.course.checks.layouts import packed, spread_out, unpacked
 
@@ -48,6 +60,14 @@ def names_float64(x):
     return torch.zeros(x.shape, dtype=torch.float64, device=x.device) + 2 * x
 
 
+def knows_two_dtypes(x):
+    return 2 * (x.float() if x.dtype == torch.bfloat16 else x)
+
+
+def with_numpy(x):
+    return x + x * torch.from_numpy(np.ones_like(x.detach().numpy()))
+
+
 outputs: dict = {}
 
 
@@ -78,6 +98,35 @@ def test_a_dtype_that_the_code_names_is_wrong_in_float32():
     failure = wrong(names_float64)
     assert failure.headline.startswith("Exercise 90.91, p = 2, names_float64 of 3 numbers in float32: wrong dtype")
     assert "Which line chooses a dtype on its own" in failure.question
+
+
+def test_a_result_in_float32_is_wrong_in_bfloat16():
+    failure = wrong(knows_two_dtypes)
+    assert failure.headline.startswith("Exercise 90.91, p = 2, knows_two_dtypes of 3 numbers in bfloat16: wrong dtype")
+    assert failure.rows[0][2] == "its dtype is float32, but bfloat16 is what this call works in"
+    assert "for float64 and float32 tensors, but not for bfloat16" in failure.question
+
+
+def test_what_bfloat16_makes_fail_is_named():
+    failure = wrong(with_numpy)
+    assert "with_numpy of 3 numbers in bfloat16: your code fails" in failure.headline
+    assert "NumPy has no bfloat16" in failure.question
+
+
+def test_a_bfloat16_result_may_be_rounded_and_not_wrong():
+    check("90.91", lambda x: x + x.float().mul(1.01).to(x.dtype) if x.dtype == torch.bfloat16 else x + x)
+    assert "in bfloat16" in wrong(lambda x: (1.4 if x.dtype == torch.bfloat16 else 2) * x).headline
+
+
+def test_a_loss_and_a_message_may_be_float32_for_bfloat16():
+    loss = torch.tensor(2.0)
+    assert twins.loss_in(Twin.BFLOAT16, loss).dtype == torch.bfloat16
+    assert twins.loss_in(Twin.FLOAT32, loss.double()).dtype == torch.float64
+    sent = {dtype: Traffic.expected(2, ("all_reduce", 3), dtype=dtype) for dtype in ("bfloat16", "float32", "float64")}
+    for dtype, same in (("bfloat16", True), ("float32", True), ("float64", False)):
+        assert (twins.observed(Twin.BFLOAT16, {"traffic": sent[dtype]})["traffic"] == sent["bfloat16"]) is same
+    assert twins.observed(Twin.FLOAT32, {"traffic": sent["float32"]})["traffic"] == sent["float32"]
+    assert twins.expected(Twin.BFLOAT16, {"traffic": sent["float64"]})["traffic"] == sent["bfloat16"]
 
 
 def test_an_output_kept_from_an_earlier_call_is_wrong_between_two_other_calls():

@@ -3,7 +3,7 @@
 exercises          `check("4.1", answer)`, and the decorator that registers a check
 cases              run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it on every rank
 layouts            memory layouts of tensors, which a rank gets to see
-twins              the same cases in float32, between two other calls, and on tensors that aren't contiguous
+twins              the same cases in float32 and bfloat16, between two other calls, and on non-contiguous tensors
 check_vocabulary   random inputs, process groups, and conditions under which to ask a question
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic of one rank

@@ -8,8 +8,8 @@ A check consists of its cases and four functions. `check_cases` does the rest.
     expect  (case, problem, place)         computes the expected values there, and what known mistakes would give
 
 The first case gets its own launch because that gives the clearest error message. The others share a second launch. On
-two ranks, the second launch also runs every case again as each of its twins (see `twins`): in float32, between two
-other calls, under no_grad, and on tensors that aren't contiguous.
+two ranks, the second launch also runs every case again as each of its twins (see `twins`): in float32 and bfloat16,
+between two other calls, under no_grad, and on tensors that aren't contiguous.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -200,5 +200,5 @@ def _on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequenc
         with twins.observed_as(case.twin), DefaultDevice() as watch:
             observed = run(answer, case, layouts.unpacked(*mine[dist.get_rank()]), make_group(case.groups))
         returned = {} if values_on_cpu else observed
-        seen.append(observed | watch.claims(returned))
+        seen.append(twins.observed(case.twin, observed) | watch.claims(returned))
     return seen

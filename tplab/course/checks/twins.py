@@ -1,4 +1,4 @@
-"""Twins of a case: the same in float32, between two others, under no_grad, in eval mode, or not contiguous.
+"""Twins of a case: in float32 or bfloat16, between two others, under no_grad, in eval mode, or not contiguous.
 
 An answer can be right in a case and wrong in its twin: it names a dtype instead of taking it from its input, it keeps
 something outside of the call, or it writes into a copy where it means to write into a tensor. `check_cases` makes the
@@ -6,7 +6,7 @@ twins of every case, so a check gets them without a word.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -14,13 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from tplab.course.checks import layouts
+from tplab.course.checks import layouts, run_answer
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.observation import GROUPS_LEFT, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
 
 WORLD_SIZE = 2  # the smallest on which anything is sent
 FLOAT32_TOLERANCE = 1e-4
+# Right answers are off by 11 eps of the largest element at most (6.4's dWk, 12 seeds), and mostly by less than 5
+BFLOAT16_TOLERANCE = 32 * torch.finfo(torch.bfloat16).eps
 
 
 class Twin(Enum):
@@ -29,11 +32,16 @@ class Twin(Enum):
     EVALUATION = "under torch.no_grad"
     EVAL_MODE = "in eval mode, on the output of an earlier layer"
     STRIDED = "on tensors that aren't contiguous"
+    BFLOAT16 = "in bfloat16"
 
 
+_DTYPES: dict[Twin | None, torch.dtype] = {Twin.FLOAT32: torch.float32, Twin.BFLOAT16: torch.bfloat16}
+_TOLERANCES: dict[Twin | None, float] = {Twin.FLOAT32: FLOAT32_TOLERANCE, Twin.BFLOAT16: BFLOAT16_TOLERANCE}
 # twins that call the code again, or switch dropout off: not for one that draws random numbers
 DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION, Twin.EVAL_MODE)
-ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this process and loops over twins itself
+ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # not for values that need the digits of float64
+# for a check that runs in this process and loops over twins itself
+ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
 
 _QUESTIONS = {
     Twin.FLOAT32: (
@@ -64,6 +72,12 @@ _QUESTIONS = {
         "flattened tensor, or expects the elements to be next to each other in memory? If a tensor isn't contiguous, "
         "reshape, flatten, and contiguous return a copy, and whatever you write into the copy is lost."
     ),
+    Twin.BFLOAT16: (
+        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what large "
+        "models are trained in. Which line only knows certain dtypes, or returns a different one than it was given? "
+        "(If you compute in float32 on the way, convert the result back, for example with .to(x.dtype). And remember "
+        "that NumPy has no bfloat16, and that bfloat16 can't represent every integer above 256.)"
+    ),
 }
 
 GROUPS_QUESTION = Question(
@@ -75,7 +89,7 @@ GROUPS_QUESTION = Question(
 
 
 def dtype_of(twin: Twin | None) -> torch.dtype:
-    return torch.float32 if twin is Twin.FLOAT32 else torch.float64
+    return _DTYPES.get(twin, torch.float64)
 
 
 def note(twin: Twin | None) -> str:
@@ -86,32 +100,59 @@ def question(twin: Twin) -> str:
     return _QUESTIONS[twin]
 
 
+def calling(twin: Twin | None, call: str, ask: str) -> AbstractContextManager[DefaultDevice]:
+    """As `run_answer.calling`, for a check that runs in this process: names the twin, and asks its question."""
+    return run_answer.calling(f"{call} {note(twin)}".strip(), question(twin) if twin else ask)
+
+
 def asked_first(twin: Twin | None) -> list[Question]:
     """Return the question about a twin as the first of a check's questions. No question for an ordinary case."""
     return [GROUPS_QUESTION, Question(lambda d: True, question(twin))] if twin else []
 
 
 def tolerance(twin: Twin | None, tol: float) -> float:
-    return max(tol, FLOAT32_TOLERANCE) if twin is Twin.FLOAT32 else tol
+    return max(tol, _TOLERANCES.get(twin, tol))
 
 
 def rounded(twin: Twin | None, problem: Any) -> Any:
-    """Round a problem to numbers that float32 can hold, so that the right values are those of the rounded problem."""
-    return tree_map(_round, problem) if twin is Twin.FLOAT32 else problem
+    """Round a problem to what the twin's dtype can hold, so that the right values are those of the rounded problem.
+
+    A result that `draw` computed from the numbers before they were rounded is off by about one eps.
+    """
+    return tree_map(lambda item: _rounded(item, dtype_of(twin)), problem)
 
 
 def given(twin: Twin | None, value: Any) -> Any:
     """Return what a rank is given, with the dtype or the memory layout of the twin."""
-    if twin is Twin.FLOAT32:
-        return tree_map(lambda item: _cast(item, torch.float32), value)
-    return layouts.spread_out(value) if twin is Twin.STRIDED else value
+    if twin is Twin.STRIDED:
+        return layouts.spread_out(value)
+    return tree_map(lambda item: _cast(item, dtype_of(twin)), value)
 
 
 def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
     """Return the right values in the dtype of the twin."""
-    if twin is not Twin.FLOAT32:
-        return right
-    return {name: _traffic(value) if isinstance(value, Traffic) else _float32(value) for name, value in right.items()}
+    return {
+        name: _sent_in(value, "float64", dtype_of(twin))
+        if isinstance(value, Traffic)
+        else tree_map(lambda item: _cast(item, dtype_of(twin)), value)
+        for name, value in right.items()
+    }
+
+
+def observed(twin: Twin | None, seen: dict[str, Any]) -> dict[str, Any]:
+    """Return what a rank observed. A sum of bfloat16 tensors may be sent in float32, as careful programs do."""
+    if twin is not Twin.BFLOAT16:
+        return seen
+    return {
+        name: _sent_in(value, "float32", torch.bfloat16) if isinstance(value, Traffic) else value
+        for name, value in seen.items()
+    }
+
+
+def loss_in(twin: Twin | None, loss: Any) -> Any:
+    """Return a loss in the dtype of the twin. The loss of bfloat16 logits may be float32, as tplab's and Megatron's."""
+    is_float32 = isinstance(loss, Tensor) and loss.dtype == torch.float32
+    return loss.to(torch.bfloat16) if is_float32 and twin is Twin.BFLOAT16 else loss
 
 
 @contextmanager
@@ -151,14 +192,11 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float64 else value
 
 
-def _round(value: Any) -> Any:
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
     is_float64 = isinstance(value, Tensor) and value.dtype == torch.float64
-    return value.float().double() if is_float64 else value
+    return value.to(dtype).double() if is_float64 else value
 
 
-def _float32(value: Any) -> Any:
-    return tree_map(lambda item: _cast(item, torch.float32), value)
-
-
-def _traffic(right: Traffic) -> Traffic:
-    return Traffic(call._replace(dtype="float32") if call.dtype == "float64" else call for call in right)
+def _sent_in(traffic: Traffic, before: str, dtype: torch.dtype) -> Traffic:
+    name = str(dtype).removeprefix("torch.")
+    return Traffic(call._replace(dtype=name) if call.dtype == before else call for call in traffic)

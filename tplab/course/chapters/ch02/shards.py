@@ -66,6 +66,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
         ("", torch.float64),
         (", transposed in memory", torch.float64),
         (", in float32", torch.float32),
+        (", in bfloat16", torch.bfloat16),
     ):
         for p in checks.WORLD_SIZES:
             for whole, parts, dim in _even_cuts(p, dtype, transposed="transposed" in layout):

@@ -83,11 +83,12 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
             elsewhere: checks.Observed = {}
             for rank in range(p):
                 options = f"dim={dim}, rank={rank}, world_size={p}, stride={stride}"
-                with checks.calling(f"shard(a tensor of shape {list(sizes)}, {options})", CRASH) as watch:
+                call = f"shard(a tensor of shape {list(sizes)}, {options})"
+                with checks.twins.calling(twin, call, CRASH) as watch:
                     shards.append(cut(full, dim, rank, p, stride=stride))
                 elsewhere |= watch.claims({"shard": shards[-1]})
-            with checks.calling(
-                f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH
+            with checks.twins.calling(
+                twin, f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH
             ) as watch:
                 glued = glue(given, dim, stride=stride)
             elsewhere |= watch.claims({"unshard": glued})

@@ -46,9 +46,9 @@ def heads(
 def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apart: Tensor, twin: Twin | None) -> None:
     b, n, s, d = apart.shape
     before = checks.Snapshot(y=wide, heads=apart)
-    with checks.calling(f"split_heads(a tensor {list(wide.shape)}, {d})", SPLIT_CRASH) as splitting:
+    with checks.twins.calling(twin, f"split_heads(a tensor {list(wide.shape)}, {d})", SPLIT_CRASH) as splitting:
         seen = {"split_heads": split_heads(wide, d)}
-    with checks.calling(f"merge_heads(a tensor {list(apart.shape)})", MERGE_CRASH) as merging:
+    with checks.twins.calling(twin, f"merge_heads(a tensor {list(apart.shape)})", MERGE_CRASH) as merging:
         seen["merge_heads"] = merge_heads(apart)
     seen |= splitting.claims(seen) | merging.claims(seen)
     alike = {
@@ -76,11 +76,12 @@ def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apar
 
 def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor, twin: Twin | None) -> None:
     (s, t), leaves = (q.shape[2], k.shape[2]), {"q": q, "k": k, "v": v}
-    right = plain.attend(q, k, v, causal)
-    expected = {"attend": right.detach()} | gradients(right, leaves, dy)
+    exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+    right = plain.attend(exact["q"], exact["k"], exact["v"], causal)
+    expected = checks.twins.expected(twin, {"attend": right.detach()} | gradients(right, exact, dy))
     before = checks.Snapshot(**leaves)
     shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves.items())
-    with checks.calling(f"attend({shapes}, causal={causal})", ATTEND_CRASH) as watch:
+    with checks.twins.calling(twin, f"attend({shapes}, causal={causal})", ATTEND_CRASH) as watch:
         out = attend(q, k, v, causal=causal)
         seen = {"attend": checks.portable(out)} | gradients(out, leaves, dy)
     seen |= watch.claims({"attend": out})

@@ -46,7 +46,7 @@ def qkv_slicing(shard_qkv: Callable[..., Any]) -> checks.Verdict:
             before, seen = checks.Snapshot(weight=weight), []
             for rank in range(p):
                 call = f"shard_qkv(a tensor {list(weight.shape)}, num_heads={a}, num_kv_heads={kv}, rank={rank}, "
-                with checks.calling(call + f"world_size={p})", CRASH) as watch:
+                with checks.twins.calling(twin, call + f"world_size={p})", CRASH) as watch:
                     mine = {"rows": shard_qkv(weight, a, kv, rank, p)}
                 seen.append(mine | watch.claims(mine))
             right = [pick(weight, a, kv, d, *heads(a, kv, rank, p)) for rank in range(p)]

@@ -34,6 +34,7 @@ def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed
 
     with checks.called_as(f"apply(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
         noted = checks.observe(apply, dy, inputs={"logits": logits})
+        noted["out"] = checks.twins.loss_in(case.twin, noted["out"])
         noted["forward traffic"] = one_by_one(noted["forward traffic"], 2 * target.numel())
         return noted | two_backwards(apply, logits, dy)
 
@@ -195,6 +196,6 @@ def by_hand(answer: Any) -> checks.Verdict:
     checks.check_cases(
         "8.4", answer, [case for case in CASES if case.columns > 1], draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: (GAPS, *QUESTIONS) if case.transposed else QUESTIONS, crash=CRASH,
-        whose_group=WHOSE_GROUP, without=lambda case: {checks.Twin.FLOAT32} if case.shift else (),
+        whose_group=WHOSE_GROUP, without=lambda case: checks.twins.ROUNDED if case.shift else (),
     )  # fmt: skip
     return checks.Verdict("Softmax minus one-hot, without a message; a second backward gives the same.")

@@ -127,6 +127,7 @@ def run(answer: Any, case: Batch, given: Sample, group: Any) -> checks.Observed:
         noted = checks.observe(
             lambda z: answer(z, target, **options, group=group), given.dy.to(device()), inputs={"logits": logits}
         )
+    noted["out"] = checks.twins.loss_in(case.twin, noted["out"])
     forward, backward = noted.pop("forward traffic"), noted.pop("backward traffic")
     sent = sum(call.numel for call in forward)
     gathers = [call for call in forward if call.kind != "all_reduce"]
@@ -346,7 +347,7 @@ def expect_refusal(case: Outside, logits: Tensor, place: checks.Place) -> checks
 def whole_loss(answer: Any) -> checks.Verdict:
     checks.check_cases(
         "8.5", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
-        whose_group=WHOSE_GROUP, without=lambda case: {checks.Twin.FLOAT32} if case.shift else (),
+        whose_group=WHOSE_GROUP, without=lambda case: checks.twins.ROUNDED if case.shift else (),
     )  # fmt: skip
     checks.check_cases(
         "8.5", answer, lambda p: [Outside(p * COLUMNS)], draw=draw_any, run=run_outside, expect=expect_refusal,

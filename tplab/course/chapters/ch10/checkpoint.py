@@ -99,7 +99,7 @@ def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> checks.Verdict:
             for rank in range(p):
                 call = f"gpt2_shards(state, config, rank={rank}, world_size={p}, multiple={multiple})"
                 given = dict(state)
-                with checks.calling(call, CRASH) as watch:
+                with checks.twins.calling(twin, call, CRASH) as watch:
                     mine = gpt2_shards(given, config, rank, p, multiple)
                 expected.append({name: plain.cut(name, value, rank, p, multiple) for name, value in whole.items()})
                 alike.append({name: mistakes(name, whole, rank, p, multiple) for name in whole})

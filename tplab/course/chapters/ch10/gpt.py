@@ -137,6 +137,8 @@ def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> checks.Observ
         inputs=arguments,
         parameters=watched,
     )
+    if case.what == "loss":
+        seen["out"] = checks.twins.loss_in(case.twin, seen["out"])
     if replaced:
         calls = [options for layer in model.layers for options in layer.given]
         missed = any(options.get("rng") is not tracker for options in calls)
