@@ -233,7 +233,7 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [
-    ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do your calls share one dict"),
+    ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do all calls share the same dict"),
     ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], "x, used twice"),
     ("3.3", [("        mine = grad_output.contiguous()", "        ScatterToRegion.width = grad_output.shape[-1]\n        mine = grad_output.contiguous()"), ("return ScatterToRegion.forward(ctx, grad_output)", "width = ScatterToRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "What does a call leave behind"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
