@@ -144,6 +144,17 @@ def test_a_run_stands_beside_its_plan(seconds: float, sent: int, other: dict, sa
         assert line in words
 
 
+def test_held_out_text_is_compared_with_the_training_steps_around_it(tmp_path: Path):
+    """The mean of the last ten steps lies above the last step, and the ring may lie above or below both."""
+    log = Log(tmp_path)
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0 - 0.1 * step) for step in range(1, 21)))
+    log.add({"kind": "evaluation", "step": 20, "loss": 3.2})
+    words = words_of(tmp_path, "Loss")
+    assert "The last one is 3.20, and the mean training loss of the ten steps up to it is 3.45." in words
+    assert "above" not in words
+    assert "below" not in words
+
+
 def test_a_loss_that_rises_does_not_fall(tmp_path: Path):
     log = Log(tmp_path)
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0 + step) for step in (1, 2, 3)))

@@ -1,5 +1,6 @@
 """The folder of a run: when it binds the settings of the next one."""
 
+import errno
 import os
 import re
 import subprocess
@@ -74,6 +75,16 @@ def test_a_fresh_run_sets_aside_what_was_there_but_its_tokens(settings: Settings
         assert (before / "checkpoints" / "step-000001").is_dir()
     assert sorted(path.name for path in folder.iterdir()) == ["before-1", "before-2", "tokens"]
     assert set_aside(folder) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OSError, match=r"can't write to .*run \(Read-only file system\)\. Pass a --folder on a disk"):
+        with locked(tmp_path / "run"):
+            pass
 
 
 HOLDER = """

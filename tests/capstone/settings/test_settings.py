@@ -99,6 +99,8 @@ def test_what_is_saved_is_read_again(tmp_path):
     [
         ({"max_norm": float("inf")}, "max_norm=inf should be a finite number"),
         ({"learning_rate": float("nan")}, "learning_rate=nan should be a finite number"),
+        ({"weight_decay": float("-inf")}, "weight_decay=-inf should be a finite number"),
+        ({"dropout": float("nan"), "layers": "plain"}, "dropout=nan should be a finite number"),
         ({"beta1": 2.0}, "beta1=2.0 should be at least 0 and less than 1"),
         ({"dropout": 1.0}, "dropout=1.0 should be at least 0 and less than 1"),
         ({"seed": 10**20}, "seed=10+ should be at most 2.32 - 1 = 4294967295"),

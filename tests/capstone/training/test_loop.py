@@ -339,6 +339,16 @@ def test_the_log_says_what_each_rank_sent(text, on_two):
     assert json.loads(json.dumps(steps)) == steps
 
 
+def test_a_run_may_be_in_the_current_folder(text, expected, monkeypatch):
+    """Its tokens lie beside it, as those of any run do."""
+    (text.parent / "here").mkdir()
+    monkeypatch.chdir(text.parent / "here")
+    settings = replace(small(text, "here"), folder=".", save_every=3, stop_after=3)
+    train(settings)
+    assert apart(train(replace(settings, stop_after=None)).losses, expected[0][3:]) < 1e-9
+    assert (text.parent / "here" / "tokens").resolve().parent == (text.parent / "tokens").resolve()
+
+
 def test_samples_and_evaluations_come_when_they_are_due(text):
     settings = small(
         text, "often", steps=4, evaluate_every=2, sample_every=2, sample_tokens=5, prompt="def rank(", log_every=3

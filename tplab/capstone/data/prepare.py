@@ -41,6 +41,7 @@ from tplab.capstone.data.tokenizer import (
 )
 from tplab.capstone.settings.run_folder import checkpoints_in
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.watching.progress import Show, progress
 from tplab.checkpoint.files import together
 
 __all__ = ["Batches", "TokenFiles", "prepare"]
@@ -73,10 +74,17 @@ def prepare(settings: Settings) -> TokenFiles:
 
 
 def _found_or_made(settings: Settings) -> TokenFiles:
+    with progress() as show:
+        return _files_of(settings, show)
+
+
+def _files_of(settings: Settings, show: Show) -> TokenFiles:
     run, shared = Path(settings.folder), _shared(settings)
     began_with = _of_run(run)
     if began_with and (run / "tokens").is_dir():
+        show("checking the tokens")
         return TokenFiles(run / "tokens")
+    show("reading the text")
     text = _text_of(settings)
     if began_with and began_with != text.fingerprint:
         raise ValueError(
@@ -86,9 +94,11 @@ def _found_or_made(settings: Settings) -> TokenFiles:
         )
     folder = shared / text.fingerprint
     if not folder.is_dir():
+        show(f"waiting for another process that writes to {shared}")
         with locked(shared):
             if not folder.is_dir():
-                _make(folder, text, settings)
+                _make(folder, text, settings, show)
+    show("checking the tokens")
     files = TokenFiles(folder)
     _check_length(files, settings.seq_length)
     link(run / "tokens", folder)
@@ -133,7 +143,8 @@ def _text_of(settings: Settings) -> _Text:
     return _Text(collected, parts, digest.hexdigest()[:16])
 
 
-def _make(folder: Path, text: _Text, settings: Settings) -> None:
+def _make(folder: Path, text: _Text, settings: Settings, show: Show) -> None:
+    show("training the tokenizer")
     train, validation = split(text.parts)
     if settings.start_from is None:
         tokenizer, end = train_tokenizer(train, settings.vocab_size), 0
@@ -160,8 +171,8 @@ def _make(folder: Path, text: _Text, settings: Settings) -> None:
     with new_folder(folder) as place:
         about["files"] = {
             "tokenizer.json": write(place / "tokenizer.json", [tokenizer.to_str().encode()]),
-            "train.bin": write(place / "train.bin", _ids_of(train, tokenizer, end, dtype)),
-            "validation.bin": write(place / "validation.bin", _ids_of(validation, tokenizer, end, dtype)),
+            "train.bin": write(place / "train.bin", _ids_of(train, tokenizer, end, dtype, show)),
+            "validation.bin": write(place / "validation.bin", _ids_of(validation, tokenizer, end, dtype, show)),
         }
         write(place / "about.json", [sealed(about)])
 
@@ -181,7 +192,7 @@ def _tokenizer_of(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
     return tokenizer, end
 
 
-def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str) -> Iterator[bytes]:
+def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str, show: Show) -> Iterator[bytes]:
     """Yield the ids of all documents, each followed by `end`, as bytes, for a few megabytes of text at a time."""
     waiting: list[Document] = []
     characters = 0
@@ -191,6 +202,7 @@ def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype
         if number == len(documents) or characters >= _AT_ONCE:
             yield b"".join(np.array([*ids, end], dtype).tobytes() for ids in encode(tokenizer, waiting))
             waiting, characters = [], 0
+            show("encoding the text", number / len(documents))
 
 
 def _check_length(files: TokenFiles, seq_length: int) -> None:

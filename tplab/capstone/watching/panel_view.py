@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tplab.capstone.watching.log_tail import RunStatus
+from tplab.capstone.watching.progress import bar
 from tplab.common.units import duration, size
 from tplab.runtime.liveview import Now
 from tplab.viz.colors import rank_color
@@ -34,7 +35,7 @@ def to_line(status: RunStatus, width: int, ranks: Sequence[Now] = ()) -> str:
     if not status.started or not status.step:
         doing = ", ".join(f"rank {now.rank} {now}" for now in ranks)
         return _cut(f"{_phase(status)}  {doing}", width)
-    parts = [f"step {status.step}/{status.last_step}", _bar_of_text(status.done, 12), f"{status.done:.0%}"]
+    parts = [f"step {status.step}/{status.last_step}", bar(status.done), f"{status.done:.0%}"]
     if left := _time_left(status):
         parts.append(left)
     if status.loss is not None:
@@ -156,11 +157,6 @@ def _number(value: float) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:,.0f}k"
     return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.2f}"
-
-
-def _bar_of_text(share: float, width: int) -> str:
-    full = round(share * width)
-    return "█" * full + "░" * (width - full)
 
 
 def _cut(line: str, width: int) -> str:

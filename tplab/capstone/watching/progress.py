@@ -1,0 +1,72 @@
+"""Say how far a slow piece of work is, which a thread repeats while the work itself may be silent.
+
+    with progress() as show:
+        show("reading the text")
+        show("encoding", 0.4)              in a terminal    encoding █████░░░░░░░ 40%  12 s
+
+In a terminal this is one line, and in JupyterLab a widget. Both go away when the work is done. Elsewhere, such as in a
+job's output, a line is printed every `SELDOM` seconds. Work of less than a second shows nothing.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from html import escape
+
+from tplab.common.units import duration
+from tplab.runtime.liveview import place
+from tplab.runtime.screen import LastLine, Widget
+
+OFTEN, SELDOM = 0.5, 10.0  # seconds between two lines
+SHOWN_AFTER = 1.0
+Show = Callable[..., None]
+
+
+def bar(share: float, width: int = 12) -> str:
+    """Draw a bar of text: "██████░░░░░░"."""
+    full = round(min(1.0, max(0.0, share)) * width)
+    return "█" * full + "░" * (width - full)
+
+
+@contextmanager
+def progress() -> Iterator[Show]:
+    """Context manager that yields `show(what, share=None)`, where `share` is the part of the work that is done."""
+    where, line, widget = place(), LastLine(), Widget()
+    began, over = time.monotonic(), threading.Event()
+    state: list[tuple[str, float | None]] = [("", None)]
+
+    def text() -> str:
+        what, share = state[0]
+        done = "" if share is None else f" {bar(share)} {share:.0%}"
+        return f"{what}{done}  {duration(round(time.monotonic() - began))}"
+
+    def draw() -> None:
+        if where == "terminal":
+            line.show(lambda width: text()[:width])
+        elif where == "page":
+            widget.show(f"<pre>{escape(text())}</pre>")
+        else:
+            print(text(), file=sys.stderr, flush=True)
+
+    def keep_on() -> None:
+        wait = SELDOM if where == "nowhere" else SHOWN_AFTER
+        with suppress(Exception):  # the work goes on, even if nobody can see it
+            while not over.wait(wait):
+                draw()
+                wait = SELDOM if where == "nowhere" else OFTEN
+
+    def show(what: str, share: float | None = None) -> None:
+        state[0] = what, share
+
+    thread = threading.Thread(target=keep_on, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        over.set()
+        thread.join()
+        line.wipe()
+        with suppress(Exception):
+            widget.end()
