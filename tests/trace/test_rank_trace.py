@@ -109,7 +109,7 @@ def test_every_collective_of_the_record_is_in_the_trace_at_its_time():
 
 
 def _message():
-    """Rank 1 expects a message early, computes for a fifth of a second, and waits; rank 0 sends it after half of one."""
+    """Rank 1 expects a message early, does other things for 0.2 s, and waits. Rank 0 sends it after 0.5 s."""
     x = torch.ones(4)
     dist.barrier()
     with trace_rank() as trace:

@@ -96,8 +96,9 @@ def trace_rank() -> Iterator[RankTrace]:
         traces = launch(step, 2)
 
     On a CPU, torch's operations count as computation, and a collective is in flight from the call until the backend has
-    finished it, no matter when the rank waits for it; a message counts only while the rank waits for it. On a GPU, kernels are traced; NCCL's kernels count as
-    communication. Run the block once before you trace it, because everything takes longer the first time.
+    finished it, no matter when the rank waits for it. A message counts only while the rank waits for it. On a GPU,
+    kernels are traced; NCCL's kernels count as communication. Run the block once before you trace it, because
+    everything takes longer the first time.
     """
     on_gpu = device().type == "cuda"
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise, every profile prints that it starts and stops
