@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from tests.reference import random
 from tplab.capstone import Settings
-from tplab.capstone.training.build_model import backward, build_model, hooks_of, training_step
+from tplab.capstone.training.build_model import backward, build_model, hooks_of, local, training_step
 from tplab.data.grid import mesh
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 
@@ -39,6 +39,11 @@ def finish_gradients(model):
         finish()
     elif isinstance(model, SequenceParallelGPT):
         allreduce_sequence_parallel_gradients(model, model.group)
+
+
+def gradients(model):
+    """This rank's shards of all gradients. Writing to them changes what an optimizer uses."""
+    return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
 
 
 def few_steps(settings, answers=None, count=5):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 import torch
@@ -105,6 +106,29 @@ def test_every_collective_of_the_record_is_in_the_trace_at_its_time():
     for traced, recorded, late in launch(_every_kind, 2):
         assert traced == recorded
         assert late < 1.0  # seconds: one clock
+
+
+def _message():
+    """Rank 1 expects a message early, does other things for 0.2 s, and waits. Rank 0 sends it after 0.5 s."""
+    x = torch.ones(4)
+    dist.barrier()
+    with trace_rank() as trace:
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+            work = dist.isend(x, 1)
+            time.sleep(0.3)
+        else:
+            work = dist.irecv(x, 0)
+            time.sleep(0.2)
+        work.wait()
+    return [(span.name, span.end - span.start) for span in trace.lane("communicate")]
+
+
+def test_a_message_counts_only_while_a_rank_waits_for_it():
+    ((name, sending),), ((other, receiving),) = launch(_message, 2)
+    assert (name, other) == ("send", "recv")
+    assert sending < 0.1
+    assert 0.1 < receiving < 0.45
 
 
 def _alone():

@@ -1,4 +1,4 @@
-"""Chapter 15: train a tensor-parallel GPT on this machine's GPUs or CPU, and report on the run.
+"""Chapter 15: train a GPT or a Llama on many GPUs, or on this machine's CPU, and report on the run.
 
 settings      what to train and how
 data          text, tokenizer, token files, batches

@@ -96,8 +96,9 @@ def trace_rank() -> Iterator[RankTrace]:
         traces = launch(step, 2)
 
     On a CPU, torch's operations count as computation, and a collective is in flight from the call until the backend has
-    finished it, no matter when the rank waits for it. On a GPU, kernels are traced; NCCL's kernels count as
-    communication. Run the block once before you trace it, because everything takes longer the first time.
+    finished it, no matter when the rank waits for it. A message counts only while the rank waits for it. On a GPU,
+    kernels are traced; NCCL's kernels count as communication. Run the block once before you trace it, because
+    everything takes longer the first time.
     """
     on_gpu = device().type == "cuda"
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise, every profile prints that it starts and stops
@@ -182,7 +183,8 @@ def _worker(event: Any) -> Any:
 def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: float) -> Iterator[Span]:
     """Yield the span of each collective, from the rank's call to the end of the backend's event.
 
-    If there isn't one event per collective (a send, or a backend without events), the times in the record are used.
+    If there isn't one event per collective (a backend without events), the times in the record are used. A message
+    between two ranks counts while this rank waits for it, because neither rank can tell when it is under way.
     """
     in_order = sorted(events, key=lambda event: event.time_range.start)
     started = [event for event in in_order if event.name.startswith("c10d::") and not _belongs_to_another(event)]
@@ -196,7 +198,9 @@ def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: fl
         kind, start, end = collective.kind, collective.start, collective.end
         if len(started) == len(section):
             start = _start(started[index]) + shift
-        if kind in known:
+        if kind in ("send", "recv") and end is not None:
+            start = end - collective.waited
+        elif kind in known:
             end = _end(finished[kind].popleft()) + shift
         if len(collective.group) > 1 and end is not None:
             about = {"bytes": collective.bytes, "group": list(collective.group), "where": collective.where}

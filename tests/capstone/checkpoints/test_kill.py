@@ -7,9 +7,17 @@ import pytest
 from benchmarks import kills
 
 
+GRIDS = {
+    "tp": {"tp": 2},
+    "stages": {"pp": 2, "micro_batch_size": 2},
+    "llama, stages, zero": {"pp": 2, "dp": 2, "zero": 3, "micro_batch_size": 2, **kills.LLAMA},
+}
+
+
 @pytest.mark.nightly
-def test_after_a_kill_the_run_goes_on_bit_for_bit(tmp_path):
-    outcome = kills.try_kills(tmp_path, kills=3, seed=5, tp=2, steps=8, save_every=2)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_after_a_kill_the_run_goes_on_bit_for_bit(grid, tmp_path):
+    outcome = kills.try_kills(tmp_path, kills=3, seed=5, steps=8, save_every=2, **GRIDS[grid])
     assert outcome.failures == []
     assert len(outcome.places) == 3
     assert outcome.equal

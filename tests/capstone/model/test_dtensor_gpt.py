@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial
 
-from tests.capstone.a_few_steps import SMALL, batch, few_steps, finish_gradients, make, variant
+from tests.capstone.a_few_steps import SMALL, batch, few_steps, finish_gradients, gradients, make, variant
 from tests.reference import assert_close
 from tplab import launch, record
 from tplab.capstone.model.plain_gpt import PlainGPT
 from tplab.capstone.training.build_model import (
     backward,
     copy_shards,
-    gradients,
     hooks_of,
     local,
     training_step,

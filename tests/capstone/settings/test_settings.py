@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tplab.capstone import command
+from tplab.capstone.__main__ import parser
 from tplab.capstone.settings.flags import add_arguments
-from tplab.capstone.settings.io import from_arguments, from_values, read_settings
+from tplab.capstone.settings.io import from_values, read_settings, settings_of
 from tplab.capstone.settings.presets import PRESETS, preset_for
 from tplab.capstone.settings.settings import GROUPS, OF_THE_LAYOUT, Settings, changed, retuned
 from tplab.capstone.training.ranks import check_started, join
@@ -71,13 +72,13 @@ def test_more_ranks_than_gpus_train_the_smallest_model(gpus, torchrun, name, tmp
 
 
 def test_every_field_has_a_flag_in_a_group_and_the_groups_start_where_they_should():
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    groups = {group.title: [action.dest for action in group._group_actions] for group in parser._action_groups}
+    made = argparse.ArgumentParser()
+    add_arguments(made)
+    groups = {group.title: [action.dest for action in group._group_actions] for group in made._action_groups}
     assert [groups[title][0] for title in GROUPS.values()] == list(GROUPS)
     flags = [name for title in GROUPS.values() for name in groups[title]]
     assert flags == [field.name for field in fields(Settings)]
-    assert all(action.help for action in parser._actions)
+    assert all(action.help for action in made._actions)
 
 
 def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
@@ -85,7 +86,7 @@ def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
     file.write_text("steps: 7\nlearning_rate: 1e-3\n")
     flags = ["--preset", "laptop", "--config", str(file), "--steps", "9", "--tp", "4", "--no-async-save"]
     expected = replace(PRESETS["laptop"], learning_rate=1e-3, steps=9, tp=4, async_save=False)
-    assert from_arguments(flags) == expected
+    assert settings_of(vars(parser().parse_args(flags))) == expected
 
 
 def test_what_is_saved_is_read_again(tmp_path):

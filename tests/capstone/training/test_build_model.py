@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests import ROOT
-from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, finish_gradients, make, variant
+from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, finish_gradients, gradients, make, variant
 from tests.reference import assert_close
 from tplab import launch
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.own_layers.link import DOES_WITHOUT
-from tplab.capstone.training.build_model import backward, build_model, for_generation, gradients, used
+from tplab.capstone.training.build_model import backward, build_model, for_generation, used
 from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
 

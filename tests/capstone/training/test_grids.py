@@ -163,6 +163,10 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit_on_the_same_grid(text: Path)
         for changes, (whole, parts) in zip(SAME, on_rank, strict=True):
             assert parts == whole, changes
             assert len(whole) == 6
+    for number in range(len(SAME)):
+        (newest,) = Path(f"{settings.folder} {number}", "checkpoints").glob("step-000006")
+        files = sorted(path.name for path in newest.glob("*.distcp"))
+        assert files == ["__0_0.distcp", "__1_0.distcp"], "the first replica's two ranks save, and no others"
 
 
 def test_every_micro_batch_stage_and_replica_has_other_dropout(monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@
 The log's start row has the plan, and the report shows it beside the run.
 """
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -37,10 +38,11 @@ def plan(settings: Settings, device: torch.device) -> dict[str, Any]:
     if gpus:
         torch.cuda.reset_peak_memory_stats(device)
     memory, note = predicted_memory(settings)
-    of_stages = [step_parts(settings, stage=stage) for stage in range(settings.pp)]
+    places = product(range(settings.pp), range(settings.dp))
+    of_ranks = [step_parts(settings, stage=stage, replica=replica) for stage, replica in places]
     return {
         "seconds": calibrated_step(settings, kernels),
         "memory": memory,
         "note": note,
-        "sent": max(sum(part.bytes for part in parts if part.kind != "recv") for parts in of_stages),
+        "sent": max(sum(part.bytes for part in parts if part.kind != "recv") for parts in of_ranks),
     }

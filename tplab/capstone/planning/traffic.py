@@ -49,22 +49,23 @@ class Part:
     bytes: int
 
 
-def step_parts(settings: Settings, vocab_size: int | None = None, stage: int = 0) -> list[Part]:
+def step_parts(settings: Settings, vocab_size: int | None = None, stage: int = 0, replica: int = 0) -> list[Part]:
     """Return the traffic of one rank in one training step, in the order of the step.
 
     vocab_size    size of the tokenizer, which may be smaller than in the settings (None: as in the settings)
-    stage         of the pipeline; the rank is the first one of this stage
+    stage         of the pipeline
+    replica       with ZeRO and sequence parallelism, replicas have different numbers of norms in their shards
     """
     config = settings.model if vocab_size is None else replace(settings.model, vocab_size=vocab_size)
     parts = [*_messages(settings, stage), *(_micro_batch(settings, config, stage) if settings.tp > 1 else ())]
     parts = [Part(p.name, p.kind, settings.micro_batches * p.calls, settings.micro_batches * p.bytes) for p in parts]
-    parts += _once(settings, _parameters(settings, config, stage), stage)
+    parts += _once(settings, _parameters(settings, config, stage), replica)
     return [part for part in parts if part.calls]
 
 
-def step_bytes(settings: Settings, vocab_size: int | None = None, stage: int = 0) -> dict[str, Total]:
+def step_bytes(settings: Settings, vocab_size: int | None = None, stage: int = 0, replica: int = 0) -> dict[str, Total]:
     """Return the calls and bytes of one rank in one training step by collective, in the form of `Record.totals`."""
-    return totals(step_parts(settings, vocab_size, stage))
+    return totals(step_parts(settings, vocab_size, stage, replica))
 
 
 def gathered_at_once(settings: Settings, stage: int = 0) -> int:
@@ -146,7 +147,7 @@ class _Parameter:
     tied: bool = False
 
 
-def _once(settings: Settings, parameters: Sequence[_Parameter], stage: int) -> Iterator[Part]:
+def _once(settings: Settings, parameters: Sequence[_Parameter], replica: int) -> Iterator[Part]:
     """Yield the traffic that occurs once per step, and that of ZeRO."""
     wide, m, dp = _sizes(settings)[0], settings.micro_batches, settings.dp
     units = _units(settings, parameters)
@@ -160,8 +161,8 @@ def _once(settings: Settings, parameters: Sequence[_Parameter], stage: int) -> I
     elif dp > 1:
         yield Part("gradients, over replicas", "all_reduce", len(units), vectors)
     if settings.tp > 1 and settings.sequence_parallel:
-        shards = [_of_the_first(unit, dp) if settings.zero else [(p, p.numel) for p in unit] for unit in units]
-        between = sum(numel for shard in shards for p, numel in shard if not p.sharded)
+        shards, own = (dp, replica) if settings.zero else (1, 0)
+        between = sum(numel for unit in units for p, numel in _shard(unit, shards, own) if not p.sharded)
         yield Part("gradients between the blocks", "all_reduce", int(between > 0), wide * between)
     for unit, size in zip(units, padded, strict=True):
         if settings.pp > 1 and any(p.tied for p in unit):
@@ -206,12 +207,13 @@ def _padded(unit: Sequence[_Parameter], dp: int) -> int:
     return -(-sum(p.numel for p in unit) // dp) * dp
 
 
-def _of_the_first(unit: Sequence[_Parameter], dp: int) -> Iterator[tuple[_Parameter, int]]:
-    """Yield the parameters in the first replica's shard of a unit, and how many of their elements it has."""
-    room = _padded(unit, dp) // dp
+def _shard(unit: Sequence[_Parameter], shards: int, own: int) -> Iterator[tuple[_Parameter, int]]:
+    """Yield the parameters of a unit, and how many of their elements the shard number `own` has."""
+    size, begin = _padded(unit, shards) // shards, 0
     for parameter in unit:
-        yield parameter, min(room, parameter.numel)
-        room -= min(room, parameter.numel)
+        end = begin + parameter.numel
+        yield parameter, max(0, min(end, (own + 1) * size) - max(begin, own * size))
+        begin = end
 
 
 def _sizes(settings: Settings) -> tuple[int, int]:

@@ -88,7 +88,9 @@ def timeline(run: Run) -> Section:
     length = max(trace.duration for trace in traces)
     hidden = [trace.hidden_share for trace in traces if trace.lane("communicate")]
     said = f"One step of {duration(length)}: solid where a rank computes, hatched where a collective is under way."
-    if hidden:
+    if run.settings.pp > 1:
+        said += " A message between stages counts only while a rank waits for it."
+    elif hidden:
         shares = dict.fromkeys(f"{share:.0%}" for share in (min(hidden), max(hidden)))
         said += f" {' to '.join(shares)} of a rank's communication is hidden behind computation."
     picture = viz.overlap({f"step {found['step']}": traces})

@@ -6,15 +6,12 @@ Each field of `Settings` has a flag, written with hyphens, and a key of the same
 the model is that of a Hugging Face folder, and no file or flag may say otherwise.
 """
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from tplab.capstone.settings.flags import add_arguments
 from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.gpt.hugging_face_folder import config_of_folder, file_names
@@ -33,13 +30,6 @@ def from_values(values: dict[str, Any], base: Settings | None = None) -> Setting
     if unknown := [name for name in values if name not in known]:
         raise ValueError(f"there are no settings {unknown}; known: {', '.join(known)}")
     return replace(base or Settings(), **{name: _as_type(name, known[name], value) for name, value in values.items()})
-
-
-def from_arguments(arguments: Sequence[str], base: Settings | None = None) -> Settings:
-    """Parse the settings on a command line: --preset NAME, --config FILE, and a flag for every field."""
-    parser = argparse.ArgumentParser(prog="python -m tplab.capstone", argument_default=argparse.SUPPRESS)
-    add_arguments(parser)
-    return settings_of(vars(parser.parse_args(arguments)), base)
 
 
 def settings_of(given: dict[str, Any], base: Settings | None = None) -> Settings:

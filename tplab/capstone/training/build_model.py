@@ -14,7 +14,7 @@ These functions handle every kind of model:
     "plain"     full, on one rank     nothing             nothing                              tplab.data.grad_norm
 
 With pp > 1, the model is this rank's pipeline stage, which only layers="tplab" can be. The `.grad` of a DTensor is a
-DTensor, too. `gradients(model)` returns this rank's gradient shards as plain tensors.
+DTensor, too: `local` returns this rank's shard of either.
 
 Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. A seed therefore gives the same model
 with every kind of layers, on any number of ranks, on a GPU, and in float64. With `start_from`, they are those of a
@@ -158,11 +158,6 @@ def training_step(
     """Return the `TrainingStep` of a model. `options` are its options, and the optimizer's."""
     hooks = hooks_of(model)
     return TrainingStep(model, optimizer_class, mesh=mesh, finish=hooks.finish_gradients, norm=hooks.norm, **options)
-
-
-def gradients(model: nn.Module) -> list[Tensor]:
-    """Return this rank's shards of all existing gradients. Writing to them modifies `.grad`."""
-    return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
 
 
 def local(tensor: Tensor) -> Tensor:
