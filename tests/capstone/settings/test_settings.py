@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tplab.capstone import command
-from tplab.capstone.settings.flags import add_arguments
-from tplab.capstone.settings.io import from_arguments, from_values, read_settings
+from tplab.capstone.__main__ import parser
+from tplab.capstone.settings.io import add_arguments, from_values, read_settings, settings_of
 from tplab.capstone.settings.presets import PRESETS, preset_for
 from tplab.capstone.settings.settings import GROUPS, OF_THE_LAYOUT, Settings, changed, retuned
 from tplab.capstone.training.ranks import check_started, join
@@ -85,7 +85,7 @@ def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
     file.write_text("steps: 7\nlearning_rate: 1e-3\n")
     flags = ["--preset", "laptop", "--config", str(file), "--steps", "9", "--tp", "4", "--no-async-save"]
     expected = replace(PRESETS["laptop"], learning_rate=1e-3, steps=9, tp=4, async_save=False)
-    assert from_arguments(flags) == expected
+    assert settings_of(vars(parser().parse_args(flags))) == expected
 
 
 def test_what_is_saved_is_read_again(tmp_path):
