@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tplab.capstone.data.tokenizer import train_tokenizer
 from tplab.capstone.model.plain_gpt import PlainGPT
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.writing import Request, checked, main
+from tplab.capstone.writing import Request, main
 from tplab.gpt.model import ParallelGPT
 
 pytestmark = pytest.mark.share(3)
@@ -74,21 +75,28 @@ def plain(settings: Settings, step: int, request: Request) -> list[int]:
     return text
 
 
+def asked(*args: Any, **options: Any) -> Request:
+    """What `sample` asks the ranks to write."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "write", lambda request, show: request)
+        return sample(*args, **options)  # type: ignore[return-value]
+
+
 def _write_all(requests: dict[str, Request]) -> dict[str, str]:
     return {name: writing._on_a_rank(request, len) for name, request in requests.items()}
 
 
 @pytest.fixture(scope="module")
 def requests(settings: Settings) -> dict[str, Request]:
-    greedy = checked(settings.folder, PROMPT, **GREEDY)
+    greedy = asked(settings.folder, PROMPT, **GREEDY)
     end = plain(settings, 6, greedy)[len(greedy.ids) + 9]
     return {
         "greedy": greedy,
-        "older": checked(settings.folder, PROMPT, **{**GREEDY, "step": 3}),
+        "older": asked(settings.folder, PROMPT, **{**GREEDY, "step": 3}),
         "ends": replace(greedy, end=end),
         "fewer ids": replace(greedy, vocab_size=50),
-        "drawn": checked(settings.folder, PROMPT, **DRAWN),
-        "another seed": checked(settings.folder, PROMPT, **{**DRAWN, "seed": 6}),
+        "drawn": asked(settings.folder, PROMPT, **DRAWN),
+        "another seed": asked(settings.folder, PROMPT, **{**DRAWN, "seed": 6}),
     }
 
 

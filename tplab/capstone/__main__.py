@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tplab.capstone.command import carry_out, settings_from
-from tplab.capstone.settings.flags import add_arguments
+from tplab.capstone.settings.io import add_arguments
 from tplab.capstone.writing import main as sample
 
 _FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU, with tensor, pipeline and data parallelism.

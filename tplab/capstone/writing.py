@@ -94,17 +94,6 @@ def sample(
     Raises FileNotFoundError if there's no run or no checkpoint in the folder, and ValueError for a damaged checkpoint,
     for an empty prompt, for one that is longer than seq_length, and for other arguments that don't fit.
     """
-    request = checked(
-        folder, prompt, tokens=tokens, tp=tp, step=step, temperature=temperature, top_k=top_k, seed=seed
-    )  # fmt: skip
-    return write(request, show)
-
-
-def checked(
-    folder: str | Path, prompt: str, *, tokens: int, tp: int | None, step: int | None, temperature: float, top_k: int,
-    seed: int,
-) -> Request:  # fmt: skip
-    """Check the arguments of `sample` before any rank starts."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}: give the folder of a run, such as runs/laptop")
@@ -130,10 +119,11 @@ def checked(
             f"the prompt has {len(ids)} tokens, but the model can read only seq_length={settings.seq_length}: use a "
             "shorter prompt"
         )
-    return Request(
+    request = Request(
         settings, tp, checkpoint, files.tokenizer.to_str(), ids, files.end_of_text, files.vocab_size, tokens,
         temperature, top_k or None, seed,
     )  # fmt: skip
+    return write(request, show)
 
 
 def write(request: Request, show: Callable[[str], object] = show_piece) -> str:
@@ -254,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (0)")
     given = vars(parser.parse_args(argv))
     try:
-        write(checked(**given))
+        sample(**given)
     except RankError as error:
         print(error, file=sys.stderr)
         return 1

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import kills
 
-
 GRIDS = {
     "tp": {"tp": 2},
     "stages": {"pp": 2, "micro_batch_size": 2},

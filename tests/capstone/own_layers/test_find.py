@@ -11,8 +11,7 @@ from tests.capstone.a_few_steps import SMALL, make, variant
 from tests.capstone.own_layers.libraries import Libraries, solution
 from tplab import launch
 from tplab.capstone.own_layers.find import NotReady, find_answers
-from tplab.capstone.own_layers.link import ANSWERS, needed
-from tplab.capstone.training.build_model import used
+from tplab.capstone.own_layers.link import ANSWERS, needed, used
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course, all_chapters
 from tplab.course.learner.start import start
@@ -192,7 +191,7 @@ def test_answers_that_were_not_looked_for_are_named(libraries):
     answers = find_answers(libraries.base.folder, variant(layers="mine", tp=2))
     cut = variant(layers="mine", tp=2, sequence_parallel=True)
     with pytest.raises(ValueError, match=r"the answers to 12.1, 12.3 were not looked for"):
-        used(cut, answers)
+        used(answers.whose, cut)
     with pytest.raises(RankError, match=r"the answers to 12.1, 12.3 were not looked for"):
         launch(make, 2, args=(cut, answers))
 

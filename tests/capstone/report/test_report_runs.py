@@ -215,5 +215,5 @@ def test_what_was_measured_with_another_layout_is_left_out(tmp_path: Path):
     measured["memory"] = MEASURED["memory"] | then
     write_run(tmp_path, measured=measured)
     report = compose(Run(tmp_path))
-    assert [block.what for block in report.sections[-1].missing] == ["the memory of one step beside the predicted bill"]
+    assert [block.what for block in report.missing] == ["the memory of one step beside the predicted bill"]
     assert "measured with other settings: memory (tp = 4, recompute = layers)." in str(report.sections[-1])

@@ -8,8 +8,7 @@ import torch
 
 from tplab.capstone import command
 from tplab.capstone.__main__ import parser
-from tplab.capstone.settings.flags import add_arguments
-from tplab.capstone.settings.io import from_values, read_settings, settings_of
+from tplab.capstone.settings.io import add_arguments, from_values, read_settings, settings_of
 from tplab.capstone.settings.presets import PRESETS, preset_for
 from tplab.capstone.settings.settings import GROUPS, OF_THE_LAYOUT, Settings, changed, retuned
 from tplab.capstone.training.ranks import check_started, join

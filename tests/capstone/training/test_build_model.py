@@ -8,8 +8,8 @@ from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, fini
 from tests.reference import assert_close
 from tplab import launch
 from tplab.capstone.own_layers.find import find_answers
-from tplab.capstone.own_layers.link import DOES_WITHOUT
-from tplab.capstone.training.build_model import backward, build_model, for_generation, used
+from tplab.capstone.own_layers.link import DOES_WITHOUT, used
+from tplab.capstone.training.build_model import backward, build_model, for_generation
 from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
 
@@ -174,23 +174,19 @@ def test_the_learners_layers_need_their_answers():
 
 
 def test_the_report_is_told_whose_layers_were_used(answers):
-    assert used(variant(layers="tplab"))[0]["source"] == "tplab.gpt.model.ParallelGPT"
-    assert "Sequence" in used(variant(layers="tplab", sequence_parallel=True, tp=2))[0]["source"]
-    assert used(variant(layers="dtensor"))[0]["whose"] == "torch"
-    assert used(variant(pp=2))[0]["source"] == "tplab.gpt.model.ParallelGPT in tplab.pipeline.stages.GPTStage"
-    with pytest.raises(ValueError, match="that were trained with"):
-        used(variant(layers="mine"))
-    rows = {row["what"]: row for row in used(variant(layers="mine"), answers)}
+    rows = {row["what"]: row for row in used(answers.whose, variant(layers="mine"))}
     assert rows["MLP"]["source"] == "exercise 5.2"
     assert rows["f"]["source"] == "exercise 3.2"
     assert rows["generation"]["whose"] == "tplab"
-    idle = {row["what"]: row for row in used(variant(layers="mine"), answers, idle={"3.2", "8.2"})}
+    idle = {row["what"]: row for row in used(answers.whose, variant(layers="mine"), idle={"3.2", "8.2"})}
     assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", DOES_WITHOUT)
     assert idle["g"] == rows["g"]
     loss = "maximum, log-sum-exp and target of the loss"
     assert idle[loss]["whose"] == "in part not called and the course's solution"
-    cut = {row["what"]: row["source"] for row in used(variant(layers="mine", sequence_parallel=True, tp=2), answers)}
+    cut = {
+        row["what"]: row["source"] for row in used(answers.whose, variant(layers="mine", sequence_parallel=True, tp=2))
+    }
     assert cut["all-gather in place of f, reduce-scatter in place of g"] == "exercise 12.1"
-    groups = used(variant(layers="mine", dp=2, batch_size=8), answers)
+    groups = used(answers.whose, variant(layers="mine", dp=2, batch_size=8))
     assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.mappings"
     assert all(all(isinstance(value, str) for value in row.values()) for row in groups)

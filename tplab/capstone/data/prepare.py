@@ -48,7 +48,7 @@ __all__ = ["Batches", "TokenFiles", "prepare"]
 
 PATIENCE = timedelta(days=1)  # how long ranks wait for the token files
 FORMAT = 1  # increase this when the same text would give different files
-_AT_ONCE = 1 << 22  # characters to encode together
+_AT_ONCE = 1 << 20  # characters to encode together
 
 
 def prepare(settings: Settings) -> TokenFiles:

@@ -9,7 +9,7 @@ With `sequence_parallel`, f becomes the all-gather of 12.1, and g its reduce-sca
 model. The loss keeps g, because it sums values of all tokens.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from tplab.capstone.settings.settings import Settings
 
@@ -70,7 +70,7 @@ def needed(settings: Settings | None = None) -> list[str]:
     return [exercise for exercise in ANSWERS if exercise not in leave]
 
 
-def check_answers(whose: dict[str, str], settings: Settings) -> None:
+def check_answers(whose: Mapping[str, str], settings: Settings) -> None:
     """Raise ValueError if an answer is missing because `find_answers` was called with different settings."""
     if missing := [exercise for exercise in needed(settings) if exercise not in whose]:
         raise ValueError(
@@ -79,73 +79,71 @@ def check_answers(whose: dict[str, str], settings: Settings) -> None:
         )
 
 
-def used_of_mine(
-    whose: dict[str, str], settings: Settings, idle: Collection[str] = frozenset()
-) -> list[dict[str, str]]:
+def used(whose: Mapping[str, str], settings: Settings, idle: Collection[str] = frozenset()) -> list[dict[str, str]]:
     """Return the origin of a model's parts as rows of "what", "whose", "source", "why". `idle`: see `TrainingHooks`."""
     check_answers(whose, settings)
     world, cut = whole_world(settings), settings.sequence_parallel
-    group_less = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"
-    rows = []
-
-    def row(what: str, *exercises: str, why: str = "") -> None:
-        owners = sorted({NOT_CALLED if exercise in idle else whose[exercise] for exercise in exercises})
-        source = f"exercise {exercises[0]}" if len(exercises) == 1 else f"exercises {exercises[0]} to {exercises[-1]}"
-        rows.append(
-            {
-                "what": what,
-                "whose": owners[0] if len(owners) == 1 else f"in part {' and '.join(owners)}",
-                "source": source,
-                "why": why or (DOES_WITHOUT if owners == [NOT_CALLED] else ""),
-            }
-        )
-
-    def course(what: str, source: str, why: str) -> None:
-        rows.append({"what": what, "whose": "tplab", "source": source, "why": why})
-
-    if cut and world:
-        row("all-gather in place of f, reduce-scatter in place of g", "12.1")
-        row("g in the loss", "3.3", why="it adds up numbers of all tokens, which no rank has a part of")
-    elif cut:
-        course("all-gather in place of f, reduce-scatter in place of g", "tplab.sequence.regions", group_less)
-        course("g in the loss", "tplab.tensor.mappings", group_less)
+    groups = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"
+    product = "its product is that of 11.3" if is_async(settings) else ""
+    if cut:
+        regions = ("12.1", "") if world else ("tplab.sequence.regions", groups)
+        adds = "it adds up numbers of all tokens, which no rank has a part of"
+        rows = [
+            ("all-gather in place of f, reduce-scatter in place of g", *regions),
+            ("g in the loss", *(("3.3", adds) if world else ("tplab.tensor.mappings", groups))),
+        ]
     elif world:
-        row("f", "3.2", why="its sum is that of 11.3 where that multiplies" if is_async(settings) else "")
-        row("g", "3.3")
+        f = "its sum is that of 11.3 where that multiplies" if is_async(settings) else ""
+        rows = [("f", "3.2", f), ("g", "3.3", "")]
     else:
-        course("f and g", "tplab.tensor.mappings", group_less)
-    row("column-parallel layer", "4.1", why="its product is that of 11.3" if is_async(settings) else "")
-    row("row-parallel layer", "4.2")
+        rows = [("f and g", "tplab.tensor.mappings", groups)]
+    rows += [("column-parallel layer", "4.1", product), ("row-parallel layer", "4.2", "")]
     if is_async(settings):
-        row("product whose backward lets dx travel", "11.3")
+        rows.append(("product whose backward lets dx travel", "11.3", ""))
     elif settings.async_grad_allreduce:
         why = "the answer to 11.3 is an all-reduce, and here a reduce-scatter would have to travel"
-        rows.append({"what": "overlap in backward", "whose": "nobody", "source": "", "why": why})
-    row("MLP", "5.2", why="10.1 wants the last bias apart: it gets the output with the bias, and zeros")
-    row("heads and scores", "6.1")
-    row("attention", "6.2", why="as for the MLP")
-    row("rows of a rank", "7.1")
-    row("lookup", "7.2")
-    row("embedding", "7.3")
-    row("logits", "7.4", why="their product is that of 11.3" if is_async(settings) else "")
-    row("maximum, log-sum-exp and target of the loss", "8.1", "8.2", "8.3", "8.4")
-    row("loss", "8.5", why="in bfloat16 it gets logits in float32" if settings.precision == "bfloat16" else "")
-    row("layer", "10.1")
-    row("GPT", "10.2")
+        rows.append(("overlap in backward", "", why))
+    bfloat16 = "in bfloat16 it gets logits in float32" if settings.precision == "bfloat16" else ""
+    rows += [
+        ("MLP", "5.2", "10.1 wants the last bias apart: it gets the output with the bias, and zeros"),
+        ("heads and scores", "6.1", ""),
+        ("attention", "6.2", "as for the MLP"),
+        ("rows of a rank", "7.1", ""),
+        ("lookup", "7.2", ""),
+        ("embedding", "7.3", ""),
+        ("logits", "7.4", product),
+        ("maximum, log-sum-exp and target of the loss", "8.1 8.2 8.3 8.4", ""),
+        ("loss", "8.5", bfloat16),
+        ("layer", "10.1", ""),
+        ("GPT", "10.2", ""),
+    ]
     if cut:
-        row("sum of the gradients of norms, biases and positions", "12.3")
-        course(
-            "positions of a rank's tokens",
-            "tplab.tensor.sharding",
-            "10.2 adds up all positions: its table gets these alone",
-        )
-    row("length of the gradient", "14.4")
-    course("first weights", settings.start_from or "tplab.gpt.model", "the same for everybody's layers")
-    course(
-        "mean over replicas",
-        "tplab.data.data_parallel",
-        "14.1 adds up after every backward, and here several may come before",
-    )
-    course("generation", "tplab.gpt.generation", "it draws from the distribution; 10.4 takes the best token")
-    course("checkpoints", "tplab.checkpoint.sharded", "they fit any number of ranks, with the state of the optimizer")
-    return rows
+        only_these = "10.2 adds up all positions: its table gets these alone"
+        rows += [
+            ("sum of the gradients of norms, biases and positions", "12.3", ""),
+            ("positions of a rank's tokens", "tplab.tensor.sharding", only_these),
+        ]
+    several = "14.1 adds up after every backward, and here several may come before"
+    rows += [
+        ("length of the gradient", "14.4", ""),
+        ("first weights", settings.start_from or "tplab.gpt.model", "the same for everybody's layers"),
+        ("mean over replicas", "tplab.data.data_parallel", several),
+        ("generation", "tplab.gpt.generation", "it draws from the distribution; 10.4 takes the best token"),
+        ("checkpoints", "tplab.checkpoint.sharded", "they fit any number of ranks, with the state of the optimizer"),
+    ]
+    return [_row(*row, whose, idle) for row in rows]
+
+
+def _row(what: str, source: str, why: str, whose: Mapping[str, str], idle: Collection[str]) -> dict[str, str]:
+    """Return the row of a part that comes from exercises, such as "8.1 8.2", from a module of tplab, or from nobody."""
+    exercises = source.split() or [""]
+    first, last = exercises[0], exercises[-1]
+    if first not in ANSWERS:
+        return {"what": what, "whose": "tplab" if source else "nobody", "source": source, "why": why}
+    owners = sorted({NOT_CALLED if exercise in idle else whose[exercise] for exercise in exercises})
+    return {
+        "what": what,
+        "whose": owners[0] if len(owners) == 1 else f"in part {' and '.join(owners)}",
+        "source": f"exercise {first}" if first == last else f"exercises {first} to {last}",
+        "why": why or (DOES_WITHOUT if owners == [NOT_CALLED] else ""),
+    }

@@ -1,22 +1,17 @@
-"""The building blocks of a report, before it is written as HTML or Markdown."""
+"""The building blocks of a report, before it is written as HTML or Markdown. A string is a paragraph.
+
+In strings, names in `backquotes` are formatted as code, and everything else is text, whatever characters it has.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tplab.viz import Picture
 from tplab.viz.table import Table
 from tplab.viz.table import table as as_table
 
 
-@dataclass(frozen=True)
-class Words:
-    """A paragraph. Names in `backquotes` are formatted as code."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """A large number at the top of the report, such as "2.31", "nats per token", "loss on held-out text"."""
 
     value: str
@@ -24,13 +19,7 @@ class Number:
     name: str
 
 
-@dataclass(frozen=True)
-class Numbers:
-    numbers: list[Number]
-
-
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A picture and a sentence about what it shows. `name` is the name of its file next to the Markdown."""
 
     name: str
@@ -38,16 +27,14 @@ class Figure:
     says: str
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """A table. If `folded` isn't empty, the table is collapsed under this line."""
 
     table: Table
     folded: str = ""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Text that the model wrote from a prompt after a number of steps."""
 
     step: int
@@ -55,32 +42,31 @@ class Sample:
     text: str
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """Something that wasn't measured in this run, and how to measure it."""
 
     what: str
     how: str
 
 
-Block = Words | Numbers | Figure | Grid | Sample | Missing
+Block = str | list[Number] | Figure | Grid | Sample | Missing
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     title: str
-    blocks: list[Block] = field(default_factory=list)
-
-    @property
-    def missing(self) -> list[Missing]:
-        return [block for block in self.blocks if isinstance(block, Missing)]
+    blocks: list[Block]
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     title: str
     about: str
     sections: list[Section]
+
+    @property
+    def missing(self) -> list[Missing]:
+        """What the sections lack, each of which is named once."""
+        found = (block for section in self.sections for block in section.blocks if isinstance(block, Missing))
+        return list(dict.fromkeys(found))
 
 
 def grid(rows: Sequence[Mapping[str, object]], *, folded: str = "") -> Grid:

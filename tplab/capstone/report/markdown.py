@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tplab.capstone.report.blocks import Block, Figure, Grid, Missing, Numbers, Report, Sample, Words
+from tplab.capstone.report.blocks import Block, Figure, Grid, Missing, Report, Sample
 from tplab.viz.table import Table
 
 _DPI = 144
@@ -33,9 +33,9 @@ def to_markdown(report: Report, address: Callable[[Figure], str]) -> str:
 
 def _block(block: Block, address: Callable[[Figure], str]) -> str:
     match block:
-        case Words(text):
+        case str(text):
             return _text(text)
-        case Numbers(numbers):
+        case list(numbers):
             return "\n".join(f"- **{number.value}** {number.unit}  \n  {_text(number.name)}" for number in numbers)
         case Figure(_, picture, says):
             return f"![{_text(picture.caption)}]({address(block)})\n\n{_text(says)}"

@@ -7,19 +7,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tplab.capstone.settings.io import from_values, read_settings
+from tplab.capstone.settings.io import from_values
 from tplab.capstone.settings.settings import MATTER, OF_THE_LAYOUT, Settings
 from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
+OLD_START: dict[str, Any] = {
+    "changes": {},
+    "plan": None,
+    "answers": None,
+    "used": [],
+}  # what a run of an earlier version didn't log
 WARM_UP = 5  # steps at the beginning of a run, which are slower
 
 
 class Run:
     """A run, read from its folder. Raises ValueError if there is no log, or if no run has been started in it.
 
-    settings, start    from the latest start or resume that was followed by a step
+    start              the latest start or resume that was followed by a step, with its settings, ranks, device, machine
     steps              the latest row of each step, by step number
     evaluations        (step, loss) pairs in step order; samples: rows in step order
     measured           the study's parts by name; stale: parts measured with other settings, and those settings
@@ -28,13 +34,14 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         rows = read_log(self.folder)
-        starts = [row for row in rows if row["kind"] == "start"]
+        starts = [OLD_START | row for row in rows if row["kind"] == "start"]
         if not starts:
             raise ValueError(f"the log in {folder} has no row of kind 'start': was a run begun there?")
-        self.steps: dict[int, dict[str, Any]] = {row["step"]: row for row in steps_of(rows)}
+        self.steps: dict[int, dict[str, Any]] = {row["step"]: {"tensors": [0]} | row for row in steps_of(rows)}
         self.starts = starts
-        self.start = next((start for start in reversed(starts) if start.get("step", 1) <= self.done), starts[-1])
-        self.settings = _settings(self.folder, self.start)
+        self.start = next((start for start in reversed(starts) if start["step"] <= self.done), starts[-1])
+        self.ranks, self.device, self.machine = (self.start[name] for name in ("ranks", "device", "machine"))
+        self.settings = from_values(self.start["settings"])
         self.evaluations = [(row["step"], row["loss"]) for row in steps_of(rows, "evaluation")]
         self.samples = steps_of(rows, "sample")
         self.end: dict[str, Any] | None = next((row for row in reversed(rows) if row["kind"] == "end"), None)
@@ -55,19 +62,7 @@ class Run:
             if _place(start) != _place(self.start):
                 break
             first = start
-        return [row for step, row in self.steps.items() if step >= first.get("step", 1)]
-
-    @property
-    def ranks(self) -> int:
-        return int(self.start.get("ranks") or self.settings.ranks)
-
-    @property
-    def device(self) -> str:
-        return "cuda" if str(self.start.get("device", "cpu")).startswith("cuda") else "cpu"
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        return self.start.get("machine") or {}
+        return [row for step, row in self.steps.items() if step >= first["step"]]
 
     @property
     def losses(self) -> list[tuple[int, float]]:
@@ -75,12 +70,12 @@ class Run:
 
     @property
     def speeds(self) -> list[tuple[int, float]]:
-        return [(step, row["tokens_per_second"]) for step, row in self.steps.items() if row.get("tokens_per_second")]
+        return [(step, row["tokens_per_second"]) for step, row in self.steps.items()]
 
     @property
     def step_seconds(self) -> float:
         """The median time of recent steps in seconds, without the first `WARM_UP` of them."""
-        values = [row["seconds"] for row in self.recent if row.get("seconds")]
+        values = [row["seconds"] for row in self.recent]
         return median(values[WARM_UP:] or values)
 
     @property
@@ -90,15 +85,13 @@ class Run:
     @property
     def communication(self) -> list[float] | None:
         """The mean share of step time that each rank spends in collectives, or None if it isn't known."""
-        shares = [row["communication"] for row in self.recent if row.get("communication")]
-        shares = [row for row in shares if None not in row]
+        shares = [row["communication"] for row in self.recent if row["communication"]]
         return [sum(of_rank) / len(of_rank) for of_rank in zip(*shares, strict=True)] if shares else None
 
     @property
     def memory(self) -> list[float]:
         """The largest memory figure of each rank in any recent step."""
-        rows = [row["memory"] for row in self.recent if row.get("memory")]
-        return [max(of_rank) for of_rank in zip(*rows, strict=True)]
+        return [max(of_rank) for of_rank in zip(*(row["memory"] for row in self.recent), strict=True)]
 
     @property
     def traces(self) -> list[RankTrace]:
@@ -135,11 +128,5 @@ def measured_with(part: Mapping[str, Any], settings: Settings) -> dict[str, Any]
 
 def _place(start: dict[str, Any]) -> tuple[Any, ...]:
     """Return everything except the model that determines the speed of a run."""
-    settings = start.get("settings") or {}
-    where = (start.get(name) for name in ("ranks", "backend", "device", "machine"))
-    return (*where, *(settings.get(name) for name in OF_THE_LAYOUT))
-
-
-def _settings(folder: Path, start: dict[str, Any]) -> Settings:
-    path = folder / "settings.yaml"
-    return from_values(start["settings"]) if "settings" in start or not path.exists() else read_settings(path)
+    where = (start[name] for name in ("ranks", "backend", "device", "machine"))
+    return (*where, *(start["settings"].get(name) for name in OF_THE_LAYOUT))

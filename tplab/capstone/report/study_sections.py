@@ -1,13 +1,13 @@
 """The report sections that come from the study: memory, communication, timeline, scaling, layers, baseline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 from tplab import viz
 from tplab.capstone.own_layers.find import whose_is_what
-from tplab.capstone.report.blocks import Block, Figure, Missing, Section, Words, grid
+from tplab.capstone.report.blocks import Block, Figure, Missing, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.sections import LAYERS, how, memory_is
 from tplab.capstone.words import apart, listed, small
@@ -19,48 +19,38 @@ IMPOSSIBLE = 1.1  # p ranks may be this many times faster than p times one rank,
 CPU_MEMORY = "the most that was live at once, counting every tensor of a step"
 
 
-def memory(run: Run) -> Section:
-    found = run.measured.get("memory")
-    blocks: list[Block] = []
-    if run.memory:
-        rows = [{"rank": rank, memory_is(run): size(value)} for rank, value in enumerate(run.memory)]
-        blocks.append(grid(rows))
-    if not found:
-        return Section(
-            "Memory", [*blocks, Missing("the memory of one step beside the predicted bill", how(run, "memory"))]
-        )
+def memory(run: Run) -> Iterator[Block]:
+    yield grid([{"rank": rank, memory_is(run): size(value)} for rank, value in enumerate(run.memory)])
+    if not (found := run.measured.get("memory")):
+        yield Missing("the memory of one step beside the predicted bill", how(run, "memory"))
+        return
     predicted, peak = sum(found["bill"].values()), max(found["peak"])
-    counted = GPU_MEMORY if run.device == "cuda" else CPU_MEMORY
-    said = (
-        f"The bill says {size(predicted)} for a rank; measured were {size(peak)}, {abs(peak / predicted - 1):.0%} "
-        f"{'more' if peak > predicted else 'less'}: {counted}. {found['note']}"
-    )
     bars = {"the bill": found["bill"], "measured": {"all tensors": peak}}
-    blocks.append(Figure("memory", viz.bill(bars), said))
-    if found.get("curve"):
+    yield Figure("memory", viz.bill(bars), (
+        f"The bill says {size(predicted)} for a rank; measured were {size(peak)}, {abs(peak / predicted - 1):.0%} "
+        f"{'more' if peak > predicted else 'less'}: {GPU_MEMORY if run.device == 'cuda' else CPU_MEMORY}. "
+        f"{found['note']}"
+    ))  # fmt: skip
+    if found["curve"]:
         meter = SimpleNamespace(curve=found["curve"], marks=[tuple(mark) for mark in found["marks"]], capacity=None)
         said = "Live tensors of rank 0 during one step: activations pile up in forward, and go in backward."
-        blocks.append(Figure("live-memory", viz.live_memory(meter), said))
-    return Section("Memory", blocks)
+        yield Figure("live-memory", viz.live_memory(meter), said)
 
 
-def communication(run: Run) -> Section:
-    blocks: list[Block] = []
-    if run.communication:
-        told = "Of a step's time the ranks spent in collectives, waiting for others included"
-        blocks.append(Words(f"{told}: {_shares(run.communication)}."))
-    elif run.exposed:
+def communication(run: Run) -> Iterator[Block]:
+    told = "Of a step's time the ranks spent in collectives, waiting for others included"
+    if not run.communication:
         told = "Of the one step that was traced the ranks spent in collectives while they computed nothing"
-        blocks.append(Words(f"{told}: {_shares(run.exposed)}."))
-    found = run.measured.get("traffic")
-    if not found:
-        missing = Missing("the bytes of one step beside the formula", how(run, "traffic"))
-        return Section("Communication", [*blocks, missing])
+    if shares := run.communication or run.exposed:
+        yield f"{told}: {listed([f'rank {rank} {share:.0%}' for rank, share in enumerate(shares)])}."
+    if not (found := run.measured.get("traffic")):
+        yield Missing("the bytes of one step beside the formula", how(run, "traffic"))
+        return
     if not found["parts"] and not found["measured"]:
-        return Section("Communication", [Words("One rank has nobody to talk to: nothing is sent.")])
-    kinds = list(dict.fromkeys([*found["formula"], *found["measured"]]))
+        yield "One rank has nobody to talk to: nothing is sent."
+        return
     rows, exact = [], True
-    for kind in kinds:
+    for kind in found["formula"] | found["measured"]:
         predicted, measured = found["formula"].get(kind, [0, 0]), found["measured"].get(kind, [0, 0])
         exact &= list(predicted) == list(measured)
         rows.append({
@@ -70,21 +60,18 @@ def communication(run: Run) -> Section:
     verdict = "The formula and the record of one real step agree to the byte" if exact else "They differ"
     if not exact and run.settings.layers != "tplab":
         verdict += ", since the formula is that of tplab's layers and these are others"
-    where = "rank 0" if run.settings.pp == 1 else "the first rank of each stage"
-    blocks += [Words(f"{verdict}. On {where}:"), grid(rows)]
-    parts = [
+    yield f"{verdict}. On {'rank 0' if run.settings.pp == 1 else 'the first rank of each stage'}:"
+    yield grid(rows)
+    yield grid([
         {"for": name, "collective": kind, "calls": f"{calls:,}", "bytes": f"{count:,}"}
         for name, kind, calls, count in found["parts"]
-    ]
-    blocks.append(grid(parts, folded="What each of them is for"))
-    return Section("Communication", blocks)
+    ], folded="What each of them is for")  # fmt: skip
 
 
-def timeline(run: Run) -> Section:
-    found = run.measured.get("timeline")
-    if not found:
-        return Section("One step, rank by rank", [Missing("the timeline of one step", how(run, "timeline"))])
-    traces = run.traces
+def timeline(run: Run) -> Iterator[Block]:
+    if not (traces := run.traces):
+        yield Missing("the timeline of one step", how(run, "timeline"))
+        return
     length = max(trace.duration for trace in traces)
     hidden = [trace.hidden_share for trace in traces if trace.lane("communicate")]
     said = f"One step of {duration(length)}: solid where a rank computes, hatched where a collective is under way."
@@ -93,71 +80,63 @@ def timeline(run: Run) -> Section:
     elif hidden:
         shares = dict.fromkeys(f"{share:.0%}" for share in (min(hidden), max(hidden)))
         said += f" {' to '.join(shares)} of a rank's communication is hidden behind computation."
-    picture = viz.overlap({f"step {found['step']}": traces})
-    return Section("One step, rank by rank", [Figure("timeline", picture, said)])
+    yield Figure("timeline", viz.overlap({f"step {run.measured['timeline']['step']}": traces}), said)
 
 
-def scaling(run: Run) -> Section:
-    found = run.measured.get("scaling")
-    if not found:
-        return Section("Scaling", [Missing("step time on fewer ranks beside the cost model", how(run, "scaling"))])
+def scaling(run: Run) -> Iterator[Block]:
+    if not (found := run.measured.get("scaling")):
+        yield Missing("step time on fewer ranks beside the cost model", how(run, "scaling"))
+        return
     if len(found["strong"]) < 2:
-        return Section("Scaling", [Words("One number of ranks was measured here, and a line needs two points.")])
+        yield "One number of ranks was measured here, and a line needs two points."
+        return
     strong, predicted = _by_ranks(found["strong"]), _by_ranks(found["predicted"]["strong"])
-    weak, weak_predicted = _rates(found, found["weak"]), _rates(found, found["predicted"]["weak"])
-    tokens, first, last = found["tokens"], min(strong), max(strong)
-    rows = [
+    first, last = min(strong), max(strong)
+    times = strong[first] / strong[last]
+    note, cores = found["note"], run.machine["cores"]
+    if run.device == "cpu" and cores < last:
+        note += f" Here {count(last, 'rank')} share {count(cores, 'core')}, so more ranks can't be faster."
+    if times > last / first * IMPOSSIBLE:
+        note += f" Careful: {count(last, 'rank')} can't be {times:.2f} times as fast as {_one(first)}. Something else "
+        note += f"used the machine during some turns, so measure again: {how(run, 'scaling')}."
+    if one := found.get("one_process"):
+        note += _beside_threads(one, last, strong[last])
+    yield note
+    yield grid([
         {
             "ranks": p, "a step": duration(strong[p]), "turns": _range(found["rounds"][str(p)]),
             "cost model": duration(predicted[p]),
-            "off": f"{predicted[p] / strong[p] - 1:+.0%}", "tokens/s": f"{tokens / strong[p]:,.0f}",
+            "off": f"{predicted[p] / strong[p] - 1:+.0%}", "tokens/s": f"{found['tokens'] / strong[p]:,.0f}",
             "speed-up": f"{strong[first] / strong[p]:.2f}",
         }
         for p in strong
-    ]  # fmt: skip
+    ])  # fmt: skip
     bars = {}
     for p in strong:
         bars[f"{count(p, 'rank')}, measured"] = {"measured": strong[p]}
         bars[f"{count(p, 'rank')}, model"] = {name: part for name, part in found["parts"][str(p)].items() if part}
+    yield Figure("step-time", viz.time_bars(bars), "Where the time goes, by the cost model, below what was measured.")
     lines = {
         "measured": {p: first * strong[first] / strong[p] for p in strong},
         "cost model": {p: first * predicted[first] / predicted[p] for p in predicted},
         "Megatron-LM 2019, table 8": SHOEYBI_TABLE_8,
     }
-    grown = {
-        "measured": weak,
-        "cost model": weak_predicted,
-        "Megatron-LM 2019, figure 5": {row.tp: row.tp * row.efficiency for row in SHOEYBI_FIGURE_5},
-    }
-    note, cores = found["note"], run.machine.get("cores") or 0
-    if run.device == "cpu" and cores < last:
-        note += f" Here {count(last, 'rank')} share {cores} core{'s' * (cores != 1)}, so more ranks can't be faster."
-    if strong[first] / strong[last] > last / first * IMPOSSIBLE:
-        note += (
-            f" Careful: {count(last, 'rank')} can't be {strong[first] / strong[last]:.2f} times as fast as "
-            f"{_one(first)}. "
-            f"Something else used the machine during some turns, so measure again: {how(run, 'scaling')}."
-        )
-    if one := found.get("one_process"):
-        note += _beside_threads(one, last, strong[last])
-    faster = (
-        f"The same model on more ranks: {last} are {strong[first] / strong[last]:.2f} times as fast as {_one(first)}."
-    )
-    blocks: list[Block] = [
-        Words(note),
-        grid(rows),
-        Figure("step-time", viz.time_bars(bars), "Where the time goes, by the cost model, below what was measured."),
-        Figure("strong-scaling", viz.scaling(lines, ylabel=_as_base("speed-up", first)), faster),
-    ]
+    faster = f"The same model on more ranks: {last} are {times:.2f} times as fast as {_one(first)}."
+    yield Figure("strong-scaling", viz.scaling(lines, ylabel=_as_base("speed-up", first)), faster)
+    weak = _rates(found, found["weak"])
     if len(weak) > 1:
         first, last = min(weak), max(weak)
+        grown = {
+            "measured": weak,
+            "cost model": _rates(found, found["predicted"]["weak"]),
+            "Megatron-LM 2019, figure 5": {row.tp: row.tp * row.efficiency for row in SHOEYBI_FIGURE_5},
+        }
         more = (
             f"A model that grows with its ranks (layers here, layers and width in Megatron-LM): {last} ranks do "
             f"{weak[last] / first:.2f} times as much work in the same time as {_one(first)}."
         )
         ylabel = "FLOP/s of all, one rank = 1" if first == 1 else _as_base("FLOP/s of all", first)
-        blocks.append(Figure("weak-scaling", viz.scaling(grown, ylabel=ylabel), more))
-    return Section("Scaling", blocks)
+        yield Figure("weak-scaling", viz.scaling(grown, ylabel=ylabel), more)
 
 
 def _beside_threads(one: Mapping[str, Any], ranks: int, seconds: float) -> str:
@@ -186,59 +165,50 @@ def _as_base(what: str, first: int) -> str:
     return what if first == 1 else f"{what}, {first} ranks = {first}"
 
 
-def layers(run: Run) -> Section:
-    found = run.measured.get("layers")
-    blocks: list[Block] = [Words(f"This run trained {LAYERS.get(run.settings.layers, run.settings.layers)}.")]
-    before = None
+def layers(run: Run) -> Iterator[Block]:
+    yield f"This run trained {LAYERS[run.settings.layers]}."
+    whose, found = None, run.measured.get("layers", {})
     for start in run.starts:
-        answers = start.get("answers")
-        if answers and answers["whose"] != before:
+        if (answers := start["answers"]) and answers["whose"] != whose:
             since = f"From step {start['step']:,} on: " if len(run.starts) > 1 else ""
-            blocks.append(Words(since + whose_is_what(**answers)))
-        before = answers and answers["whose"]
-    if run.settings.layers == "mine" and run.start.get("used"):
-        blocks.append(grid(run.start["used"], folded="What is from whom"))
-    if not found or "mine" not in found.get("losses", {}):
-        what = "the learner's layers beside tplab's"
-        why = f": {found['why']}" if found and found.get("why") else ""
-        blocks.append(Missing(what + why, f"solve the chapters, then {how(run, 'layers')}"))
-        return Section("Whose layers", blocks)
+            yield since + whose_is_what(**answers)
+        whose = answers and answers["whose"]
+    used = run.start["used"] or found.get("used")
+    if used:
+        yield grid(used, folded="What is from whom")
+    if "losses" not in found:
+        why = f": {found['why']}" if found else ""
+        yield Missing(f"the learner's layers beside tplab's{why}", f"solve the chapters, then {how(run, 'layers')}")
+        return
     mine, ours = found["losses"]["mine"], found["losses"]["tplab"]
     largest = apart(mine, ours)
     same = "are the same, bit for bit" if largest == 0 else f"differ by {small(largest)} at most"
-    blocks.append(Words(f"From the same first weights, the first {len(mine)} losses of both {same}:"))
-    blocks.append(grid(_losses({"the learner's": mine, "tplab's": ours})))
-    if found.get("used") and run.settings.layers != "mine":
-        blocks.append(grid(found["used"], folded="What is from whom"))
-    return Section("Whose layers", blocks)
+    yield f"From the same first weights, the first {len(mine)} losses of both {same}:"
+    yield grid(_losses({"the learner's": mine, "tplab's": ours}))
 
 
-def baseline(run: Run) -> Section:
-    found = run.measured.get("baseline")
-    title = "Beside torch's own tensor parallelism"
-    if not found:
-        return Section(title, [Missing("the same model on torch's DTensor", how(run, "baseline"))])
-    if "why" in found:
-        return Section(title, [Missing(f"the same model on torch's DTensor: {found['why']}", how(run, "baseline"))])
+def baseline(run: Run) -> Iterator[Block]:
+    found = run.measured.get("baseline", {})
+    if "losses" not in found:
+        why = f": {found['why']}" if found else ""
+        yield Missing(f"the same model on torch's DTensor{why}", how(run, "baseline"))
+        return
     losses = found["losses"]
     times = {name: median(values) for name, values in found["seconds"].items()}
-    ratio = times["tplab"] / times["dtensor"]
     said = (
         f"The same GPT through `parallelize_module`: losses differ by {small(apart(*losses.values()))} at most over "
-        f"{len(losses['tplab'])} steps, and a step of tplab's layers takes {ratio:.2f} times as long as one of "
-        f"torch's. The runs took turns, {len(found['seconds']['tplab'])} each; these are the medians."
+        f"{len(losses['tplab'])} steps, and a step of tplab's layers takes {times['tplab'] / times['dtensor']:.2f} "
+        f"times as long as one of torch's. The runs took turns, {len(found['seconds']['tplab'])} each; these are the "
+        "medians."
     )
-    if run.settings.sequence_parallel and not found.get("sequence_parallel", False):
+    if run.settings.sequence_parallel:
         said += " Both were without sequence parallelism, other than the run itself."
-    rows = [
-        {
-            "layers": name,
-            "a step": duration(times[name]),
-            "of all turns": f"{duration(min(values))} to {duration(max(values))}",
-        }
+    yield said
+    yield grid([
+        {"layers": name, "a step": duration(times[name]), "of all turns": _range(values)}
         for name, values in found["seconds"].items()
-    ]
-    return Section(title, [Words(said), grid(rows), grid(_losses(losses), folded="The losses of both")])
+    ])  # fmt: skip
+    yield grid(_losses(losses), folded="The losses of both")
 
 
 def _losses(losses: Mapping[str, list[float]]) -> list[dict[str, Any]]:
@@ -248,10 +218,6 @@ def _losses(losses: Mapping[str, list[float]]) -> list[dict[str, Any]]:
     return [
         {"step": step + 1, **{name: f"{losses[name][step]:.7f}" for name in names}} for step in shown if step < count
     ]
-
-
-def _shares(shares: Sequence[float]) -> str:
-    return listed([f"rank {rank} {share:.0%}" for rank, share in enumerate(shares)])
 
 
 def _rates(found: Mapping[str, Any], times: Mapping[str, float]) -> dict[int, float]:

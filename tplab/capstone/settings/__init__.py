@@ -2,7 +2,6 @@
 
 settings     the Settings: the model, how it's split over ranks, what the run saves
 presets      settings to start from
-io           reads settings from YAML files and flags
-flags        the command-line flags
+io           reads settings from YAML files and command-line flags
 run_folder   the folder of a run, and whether the run in it may continue
 """

@@ -6,6 +6,7 @@ Each field of `Settings` has a flag, written with hyphens, and a key of the same
 the model is that of a Hugging Face folder, and no file or flag may say otherwise.
 """
 
+import argparse
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -13,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from tplab.capstone.settings.presets import PRESETS
-from tplab.capstone.settings.settings import Settings
+from tplab.capstone.settings.settings import GROUPS, Settings
 from tplab.gpt.hugging_face_folder import config_of_folder, file_names
 
 TOKENIZER = "tokenizer.json"  # of a Hugging Face folder, and of token files
@@ -30,6 +31,28 @@ def from_values(values: dict[str, Any], base: Settings | None = None) -> Setting
     if unknown := [name for name in values if name not in known]:
         raise ValueError(f"there are no settings {unknown}; known: {', '.join(known)}")
     return replace(base or Settings(), **{name: _as_type(name, known[name], value) for name, value in values.items()})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to a parser, which should omit flags that aren't given (argument_default=argparse.SUPPRESS)."""
+    start = parser.add_argument_group("where the settings come from (a later one wins: preset, file, flags)")
+    start.add_argument("--preset", choices=sorted(PRESETS), help="a configuration to start from")
+    start.add_argument("--config", type=Path, metavar="FILE", help="a YAML file with settings")
+    for field in fields(Settings):
+        if field.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[field.name])
+        _add(group, field.name, field.type, field.metadata["help"])
+
+
+def _add(group: Any, name: str, kind: Any, text: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    if kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+    elif get_origin(kind) is Literal:
+        group.add_argument(flag, choices=get_args(kind), type=type(get_args(kind)[0]), help=text)
+    else:
+        number = next(part for part in (int, float, str) if part is kind or part in get_args(kind))
+        group.add_argument(flag, type=number, metavar={int: "N", float: "X", str: "TEXT"}[number], help=text)
 
 
 def settings_of(given: dict[str, Any], base: Settings | None = None) -> Settings:

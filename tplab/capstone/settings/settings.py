@@ -1,7 +1,7 @@
 """The settings of a capstone run: what to train, how to split it over ranks, and what to save.
 
-Everything about a setting is in one place: its default, its line of help (`tplab.capstone.settings.flags`), its
-smallest value, and whether it may be different when a run resumes:
+Everything about a setting is in one place: its default, its line of help, its smallest value, and whether it may be
+different when a run resumes:
 
     LAYOUT      may change: how the same model is trained on the ranks; the losses stay the same
     FREE        may change: the log, checkpoints

@@ -22,11 +22,11 @@ from statistics import median
 from typing import Any
 
 from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.own_layers.link import used
 from tplab.capstone.planning.predictions import calibrated_step, predicted_memory
 from tplab.capstone.planning.traffic import step_bytes, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import programs as measuring
-from tplab.capstone.training.build_model import used
 from tplab.capstone.words import apart, listed, small
 from tplab.common.units import count, duration, rate, size
 from tplab.cost.flops import model_flops
@@ -137,7 +137,11 @@ def _layers(study: Study) -> Measured:
     losses, idle = study.launch(measuring.of_the_learner, mine, count, answers)[0]
     losses = {"mine": losses, "tplab": study.launch(measuring.steps, ours, count)[0][0]}
     off = small(apart(losses["mine"], losses["tplab"]))
-    return {"losses": losses, "used": used(mine, answers, idle), "says": f"{count} losses are at most {off} apart"}
+    return {
+        "losses": losses,
+        "used": used(answers.whose, mine, idle),
+        "says": f"{count} losses are at most {off} apart",
+    }
 
 
 def _why(message: str) -> str:

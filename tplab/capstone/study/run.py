@@ -24,7 +24,7 @@ from typing import Any
 from tplab.capstone.command import carry_out, settings_from
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.report.run import MEASUREMENTS, measured_with, read_measurements
-from tplab.capstone.settings.flags import add_arguments
+from tplab.capstone.settings.io import add_arguments
 from tplab.capstone.settings.run_folder import check_unchanged
 from tplab.capstone.settings.settings import MATTER, Settings
 from tplab.capstone.study.parts import PARTS, Budget, Study

@@ -21,7 +21,7 @@ with every kind of layers, on any number of ranks, on a GPU, and in float64. Wit
 Hugging Face folder.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ from torch.optim import Optimizer
 from tplab.capstone.model.plain_gpt import PlainGPT
 from tplab.capstone.model.training_hooks import TrainingHooks
 from tplab.capstone.own_layers.find import Answers
-from tplab.capstone.own_layers.link import used_of_mine
 from tplab.capstone.settings.settings import Settings
 from tplab.cluster.training_step import TrainingStep
 from tplab.collectives.by_hand import rank_and_size
@@ -192,34 +191,6 @@ def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
         return writer.eval()
     assert pp is not None, "the stages generate text together, so they need their group"
     return PipelinedGPT(writer, pp).eval()
-
-
-def used(
-    settings: Settings, answers: Answers | None = None, idle: Collection[str] = frozenset()
-) -> list[dict[str, str]]:
-    """Return the origin of the model's parts for the report, as rows of "what", "whose", "source" and "why".
-
-    `idle` is the model's `TrainingHooks.idle`: the exercises whose answers are never called.
-    """
-    if settings.layers == "mine":
-        if answers is None:
-            raise ValueError('layers="mine": pass the answers that were trained with')
-        return used_of_mine(answers.whose, settings, idle)
-    model, whose, source, why = {
-        "tplab": ("the whole model", "tplab", "tplab.gpt.model.ParallelGPT", ""),
-        "plain": ("the whole model", "torch", "nn.Linear, F.scaled_dot_product_attention, F.cross_entropy", ""),
-        "dtensor": (
-            "the whole model",
-            "torch",
-            "torch.distributed.tensor.parallel",
-            "parallelize_module, loss_parallel",
-        ),
-    }[settings.layers]
-    if settings.layers == "tplab" and settings.sequence_parallel:
-        source = "tplab.sequence.gpt.SequenceParallelGPT"
-    if settings.pp > 1:
-        source += " in tplab.pipeline.stages.GPTStage"
-    return [{"what": model, "whose": whose, "source": source, "why": why}]
 
 
 def hooks_of(model: nn.Module) -> TrainingHooks:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tplab.capstone.own_layers.link import used
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import used
 from tplab.capstone.training.log import Row
 from tplab.capstone.training.meter import memory_is, this_machine
 from tplab.capstone.training.optimizer import learning_rate
@@ -41,7 +41,7 @@ def start_row(
         "parameters": parameter_count(settings.model),
         "memory_is": memory_is(ranks.device),
         "layers": settings.layers,
-        "used": used(settings, answers, idle),
+        "used": [] if answers is None else used(answers.whose, settings, idle),
         "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
         "step": step,
         "resumed_from": resumed_from,

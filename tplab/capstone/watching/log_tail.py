@@ -31,6 +31,13 @@ class Curve:
         self._values: list[float] = []
         self._open: list[tuple[int, float]] = []
 
+    @classmethod
+    def of(cls, points: Iterable[tuple[int, float]]) -> "Curve":
+        curve = cls()
+        for step, value in points:
+            curve.add(step, value)
+        return curve
+
     def add(self, step: int, value: float) -> None:
         self._open.append((step, value))
         if len(self._open) < self.every:

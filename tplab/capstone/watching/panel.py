@@ -3,7 +3,7 @@
     with panel(settings):
         launch(train, settings.ranks, args=(settings,), backend=backend_for(settings.ranks), timeout=None)
 
-In JupyterLab, the panel is a widget that is redrawn twice a second. When the run ends, it's replaced by a static
+In JupyterLab, the panel is a widget that is redrawn a few times a second. When the run ends, it's replaced by a static
 picture, which is saved with the notebook. In a terminal, the panel is a single line. Elsewhere there is no panel, but a
 notebook without a browser still gets the final picture.
 
@@ -11,7 +11,6 @@ The panel only reads the run's log, in the process that waits for the ranks. If 
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,8 +26,6 @@ from tplab.runtime.devices import backend_for
 from tplab.runtime.liveview import LiveView, Now, place, shown_by
 from tplab.runtime.screen import LastLine, Widget
 
-SECONDS = 0.5  # between two updates
-
 
 @contextmanager
 def panel(settings: Settings) -> Iterator[LogTail]:
@@ -37,11 +34,11 @@ def panel(settings: Settings) -> Iterator[LogTail]:
     kinds: dict[str, type[_Screen]] = {"page": _Page, "terminal": _Terminal, "nowhere": _Screen}
     screen = kinds[place()](tail)
     try:
-        with shown_by(screen.view):
+        with shown_by(screen.during):
             yield tail
     finally:
         with suppress(Exception):
-            screen.close()
+            screen.end()
 
 
 def run(settings: Settings, answers: Any = None) -> Results:
@@ -57,46 +54,25 @@ def run(settings: Settings, answers: Any = None) -> Results:
         return launch(train, settings.ranks, args=(settings, answers), backend=backend, timeout=None)
 
 
-class _Screen:
+class _Screen(LiveView):
     """Shows nothing during the run, and the final picture in a notebook."""
 
     def __init__(self, tail: LogTail) -> None:
+        super().__init__(list)
         self.tail = tail
 
-    def view(self, see: Callable[[], list[Now]]) -> LiveView:
-        """Create the view for one call of `launch`."""
-        return _View(see, self)
+    def during(self, see: Callable[[], list[Now]]) -> LiveView:
+        """Return this view for one call of `launch`, which refreshes it while it waits for the ranks."""
+        super().__init__(see)
+        return self
 
-    def draw(self, status: RunStatus, ranks: list[Now]) -> None:
-        pass
-
-    def hide(self) -> None:
-        """Make room for other text. Called before any text is printed."""
-
-    def close(self) -> None:
+    def end(self) -> None:
         """Show the final picture. Called no matter how the run has ended."""
-        picture = _picture(self.tail.look())
-        if picture is not None and _shell() is not None:
+        in_a_shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+        if in_a_shell and (picture := _picture(self.tail.look())) is not None:
             from IPython.display import display
 
             display(picture)
-
-
-class _View(LiveView):
-    """The view that `launch` refreshes while it waits for the ranks."""
-
-    def __init__(self, see: Callable[[], list[Now]], screen: _Screen) -> None:
-        super().__init__(see)
-        self._screen, self._next = screen, 0.0
-
-    def _draw(self, seconds: float) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + SECONDS
-            self._screen.draw(self._screen.tail.look(), self._see())
-
-    def hide(self) -> None:
-        self._screen.hide()
 
 
 class _Terminal(_Screen):
@@ -106,16 +82,16 @@ class _Terminal(_Screen):
         super().__init__(tail)
         self._line = LastLine()
 
-    def draw(self, status: RunStatus, ranks: list[Now]) -> None:
+    def _draw(self, seconds: float) -> None:
+        status, ranks = self.tail.look(), self._see()
         self._line.show(lambda width: to_line(status, width, ranks))
 
     def hide(self) -> None:
         self._line.wipe()
 
-    def close(self) -> None:
-        status = self.tail.look()
+    def end(self) -> None:
         self.hide()
-        if status.started and status.step:
+        if (status := self.tail.look()).started and status.step:
             self._line.leave(lambda width: to_line(status, width))
 
 
@@ -126,12 +102,12 @@ class _Page(_Screen):
         super().__init__(tail)
         self._widget = Widget()
 
-    def draw(self, status: RunStatus, ranks: list[Now]) -> None:
-        self._widget.show(to_html(status, ranks))
+    def _draw(self, seconds: float) -> None:
+        self._widget.show(to_html(self.tail.look(), self._see()))
 
-    def close(self) -> None:
+    def end(self) -> None:
         if not self._widget.is_there:
-            super().close()
+            super().end()
             return
         picture: Any = None
         with suppress(Exception):
@@ -146,7 +122,3 @@ def _picture(status: RunStatus) -> Any:
     from tplab import viz
 
     return viz.training(status.losses, status.speeds, evaluations=status.evaluations)
-
-
-def _shell() -> Any:
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
