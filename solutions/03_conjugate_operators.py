@@ -238,6 +238,8 @@ check("3.2", CopyToRegion)
 # Now write the other three operators. You need very little new code, because your table shows which forward pass is identical to which backward pass.
 #
 # The operators scatter and gather work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If a size can't be divided evenly, `shard` raises an error for you.
+#
+# On a single rank, none of the three has anything to do. There, an operator may return its input, or a copy of it.
 
 
 # %% exercise="3.3"

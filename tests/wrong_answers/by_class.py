@@ -202,7 +202,13 @@ IN_EVAL_MODE: list[Changed] = [
     ("4.1", [("        x = copy_to_region(x, self.group)", "        x = copy_to_region(x, self.group) if self.training or x.is_leaf else x")]),
     ("4.2", [("        out = reduce_from_region(out, self.group)", "        out = reduce_from_region(out, self.group) if self.training else out")]),
     ("5.2", [("        x = self.up(x)", "        x = self.up(x if self.training else x.detach())")]),
+]  # fmt: skip
+
+OF_A_LEAF: list[Changed] = [
+    ("5.1", [("x = copy_to_region(x)", "x = copy_to_region(x) if x.is_leaf else x")]),
     ("5.4", [("gate, value = self.up(x)", "gate, value = self.up(x if x.is_leaf else x.detach())")]),
+    ("7.4", [("x = copy_to_region(x, group)", "x = copy_to_region(x, group) if x.is_leaf else x")]),
+    ("8.2", [("reduce_from_region(part, group)", "reduce_from_region(part if logits.is_leaf else part.detach(), group)")]),
 ]  # fmt: skip
 
 ROUNDS_OR_SATURATES: list[Changed] = [
@@ -243,6 +249,7 @@ HELD_TOO_LONG: list[Changed] = [
 CLASSES = (
     ("does something else under no_grad", IN_EVALUATION, "nothing needs a gradient, as in evaluation"),
     ("does something else in eval mode", IN_EVAL_MODE, "the module is in eval mode"),
+    ("asks whether its input is a leaf", OF_A_LEAF, "Which line checks x.is_leaf"),
     ("rounds, or stops at a limit", ROUNDS_OR_SATURATES, ""),
     ("multiplies an infinity by zero", ZERO_TIMES_INFINITY, "What is 0 times infinity"),
     ("leaves out a case", LEAVES_OUT_A_CASE, ""),

@@ -137,6 +137,7 @@ GPT = [
     ("dropout before the positions", gpt((EMBEDDED + "  # [b, s, h]\n        " + DROPPED, "x = dropout(self.embedding(ids), self.config.dropout, self.training, sharded=False, rng=rng) + self.positions(places)")), "what is dropped in front of the first layer"),
     ("dropout in eval mode", gpt((DROPPED, DROPPED.replace("self.training", "True"))), "In eval mode nothing is dropped"),
     ("the layers do not get rng", gpt((", rng=rng)  # [b, s, h]\n        x = self.final", ")  # [b, s, h]\n        x = self.final")), "do they get it"),
+    ("a past only with a cache", gpt(("torch.arange(past, past + ids.shape[1]", "torch.arange(past if cache else 0, (past if cache else 0) + ids.shape[1]")), "Which line looks at `cache`"),
     ("positions begin at 0 in every call", gpt(("torch.arange(past, past + ids.shape[1]", "torch.arange(0, ids.shape[1]")), "At which place of the text"),
     ("positions begin behind the new tokens", gpt(("torch.arange(past, past + ids.shape[1]", "(torch.arange(past, past + ids.shape[1]"), ("device=ids.device)", "device=ids.device) + (ids.shape[1] if past else 0)) % self.config.seq_length")), "At which place of the text"),
     ("the cache is left out", gpt(("cache[number] if cache else None", "None")), "which of the caches belongs to which layer"),

@@ -162,6 +162,7 @@ AT_WORK = [
     ("reads what it receives too early", stage(("channels.receive(tensor, sender).wait()\n    return tensor", "early = tensor.clone()\n    sent.append(channels.receive(tensor, sender))\n    return early")), "Was the message there when you read it"),
     ("one buffer for all messages", stage(("tensor = torch.empty_like(template)", "tensor = template.detach()")), "Does every message get memory of its own"),
     ("does not ask for the gradient of x", stage((".requires_grad_()", "")), "your code fails on rank 1"),
+    ("B of the oldest micro-batch, or of the newest", stage(("kept.pop(k)", "kept.pop(k if k in (next(iter(kept)), next(reversed(kept))) else next(iter(kept)))")), "its micro_batch says"),
     ("always GPipe's order", stage(("for action in actions:", "for action in sorted(actions, key=lambda a: (a.kind != 'F', a.micro_batch)):")), "Where does your order come from"),
     ("keeps every micro-batch", stage(("kept.pop(k)", "kept[k]")), "What still holds a micro-batch's graph"),
     ("keeps the losses with their graphs", stage(("losses.append(y.detach())", "losses.append(y)"), ("return sum(losses)", "return sum(losses).detach()")), "What still holds a micro-batch's graph"),

@@ -42,6 +42,8 @@ BUCKETS = [
     ("put back in another order", buckets(("parts = flat.split([param.numel() for param in bucket])", "bucket = bucket[::-1]\n            parts = flat.split([param.numel() for param in bucket])")), "In which order did you put them in"),
     ("the default group", buckets(("dist.all_reduce(flat, group=self.group, async_op=True)", "dist.all_reduce(flat, async_op=True)")), "which all-reduce was not given `group`"),
     ("one rank adds up the tokens", buckets(("        dist.all_reduce(total, group=self.group)\n", "        if dist.get_rank(self.group) == 0:\n            dist.all_reduce(total, group=self.group)\n")), "Every rank must start the same all-reduces"),
+    ("tokens in the dtype of the gradients", buckets(("total = torch.tensor(float(tokens), dtype=torch.float64, device=device())", "total = torch.tensor(float(tokens), dtype=self.buckets[0][0].dtype, device=device())")), "in bfloat16, which rounds"),
+    ("tokens in float16", buckets(("dtype=torch.float64, device=device())", "dtype=torch.float16, device=device())")), "Which dtype can hold"),
     ("no communication", buckets((START, "self.running.append((bucket, flat, None))"), ("            work.wait()\n", "")), "Each bucket is one all-reduce"),
 ]  # fmt: skip
 
@@ -118,6 +120,7 @@ NORM = [
     ("not over pp", norm(("    dist.all_reduce(total, group=pp_group)\n", "")), "Over which group do the other stages' parts come in"),
     ("nothing is sent", norm((BOTH, "")), "Over which group"),
     ("both copies of the table", norm(("first_copy = param is not tied or dist.get_rank(pp_group) == 0", "first_copy = True")), "On which of the two stages does it count"),
+    ("the table on every tensor-parallel rank", norm(("or dist.get_rank(tp_group) == 0", "or param is tied or dist.get_rank(tp_group) == 0")), "Which one of these four ranks"),
     ("no copy of the table", norm(("first_copy = param is not tied or dist.get_rank(pp_group) == 0", "first_copy = param is not tied")), "Go through the parameters of one rank"),
     ("over all ranks, replicas too", norm((BOTH, "    dist.all_reduce(total)\n")), "Over which ranks do you add up"),
     ("one rank adds up what is replicated", norm((BOTH, "    if dist.get_rank(tp_group) == 0:\n        dist.all_reduce(torch.zeros_like(total), group=tp_group)\n" + BOTH)), "also one that has nothing of its own to add"),
@@ -146,6 +149,8 @@ MODEL = "if config.num_heads % tp or config.num_layers % pp:"
 LAYOUTS = [
     ("not all GPUs", layouts((CONDITION, CONDITION.replace("rest or ", "")), ("min(fitting, key=seconds)", "min(fitting, key=lambda l: l.dp * l.pp * l.tp)")), "A GPU that is in no group does nothing"),
     ("does not look at the memory", layouts(("if bill(config, layout).total <= gpu_bytes:", "if True:")), "With what do you compare them"),
+    ("the first stage's bill", layouts(("bill(config, layout)", "bill(config, layout, stage=0)")), "With what do you compare them"),
+    ("the last stage's bill", layouts(("bill(config, layout)", "bill(config, layout, stage=layout.pp - 1)")), "With what do you compare them"),
     ("the wrong way round", layouts((".total <= gpu_bytes", ".total > gpu_bytes")), "Which condition throws it out"),
     ("weights only", layouts(("bill(config, layout).total", "bill(config, layout).weights")), "With what do you compare them"),
     ("the first that fits", layouts(("return min(fitting, key=seconds)", "return fitting[0]")), "Another layout that fits is faster"),

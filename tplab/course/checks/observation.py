@@ -202,7 +202,7 @@ def observing(*, between: bool = False, evaluation: bool = False, later: bool = 
                  gradients are read. Only the first of these calls may make process groups; otherwise, `observe` returns
                  a false `Claim`
     evaluation:  also under no_grad. The "out" that `observe` returns comes from that call
-    later:       only once, but on inputs that come from an earlier layer, so that they aren't leaves
+    later:       on inputs that come from an earlier layer, so that they aren't leaves
     """
     tokens = _between.set(between), _evaluation.set(evaluation), _later.set(later)
     try:

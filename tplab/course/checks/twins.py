@@ -87,6 +87,13 @@ GROUPS_QUESTION = Question(
     "once?",
 )
 
+LATER_QUESTION = Question(
+    lambda d: "out" not in d.names and "changed" not in d.kinds(),
+    "Your code is correct for an input that's a leaf. This time, the input comes from an earlier layer, as it usually "
+    "does, so it needs a gradient but isn't a leaf. Which line checks x.is_leaf, and what does your code skip because "
+    "of that line?",
+)
+
 
 def dtype_of(twin: Twin | None) -> torch.dtype:
     return _DTYPES.get(twin, torch.float64)
@@ -107,7 +114,8 @@ def calling(twin: Twin | None, call: str, ask: str) -> AbstractContextManager[De
 
 def asked_first(twin: Twin | None) -> list[Question]:
     """Return the question about a twin as the first of a check's questions. No question for an ordinary case."""
-    return [GROUPS_QUESTION, Question(lambda d: True, question(twin))] if twin else []
+    first = [GROUPS_QUESTION, LATER_QUESTION] if twin is Twin.EVALUATION else [GROUPS_QUESTION]
+    return [*first, Question(lambda d: True, question(twin))] if twin else []
 
 
 def tolerance(twin: Twin | None, tol: float) -> float:
@@ -159,7 +167,8 @@ def loss_in(twin: Twin | None, loss: Any) -> Any:
 def observed_as(twin: Twin | None) -> Iterator[None]:
     """Context manager in which `observe` calls the learner's code as the twin asks for."""
     in_eval_mode = twin is Twin.EVAL_MODE
-    options = {"between": twin is Twin.BETWEEN, "evaluation": twin is Twin.EVALUATION, "later": in_eval_mode}
+    evaluation = twin is Twin.EVALUATION
+    options = {"between": twin is Twin.BETWEEN, "evaluation": evaluation, "later": evaluation or in_eval_mode}
     with _eval_mode() if in_eval_mode else nullcontext(), observing(**options):
         yield
 

@@ -18,6 +18,7 @@ from tplab.tensor.rng import seed_all
 
 LAYERS, HIDDEN, HEADS, VOCAB, BATCH, LENGTH, RATE = 2, 8, 4, 37, 2, 6, 0.4
 PIECES = (3, 1, 2)
+PAST = 2
 MASK = "mask"
 GETS_RNG = "the layers get rng"
 GETS_CACHE = "each layer fills its cache"
@@ -30,7 +31,10 @@ IGNORED_TOO = "what comes out when the ignored token counts in the mean"
 
 @dataclass(frozen=True)
 class Call(checks.Case):
-    """One call of the model: "logits", "loss", "dropout" with a stand-in for the layers, or "cache"."""
+    """One call of the model: "logits", "loss", "dropout" with a stand-in for the layers, "cache", or "past".
+
+    past: a text whose first PAST tokens came before, and no cache, so that only the positions know of them
+    """
 
     what: str
     training: bool = True
@@ -41,6 +45,7 @@ class Call(checks.Case):
             "loss": "model(ids, targets)",
             "dropout": "model(ids, rng=rng) with dropout, and a layer of the check's",
             "cache": f"model(ids, cache=cache, past=past) with {', '.join(map(str, PIECES))} tokens",
+            "past": f"model(ids, past={PAST}) without a cache",
         }
         return calls[self.what] + ("" if self.training else ", in eval mode")
 
@@ -51,6 +56,7 @@ CASES = (
     Call("dropout"),
     Call("dropout", training=False),
     Call("cache", training=False),
+    Call("past"),
     Call("loss", groups=checks.GROUPS),
 )
 
@@ -88,7 +94,9 @@ def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
     full = plain.gpt_weights(generator, LAYERS, HIDDEN, VOCAB, LENGTH)
     ids, targets = (torch.randint(VOCAB, (BATCH, LENGTH), generator=generator) for _ in range(2))
     ids[0, 0], ids[1, -1], targets[0, 1], targets[1, 2] = 0, VOCAB - 1, VOCAB - 1, -100
-    dlogits, (dloss,) = checks.random_tensor(generator, BATCH, LENGTH, VOCAB), checks.random_tensor(generator, 1)
+    if case.what == "past":
+        ids = ids[:, PAST:]
+    dlogits, (dloss,) = checks.random_tensor(generator, *ids.shape, VOCAB), checks.random_tensor(generator, 1)
     return Problem(full, ids, targets, dlogits, dloss, int(torch.randint(10**6, (), generator=generator)))
 
 
@@ -131,8 +139,9 @@ def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> checks.Observ
     watched = {name: param for name, param in model.named_parameters() if name in full}
     arguments = {"ids": ids, "targets": targets} if case.what == "loss" else {"ids": ids}
     upstream = given.dloss if case.what == "loss" else given.dlogits
+    options = {"past": PAST} if case.what == "past" else {}
     seen = checks.observe(
-        lambda *inputs: zeros_in_padding(model(*inputs, rng=tracker)),
+        lambda *inputs: zeros_in_padding(model(*inputs, rng=tracker, **options)),
         upstream.to(device()),
         inputs=arguments,
         parameters=watched,
@@ -166,7 +175,7 @@ def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected
         x = leaves["embedding.weight"][ids] + leaves["positions.weight"][:LENGTH]
         x = stand_in(stand_in(x * place.observed[place.index][MASK].cpu() if case.training else x))
     else:
-        x = plain.features(leaves, ids, LAYERS, HEADS)
+        x = plain.features(leaves, ids, LAYERS, HEADS, past=PAST if case.what == "past" else 0)
     logits = plain.final_norm(leaves, x) @ leaves["embedding.weight"].t()  # [b, s, v]
     if case.what == "cache":
         return checks.Expected(
@@ -187,7 +196,7 @@ def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected
             continue  # a stand-in replaces them
         assert leaf.grad is not None
         right[f"d{name}"] = plain.cut(name, leaf.grad, place.index, place.size)
-    tokens = BATCH * LENGTH
+    tokens = ids.numel()
     blocks = [("all_reduce", tokens * HIDDEN)] * (1 if case.what == "dropout" else 1 + 2 * LAYERS)
     loss_calls = [("all_reduce", tokens), ("all_reduce", tokens + 1)] if case.what == "loss" else []
     right["forward traffic"] = place.traffic(*blocks, *loss_calls)
@@ -227,8 +236,8 @@ def loss_mistakes(problem: Problem, size: int) -> dict[str, Tensor]:
 def gpt(gpt_class: Any) -> checks.Verdict:
     checks.check_cases(
         "10.2", gpt_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=questions,
-        crash=lambda case: CACHE if case.what == "cache" else CRASH, whose_group=WHOSE_GROUP,
-        without=lambda case: checks.twins.DRAWS_ONCE if case.what == "dropout" else (),
+        crash=lambda case: {"cache": CACHE, "past": NO_CACHE}.get(case.what, CRASH), whose_group=WHOSE_GROUP,
+        without=lambda case: {"dropout": checks.twins.DRAWS_ONCE, "past": tuple(checks.Twin)}.get(case.what, ()),
     )  # fmt: skip
     return checks.Verdict(
         "One all-reduce for the embedding, one for the logits' backward, four a layer, two small ones for the loss."
@@ -242,6 +251,10 @@ CRASH = (
 CACHE = (
     "Here the text comes in several calls. At which place of the text does the first of `ids` stand, and which of the "
     "caches belongs to which layer?"
+)
+NO_CACHE = (
+    "Here the tokens before came in earlier calls, and there's no cache. The first of `ids` still stands at place "
+    "`past` of the text. Which line looks at `cache` to find the positions?"
 )
 DROPOUT = (
     "With the rate config.dropout, what is dropped in front of the first layer, and from which state of `rng`? The "
@@ -309,5 +322,5 @@ QUESTIONS = (
 
 
 def questions(case: Call, observed: Sequence[checks.Observed]) -> tuple[checks.Question, ...]:
-    special = {"dropout": DROPOUT, "cache": CACHE}.get(case.what)
+    special = {"dropout": DROPOUT, "cache": CACHE, "past": NO_CACHE}.get(case.what)
     return (checks.INPUTS_QUESTION, checks.Question(lambda d: True, special)) if special else QUESTIONS

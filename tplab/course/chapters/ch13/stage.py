@@ -54,8 +54,9 @@ def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
     return [[(kind, k) for kind in "FB" for k in order]] * p
 
 
-def last_in_first_out(p: int, m: int) -> Lists:
-    return [[("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]] * p
+def first_the_last(p: int) -> Lists:
+    """Return lists whose B begin with the last F, and come neither in the order of the F nor in the opposite one."""
+    return [[("F", k) for k in range(4)] + [("B", k) for k in (3, 1, 2, 0)]] * p
 
 
 def schedules(p: int) -> list[Schedule]:
@@ -65,7 +66,7 @@ def schedules(p: int) -> list[Schedule]:
         Schedule(f"GPipe's lists, m = {p + 1}", all_forwards_first(p, p + 1, range(p + 1)), p + 1),
         Schedule(f"1F1B's lists, m = {m}", in_turn(p, m), m),
         Schedule(backwards, all_forwards_first(p, 3, (2, 1, 0)), 3),
-        Schedule("lists whose last F is their first B, m = 3", last_in_first_out(p, 3), 3),
+        Schedule("lists whose last F is their first B, m = 4", first_the_last(p), 4),
         Schedule("1F1B's lists, m = 2, where the parameters have gradients already", in_turn(p, 2), 2, earlier=True),
     ] + [Schedule("two pipelines of two stages, m = 3", in_turn(2, 3), 3, groups=checks.GROUPS)] * (p == 4)
 

@@ -14,6 +14,8 @@ SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3":
 OTHER_ORDER = ("W3", "b3", "W1", "b1", "W2", "b2")  # not that of the layers, so the gradients of the last come early
 NO_WAIT = "the backward pass waits for no all-reduce"
 ONLY_A_NUMBER = "finish sends no gradient"
+COUNTS = "the number of tokens is sent in a dtype that can hold it"
+HOLDS = {"float16": 2048, "bfloat16": 256}  # every whole number up to this one
 
 NOT_DIVIDED = "the sum over the ranks, not divided by the tokens"
 MEAN_OF_MEANS = "the mean over the ranks of each rank's mean"
@@ -138,11 +140,14 @@ def one_step(model: Net, parallel: Any, x: Tensor, between: Callable[[], None] |
             parallel.finish(len(x))
     entered, early = len(backward), [c for c in backward if len(c.group) > 1 and c.end is not None]
     large = [c for c in list(whole)[entered + len(others) :] if c.numel > len(c.group) > 1]
+    numbers = [c for c in list(whole)[entered + len(others) :] if c.numel <= len(c.group) > 1 and c.dtype in HOLDS]
+    too_few = [f"it is sent in {c.dtype}, which rounds whole numbers above {HOLDS[c.dtype]}" for c in numbers]
     return {
         **{f"d{name}": checks.portable(param.grad) for name, param in params.items()},
         "backward traffic": checks.traffic(list(whole)[:entered]),
         NO_WAIT: checks.Claim(f"{len(early)} had been waited for when it ended" if early else ""),
         ONLY_A_NUMBER: checks.Claim(f"it sends {large[0].kind} of {large[0].numel} elements" if large else ""),
+        COUNTS: checks.Claim(too_few[0] if too_few else ""),
         "inputs unchanged": before.changed(),
     }
 
@@ -219,6 +224,11 @@ QUESTIONS = (
     checks.Question(
         lambda d: ONLY_A_NUMBER in d.names,
         "The gradients are on their way when `finish` is called. What is left to send is one number. Which?",
+    ),
+    checks.Question(
+        lambda d: d.names == {COUNTS},
+        "The gradients are right here, where each rank has a few tokens. In a real step, it has thousands. Which dtype "
+        "can hold such a number, even if the gradients are bfloat16?",
     ),
     checks.Question(
         checks.has_kind("dW1", NOT_DIVIDED),

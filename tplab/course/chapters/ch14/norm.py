@@ -27,8 +27,6 @@ SUM_OF_NORMS = "the sum of the norms of all ranks"
 BY_SHAPE = "what comes out without a weight that has the shape of the table"
 SHARD_KINDS = (OWN_SHARDS, f"{OWN_SHARDS} ", f"{OWN_SHARDS}  ", SHARDS_OF_0)
 
-CUTS = {"up": 0, "down": 1, "table": 0}  # dimension along which each is split; "norm" is replicated
-
 
 @dataclass(frozen=True)
 class Mesh(checks.Case):
@@ -36,6 +34,7 @@ class Mesh(checks.Case):
 
     half:    the gradients are float16 numbers, whose squares float16 can't hold
     frozen:  one of the later stages has no gradients, except the shared table's if it's the last one
+    copied:  the shared table is replicated over tp, not split
     """
 
     dp: int
@@ -43,10 +42,17 @@ class Mesh(checks.Case):
     tp: int
     half: bool = False
     frozen: bool = False
+    copied: bool = False
 
     def describe(self, name: str) -> str:
         how = ", gradients in float16" * self.half + ", a stage without gradients of its own" * self.frozen
+        how += ", every tensor-parallel rank has the whole table" * self.copied
         return f"dp = {self.dp}, pp = {self.pp}, tp = {self.tp}{how}"
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """The dimension along which each parameter is split. The others are replicated."""
+        return {"up": 0, "down": 1} | ({} if self.copied else {"table": 0})
 
     def stage_and_shard(self, rank: int) -> tuple[int, int]:
         """Return the position of a rank on the pp and tp axes."""
@@ -61,7 +67,14 @@ class Mesh(checks.Case):
 MESHES = {
     1: (Mesh(1, 1, 1), Mesh(1, 1, 1, half=True)),
     2: (Mesh(1, 1, 2), Mesh(1, 2, 1), Mesh(2, 1, 1), Mesh(1, 2, 1, frozen=True)),
-    4: (Mesh(1, 2, 2), Mesh(2, 1, 2), Mesh(2, 2, 1), Mesh(1, 2, 2, half=True), Mesh(1, 4, 1, frozen=True)),
+    4: (
+        Mesh(1, 2, 2),
+        Mesh(2, 1, 2),
+        Mesh(2, 2, 1),
+        Mesh(1, 2, 2, half=True),
+        Mesh(1, 4, 1, frozen=True),
+        Mesh(1, 2, 2, copied=True),
+    ),
 }
 
 
@@ -97,7 +110,7 @@ def held_by(case: Mesh, problem: Problem, i: int, t: int) -> dict[str, Held]:
     """Return the gradients of shard t of stage i."""
 
     def shard(name: str, value: Tensor) -> Tensor:
-        return value.chunk(case.tp, CUTS[name])[t].contiguous() if name in CUTS else value
+        return value.chunk(case.tp, case.cuts[name])[t].contiguous() if name in case.cuts else value
 
     mine = {name: Held(shard(name, value)) for name, value in problem.stages[i].items()}
     if i in (0, case.pp - 1):
@@ -112,7 +125,8 @@ def give(case: Mesh, problem: Problem, place: checks.Place) -> dict[str, Tensor]
 
 def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor], group: Any) -> checks.Observed:
     tp_group, pp_group = (checks.make_group(case.groups_of(axis)) for axis in ("tp", "pp"))
-    named = {name: as_parameter(name, gradient.half() if case.half else gradient) for name, gradient in given.items()}
+    gradients = {name: gradient.half() if case.half else gradient for name, gradient in given.items()}
+    named = {name: as_parameter(gradient, case.cuts.get(name)) for name, gradient in gradients.items()}
     tied = named.get("table") if case.pp > 1 else None
     params = list(named.values())
     params.insert(1, nn.Parameter(torch.ones(2, dtype=case.dtype, device=device())))  # without a gradient
@@ -128,11 +142,12 @@ def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor],
     }
 
 
-def as_parameter(name: str, gradient: Tensor) -> nn.Parameter:
+def as_parameter(gradient: Tensor, dim: int | None) -> nn.Parameter:
+    """Return a parameter with this gradient, which is split along `dim` or, with None, replicated."""
     param = nn.Parameter(torch.zeros_like(gradient, device=device()))
     param.grad = gradient.clone().to(device())
-    if name in CUTS:
-        param.tensor_parallel = Sharding(CUTS[name])  # type: ignore[attr-defined]
+    if dim is not None:
+        param.tensor_parallel = Sharding(dim)  # type: ignore[attr-defined]
     return param
 
 
@@ -146,8 +161,9 @@ def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Ten
     """Return the norms that known mistakes give on this rank, with NaN for a mistake that gives the right norm."""
     dp, pp, tp = case.dp, case.pp, case.tp
     i, t = case.stage_and_shard(place.index)
-    replicated = [square(stage["norm"]) if stage else 0.0 for stage in problem.stages]
     whole, tied = float(right) ** 2, square(problem.table)
+    replicated = [square(stage["norm"]) if stage else 0.0 for stage in problem.stages]
+    replicated[0] += tied * case.copied
 
     def of_rank(i: int, t: int) -> float:
         held = held_by(case, problem, i, t).values()
@@ -190,8 +206,8 @@ def root(*squares: float) -> Tensor:
 def norm_of_the_gradient(gradient_norm: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "14.4", gradient_norm, lambda world_size: MESHES[world_size], draw=draw, give=give, run=run, expect=expect,
-        questions=lambda case, observed: (ONCE, *QUESTIONS) if case.frozen else QUESTIONS, crash=CRASH, stuck=STUCK,
-        values_on_cpu=True,
+        questions=lambda case, observed: (*[ONCE] * case.frozen, *[COPIED] * case.copied, *QUESTIONS),
+        crash=CRASH, stuck=STUCK, values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict("Every parameter of the model counts once, on every mesh, and all ranks agree.")
 
@@ -205,6 +221,11 @@ ONCE = checks.Question(
     checks.kind_is("norm", "zeros"),
     "`parameters` may be `model.parameters()`, which can be gone through only once. Which line of yours goes through "
     "it before your sum begins?",
+)
+COPIED = checks.Question(
+    checks.kind_is("norm", TIED_TWICE),
+    "The shared table counts twice. Both of its stages have a copy, and here each copy is replicated on both "
+    "tensor-parallel ranks, because the table has no `tensor_parallel`. Which one of these four ranks should count it?",
 )
 QUESTIONS = (
     checks.Question(checks.changed, "The gradients are still to be used. Which line of yours writes into one?"),
