@@ -39,9 +39,9 @@ from tplab.capstone.data.tokenizer import (
     size_of,
     train_tokenizer,
 )
+from tplab.capstone.progress import Show, progress
 from tplab.capstone.settings.run_folder import checkpoints_in
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.watching.progress import Show, progress
 from tplab.checkpoint.files import together
 
 __all__ = ["Batches", "TokenFiles", "prepare"]

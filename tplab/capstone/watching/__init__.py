@@ -2,7 +2,6 @@
 
 log_tail     reads the status of the run from its growing log
 console      prints the run as lines in a terminal
-progress     shows how far slow work is that happens before the run
 panel        shows the run as a live view in a notebook or terminal
 panel_view   renders that view
 """

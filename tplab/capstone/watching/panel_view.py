@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from tplab.capstone.progress import bar
 from tplab.capstone.watching.log_tail import RunStatus
-from tplab.capstone.watching.progress import bar
 from tplab.common.units import duration, size
 from tplab.runtime.liveview import Now
 from tplab.viz.colors import rank_color
