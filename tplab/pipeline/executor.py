@@ -217,7 +217,7 @@ class _Run:
     messages: Messages
     inputs: Sequence[Tensor]
     finish: Callable[[Tensor, int], Tensor]
-    around: Callable[[int], AbstractContextManager]
+    around: Callable[[int], AbstractContextManager] = nullcontext
     live: dict[tuple[int, int], _Live] = field(default_factory=dict)
     finished: dict[int, Tensor] = field(default_factory=dict)
     peak_live: int = 0

@@ -157,6 +157,7 @@ def test_lines_for_a_terminal(capsys):
         "machine": machine,
         "device": "cpu",
         "ranks": 2,
+        "settings": {"start_from": None},
         "parameters": 1234567,
         "resumed_from": 40,
         "changes": {"learning_rate": [0.001, 0.0005]},
