@@ -158,6 +158,7 @@ def test_lines_for_a_terminal(capsys):
         "device": "cpu",
         "ranks": 2,
         "settings": {"start_from": None},
+        "plan": None,
         "parameters": 1234567,
         "resumed_from": 40,
         "changes": {"learning_rate": [0.001, 0.0005]},
