@@ -449,7 +449,7 @@ assert not {{"torch", "nbval", "pytest"}} & sys.modules.keys()
 def test_a_word_that_is_no_chapter_is_refused(root, capsys):
     with pytest.raises(SystemExit):
         check(root, "abc")
-    assert "'abc' is no chapter: give numbers, such as 4, or all" in capsys.readouterr().err
+    assert "'abc' is no chapter: give its number, such as 4, or start, or all" in capsys.readouterr().err
 
 
 def test_where_nobody_has_started_the_blank_chapters_are_checked_and_that_is_said(two_chapters, capsys):
