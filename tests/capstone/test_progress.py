@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.capstone.small import small, write_text
+from tplab.capstone import progress as module
 from tplab.capstone.data import prepare as tokens
 from tplab.capstone.progress import bar, progress
-from tplab.capstone.watching import progress as module
 
 
 class Terminal(io.StringIO):
