@@ -3,7 +3,9 @@
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbformat.v4 import new_markdown_cell, new_notebook
 
 from tests.course import tiny
 from tplab.course.learner import pristine, start
@@ -84,6 +86,14 @@ def test_a_renamed_notebook_is_found_and_not_made_again(course):
     assert ANSWER in text(course.folder / "tiny, my way.ipynb")
     assert "another given cell" in text(course.folder / "tiny, my way.ipynb")
     assert mine in [path.read_bytes() for path in (course.folder / "kept").iterdir()]
+
+
+def test_the_table_of_contents_comes_beside_a_notebook_of_the_learners_own(root, course):
+    for folder in ("chapters", "solutions"):
+        nbformat.write(new_notebook(cells=[new_markdown_cell("# Contents")]), root / folder / "index.ipynb")
+    course.folder.mkdir()
+    shutil.copy(root / "chapters" / NAME, course.folder / "notes.ipynb")
+    assert start.start(course).new == ["index.ipynb"]
 
 
 @pytest.mark.parametrize("name", ["chapters", "solutions"])

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
-from tplab.course.notebooks.numbering import EXERCISE, argument, chapter_files, chapter_of, number_of, prefix
+from tplab.course.notebooks.numbering import (
+    EXERCISE,
+    argument,
+    chapter_files,
+    chapter_of,
+    is_chapter,
+    number_of,
+    prefix,
+)
 from tplab.course.notebooks.reference import MATERIAL
 
 MEMORY = ".tplab"  # folder inside the learner's folder
@@ -79,6 +87,8 @@ class ChapterFiles:
 
 def _renamed(files: ChapterFiles) -> Path | None:
     """Return the notebook in the learner's folder whose exercises are this chapter's, under a name of no chapter."""
+    if not is_chapter(files.stem):
+        return None  # the page with the table of contents has no exercises to recognize it by
     known = {path.name for path in (files.course.material / "solutions").glob("*.ipynb")}
     for path in sorted(files.course.folder.glob("*.ipynb")):
         if path.name not in known and _chapter_in(path) == prefix(files.number):
