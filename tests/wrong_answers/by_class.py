@@ -101,7 +101,7 @@ NOT_BFLOAT16: list[Changed] = [
     ("1.1", [("return out.copy_(parts[src])", "out.numpy()[...] = parts[src].numpy()\n    return out")]),
     ("1.2", [("x[row].clone()", "torch.from_numpy(x[row].numpy().copy())")]),
     ("1.3", [("rows[rank].copy_(part)", "rows[rank].numpy()[...] = part.numpy()")]),
-    ("2.1", [("return torch.cat(shards, dim)", f"return {half('torch.cat(shards, dim)')}")], "Which step changes their dtype"),
+    ("2.1", [("return torch.cat(shards, dim)", f"return {half('torch.cat(shards, dim)')}")], "Which line of your code changes the dtype"),
     ("1.5", [("(~gradient.isfinite().all())", "(~torch.from_numpy(gradient.numpy()).isfinite().all())")]),
     ("2.2", [("        return z\n", f"        return {half('z')}\n")]),
     ("2.4", [("    gathered = y.new_empty", "    " + ONLY_TWO.format("y") + "gathered = y.new_empty")]),
