@@ -1,7 +1,11 @@
 """A run that goes on from another grid's checkpoint has the losses of one that was never interrupted."""
 
+import dataclasses
+import warnings
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.cluster.test_three_dimensions import (
     BATCH,
@@ -17,12 +21,13 @@ from tests.cluster.test_three_dimensions import (
     one_process,
 )  # fmt: skip
 from tplab import launch
-from tplab.checkpoint.sharded import load_sharded
+from tplab.checkpoint.sharded import load_sharded, save_sharded
 from tplab.cluster.three_dimensions import Training3D
 from tplab.data.grid import Grid
 from tplab.data.zero import ZeRO1
 from tplab.data.zero_state import FullOptimizer
 from tplab.gpt.model import ParallelGPT
+from tplab.pipeline.schedules import zero_bubble
 
 # Each run does one step and saves. The next one, on another grid, goes on from there.
 RUNS = [
@@ -69,6 +74,94 @@ def test_a_run_goes_on_with_another_grid_and_zero_stage(tmp_path):
         torch.testing.assert_close(found, whole[name], rtol=0, atol=1e-10)
     assert {int(state["step"]) for state in optimizer.state.values()} == {STEPS}
     assert optimizer.param_groups[0]["lr"] == OPTIONS["lr"]
+
+
+DROPPING = dataclasses.replace(CONFIG, dropout=0.3)
+
+
+def _dropping(folder, grid, config=DROPPING, micro_batches=2, until=4, **options):
+    """Train up to step `until`, from the checkpoint in the folder or from the start, and save."""
+    size = BATCH // (grid.dp * micro_batches)
+    training = Training3D(
+        config, grid, torch.optim.AdamW, micro_batches=micro_batches, micro_batch_size=size, seed=SEED, dtype=DTYPE,
+        **OPTIONS, **options,
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        extra = training.load(folder / "2") if (folder / "2").exists() else None
+    assert extra in (None, {"name": "two steps"})
+    torch.manual_seed(dist.get_rank())
+    state = torch.get_rng_state()
+    losses = [training.step(*batch(number)) for number in range(training.steps, until)]
+    assert torch.equal(torch.get_rng_state(), state)  # the caller's own random numbers are left alone
+    if until == 2:
+        training.save(folder / "2", extra={"name": "two steps"})
+    return losses, [str(warning.message) for warning in said if "dropout" in str(warning.message)]
+
+
+GRIDS = [
+    (Grid(2, 1, 2), {"zero": 2, **SEQUENCE_PARALLEL}),
+    (Grid(1, 2, 2), {"micro_batches": 4, **CUTS}),
+    (Grid(2, 2, 1), {"schedule": zero_bubble, "micro_batches": 2, **CUTS}),
+]
+
+
+def _resumed(folder, grid, options):
+    whole, _ = _dropping(folder / "nowhere", grid, **options)
+    first, _ = _dropping(folder, grid, until=2, **options)
+    return whole, first, *_dropping(folder, grid, **options)
+
+
+@pytest.mark.parametrize(("grid", "options"), GRIDS)
+def test_a_resumed_run_drops_the_same_elements_as_an_uninterrupted_one(tmp_path, grid, options):
+    for whole, first, last, said in launch(_resumed, 4, args=(tmp_path, grid, options), timeout=120):
+        assert [*first, *last] == whole
+        assert said == []
+
+
+def _without_dropout(folder, grid, **options):
+    return _dropping(folder, grid, config=CONFIG, **options)
+
+
+def test_dropout_goes_on_with_another_dp_and_warns_about_another_grid(tmp_path):
+    (whole, _), *_ = launch(_dropping, 2, args=(tmp_path / "nowhere", Grid(2, 1, 1)), timeout=120)
+    launch(_dropping, 2, args=(tmp_path, Grid(2, 1, 1)), kwargs={"until": 2}, timeout=120)
+    ((last, said),) = launch(_dropping, 1, args=(tmp_path, Grid(1, 1, 1)), kwargs={"micro_batches": 4}, timeout=120)
+    assert last == pytest.approx(whole[2:], abs=1e-12)
+    assert said == []
+
+    for grid, options, words in (
+        (Grid(1, 1, 2), {"micro_batches": 4}, "tp was 1 and is 2 now"),
+        (Grid(1, 2, 1), {"micro_batches": 4, **CUTS}, "layers_per_stage was [3] and is [2, 1] now"),
+        (Grid(2, 1, 1), {"micro_batches": 1}, "micro_batch_size was 2 and is 4 now"),
+    ):
+        results = launch(_dropping, 2, args=(tmp_path, grid), kwargs=options, timeout=120)
+        assert [len(said) for _, said in results] == [1, 0]  # only the first rank says it
+        assert words in results[0][1][0]
+        assert "drops different elements than an uninterrupted run" in results[0][1][0]
+        assert results[0][0] != pytest.approx(whole[2:], abs=1e-6)
+        assert not any(said for _, said in launch(_without_dropout, 2, args=(tmp_path, grid), kwargs=options))
+
+
+def _without_steps(folder):
+    training = _training(Grid(1, 1, 1), {})
+    with pytest.raises(ValueError, match="choose another name"):
+        training.save(folder, extra={"Training3D": 1})
+    save_sharded(folder, training.stage, optimizer=training.training.optimizer)
+    return _dropping_from(folder)
+
+
+def _dropping_from(folder):
+    training = Training3D(
+        DROPPING, Grid(1, 1, 1), torch.optim.AdamW, micro_batches=1, micro_batch_size=1, dtype=DTYPE, **OPTIONS
+    )
+    with pytest.warns(UserWarning, match="doesn't say how many steps"):
+        training.load(folder)
+    return training.steps
+
+
+def test_a_checkpoint_without_the_number_of_steps_is_said_to_be_one(tmp_path):
+    assert list(launch(_without_steps, 1, args=(tmp_path / "plain",), timeout=60)) == [0]
 
 
 def test_zeros_state_is_that_of_the_plain_optimizer_and_can_be_loaded_into_it():
@@ -119,3 +212,25 @@ def test_a_master_weight_survives_a_checkpoint():
     FullOptimizer(again).load_state_dict(full.state_dict())
     again.units[0].before_step()
     assert torch.equal(again.units[0].master, master)
+
+
+def _seeds():
+    training = Training3D(
+        DROPPING, Grid(2, 2, 1), torch.optim.SGD, micro_batches=2, micro_batch_size=BATCH // 4, lr=0.1, **CUTS
+    )
+    seen = []
+    draw = training.stage.forward
+
+    def forward(x):
+        seen.append([training.stage.rng._seed(name) for name in ("replicated", "sharded")])
+        return draw(x)
+
+    training.stage.forward = forward
+    for number in range(2):
+        training.step(*batch(number))
+    return [seed for both in seen for seed in both]
+
+
+def test_every_micro_batch_on_every_stage_has_random_states_of_its_own():
+    seeds = [seed for on_rank in launch(_seeds, 4, timeout=60) for seed in on_rank]
+    assert len(seeds) == len(set(seeds)) == 4 * 2 * 2 * 2  # ranks, micro-batches, steps, states

@@ -3,6 +3,7 @@
 tests/cluster/test_three_dimensions.py compares its results with plain PyTorch for every kind of parallelism.
 """
 
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -26,6 +27,7 @@ from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import one_f_one_b
 from tplab.pipeline.stages import gpt_stages
+from tplab.runtime import RankError
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.rng import seed_all
 
@@ -375,7 +377,7 @@ def test_a_second_owner_of_the_gradients_is_refused(options):
 @pytest.mark.parametrize("options", [{}, *ZEROS])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_freezing_and_unfreezing_later_is_refused(options, frozen):
-    model, _ = linear_step()
+    model = linear_step()[0]
     model[0].weight.requires_grad_(frozen)
     training = TrainingStep(model, torch.optim.AdamW, lr=0.1, **options)
     model[0].weight.requires_grad_(not frozen)
@@ -414,6 +416,71 @@ def test_the_optimizers_own_step_is_refused_also_by_a_scheduler_and_changes_noth
     assert inner.state
 
 
+@pytest.mark.parametrize("options", [{}, *ZEROS])
+def test_a_backward_outside_of_micro_batch_is_refused_and_the_step_abandoned(options):
+    def trained(*, strays):
+        model, training = linear_step(**options)
+        for _ in range(2):
+            with training.micro_batch(last=False):
+                model(torch.ones(1, 3)).sum().backward()
+            if strays:
+                with pytest.raises(RuntimeError, match=r"outside of `with training.micro_batch\(\):`"):
+                    model(torch.ones(1, 3)).sum().backward()
+                with pytest.raises(ValueError, match="there is no gradient yet"):
+                    training.update()
+                with training.micro_batch(last=False):
+                    model(torch.ones(1, 3)).sum().backward()
+            (dx,) = torch.autograd.grad(model(x := torch.ones(1, 3, requires_grad=True)).sum(), x)
+            assert dx.any()
+            with training.micro_batch():
+                model(torch.ones(1, 3)).sum().backward()
+            norm = training.update()
+        return float(norm)
+
+    assert trained(strays=True) == trained(strays=False)
+    model, training = linear_step(**options)
+    del training
+    gc.collect()
+    if not options:  # ZeRO's own hooks outlive it
+        model(torch.ones(1, 3)).sum().backward()
+
+
+def _stray_under_sequence_parallelism(zero):
+    grid = mesh(dp=2, tp=2)
+    model = SequenceParallelGPT(CONFIG, group=grid.get_group("tp"))
+    training = TrainingStep(model, SGD, mesh=grid, zero=zero, lr=0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    found = refusals(lambda: model(*batch()).backward(), kind=RuntimeError)
+    with training.micro_batch():
+        model(*batch()).backward()
+    found += refusals(training.optimizer.step, kind=Exception)  # with zero=0, DataParallel refuses it first
+    if zero < 3:
+        assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    training.update()
+    return found
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_sequence_parallelism_refuses_a_stray_backward_and_the_optimizers_own_step(zero):
+    outside = "backward ran outside of `with training.micro_batch():`"
+    instead = "call update() of" if zero else "call its finish() first"
+    assert_refused(launch(_stray_under_sequence_parallelism, 4, args=(zero,), timeout=60), outside, instead)
+
+
+def _stray_step_of_a_pipeline():
+    grid = mesh(pp=2)
+    stage, pipeline = stage_and_pipeline(grid)
+    training = TrainingStep(stage, SGD, mesh=grid, pipeline=pipeline, lr=0.1)  # it must live on
+    ids, targets = batch()
+    pipeline.step([ids], [targets])
+    training.update()
+
+
+def test_a_pipelines_step_outside_of_micro_batch_is_refused():
+    with pytest.raises(RankError, match="backward ran outside of `with training.micro_batch"):
+        launch(_stray_step_of_a_pipeline, 2, timeout=60)
+
+
 def test_an_update_inside_of_gathered_is_refused_and_gathered_can_be_nested():
     model, training = linear_step(zero=3, layers=())
     with training.micro_batch():
@@ -441,7 +508,7 @@ def test_an_error_in_a_micro_batch_abandons_the_step(options):
         run(True)
     run(False)
     norm = float(training.update())
-    twin, _ = linear_step()
+    twin = linear_step()[0]
     twin(x).sum().backward()
     assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(twin.parameters(), 1e9)), rel=1e-6)
 

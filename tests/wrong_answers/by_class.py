@@ -101,7 +101,8 @@ NOT_BFLOAT16: list[Changed] = [
     ("1.1", [("return out.copy_(parts[src])", "out.numpy()[...] = parts[src].numpy()\n    return out")]),
     ("1.2", [("x[row].clone()", "torch.from_numpy(x[row].numpy().copy())")]),
     ("1.3", [("rows[rank].copy_(part)", "rows[rank].numpy()[...] = part.numpy()")]),
-    ("2.1", [("return torch.cat(shards, dim)", f"return {half('torch.cat(shards, dim)')}")], "Which step changes their dtype"),
+    ("2.1", [("return torch.cat(shards, dim)", f"return {half('torch.cat(shards, dim)')}")], "Which line of your code changes the dtype"),
+    ("1.5", [("(~gradient.isfinite().all())", "(~torch.from_numpy(gradient.numpy()).isfinite().all())")]),
     ("2.2", [("        return z\n", f"        return {half('z')}\n")]),
     ("2.4", [("    gathered = y.new_empty", "    " + ONLY_TWO.format("y") + "gathered = y.new_empty")]),
     ("3.2", [("return x.view_as(x)", f"return {half('x.view_as(x)')}")]),
@@ -112,6 +113,7 @@ NOT_BFLOAT16: list[Changed] = [
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
     ("5.1", [("(z @ b)", f"({half('z @ b')})")]),
     ("5.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
+    ("5.3", [("param.isnan()", "torch.from_numpy(param.detach().numpy()).isnan()")], "unsupported ScalarType BFloat16"),
     ("5.4", [("F.silu(gate)", half("F.silu(gate)"))]),
     ("6.1", [("-torch.inf", "torch.finfo(torch.float32).min")]),
     ("6.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
@@ -141,6 +143,10 @@ LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
+    ("4.5", [("    full_state = {}\n", "    full_state = vars(full_state_dict).setdefault('kept', {})\n")]),
+    ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")]),
+    ("5.3", [("    drifts = [0.0]\n", "    drifts = vars(module).setdefault('drifts', [0.0])\n")]),
+    ("5.4", [("gate, value = self.up(x).chunk(2, dim=-1)", "ParallelSwiGLU.kept = self.up(x).chunk(2, dim=-1) if torch.is_grad_enabled() or not hasattr(ParallelSwiGLU, 'kept') else ParallelSwiGLU.kept\n        gate, value = ParallelSwiGLU.kept")], "nothing needs a gradient"),
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
@@ -182,6 +188,9 @@ WRONG_MESSAGE: list[Changed] = [
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [
+    ("2.3", [("a.chunk(world_size, dim=0)", "[part.view(-1, a.shape[1]) for part in a.view(-1).chunk(world_size)]")]),
+    ("2.4", [("gathered, y.contiguous())", "gathered, y.view(y.shape) if y.view(-1) is not None else y)")]),
+    ("5.4", [("self.up(x).chunk", "self.up(x.view(-1, x.shape[-1])).view(*x.shape[:-1], -1).chunk")]),
     ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
 ]  # fmt: skip
 

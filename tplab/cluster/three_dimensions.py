@@ -9,9 +9,16 @@ The loss of each token is divided by the number of tokens in the full batch. So 
 up, over micro-batches and replicas, and we never take a mean of means. The model matches that of a single-process run
 up to the order of additions. (Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters":
 PTD-P.)
+
+Dropout's random states are computed from the number of the micro-batch in the run, as in the capstone. So a checkpoint
+only has to store the number of steps. A resumed run drops the same elements as an uninterrupted one, even with another
+dp, as long as the full batch has the same micro-batches. If anything else changes which elements are dropped, such as
+tp or pp, `load` warns and names it.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -38,9 +45,10 @@ from tplab.pipeline.stages import gpt_stages
 from tplab.runtime import device
 from tplab.sequence.gpt import SequenceParallelGPT
 from tplab.sequence.regions import tokens_per_rank
-from tplab.tensor.rng import seed_all
+from tplab.tensor.rng import seed_all, states_from
 
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
+OURS = "Training3D"  # the entry of a checkpoint's `extra` that `load` takes out again
 
 
 class Training3D:
@@ -54,8 +62,8 @@ class Training3D:
     zero                stage of ZeRO over the replicas, 0 to 3
     defaults            options of the optimizer
 
-    `norm` is the gradient norm of the last step before clipping. Raises ValueError if the grid doesn't match the ranks
-    or the model.
+    `steps` is the number of steps so far, also before a checkpoint was loaded. `norm` is the gradient norm of the last
+    step before clipping. Raises ValueError if the grid doesn't match the ranks or the model.
     """
 
     def __init__(
@@ -83,13 +91,13 @@ class Training3D:
             )
         self.micro_batches, self.micro_batch_size = micro_batches, micro_batch_size
         self.dp, self.pp, self.tp = (self.mesh.get_group(name) for name in ("dp", "pp", "tp"))
-        tp = self.tp
+        tp, self.seed, self.steps = self.tp, seed, 0
 
         seed_all(seed, tp)  # the same weights in every replica
         gpt = SequenceParallelGPT if sequence_parallel else ParallelGPT
         model = gpt(config, group=tp, device=device(), dtype=dtype)
-        rng = seed_all(seed + SEEDS_APART * (1 + self.place.dp * grid.pp + self.place.pp), tp)
-        self.stage = gpt_stages(model, layers_per_stage or grid.pp, rng)[self.place.pp]
+        stages = gpt_stages(model, layers_per_stage or grid.pp)
+        self.stage, self.layers_per_stage = stages[self.place.pp], [len(stage.layers) for stage in stages]
         tokens = tokens_per_rank(config.seq_length, grid.tp) if sequence_parallel else config.seq_length
         self.pipeline = Pipeline(
             [self.stage],
@@ -100,6 +108,7 @@ class Training3D:
             loss_sum=self.stage.loss_sum,
             tied=self.stage.tied,
             channels=Channels(self.pp),
+            around=self._seed_dropout,
         )
         self.training = TrainingStep(
             self.stage, optimizer_class, mesh=self.mesh, zero=zero, pipeline=self.pipeline, max_norm=max_norm,
@@ -116,6 +125,7 @@ class Training3D:
         with self.training.micro_batch():
             loss = self.pipeline.step(own_ids, own_targets, total=total)
         self.norm = self.training.update()
+        self.steps += 1
         return self._everywhere(loss)
 
     def evaluate(self, ids: Tensor, targets: Tensor) -> float:
@@ -131,8 +141,12 @@ class Training3D:
     def save(self, path: str | PathLike, extra: Mapping[str, Any] | None = None) -> None:
         """Save a checkpoint of the full model and optimizer, which any grid can load (`save_sharded`).
 
-        All ranks call this; the first replica writes. `extra` is as in `save_sharded`.
+        All ranks call this; the first replica writes. `extra` is as in `save_sharded`; the name "Training3D" in it is
+        taken.
         """
+        if OURS in (extra or {}):
+            raise ValueError(f"extra has an entry {OURS!r}, where the number of steps is saved: choose another name")
+        extra = {**(extra or {}), OURS: {"steps": self.steps, **self._determines_dropout()}}
         replica = self.replica  # all ranks create it
         with unsharded(self.training.optimizer) as optimizer:
             if isinstance(optimizer, FullOptimizer):
@@ -147,11 +161,45 @@ class Training3D:
     def load(self, path: str | PathLike) -> dict[str, Any]:
         """Load a checkpoint that was saved on any grid, and return its `extra`. All ranks call this.
 
-        The random states of dropout aren't saved, so a resumed run drops other elements than an uninterrupted one.
+        With dropout, the first rank warns if the run will drop other elements than it would have dropped without the
+        interruption, and says why.
         """
         self.training.abandon()
         with unsharded(self.training.optimizer) as optimizer:
-            return load_sharded(path, self.stage, optimizer=optimizer, group=self.tp, replica=self.replica)
+            extra = load_sharded(path, self.stage, optimizer=optimizer, group=self.tp, replica=self.replica)
+        saved = extra.pop(OURS, {})
+        self.steps = saved.pop("steps", 0)
+        now = self._determines_dropout()
+        changed = [f"{name} was {saved[name]} and is {now[name]} now" for name in saved if saved[name] != now.get(name)]
+        if not saved:
+            changed = ["the checkpoint doesn't say how many steps the run has done"]
+        if changed and self.stage.config.dropout and dist.get_rank() == 0:
+            warnings.warn(
+                f"{path}: from here on, dropout drops different elements than an uninterrupted run would have dropped, "
+                f"because {', and '.join(changed)}. The losses will differ slightly from those of that run",
+                stacklevel=2,
+            )
+        return extra
+
+    def _determines_dropout(self) -> dict[str, Any]:
+        """Return what the elements that a step drops depend on, apart from the number of the step."""
+        return {
+            "seed": self.seed,
+            "tp": self.grid.tp,
+            "layers_per_stage": self.layers_per_stage,
+            "sequence_parallel": self.stage.region.sequence_parallel,
+            "micro_batch_size": self.micro_batch_size,
+            "micro-batches of the full batch": self.grid.dp * self.micro_batches,
+            "device": device().type,
+        }
+
+    def _seed_dropout(self, k: int) -> AbstractContextManager:
+        """Set the random states for the forward of micro-batch k of this replica."""
+        if not self.stage.config.dropout:
+            return nullcontext()
+        number = (self.steps * self.grid.dp + self.place.dp) * self.micro_batches + k  # of the micro-batch, in the run
+        self.stage.rng = states_from(self.seed + SEEDS_APART * (1 + number * self.grid.pp + self.place.pp), self.tp)
+        return nullcontext()
 
     @cached_property
     def replica(self) -> ProcessGroup:

@@ -66,8 +66,9 @@ class TrainingStep:
     start with the first one's weights and buffers. If no micro-batch uses a parameter, data parallelism may still give
     it a gradient of zero, which lets momentum and weight decay move it.
 
-    The optimizer's own `step` raises RuntimeError, because the gradients aren't complete outside of `update`. If a
-    micro-batch raises an error, the step is abandoned, and the next one starts without gradients. Freeze and cast the
+    The optimizer's own `step` raises RuntimeError, because the gradients aren't complete outside of `update`. So does a
+    backward outside of `micro_batch`, whose gradients would be counted in some step or lost. If a micro-batch raises an
+    error, the step is abandoned, and the next one starts without gradients. Freeze and cast the
     model before: later changes raise ValueError in `update`.
 
     Raises ValueError for options that don't fit the model, the mesh or each other.
@@ -108,6 +109,8 @@ class TrainingStep:
         self.max_norm, self.check, self.finish, self.norm_of = max_norm, check, finish, norm
         self.tied = _tied(model, pipeline)
         check_mesh(model.parameters(), mesh)
+        self._updates = self._is_inside = False
+        _only_in_micro_batches_of(weakref.ref(self), model)
         dp = None if mesh is None else mesh.get_group("dp")
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
@@ -130,7 +133,6 @@ class TrainingStep:
             self.optimizer = optimizer_class(given, **defaults)
         if pipeline is not None:
             pipeline.sums_tied = False
-        self._updates = False
         self.torch_optimizer.register_step_pre_hook(_only_in_update_of(weakref.ref(self)))
         self._micro_batches, self._is_last, self._is_done = 0, False, False
 
@@ -147,12 +149,15 @@ class TrainingStep:
         if self._is_done:
             self.abandon()  # the last step's gradients
         stays = self.data is not None and (self.pipeline is not None or not last)
+        self._is_inside = True
         try:
             with self.data.no_sync() if stays and self.data is not None else nullcontext():
                 yield
         except BaseException:
             self.abandon()
             raise
+        finally:
+            self._is_inside = False
         self._micro_batches, self._is_last = self._micro_batches + 1, last
 
     def abandon(self) -> None:
@@ -273,6 +278,22 @@ def _only_in_update_of(training: "weakref.ref[TrainingStep]") -> Callable[..., N
             )
 
     return refuse
+
+
+def _only_in_micro_batches_of(training: "weakref.ref[TrainingStep]", model: nn.Module) -> None:
+    def refuse(_: Tensor) -> None:
+        owner = training()
+        if owner is not None and not owner._is_inside:
+            owner._micro_batches, owner._is_done = 0, True  # so that the next micro-batch begins a new step
+            raise RuntimeError(
+                "backward ran outside of `with training.micro_batch():`. The TrainingStep of this model wouldn't know "
+                "to which step the gradients belong, so it abandons the step. Run every backward inside of the block, "
+                "or use torch.autograd.grad, which leaves .grad alone"
+            )
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(refuse)
 
 
 def _tied(model: nn.Module, pipeline: Pipeline | None) -> nn.Parameter | None:

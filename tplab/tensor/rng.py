@@ -172,6 +172,11 @@ def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
     apart: if they were 1 apart, rank 1 of the first would draw the same masks as rank 0 of the second.
     """
     torch.manual_seed(seed)
+    return states_from(seed, group)
+
+
+def states_from(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
+    """Return the tracker that `seed_all` returns, and leave torch's current state alone."""
     tracker = RNGTracker(group)
     tracker.add("replicated", seed + REPLICATED_OFFSET)
     tracker.add("sharded", seed + SHARDED_OFFSET, per_rank=True)

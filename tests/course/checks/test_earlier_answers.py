@@ -5,45 +5,121 @@ import json
 import pytest
 
 from tests import ROOT
-from tests.wrong_answers import load_chapter_namespace, run_check, wrong_answers
+from tests.wrong_answers import chapter, load_chapter_namespace, run_check, swap_all, wrong_answers
 from tplab.course.checks import CheckFailed
+from tplab.course.checks.earlier_answers import _used, earlier_answers
 from tplab.course.grading.check_notebook import Verdict, check_notebook
 from tplab.course.notebooks.cells import read_notebook
+from tplab.course.notebooks.rewrite import keep_solution
+from tplab.course.notebooks.source import passed_names, read, sources
 
 SOLUTION = ROOT / "solutions" / "04_parallel_linear.ipynb"
 MEND = "but your answer to exercise {} doesn't pass its own check. Fix exercise {} first"
 
 
-def wrong(exercise: str) -> str:
-    """The first wrong answer to an exercise."""
-    return next(answer for answer in wrong_answers(int(exercise[0])) if answer.exercise == exercise).source
+def wrong(exercise: str, name: str = "") -> str:
+    """The wrong answer of this name to an exercise, or the first one."""
+    answers = (answer for answer in wrong_answers(int(exercise.split(".")[0])) if answer.exercise == exercise)
+    return next(answer for answer in answers if name in ("", answer.name)).source
 
 
-def question(exercise: str, answers: dict[str, str]) -> str:
+def question(exercise: str, answers: dict[str, str], blank: tuple[str, ...] = ()) -> str:
     """What the failed check of an exercise asks."""
     with pytest.raises(CheckFailed) as failure:
-        run_check(exercise, load_chapter_namespace(exercise, answers), seed=3)
+        run_check(exercise, load_chapter_namespace(exercise, answers, blank), seed=3)
     return failure.value.question
 
 
-@pytest.mark.parametrize(
-    ("exercise", "earlier"),
-    [("1.3", "1.2"), ("4.4", "4.3"), ("6.4", "6.1"), ("7.3", "7.1"), ("8.4", "8.1")],
-    ids=[
-        "one of two",
-        "one function of two",
-        "one of three",
-        "a function of an exercise between",
-        "the first of three",
-    ],
-)
+# every exercise whose reference answer uses earlier ones of the chapter, also through others
+USES = {
+    "1.3": ["1.2"],
+    "4.4": ["4.3"],
+    "4.5": ["4.3"],
+    "6.2": ["6.1"],
+    "6.4": ["6.1"],
+    "6.5": ["6.1"],
+    "7.3": ["7.1", "7.2"],
+    "7.5": ["7.1", "7.2", "7.3", "7.4"],
+    "8.2": ["8.1"],
+    "8.4": ["8.1", "8.2", "8.3"],
+    "8.5": ["8.1", "8.2", "8.3", "8.4"],
+}
+FIRST_THAT_MATTERS = {("6.5", "6.1"): "merges without a transpose", ("7.5", "7.3"): "each rank tests against its own rows"}
+
+
+def test_every_exercise_that_uses_earlier_answers_is_known():
+    found = {}
+    for path in sources(ROOT):
+        source = read(path)
+        for exercise in source.of_role("exercise"):
+            namespace = load_chapter_namespace(exercise, {})
+            names = passed_names(source.of_role("check")[exercise].text)
+            uses = [earlier for earlier, _, _ in earlier_answers(exercise, tuple(namespace[name] for name in names))]
+            found |= {exercise: uses} if uses else {}
+    assert found == USES
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize(("exercise", "earlier"), [(later, one) for later, uses in USES.items() for one in uses])
 def test_earlier_exercise_is_named(exercise, earlier):
-    assert MEND.format(earlier, earlier) in question(exercise, {earlier: wrong(earlier)})
+    answer = wrong(earlier, FIRST_THAT_MATTERS.get((exercise, earlier), ""))
+    assert MEND.format(earlier, earlier) in question(exercise, {earlier: answer})
 
 
 @pytest.mark.parametrize(("exercise", "earlier"), [("1.3", "1.2"), ("4.4", "4.3")])
 def test_right_earlier_answer_is_not_named(exercise, earlier):
-    assert "Mend" not in question(exercise, {exercise: wrong(exercise)})
+    assert "own check" not in question(exercise, {exercise: wrong(exercise)})
+
+
+DECORATED = "import torch\n\n\n@torch.no_grad()\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        DECORATED + keep_solution(chapter(4).of_role("exercise")["4.4"].text),
+        swap_all(
+            keep_solution(chapter(4).of_role("exercise")["4.4"].text),
+            ("init_method, group=None)", "init_method, group=None, shard=shard)"),
+        ),
+    ],
+    ids=["decorated", "as a default"],
+)
+def test_an_earlier_answer_is_found_however_it_is_used(answer):
+    assert MEND.format("4.3", "4.3") in question("4.4", {"4.3": wrong("4.3"), "4.4": answer})
+
+
+def test_an_earlier_answer_is_found_as_a_base_class_and_in_a_property():
+    namespace = {"__name__": "__main__"}
+    source = """
+class shard: pass
+def unshard(): pass
+class Derived(shard): pass
+class Holds:
+    @property
+    def part(self):
+        return unshard()
+"""
+    exec(source, namespace)
+    first, second = (list(_used((namespace[name],), namespace)) for name in ("Derived", "Holds"))
+    assert (first, second) == (["shard"], ["unshard"])
+
+
+def test_an_attribute_with_the_name_of_an_answer_is_not_that_answer():
+    """10.2 uses transformer.ParallelTransformerLayer, which is the course's, and not the learner's of 10.1."""
+    later, earlier = wrong("10.2"), wrong("10.1")
+    assert "ParallelTransformerLayer" in later
+    assert "own check" not in question("10.2", {"10.1": earlier, "10.2": later})
+
+
+def test_an_earlier_exercise_that_is_still_to_do_is_named():
+    """The answer fails before it gets to the stub."""
+    answer = swap_all(
+        keep_solution(chapter(4).of_role("exercise")["4.4"].text),
+        ("    init_method(master)\n", "    if param.numel():\n        return\n    init_method(master)\n"),
+    )
+    said = question("4.4", {"4.4": answer}, blank=("4.3",))
+    assert "uses `shard` from exercise 4.3, which is still to do. Write `shard` first" in said
 
 
 def test_first_of_two_wrong_ones_is_named():
@@ -51,7 +127,7 @@ def test_first_of_two_wrong_ones_is_named():
 
 
 def test_wrong_answer_that_this_one_does_not_use_is_not_named():
-    assert "Mend" not in question("1.3", {"1.3": wrong("1.3"), "1.1": wrong("1.1")})
+    assert "own check" not in question("1.3", {"1.3": wrong("1.3"), "1.1": wrong("1.1")})
 
 
 def test_tplab_check_names_it_too_when_it_runs_only_the_later_exercise(tmp_path):

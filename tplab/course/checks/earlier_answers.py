@@ -1,9 +1,12 @@
 """When an answer fails, find an earlier answer that it uses and that is wrong itself: the place to look first."""
 
+import dis
+import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import CodeType, FunctionType
 from typing import Any
 
-from tplab.course.checks.own_functions import functions_of, names_used
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.reference import find_reference
 from tplab.course.notebooks.source import passed_names
@@ -14,10 +17,10 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
 
     Yields (exercise, name of the function or class that is used, all answers to that exercise).
     """
-    namespace = next((function.__globals__ for answer in answers for function in functions_of(answer)), {})
+    namespace = next((function.__globals__ for answer in answers for function in _functions(answer)), {})
     everything = _used(answers, namespace)
     for exercise, names in _answers_before(number, find_reference(number)):
-        used = [name for name in names if name in everything]
+        used = [name for name in everything if name in names]
         if used and all(name in namespace for name in names):
             yield exercise, used[0], tuple(namespace[name] for name in names)
 
@@ -25,10 +28,15 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
 def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[Any, ...]], bool]) -> str:
     """Return a sentence that names the first of these earlier answers for which `passes` is false, or ""."""
     for exercise, name, earlier in earlier_answers(number, answers):
-        if not passes(exercise, earlier):
+        uses = f"Your answer uses `{name}` from exercise {exercise}"
+        try:
+            right = passes(exercise, earlier)
+        except NotImplementedError:
+            return f"{uses}, which is still to do. Write `{name}` first, and then run this check again."
+        if not right:
             return (
-                f"Your answer uses `{name}` from exercise {exercise}, but your answer to exercise {exercise} doesn't "
-                f"pass its own check. Fix exercise {exercise} first, and then run this check again."
+                f"{uses}, but your answer to exercise {exercise} doesn't pass its own check. Fix exercise {exercise} "
+                "first, and then run this check again."
             )
     return ""
 
@@ -42,12 +50,47 @@ def _answers_before(number: str, reference: list[Cell]) -> Iterator[tuple[str, l
             yield cell.marks["check"], passed_names(cell.source)
 
 
-def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> set[str]:
-    """Return the names that the answers use, and those that what they use uses, as far as it is the learner's own."""
-    found: set[str] = set()
+def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> list[str]:
+    """Return the names that the answers use, then those that what they use uses, as far as it is the learner's own."""
+    found: dict[str, None] = {}
     waiting = list(answers)
     while waiting:
-        new = {name for function in functions_of(waiting.pop()) for name in names_used(function.__code__)} - found
+        new = dict.fromkeys(name for name in _globals_of(waiting.pop(0), namespace) if name not in found)
         found |= new
         waiting += [namespace[name] for name in new if getattr(namespace.get(name), "__module__", "") == "__main__"]
-    return found
+    return list(found)
+
+
+def _globals_of(answer: Any, namespace: dict[str, Any]) -> Iterator[str]:
+    """Yield the global names that an answer uses. An attribute may have the name of an answer, and isn't it."""
+    for base in getattr(answer, "__bases__", ()):
+        yield from (name for name, value in namespace.items() if value is base)
+    for function in _functions(answer):
+        yield from _loaded(function.__code__)
+        yield from (name for name, value in namespace.items() if any(value is each for each in _held(function)))
+
+
+def _held(function: FunctionType) -> Iterator[Any]:
+    """Yield what a function holds without using a global name: its defaults and the values in its closure."""
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+
+
+def _loaded(code: CodeType) -> Iterator[str]:
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _loaded(inner)
+
+
+def _functions(answer: Any) -> Iterator[FunctionType]:
+    """Yield the functions in an answer: without their decorators, which belong to others, and also of properties."""
+    own = vars(answer).values() if isinstance(answer, type) else (answer,)
+    for value in own:
+        parts = [value.fget, value.fset] if isinstance(value, property) else [getattr(value, "__func__", value)]
+        for part in parts:
+            function = inspect.unwrap(part) if callable(part) else part
+            if isinstance(function, FunctionType):
+                yield function

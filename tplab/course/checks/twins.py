@@ -107,7 +107,7 @@ def question(twin: Twin) -> str:
     return _QUESTIONS[twin]
 
 
-def calling(twin: Twin | None, call: str, ask: str) -> AbstractContextManager[DefaultDevice]:
+def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:
     """As `run_answer.calling`, for a check that runs in this process: names the twin, and asks its question."""
     return run_answer.calling(f"{call} {note(twin)}".strip(), question(twin) if twin else ask)
 

@@ -77,11 +77,13 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
             checks.random_tensor(generator, IN, 6).abs() * 0.1,
         )  # all are positive
         in_float32 = (large[0].float(), large[1].float())
-        for x, a in (large, small, in_float32):
+        transposed = (large[0].T.contiguous().T, large[1].T.contiguous().T)
+        for x, a in (large, small, in_float32, transposed):
+            twin = checks.Twin.STRIDED if x is transposed[0] else checks.Twin.FLOAT32 if x is in_float32[0] else None
             right = gap(x, a, p)
             before = checks.Snapshot(x=x, a=a)
             call = f"gelu_gap(x {list(x.shape)}, a {list(a.shape)}, world_size={p})"
-            with checks.calling(call):
+            with checks.twins.calling(twin, call):
                 found = gelu_gap(x, a, p)
             is_number = isinstance(found, (int, float, Tensor))
             size = torch.as_tensor(found, dtype=torch.float64).detach() if is_number else found
@@ -98,9 +100,9 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
                 p,
                 [{"gelu_gap": size, "inputs unchanged": before.changed()}],
                 [{"gelu_gap": right.abs().max().double()}],
-                questions=_GAP_QUESTIONS,
+                questions=[*checks.twins.asked_first(twin), *_GAP_QUESTIONS],
                 lookalikes={"gelu_gap": alike} if p > 1 else {},
-                note=f"x {list(x.shape)}, a {list(a.shape)}" + (" in float32" if x is in_float32[0] else ""),
+                note=f"x {list(x.shape)}, a {list(a.shape)} {checks.twins.note(twin)}".strip(),
                 tol=1e-5 if x is in_float32[0] else 1e-9,
                 alone=True,
             )

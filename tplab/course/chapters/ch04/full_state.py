@@ -63,21 +63,34 @@ def load_and_save(
     full: Mapping[str, Tensor],
     other: Sequence[Mapping[str, Tensor]],
     groups: Sequence[Sequence[int]] | None,
+    twin: checks.Twin | None,
 ) -> list[checks.Observed]:
     """Run `load` on one model, and `save` on another model that was filled by hand. Runs on every rank."""
     group = checks.make_group(groups)
     q = dist.get_world_size(group)
     mine = other[dist.get_rank()]
-    return [see_loading(load, SmallModel(q), full, group), see_saving(save, SmallModel(q), mine, group)]
-
-
-def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, Tensor], group: Any) -> checks.Observed:
+    between = SmallModel(q) if twin is checks.Twin.BETWEEN else None
     full = {name: value.to(device()) for name, value in full.items()}
+    return [
+        see_loading(load, SmallModel(q), full, group, between),
+        see_saving(save, SmallModel(q), mine, group, between),
+    ]
+
+
+def see_loading(
+    load: Callable[..., Any], model: nn.Module, full: Mapping[str, Tensor], group: Any, between: nn.Module | None
+) -> checks.Observed:
+    """Load the full state. With another model `between`, load other numbers into both before, and into it after."""
+    other = {name: value.flip(-1) * -0.75 for name, value in full.items()}
+    for each in (model, between) if between else ():
+        load(each, other, group)
     identity = {name: (id(param), param.data_ptr()) for name, param in model.named_parameters()}
     given = dict(full)
     snapshot = checks.Snapshot(full_state=given, **{f"full_state[{name!r}]": value for name, value in full.items()})
     with record() as section, checks.DefaultDevice() as watch:
         load(model, given, group)
+    if between:
+        load(between, other, group)
     params = dict(model.named_parameters())
     seen: checks.Observed = {name: param.detach().clone() for name, param in params.items()}
     kept = all(identity[name] == (id(param), param.data_ptr()) for name, param in params.items())
@@ -103,13 +116,20 @@ def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, T
     return seen | watch.claims({})
 
 
-def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Tensor], group: Any) -> checks.Observed:
+def see_saving(
+    save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Tensor], group: Any, between: nn.Module | None
+) -> checks.Observed:
+    """Save the model. With another model `between`, save both before it's filled, and the other one after."""
+    for each in (model, between) if between else ():
+        save(each, group)
     with torch.no_grad():
         for name, param in model.named_parameters():
             param.copy_(mine[name])
     snapshot = checks.Snapshot(**dict(model.named_parameters()))
     with record() as section, checks.DefaultDevice() as watch:
         state = save(model, group)
+    if between:
+        save(between, group)
     if not isinstance(state, dict):
         return {IS_DICT: checks.Claim(f"it is {type(state).__name__}"), "traffic": checks.traffic(section)}
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
@@ -136,11 +156,16 @@ def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> ch
     for p in checks.WORLD_SIZES:
         for groups in (None, checks.GROUPS) if p == 4 else (None,):
             check_load_and_save(load, save, p, groups)
+    check_load_and_save(load, save, checks.twins.WORLD_SIZE, None, checks.Twin.BETWEEN)
     return checks.Verdict("A checkpoint saved on any number of ranks can be loaded on any other number of ranks.")
 
 
 def check_load_and_save(
-    load: Callable[..., Any], save: Callable[..., Any], p: int, groups: Sequence[Sequence[int]] | None
+    load: Callable[..., Any],
+    save: Callable[..., Any],
+    p: int,
+    groups: Sequence[Sequence[int]] | None,
+    twin: checks.Twin | None = None,
 ) -> None:
     """Run both functions in one launch, then compare first what was loaded and then what was saved."""
     generator = checks.fresh_generator()
@@ -150,11 +175,11 @@ def check_load_and_save(
     places = [checks.Place(ranks.index(rank), ranks, p) for rank, (_, ranks) in enumerate(members)]
     loaded = [shards_of(to_load, place) for place in places]
     filled = [shards_of(to_save[number], place) for (number, _), place in zip(members, places, strict=True)]
-    where = f", {checks.IN_GROUPS}" if groups else ""
-    whose = checks.ask_about_group(WHOSE_GROUP) if groups else None
-    first = [checks.group_question(WHOSE_GROUP)] if groups else []
+    where = f", {checks.IN_GROUPS}" if groups else f" {checks.twins.note(twin)}" if twin else ""
+    whose = checks.ask_about_group(WHOSE_GROUP) if groups else checks.twins.question(twin) if twin else None
+    first = [checks.group_question(WHOSE_GROUP)] if groups else checks.twins.asked_first(twin)
     seen = checks.run_ranks(
-        load_and_save, p, load, save, to_load, filled, groups,
+        load_and_save, p, load, save, to_load, filled, groups, twin,
         question=whose or LOAD_CRASH, stuck=whose, note="loading and saving" + where,
     )  # fmt: skip
 

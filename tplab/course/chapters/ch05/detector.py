@@ -18,6 +18,7 @@ SHARDED_NUMEL = 77  # no other parameter has as many elements, so its collective
 CANCEL = "the differences cancel in the sum"
 CANCEL_IN_COLUMN = "the differences cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
+AGAIN = "the same module was measured before, when another element differed"
 FINE = "one element differs in its ninth digit"
 
 
@@ -32,6 +33,7 @@ class Part(nn.Module):
         self.shard.tensor_parallel = Sharding(0)  # type: ignore[attr-defined]
 
 
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Offsets = dict[str, Sequence[float]]  # parameter -> offset of its last element, per rank in the group
 
 SCENES: dict[str, Offsets] = {
@@ -48,6 +50,8 @@ SCENES: dict[str, Offsets] = {
     FROZEN: {"second": (0, 0.5, 0, 0)},
     FINE: {"first": (0, 0, 2.0**-24, 0)},
     "the parameters are float32, and one element differs": {"second": (0, 0, 0.5, 0)},
+    "the parameters are bfloat16, and one element differs": {"second": (0, 0, 0.5, 0)},
+    AGAIN: {"second": (0, 0, 0.25, 0)},
     "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
     "one element is NaN on every rank": {"second": (math.nan,) * 4},
 }
@@ -72,7 +76,7 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
     for note, scene in SCENES.items():
-        dtype = torch.float32 if "float32" in note else torch.float64
+        dtype = next((dtype for name, dtype in DTYPES.items() if name in note), torch.float64)
         model = Part(dtype)
         model.add_module("inner", Part(dtype))
         generator = torch.Generator().manual_seed(seed)  # same values within a group, different values in the other
@@ -83,6 +87,10 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
                 start = torch.randint(-64, 65, param.shape, generator=generator).double() / 8
                 start += 16 * (note == FINE)  # so that no element is near zero
                 param.copy_(start + (dist.get_rank() % 2 if groups else 0))
+            if note == AGAIN:
+                params["first"].data[0] += rank
+                detect(model, group)
+                params["first"].data[0] -= rank
             for name, offsets in offsets_on(scene, q).items():
                 params[name].view(-1)[-1] += offsets[rank]
                 if note in (CANCEL, CANCEL_IN_COLUMN):
@@ -203,6 +211,10 @@ DETECTOR_ASKS = {
     "the values climb from rank to rank": (
         "Neighboring ranks differ only slightly here, but the first and the last rank differ a lot. Which pairs of "
         "ranks does your code compare?"
+    ),
+    AGAIN: (
+        "Training code calls your detector again and again. Here, an earlier call saw the same module when a different "
+        "element differed by more. What does a call leave behind that the next call returns or adds to?"
     ),
     FROZEN: (
         "A parameter that isn't trained can still differ between ranks, for example because it was loaded incorrectly. "
