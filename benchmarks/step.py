@@ -39,7 +39,7 @@ from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.optimizer import adamw_options
 from tplab.capstone.training.ranks import Ranks
 from tplab.capstone.training.step import Step
-from tplab.data.grid import mesh
+from tplab.data.grid import Place, mesh
 
 RANKS = 2
 COMPARED = 3  # steps whose losses are compared
@@ -91,9 +91,8 @@ def tplab_alone(problem: Problem, threads: int) -> Way:
 
 
 def _of_tplab(settings: Settings, grid: DeviceMesh, threads: int) -> Way:
-    tp, dp = grid.get_group("tp"), grid.get_group("dp")
-    rank = dist.get_rank(tp)
-    ranks = Ranks(rank, settings.tp, 0, rank, grid, tp, dp, torch.device("cpu"))
+    rank = grid.get_local_rank("tp")
+    ranks = Ranks(rank, settings.tp, Place(0, 0, rank), grid, torch.device("cpu"))
     trainer, number = Step(build_model(settings, settings.model, mesh=grid, device="cpu"), settings, ranks), [0]
 
     def step(batch: Batch) -> float:

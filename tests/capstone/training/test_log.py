@@ -162,11 +162,6 @@ def test_lines_for_a_terminal(capsys):
         "parameters": 1234567,
         "resumed_from": 40,
         "changes": {"learning_rate": [0.001, 0.0005]},
-        "plan": {
-            "seconds": {"matmuls": 0.2, "optimizer": 0.012},
-            "memory": {"weights": 2e7, "rest": 5e6},
-            "sent": 28e6,
-        },
     }
     rows = [
         {**start(41), **about}, step(41), step(42), step(600), {"kind": "checkpoint", "step": 600, "seconds": 0.1},
@@ -179,7 +174,6 @@ def test_lines_for_a_terminal(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "1,234,567 parameters on 2 ranks, a processor: on from step 40 to step 600",
         "learning_rate is 0.0005 from here on, instead of 0.001",
-        "the plan: 212 ms per step, 25 MB on each rank, 28 MB sent by each per step",
         "step  41   loss 2.0000   norm 1.500   128 tokens/s   0:04:40 left",
         "step 600   loss 2.0000   norm 1.500   128 tokens/s   0:00:00 left",
         "step 600   checkpoint",
