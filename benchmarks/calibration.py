@@ -24,7 +24,7 @@ def main(rounds: int = 3) -> None:
         predicted, measured = {}, {}
         for p in (1, 2):
             settings = replace(PRESETS["laptop"], tp=p)
-            _, kernels, seconds = launch(programs.timed, p, args=(settings, STEPS))[0]
+            kernels, seconds = launch(programs.timed, p, args=(settings, STEPS))[0]
             predicted[p], measured[p] = sum(calibrated_step(settings, kernels).values()), median(seconds[WARM_UP:])
         steps = "; ".join(
             f"p = {p}: {1e3 * predicted[p]:.0f} ms predicted, {1e3 * measured[p]:.0f} measured "

@@ -18,6 +18,7 @@ from tests.capstone.small import small, write_text
 from tests.runtime.kernel import notebook
 from tplab import launch
 from tplab.capstone import sample, writing
+from tplab.capstone.__main__ import main
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.corpus import Document
 from tplab.capstone.data.prepare import prepare
@@ -25,7 +26,7 @@ from tplab.capstone.data.tokenizer import train_tokenizer
 from tplab.capstone.model.plain_gpt import PlainGPT
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.writing import Request, main
+from tplab.capstone.writing import Request
 from tplab.gpt.model import ParallelGPT
 
 pytestmark = pytest.mark.share(3)
@@ -148,7 +149,7 @@ def test_in_a_notebook_too(settings):
 @pytest.mark.slow
 def test_the_command_writes_to_stdout_also_under_torchrun(settings, texts, capsys):
     flags = [settings.folder, "--prompt", PROMPT, "--tokens", "40", "--greedy", "--top-k", "0"]
-    assert main([*flags, "--tp", "2"]) == 0
+    assert main(["sample", *flags, "--tp", "2"]) == 0
     assert capsys.readouterr().out == texts[1][0]["greedy"] + "\n"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
@@ -227,7 +228,7 @@ def test_what_cannot_be_written_is_said_in_one_line(folder, flags, says, setting
             data[len(data) // 2] ^= 1
             (steps / "step-000006" / "__0_0.distcp").write_bytes(data)
     where = run if folder == "run" else tmp_path / folder
-    assert main([str(where), *flags]) == 2
+    assert main(["sample", str(where), *flags]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1

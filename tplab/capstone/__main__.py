@@ -19,7 +19,6 @@ from pathlib import Path
 
 from tplab.capstone.command import carry_out, settings_from
 from tplab.capstone.settings.io import add_arguments
-from tplab.capstone.writing import main as sample
 
 _FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU, with tensor, pipeline and data parallelism.
 
@@ -45,23 +44,41 @@ other commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the given command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["report"]:
-        return _report(arguments[1:])
-    if arguments[:1] == ["study"]:
-        from tplab.capstone.study.run import main as study  # imported here because training doesn't need it
-
-        return study(arguments[1:])
-    if arguments[:1] == ["sample"]:
-        return sample(arguments[1:])
-    given = vars(parser().parse_args(arguments))
-    fresh = given.pop("fresh", False)
+    name = arguments.pop(0) if arguments[:1] and arguments[0] in ("report", "sample", "study") else ""
     try:
-        return carry_out(settings_from(given), fresh=fresh)
+        return {"": _train, "report": _report, "sample": _sample, "study": _study}[name](arguments)
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one may be misconfigured
             where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
-            print(f"python -m tplab.capstone{where}: {error}", file=sys.stderr)
+            print(f"python -m tplab.capstone{name and ' ' + name}{where}: {error}", file=sys.stderr)
         return 2
+
+
+def _train(arguments: Sequence[str]) -> int:
+    given = vars(parser().parse_args(arguments))
+    fresh = given.pop("fresh", False)
+    return carry_out(settings_from(given), fresh=fresh)
+
+
+def _report(arguments: Sequence[str]) -> int:
+    from tplab.capstone.report import write_report  # imported here because drawing is slow to import
+
+    made = argparse.ArgumentParser(prog="python -m tplab.capstone report", description="Write report.html, report.md.")
+    made.add_argument("folder", type=Path, help="of the run, such as runs/laptop")
+    print(write_report(made.parse_args(arguments).folder))
+    return 0
+
+
+def _sample(arguments: Sequence[str]) -> int:
+    from tplab.capstone.writing import main  # imported here because training doesn't need it
+
+    return main(arguments)
+
+
+def _study(arguments: Sequence[str]) -> int:
+    from tplab.capstone.study.run import main  # imported here because training doesn't need it
+
+    return main(arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,19 +103,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
-
-
-def _report(arguments: Sequence[str]) -> int:
-    from tplab.capstone.report import write_report  # imported here because drawing is slow to import
-
-    made = argparse.ArgumentParser(prog="python -m tplab.capstone report", description="Write report.html, report.md.")
-    made.add_argument("folder", type=Path, help="of the run, such as runs/laptop")
-    try:
-        print(write_report(made.parse_args(arguments).folder))
-    except (ValueError, OSError) as error:
-        print(f"python -m tplab.capstone report: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -220,8 +220,8 @@ def _checkpoint_of(folder: Path, step: int | None) -> Path:
     return path
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the given command line and return its exit code."""
+def main(argv: Sequence[str]) -> int:
+    """Run the given command line and return its exit code. Raises what `sample` raises about its arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone sample", allow_abbrev=False,
         description="Write text with the newest checkpoint of a run.",
@@ -248,9 +248,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RankError as error:
         print(error, file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
-        print(f"python -m tplab.capstone sample: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print()
         return 130

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from tokenizers import Tokenizer
 
-from tplab.capstone.data.corpus import Document, collect
+from tplab.capstone.data.corpus import Document, gather
 from tplab.capstone.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
 
 pytestmark = pytest.mark.share(3)
@@ -19,7 +19,7 @@ LIMIT, SIZE = 300_000, 600
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(collect(None, LIMIT), SIZE)
+    return train_tokenizer(gather(None, LIMIT).documents, SIZE)
 
 
 def unusual() -> list[str]:
@@ -41,7 +41,7 @@ def test_every_text_comes_back_as_it_was(tokenizer: Tokenizer) -> None:
 
 
 def test_the_standard_library_comes_back_in_fewer_tokens(tokenizer: Tokenizer) -> None:
-    documents = collect(None, LIMIT)
+    documents = gather(None, LIMIT).documents
     ids = encode(tokenizer, documents)
     assert [tokenizer.decode(one) for one in ids] == [document.text for document in documents]
     assert sum(map(len, ids)) < 0.6 * LIMIT
@@ -80,9 +80,9 @@ def test_a_text_with_few_pairs_has_a_smaller_vocabulary_and_fewer_than_the_bytes
 
 PROGRAM = """
 import hashlib
-from tplab.capstone.data.corpus import collect
+from tplab.capstone.data.corpus import gather
 from tplab.capstone.data.tokenizer import encode, train_tokenizer
-documents = collect(None, {limit})
+documents = gather(None, {limit}).documents
 tokenizer = train_tokenizer(documents, {size})
 print(hashlib.sha256((tokenizer.to_str() + repr(encode(tokenizer, documents))).encode()).hexdigest())
 """

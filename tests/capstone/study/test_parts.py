@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.capstone.own_layers.libraries import Libraries
 from tests.capstone.own_layers.test_build import BY_ITS_MODULE
-from tests.capstone.study.test_run import BUDGET, KERNELS, MACHINE, TINY, no_room
+from tests.capstone.study.test_run import BUDGET, KERNELS, TINY, no_room
 from tplab.capstone.study import parts as study_parts
 from tplab.capstone.study import programs as measuring
 from tplab.capstone.study.parts import PARTS, Study
@@ -53,7 +53,7 @@ def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_wit
         asked = args[0]
         if asked.num_layers > 1 or (world_size == 1 and asked.micro_batch_size > 1):
             raise RankError("..", 0, "OutOfMemoryError", "no room")
-        return [(MACHINE | {"ranks": world_size}, KERNELS, [2.0, 1.0 * world_size])]
+        return [(KERNELS, [2.0, 1.0 * world_size])]
 
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(settings, BUDGET, None))
@@ -70,7 +70,7 @@ def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_wit
 
 def test_a_smallest_measured_number_of_ranks_is_the_base(monkeypatch: pytest.MonkeyPatch):
     def pretended(function, world_size: int, *, args: tuple, **options: object) -> list:
-        return no_room(None) if world_size == 1 else [(MACHINE, KERNELS, [2.0, 3.0])]
+        return no_room(None) if world_size == 1 else [(KERNELS, [2.0, 3.0])]
 
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(TINY, BUDGET, None))

@@ -121,7 +121,7 @@ def test_what_is_there_is_left_and_what_is_asked_for_is_done_again(
     anew = {"says": "anew", "settings": {name: getattr(settings, name) for name in MATTER}}
     assert kept == before | {"memory": anew, "alone": anew}
     done.clear()
-    assert main(["--folder", str(tmp_path), "--baseline", "dtensor"]) == 0
+    assert main(["--folder", str(tmp_path), "--only", "baseline"]) == 0
     assert done == ["baseline"]
 
 

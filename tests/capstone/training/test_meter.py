@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from tplab.capstone.training import meter as meters
-from tplab.capstone.training.meter import Clock, Meter, known_machine, this_machine, utilisation
-from tplab.cost.flops import model_flops
-from tplab.memory.config import PRESETS
+from tplab.capstone.training.meter import Clock, Meter, known_machine, this_machine
 
 
 def test_what_lies_between_steps_does_not_count(monkeypatch):
@@ -66,13 +64,6 @@ def test_on_a_gpu_the_share_is_that_of_the_newest_step_that_has_ended(monkeypatc
             pass
         found.append(meter.figures.communication)
     assert found == [None, None, 0.2, 0.2, 0.4]
-
-
-def test_utilisation_is_the_models_flops_of_what_all_devices_can_do():
-    config = PRESETS["GPT-3 175B"]
-    seconds, batch = 30.0, 64
-    found = utilisation(config, batch * config.seq_length / seconds, 8, 312e12)
-    assert found == pytest.approx(model_flops(config, batch) / seconds / 8 / 312e12)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.capstone.small import SMALL, write_text
 from tests.gpt.test_hugging_face_folder import use_torchs_rms_norm
 from tplab import launch
 from tplab.capstone.__main__ import main
-from tplab.capstone.data.corpus import collect
+from tplab.capstone.data.corpus import gather
 from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.data.tokenizer import END_OF_TEXT, train_tokenizer
 from tplab.capstone.settings.io import read_settings, settings_of
@@ -48,7 +48,7 @@ def gpt2(text: Path) -> Path:
         parameter.data += 0.1 * torch.randn(parameter.shape)
     folder = text.parent / "gpt2"
     model.save_pretrained(folder)
-    tokenizer = train_tokenizer(collect(str(text)), 300)
+    tokenizer = train_tokenizer(gather(str(text)).documents, 300)
     tokenizer.add_special_tokens([END_OF_TEXT])
     tokenizer.enable_truncation(5)
     tokenizer.save(str(folder / "tokenizer.json"))

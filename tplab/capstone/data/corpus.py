@@ -50,11 +50,6 @@ class Collected:
         return "; skipped ".join([text, *filter(None, [skipped_text(self.skipped)])])
 
 
-def collect(data: str | None = None, limit: int | None = None) -> list[Document]:
-    """Return the documents that `gather` finds."""
-    return gather(data, limit).documents
-
-
 def gather(data: str | None = None, limit: int | None = None, without: Iterable[Path] = ()) -> Collected:
     """Read the text of a folder, a single file, or the standard library (None), up to `limit` bytes.
 

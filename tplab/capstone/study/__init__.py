@@ -5,18 +5,6 @@ parts         one function per part, which takes the measurements and summarizes
 programs      the short programs that the ranks run for a part
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tplab.capstone.study.run import Budget, study
+from tplab.capstone.study.run import Budget, study
 
 __all__ = ["Budget", "study"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import `run` on first use, because ranks need only the predictions, and `run` imports the report's pictures."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tplab.capstone.study import run
-
-    return getattr(run, name)

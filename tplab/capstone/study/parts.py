@@ -165,14 +165,13 @@ def _baseline(study: Study) -> Measured:
     without = ", both without sequence parallelism" if study.settings.sequence_parallel else ""
     return {
         "losses": {name: losses for name, (losses, _) in found.items()}, "seconds": seconds,
-        "sequence_parallel": settings.sequence_parallel,
         "says": f"a step of tplab's layers takes {ratio:.2f} times as long as one of torch's{without}",
     }  # fmt: skip
 
 
 def _scaling(study: Study) -> Measured:
     settings, budget = study.settings, study.budget
-    found: Measured = {name: {} for name in ("weak", "work", "parts", "machine")}
+    found: Measured = {name: {} for name in ("weak", "work", "parts")}
     found["predicted"] = {"strong": {}, "weak": {}}
     on: dict[int, Settings] = {}
     beside: list[str] = []
@@ -187,15 +186,12 @@ def _scaling(study: Study) -> Measured:
                 beside.append(f"{count(p, 'rank')}{grown} not measured ({error.cause_type})")
     found["rounds"], alone = _in_rounds(study, on)
     found["strong"] = {p: median(times) for p, times in found["rounds"].items()}
-    found |= (
-        {"one_process": {"seconds": median(alone), "rounds": alone, "threads": _all_threads(settings)}} if alone else {}
-    )
+    if alone:
+        found["one_process"] = {"seconds": median(alone), "rounds": alone, "threads": _all_threads(settings)}
     note = f"Each number of ranks had {budget.rounds} turns of {budget.scaling - budget.warm_up} steps, one after the "
     note += "other, and the table shows the median of their medians, and the fastest and slowest turn. The cost model "
-    note += (
-        "(chapter 11) was calibrated with the kernels of one layer, measured with as many ranks busy. Megatron-LM's "
-    )
-    note += "points are from V100 GPUs: Shoeybi et al. 2019, table 8 and figure 5."
+    note += "(chapter 11) was calibrated with the kernels of one layer, measured with as many ranks busy. "
+    note += "Megatron-LM's points are from V100 GPUs: Shoeybi et al. 2019, table 8 and figure 5."
     note += f" Of these: {', '.join(beside)}." if beside else ""
     first, last = min(found["strong"]), max(found["strong"])
     times = found["strong"][first] / found["strong"][last]
@@ -234,11 +230,10 @@ def _scaled(study: Study, p: int, found: Measured, on: dict[int, Settings], besi
     """
     settings, budget = study.settings, study.budget
     one, timed = _with_room(lambda one: study.launch(measuring.timed, one, budget.scaling), _on(settings, p))
-    machine, kernels, seconds = timed[0]
-    step = calibrated_step(one, kernels)
+    kernels, seconds = timed[0]
     on[p] = one
-    found["predicted"]["strong"][p] = sum(step.values())
-    found["parts"][p], found["machine"][p] = step, machine
+    found["parts"][p] = calibrated_step(one, kernels)
+    found["predicted"]["strong"][p] = sum(found["parts"][p].values())
     if one != _on(settings, p):
         beside.append(f"{count(p, 'rank')} in micro-batches of {one.micro_batch_size}, since larger ones had no room")
     grown = replace(one, num_layers=p * settings.num_layers)

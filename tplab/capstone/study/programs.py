@@ -5,7 +5,7 @@ All of them train like `tplab.capstone.training.loop`, on the run's tokens in th
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,10 +116,9 @@ def machine(settings: Settings) -> dict[str, Any]:
     if ranks.size == 1:
         return {"ranks": 1, "flops": matrix_rate(dtype=dtype), "bandwidth": memory_rate(), **peak}
     found = measure_machine(rounds=LINK_ROUNDS, dtype=dtype)
-    link = asdict(found.inside)
     return {
         "ranks": ranks.size, "flops": found.flops, "bandwidth": found.bandwidth, "memory": found.memory,
-        "alpha": link["alpha"], "beta": link["beta"], **peak,
+        "alpha": found.inside.alpha, "beta": found.inside.beta, **peak,
     }  # fmt: skip
 
 
@@ -129,9 +128,9 @@ def kernels(settings: Settings) -> Kernels:
     return kernels_of(settings)
 
 
-def timed(settings: Settings, count: int) -> tuple[dict[str, Any], Kernels, list[float]]:
-    """Return the speed of the machine and of a layer's kernels, and the seconds of the first `count` steps."""
-    return machine(settings), kernels(settings), steps(settings, count)[1]
+def timed(settings: Settings, count: int) -> tuple[Kernels, list[float]]:
+    """Return the times of a layer's kernels, and the seconds of the first `count` steps."""
+    return kernels(settings), steps(settings, count)[1]
 
 
 def sent(settings: Settings, answers: Any = None) -> list[Collective]:

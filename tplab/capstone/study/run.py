@@ -15,9 +15,8 @@ or different layers, its parts are measured again.
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,16 @@ def study(
         run(settings, answers)
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in PARTS.items():
-        if name in only or (not only and not is_current(read_measurements(folder).get(name), settings)):
+        before = read_measurements(folder).get(name)
+        if name in only or (not only and (before is None or measured_with(before, settings))):
             began = time.monotonic()
             try:
                 measured = part(Study(settings, budget or Budget(), answers))
             except RankError as error:
                 say(f"{name}: not measured: {error.cause_type}: {error.cause_message.partition(chr(10))[0]}")
                 continue
-            _keep(folder, name, measured | {"settings": {key: getattr(settings, key) for key in MATTER}})
+            measured |= {"settings": {key: getattr(settings, key) for key in MATTER}}
+            replace(folder / MEASUREMENTS, json.dumps(read_measurements(folder) | {name: measured}).encode())
             told = measured.get("says") or measured.get("why") or "measured"
             say(f"{name}: {told} ({time.monotonic() - began:.0f} s)")
     return folder / MEASUREMENTS
@@ -81,13 +82,8 @@ def is_done(settings: Settings) -> bool:
     return bool(steps) and steps[-1]["step"] >= settings.last_step
 
 
-def is_current(part: Mapping[str, Any] | None, settings: Settings) -> bool:
-    """Return True if the part exists and has these settings. A part without recorded settings counts as current."""
-    return part is not None and not measured_with(part, settings)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the given command line and return its exit code."""
+def main(argv: Sequence[str]) -> int:
+    """Run the given command line and return its exit code. Raises what `study` raises about its arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone study", argument_default=argparse.SUPPRESS, allow_abbrev=False,
         usage="python -m tplab.capstone study [--preset NAME] [--config FILE] [flags] [--only PART ..]",
@@ -95,26 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     add_arguments(parser)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument(
-        "--baseline", choices=["dtensor"], help="measure torch's own tensor parallelism: the same as --only baseline"
-    )
     given = vars(parser.parse_args(argv))
     only = given.pop("only", [])
-    only += ["baseline"] if given.pop("baseline", None) and "baseline" not in only else []
-    try:
-        settings = settings_from(given)
-        if not only and not is_done(settings):
-            if code := carry_out(settings):
-                return code
-            if not is_done(settings):
-                print("the run was asked to stop, so nothing is measured yet; the same command goes on")
-                return 0
-        study(settings, only=only)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"python -m tplab.capstone study: {error}", file=sys.stderr)
-        return 2
+    settings = settings_from(given)
+    if not only and not is_done(settings):
+        if code := carry_out(settings):
+            return code
+        if not is_done(settings):
+            print("the run was asked to stop, so nothing is measured yet; the same command goes on")
+            return 0
+    study(settings, only=only)
     return 0
-
-
-def _keep(folder: Path, name: str, measured: dict[str, Any]) -> None:
-    replace(folder / MEASUREMENTS, json.dumps(read_measurements(folder) | {name: measured}).encode())

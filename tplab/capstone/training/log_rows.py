@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tplab.capstone.own_layers.link import used
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import Row
-from tplab.capstone.training.meter import memory_is, this_machine
+from tplab.capstone.training.meter import this_machine
 from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks
 from tplab.capstone.training.step_summary import StepSummary
@@ -39,7 +39,6 @@ def start_row(
         "backend": None if ranks.mesh is None else dist.get_backend(),
         "device": ranks.device.type,
         "parameters": parameter_count(settings.model),
-        "memory_is": memory_is(ranks.device),
         "layers": settings.layers,
         "used": [] if answers is None else used(answers.whose, settings, idle),
         "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},

@@ -24,9 +24,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from tplab.cost.flops import model_flops
 from tplab.cost.machines import MACHINES, Machine
-from tplab.memory.config import GPTConfig
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import hooks, record
 from tplab.runtime.stream_waits import StreamWaits
@@ -138,19 +136,6 @@ class Clock:
         mean = self._seconds / max(1, self._steps)
         self._seconds, self._steps = 0.0, 0
         return mean
-
-
-def memory_is(device: torch.device) -> str:
-    """Describe what the memory figure measures."""
-    return "resident set of the process" if device.type == "cpu" else "peak of tensors on the GPU"
-
-
-def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: float) -> float:
-    """Return the model FLOPs utilization: the FLOP/s that the model needs / the peak FLOP/s of `ranks` devices.
-
-    peak    FLOP/s of one device in dense 16-bit matmuls
-    """
-    return model_flops(config) / config.seq_length * tokens_per_second / (ranks * peak)
 
 
 def known_machine(device: torch.device) -> Machine | None:
