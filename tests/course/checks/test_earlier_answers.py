@@ -44,7 +44,10 @@ USES = {
     "8.4": ["8.1", "8.2", "8.3"],
     "8.5": ["8.1", "8.2", "8.3", "8.4"],
 }
-FIRST_THAT_MATTERS = {("6.5", "6.1"): "merges without a transpose", ("7.5", "7.3"): "each rank tests against its own rows"}
+FIRST_THAT_MATTERS = {
+    ("6.5", "6.1"): "merges without a transpose",
+    ("7.5", "7.3"): "each rank tests against its own rows",
+}
 
 
 def test_every_exercise_that_uses_earlier_answers_is_known():
