@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tplab.capstone.data.corpus import VALIDATION_SHARE, Document, collect, gather, in_parts, split
+from tplab.capstone.data.corpus import VALIDATION_SHARE, Document, gather, in_parts, split
 
 UNUSUAL = "Grüße, 世界 🎉\r\n\u200b\ufeff\x0b\x1f and e\u0301\n"
 
@@ -77,25 +77,25 @@ def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypa
 def test_a_limit_is_in_bytes_and_cuts_no_character_in_two(folder: Path) -> None:
     for name in ("late_zero.txt", "latin.txt"):  # whose beginnings are text
         (folder / name).unlink()
-    whole = b"".join(document.text.encode() for document in collect(str(folder)))
+    whole = b"".join(document.text.encode() for document in gather(str(folder)).documents)
     for limit in range(1, len(whole) + 5):
-        text = "".join(document.text for document in collect(str(folder), limit)).encode()
+        text = "".join(document.text for document in gather(str(folder), limit).documents).encode()
         assert whole.startswith(text)
         assert min(limit, len(whole)) - 3 <= len(text) <= limit
     with pytest.raises(ValueError, match="limit=0"):
-        collect(str(folder), 0)
+        gather(str(folder), 0)
 
 
 def test_a_single_file_is_a_text_too_and_nothing_is_an_error_that_says_what_to_do(folder: Path) -> None:
-    assert collect(str(folder / "b.txt")) == [Document("b.txt", UNUSUAL)]
+    assert gather(str(folder / "b.txt")).documents == [Document("b.txt", UNUSUAL)]
     with pytest.raises(FileNotFoundError, match=r"missing.*--data PATH"):
-        collect(str(folder / "missing"))
+        gather(str(folder / "missing"))
     (folder / "nothing").mkdir()
     with pytest.raises(ValueError, match="no text in .*nothing: it is empty"):
-        collect(str(folder / "nothing"))
+        gather(str(folder / "nothing"))
     (folder / "nothing" / "x.bin").write_bytes(b"\0")
     with pytest.raises(ValueError, match=r"no text in .*nothing: 1 binary \(x.bin\)"):
-        collect(str(folder / "nothing"))
+        gather(str(folder / "nothing"))
 
 
 def test_the_standard_library_is_its_sources_and_what_help_tells(
@@ -112,17 +112,17 @@ def test_the_standard_library_is_its_sources_and_what_help_tells(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.get)
-    found = {document.name: document.text for document in collect()}
+    found = {document.name: document.text for document in gather().documents}
     names = ["LICENSE.txt", "a.py", "email/a.rst", "pydoc_data/assert", "pydoc_data/del", "test/test_a.py"]
     assert list(found) == names
     assert found["pydoc_data/assert"] == topics["assert"]
     assert found["pydoc_data/del"] == topics["del"]
-    assert collect(None, 40)[-1].name == "pydoc_data/topics.py"  # half a dict is only text
+    assert gather(None, 40).documents[-1].name == "pydoc_data/topics.py"  # half a dict is only text
 
 
 def test_this_python_has_text_enough_to_learn_python_from() -> None:
-    documents = collect(None, 3_000_000)
-    assert documents == collect(None, 3_000_000)
+    documents = gather(None, 3_000_000).documents
+    assert documents == gather(None, 3_000_000).documents
     assert 2_900_000 < sum(len(document.text.encode()) for document in documents) <= 3_000_000
     library = Path(sysconfig.get_path("stdlib"))
     for document in documents[:-1]:
