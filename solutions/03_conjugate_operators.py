@@ -1,11 +1,9 @@
 # %% [markdown]
 # # 03 · Conjugate operators
 #
-# Take the splits from chapter 02, put a loss at the end, and call `backward()`. Nothing complains, the loss goes down, and some of your
-# gradients are wrong. Autograd follows a tensor through *one* process, and it has no idea that other ranks exist.
+# You split your model across two ranks, and the loss is correct to the last digit. Then you call `backward()`, and some of the gradients are wrong. You don't even get an error, because autograd follows a tensor through *one* process and has no idea that other ranks exist.
 #
-# Four small operators fix this. Nearly all communication in tensor parallelism happens inside these operators, and you'll write all four of them in
-# this chapter. About 75 minutes.
+# Four small operators fix this, and you'll write them in this chapter. Nearly all communication in tensor parallelism happens inside these four operators. About 75 minutes.
 
 # %% tags=["setup"]
 import warnings
@@ -19,78 +17,63 @@ from tplab.course import check, predict, show_failure, symptoms
 from tplab.tensor import mappings, shard, unshard
 
 # %% [markdown]
-# ## A network with four weights
+# ## The smallest network that goes wrong
 #
-# This is the smallest network that shows the problem. Its input and output are single numbers, and its hidden layer has one unit per rank. The first layer is split by
-# columns and the second by rows, so rank $r$ holds the weights $a_r$ and $b_r$.
+# Both ranks have the same input $x$, and rank $r$ multiplies it by its own weight $a_r$. Then the two results are added, and both ranks compute the loss from the sum.
 #
 # ```
-#           rank 0   ┌── y₀ = x·a₀ ── z₀ = y₀·b₀ ──┐
-#     x  ────────────┤                             ├── z = z₀ + z₁ ── L = z²/2
-#           rank 1   └── y₁ = x·a₁ ── z₁ = y₁·b₁ ──┘
+# rank 0   ┌── z₀ = a₀·x ──┐
+#   x ─────┤               ├── z = z₀ + z₁ ── L = z²/2
+# rank 1   └── z₁ = a₁·x ──┘
 # ```
 #
-# Let $x = 2$, $a = (3, 5)$ and $b = (1, -1)$. In the forward pass, rank 0 computes $y_0 = 6$ and $z_0 = 6$, while rank 1 computes $y_1 = 10$ and $z_1 = -10$. An all-reduce adds the
-# two terms, so both ranks get $z = -4$, and both compute the same loss, $L = 8$.
+# Let $x = 2$ and $a = (3, -5)$. In the forward pass, rank 0 computes $z_0 = 6$, and rank 1 computes $z_1 = -10$. An all-reduce adds these terms, so both ranks get $z = -4$ and the same loss, $L = 8$.
 #
-# Now let's go through the backward pass, where $dt$ is short for $\partial L/\partial t$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, each of its terms gets this gradient unchanged. So far, everything is correct.
+# In the backward pass, let $dt$ be short for $\partial L/\partial t$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, each term gets this gradient unchanged, so $dz_0 = dz_1 = -4$. Each rank can also compute the gradient of its own weight, $da_r = x\,dz_r = -8$. So far, everything is correct.
 #
-# | | rank 0 | rank 1 |
-# |---|---|---|
-# | $dz_r = dz$ | -4 | -4 |
-# | $db_r = y_r\, dz_r$ | -24 | -40 |
-# | $dy_r = b_r\, dz_r$ | -4 | 4 |
-# | $da_r = x\, dy_r$ | -8 | 8 |
-# | $dx$ | ? | ? |
-#
-# **Predict.** Each rank only sees its own path through the network, so it computes $dx = a_r\, dy_r$. What value does each rank get for $dx$? What's the correct value of $dx$? (With these weights, $L = 2x^2$.)
+# **Predict.** Each rank only sees its own path through the network, so it computes $dx = a_r\, dz_r$. What value does each rank get for $dx$? What's the correct value of $dx$? (Here, $z = 3x - 5x = -2x$, so $L = z^2/2 = 2x^2$.)
 
 # %% predict="3.a"
 predict("3.a", rank_0=-12, rank_1=20, right=8)
 
 # %% [markdown]
-# Let's see which gradients autograd computes on two real ranks. PyTorch would normally warn you that `allreduce_` has no autograd kernel, but we've silenced the warning.
+# Let's see what autograd computes on two real ranks. (PyTorch would warn you that `allreduce_` has no autograd kernel, but we've silenced the warning.)
 
 
 # %%
-def two_layers_without_operators(x, a, b):
+def sum_without_operators(x, a):
     warnings.filterwarnings("ignore", message=".*autograd kernel was not registered.*")
-    rank = dist.get_rank()
-    x, a, b = (t.clone().to(device()).requires_grad_() for t in (x, a[rank], b[rank]))
-    y = x * a
-    z = y * b
+    x, a = (t.clone().to(device()).requires_grad_() for t in (x, a[dist.get_rank()]))
+    z = a * x
     dist.all_reduce(z)
     (z * z / 2).backward()
-    return torch.stack([z.detach(), a.grad, b.grad, x.grad])  # [4]
+    return torch.stack([z.detach(), a.grad, x.grad])  # [3]
 
 
-x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
-results = launch(two_layers_without_operators, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
+x, a = torch.tensor(2.0), torch.tensor([3.0, -5.0])
+results = launch(sum_without_operators, 2, args=(x, a))
+viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "dx"])
 
 # %% [markdown]
-# Only $dx$ is wrong, and each rank has a different wrong value. If there were another layer before this one, rank 0 and rank 1 would now update the *same* weights with *different* gradients, and you wouldn't get any error.
+# Only $dx$ is wrong, and each rank has a different wrong value. If another layer came before this one, the ranks would now update the *same* weights with *different* gradients.
 #
-# ## Four places where ranks meet
+# ## Four operators
 #
-# In a tensor-parallel network, there are four kinds of places where ranks have to communicate, and each kind has its own operator.
+# Between $x$ and $z$, each rank computes something different. We call such a part of a network a **region**. A slice is always a slice of the tensor's last dimension.
 #
-# - **f** is used where a replicated tensor enters a region in which every rank computes something different. In our network, we apply f to the input $x$.
+# | operator | each rank has | each rank needs |
+# |---|---|---|
+# | **f**, into a region | the full tensor | the full tensor |
+# | **scatter**, into a region | the full tensor | its own slice |
+# | **g**, out of a region | one term of a sum | the sum |
+# | **gather**, out of a region | its own slice | the full tensor |
 #
-# - **g** is used where every rank holds one term of a sum, but every rank needs the sum. In our network, we use g to compute $z$.
-#
-# - **scatter** is used where every rank holds the full tensor, but each rank only needs its own slice of the last dimension.
-#
-# - **gather** is used where each rank holds a slice of the last dimension, but every rank needs the full tensor.
-#
-# After f, each rank still holds the same tensor as before. So does f do anything at all? Not in the forward pass.
+# In our network, f takes $x$ into the region, and g computes $z$. But f returns the same tensor that it receives. So does f do anything at all?
 
 # %% [markdown] task="3.1" title="A table of four operators" difficulty=3 minutes=12
-# What does each operator have to do, forward and backward? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks side by side), and `"my slice"` (this rank's slice of the
-# last dimension).
+# What does each operator have to do in the forward pass and in the backward pass? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks, side by side), and `"my slice"`.
 #
-# All ranks share *one* loss, and each of them computes it from the replicated output. The check builds operators from your table, puts them into small networks on 2 and 4 ranks, and compares all gradients with those of a
-# single process.
+# There's only *one* loss, even though every rank computes it (from the same full output). The check builds small networks with your operators and compares all gradients with those of a single process.
 
 
 # %% exercise="3.1"
@@ -107,7 +90,7 @@ def operator_table() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="3.1"
-# 1. The descriptions above tell you what each operator does in the forward pass. For the backward pass, ask yourself two questions about each operator. Which part of the gradient does this rank have when the backward pass reaches the operator? Which part does this rank need in order to continue the backward pass?
+# 1. The table above tells you what each operator does in the forward pass. For the backward pass, ask yourself two questions about each operator. Which part of the gradient does this rank have when the backward pass reaches the operator? Which part does this rank need in order to continue the backward pass?
 # 2. For f, remember that every rank uses $x$ and that the chain rule adds up the gradients from all of these uses. For g, we have $z = z_0 + z_1$. What's $\partial z/\partial z_0$? Is there any rank that doesn't already have $dz$?
 # 3. The input of scatter is a full tensor on every rank, so every rank needs the full gradient. But each rank only has the gradient of its own slice. With gather, it's the other way around. Every rank has the full gradient, but it only needs its own slice.
 
@@ -124,11 +107,11 @@ check("3.1", operator_table)
 # </details>
 
 # %% [markdown]
-# Two rules explain the table.
+# Two rules explain your table.
 #
 # **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients from all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. Across ranks, you need an all-reduce, and it belongs in the backward pass of f.
 #
-# **The gradient of a sum flows to every term of the sum unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. That's why the backward pass of g doesn't have to send anything. If g all-reduced the gradient as well, you'd count the same loss $p$ times.
+# **The gradient of a sum flows to every term of the sum unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. That's why the backward pass of g doesn't have to send anything.
 #
 # Now read the rows of your table in pairs. In the backward pass, f does what g does in the forward pass, and vice versa. The same is true of scatter and gather. Two operators that mirror each other like this are called **conjugate** operators.
 #
@@ -138,13 +121,17 @@ check("3.1", operator_table)
 #
 # $$\begin{bmatrix} x \\ x \end{bmatrix} = \begin{bmatrix} 1 \\ 1 \end{bmatrix} x \qquad\qquad dx = \begin{bmatrix} 1 & 1 \end{bmatrix} \begin{bmatrix} dx_0 \\ dx_1 \end{bmatrix} = dx_0 + dx_1$$
 #
-# Here, a replicated tensor only counts once, no matter how many ranks hold it.
+# Both ranks have a copy of $x$, but we treat these copies as a single number. That's why the input of f has one element here, while its output has two.
 #
 # PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because PyTorch assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our g assumes that all ranks share one loss. Each operator is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
 #
 # </details>
 #
-# Now you can try out all four operators on real ranks. Tensors that differ between ranks are filled with 1s on rank 0, 10s on rank 1, 100s on rank 2, and so on. That way, each digit of a sum tells you which rank it came from. Replicated tensors contain the values 1, 2, 3, and 4. We pass `dy` to the backward pass as the gradient of the output `y`. For which operators does `dx` contain values from other ranks?
+# Now you can try out all four operators on real ranks. For each rank, the picture shows the input `x`, the output `y`, the gradient `dy` that enters the backward pass, and the gradient `dx` that leaves it.
+#
+# If the ranks have different tensors, rank 0's tensor is filled with 1s, rank 1's with 10s, rank 2's with 100s, and so on. So each digit of a sum tells you which rank it came from. If all ranks have the same tensor, its values are 1, 2, 3, and 4.
+#
+# For which operators does `dx` contain values from other ranks?
 
 # %% tags=["explore"]
 OPERATORS = {
@@ -194,15 +181,10 @@ x = torch.tensor([1.0, 2.0], requires_grad=True)
 FlipGradient.apply(x).sum().backward()
 x.grad
 
-# %% [markdown]
-# There are two rules you should always follow, and the checks in this chapter enforce both of them.
-#
-# - **Never write into a tensor that was passed to you.** The tensor belongs to your caller, and autograd may have saved it to compute another gradient. `dist.all_reduce` overwrites its argument, so pass it a copy.
-#
-# - **Only pass contiguous tensors to a collective.** Gradients often aren't contiguous, but `x.clone(memory_format=torch.contiguous_format)` always returns a contiguous copy.
-
 # %% [markdown] task="3.2" title="f" difficulty=2 minutes=10
-# Write f. In code, f is called `CopyToRegion`, because it copies a tensor into the **region** where every rank computes something different. The check gives every rank a different upstream gradient. It compares outputs, gradients, and traffic in both directions.
+# Write f. In code, f is called `CopyToRegion`, because every rank takes its own copy of the tensor into the region. The docstrings say what must be true after each pass.
+#
+# A collective overwrites the tensor that receives its result, and it only accepts contiguous tensors. But your caller may still need `x`, autograd may still need `grad_output`, and gradients can have any memory layout. Which tensor should you pass to the collective?
 
 
 # %% exercise="3.2"
@@ -211,14 +193,17 @@ class CopyToRegion(Function):
 
     @staticmethod
     def forward(ctx, x):
-        """Return the tensor [..] that enters the region."""
+        """Return y [..], the same values as x on every rank. Leave x unchanged."""
         ### BEGIN SOLUTION
         return x.view_as(x)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """Return dx [..] from grad_output [..], the gradient along this rank's path."""
+        """Return dL/dx [..], the same on every rank. Leave grad_output [..] unchanged.
+
+        grad_output is dL/dy along this rank's own path. It differs between ranks and may not be contiguous.
+        """
         ### BEGIN SOLUTION
         dx = grad_output.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(dx)
@@ -228,14 +213,21 @@ class CopyToRegion(Function):
 
 # %% [markdown] hints="3.2"
 # 1. The forward pass is the same as in `FlipGradient`. For the backward pass, look at your table. Which collective sums tensors across ranks? Which tensor must this collective not overwrite?
-# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. Don't return the result of `dist.all_reduce`, because that function returns `None`.
+# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. Note that `.contiguous()` doesn't copy a tensor that's already contiguous, and `.clone()` keeps the memory layout of a transposed tensor. Don't return the result of `dist.all_reduce`, because that function returns `None`.
 # 3. Start with `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then call `dist.all_reduce(dx)`, and finally return `dx`.
 
 # %% check="3.2"
 check("3.2", CopyToRegion)
 
+# %% [markdown]
+# From now on, we'll follow two rules whenever we call a collective, and the checks enforce both of them.
+#
+# - **Never write into a tensor that was passed to you.** The tensor belongs to your caller, and autograd may have saved it to compute another gradient.
+#
+# - **Only pass contiguous tensors to a collective.** In the backward pass, you don't know how a gradient is stored.
+
 # %% [markdown] task="3.3" title="g, scatter and gather" difficulty=3 minutes=15
-# Now write the other three operators. You need very little new code, because your table shows which forward pass is identical to which backward pass.
+# Now write the other three operators. Before you start, look at your table again. Which of the six passes have you already written? Which of them are identical?
 #
 # The operators scatter and gather work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If a size can't be divided evenly, `shard` raises an error for you.
 #
@@ -313,24 +305,22 @@ class GatherFromRegion(Function):
 check("3.3", ReduceFromRegion, ScatterToRegion, GatherFromRegion)
 
 # %% [markdown]
-# ## Back to the four weights
+# ## Back to the smallest network
 #
 # Let's return to the network from the beginning. This time, we apply your f to $x$ and use your g to add the two terms.
 
 
 # %%
-def two_layers(x, a, b):
-    rank = dist.get_rank()
-    x, a, b = (t.clone().to(device()).requires_grad_() for t in (x, a[rank], b[rank]))
-    y = CopyToRegion.apply(x) * a
-    z = ReduceFromRegion.apply(y * b)
+def sum_with_operators(x, a):
+    x, a = (t.clone().to(device()).requires_grad_() for t in (x, a[dist.get_rank()]))
+    z = ReduceFromRegion.apply(a * CopyToRegion.apply(x))
     (z * z / 2).backward()
-    return torch.stack([z.detach(), a.grad, b.grad, x.grad])  # [4]
+    return torch.stack([z.detach(), a.grad, x.grad])  # [3]
 
 
-x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
-results = launch(two_layers, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
+x, a = torch.tensor(2.0), torch.tensor([3.0, -5.0])
+results = launch(sum_with_operators, 2, args=(x, a))
+viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "dx"])
 
 # %% [markdown]
 # Now $dx$ is 8 on both ranks. The timeline shows when each rank computed and when it was in an all-reduce. There's one all-reduce in the forward pass and one in the backward pass.
@@ -343,7 +333,7 @@ viz.timeline(results)
 #
 # $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
-# Here, $\langle u, v \rangle$ is the sum of the elementwise products of $u$ and $v$. So you can draw random tensors and compare both sides of this equation. Just be careful when you sum across ranks. A replicated tensor is only counted once, but any other tensor is counted on every rank.
+# Here, $\langle u, v \rangle$ is the sum of the elementwise products of $u$ and $v$. So you can draw random tensors and compare both sides of this equation. Just be careful with the two inner products. If the ranks hold different tensors, you have to sum the inner products of all ranks. But if all ranks hold the same tensor, the inner product on a single rank is already complete.
 
 
 # %%
@@ -380,15 +370,43 @@ viz.table(rows)
 # %% [markdown]
 # ## Fix it
 #
-# For years, Megatron-LM summed tensors across ranks with a helper like the one below. For contiguous tensors, which are the usual case, the helper returned the correct sum (Megatron-LM issue 5337).
+# For years, Megatron-LM summed tensors across ranks with a helper like this one (Megatron-LM issue 5337):
+
+
+# %%
+def sum_as_shipped(x):
+    dist.all_reduce(x.contiguous())
+    return x
+
+
+# %% [markdown]
+# **Predict.** On two ranks, rank 0 passes a 2 × 2 matrix full of ones to this helper, and rank 1 passes one full of twos. All elements of the matrix that the helper *returns* on rank 0 have the same value. What's this value if the two input matrices are contiguous? What's this value if they're transposed? In the contiguous case, what value do the elements of rank 0's *own* matrix have after the call?
+
+# %% predict="3.b"
+predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
+
+
+# %%
+def try_the_helper():
+    ones_or_twos = torch.full((2, 2), 1.0 + dist.get_rank(), device=device())
+    seen = {}
+    for layout, x in (("contiguous", ones_or_twos.clone()), ("transposed", ones_or_twos.T)):
+        seen[f"{layout}: returned"] = sum_as_shipped(x).clone()
+        seen[f"{layout}: x afterwards"] = x
+    return seen
+
+
+viz.matrices(launch(try_the_helper, 2)[0])
 
 # %% [markdown] task="3.4" title="Fix a sum" difficulty=3 minutes=10
-# The helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Find both bugs and fix the function. For any memory layout, it should return the sum over all ranks, use a single all-reduce, and leave its caller's tensor unchanged.
+# As you've just seen, this helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Fix the function so that it does what its docstring says, whatever the memory layout of `x`. It should call a single all-reduce.
+#
+# Once the check passes, count how many times your function copies `x` if `x` is contiguous and if `x` is transposed. Can you get by with a single copy in both cases?
 
 
 # %% exercise="3.4"
 def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum [..] of the ranks' x [..], in new memory."""
+    """Return the sum [..] of the ranks' x [..] in new memory, and leave x unchanged."""
     ### BEGIN SOLUTION
     y = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(y)
@@ -406,12 +424,6 @@ def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
 
 # %% check="3.4"
 check("3.4", sum_over_ranks)
-
-# %% [markdown]
-# **Predict.** How could you have noticed these bugs? On two ranks, rank 0 passes a 2 × 2 matrix full of ones to the broken helper, and rank 1 passes one full of twos. All elements of the matrix that the helper *returns* on rank 0 have the same value. What's this value if the two input matrices are contiguous? What's this value if they're transposed? In the contiguous case, what value do the elements of rank 0's *own* matrix have after the call?
-
-# %% predict="3.b"
-predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
 
 # %% [markdown]
 # ## Break it
@@ -450,12 +462,12 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # The output is correct, but the gradient is silently wrong. Normally, autograd notices when a saved tensor has been overwritten, because every in-place operation increments the tensor's version counter. But `dist.all_reduce` doesn't increment it. (If you call
 # `ctx.mark_dirty(x)` in such an operator, you at least get an error.)
 #
-# Next, let's replace g with a version that also sums the gradients in the backward pass.
+# Next, let's replace g with a version that sums the gradients in the backward pass as well. A real model has many layers, so let's use the network from the beginning twice in a row: the $z$ of the first network becomes the $x$ of the second. Each of the two networks contains an f and one of these new g's.
 #
-# **Predict.** By what factor are $da$, $db$, and $dx$ too large on 2 ranks? By what factor are the gradients too large on 4 ranks?
+# **Predict.** By what factor is $dx$ at the very beginning too large on 2 ranks? By what factor is it too large on 4 ranks?
 
 # %% predict="3.d"
-predict("3.d", factor_2=2, factor_4=4)
+predict("3.d", factor_2=4, factor_4=16)
 
 
 # %%
@@ -465,24 +477,23 @@ class AddBothWays(ReduceFromRegion):
         return ReduceFromRegion.apply(grad_output)
 
 
-def two_layers_adding_both_ways(x, a, b):
-    rank = dist.get_rank()
-    x, a, b = (t.clone().to(device()).requires_grad_() for t in (x, a[rank], b[rank]))
-    z = AddBothWays.apply(CopyToRegion.apply(x) * a * b)
+def twice_in_a_row(x, a, g):
+    x, a = x.clone().to(device()).requires_grad_(), a[dist.get_rank()].to(device())
+    z = g.apply(a * CopyToRegion.apply(x))
+    z = g.apply(a * CopyToRegion.apply(z))
     (z * z / 2).backward()
-    return torch.stack([z.detach(), a.grad, b.grad, x.grad])  # [4]
+    return {"z": z.item(), "dx": x.grad.item()}
 
 
-x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0, 1.0, 2.0]), torch.tensor([1.0, -1.0, 2.0, 1.0])
+x, a = torch.tensor(2.0), torch.tensor([3.0, -5.0, 2.0, 2.0])
 rows = []
 for p in (2, 4):  # the first p of the weights
-    for name, program in (("your g", two_layers), ("sums in both passes", two_layers_adding_both_ways)):
-        numbers = launch(program, p, args=(x, a[:p], b[:p]))[0].tolist()
-        rows.append({"p": p, "operator": name} | dict(zip(("z", "da₀", "db₀", "dx"), numbers, strict=True)))
+    for name, g in (("your g", ReduceFromRegion), ("sums in both passes", AddBothWays)):
+        rows.append({"p": p, "operator": name} | launch(twice_in_a_row, p, args=(x, a[:p], g))[0])
 viz.table(rows)
 
 # %% [markdown]
-# All gradients are `p` times too large, and a second operator like this one would multiply by `p` again. Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
+# Each of these operators makes the gradient `p` times too large, so after two of them, it's `p²` times too large. But Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
 #
 # Finally, even a harmless loss like `.sum()` can cause trouble. The gradient of this loss is simply a tensor of ones. Let's look at how this tensor is stored.
 
@@ -529,8 +540,9 @@ symptoms(3)
 # %% [markdown]
 # ## Measure it
 #
-# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor has the shape `[b, s, h] = [2, 16, 64]` (batch size, sequence length, and hidden size). Each rank passes its own slice of this tensor to gather. How many collectives does each rank call in
-# total? How large is the **message** of each collective in bytes? (The message is the tensor that's summed, or all the gathered slices together.)
+# The **message** of a collective is the tensor it sums, or all the slices it gathers together.
+#
+# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor has the shape `[b, s, h] = [2, 16, 64]` (batch size, sequence length, and hidden size), and gather receives one slice of this tensor on each rank. How many collectives does each rank call in total? How large is the message of each collective in bytes?
 
 # %% predict="3.e"
 predict("3.e", collectives=4, bytes=8192)
@@ -561,7 +573,7 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# In one direction, each operator needs one collective on the full `[b, s, h]` tensor. In the other direction, the operator doesn't send anything. In a ring, an all-reduce costs twice as much as an all-gather.
+# In one direction, each operator needs one collective on the full `[b, s, h]` tensor. In the other direction, the operator doesn't send anything. Does that mean they all cost the same? No. The ring all-reduce from chapter 01 is a reduce-scatter followed by an all-gather, so it takes about twice as long as an all-gather with a message of the same size.
 #
 # ## In the wild
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · The parallel MLP
 #
-# In each layer of a GPT, two thirds of the weights are in the MLP. So if you can split the MLP across your GPUs without much communication, most of the model is taken care of. In this chapter, you'll design such a split yourself. Then you'll use it to train a model on real text with two and with four processes, and you'll compare the loss with plain PyTorch's, digit by digit.
+# In each layer of a GPT, two thirds of the weights are in the MLP. So if you can split the MLP across your GPUs without much communication, most of the model is taken care of. In this chapter, you'll design such a split yourself. Then you'll train a model with it on real text, first with two processes and then with four, and you'll compare the losses with plain PyTorch, digit by digit.
 #
 # You need chapters 03 and 04. About 75 minutes.
 
@@ -44,7 +44,7 @@ from tplab.tensor import (
 #
 # - `mlp_splits` returns two strings, one for $A$ and one for $B$. Each string is either "column" or "row".
 #
-# - `sharded_mlp` receives the shards that you asked for. Use as many operators as you need, and no more.
+# - `sharded_mlp` receives $X$ and this rank's shards, split the way `mlp_splits` says. Use as many operators as you need, and no more.
 #
 # The check compares the output, all gradients, and the number of bytes sent in each pass. A good strategy is to get any design working first and then look for messages that you can leave out.
 
@@ -67,8 +67,8 @@ def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 # %% [markdown] hints="5.1"
-# 1. Start with $A$, and look at what each rank has just before the GELU. With a column split, each rank has some of the columns of $XA$. With a row split, each rank has only one term of the sum for every element. With which of these two splits can a rank apply GELU without any communication?
-# 2. Suppose each rank has some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ are multiplied by these columns? How should you split $B$ so that the ranks don't have to communicate between the two matmuls? At the end of the MLP, each rank has only one term of $Y$. Which operator sums these terms? At the beginning, each rank has only one term of the gradient of $X$. Which operator sums these terms in the backward pass?
+# 1. Start with $A$, and look at what each rank has just before the GELU. With a column split, each rank has some of the columns of $XA$. With a row split, each rank has only a partial sum for each element. Which of these two splits lets a rank apply GELU without any communication?
+# 2. Suppose each rank has some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ do these columns get multiplied by? How should you split $B$ so that the ranks don't have to communicate between the two matmuls? At the end of the MLP, each rank has only a partial sum of $Y$. Which operator adds up these partial sums? In the backward pass, each rank ends up with only its own contribution to the gradient of $X$. Which operator adds up these contributions?
 # 3. Split $A$ by columns and $B$ by rows. In `sharded_mlp`, start with `x = copy_to_region(x)` and `z = F.gelu(x @ a)`, and then return `reduce_from_region(z @ b)`.
 
 # %% check="5.1"
@@ -81,17 +81,17 @@ check("5.1", mlp_splits, sharded_mlp)
 #
 # In the animation below, the two layers from chapter 04 move together until nothing is left between them. (We left out the GELU, because it doesn't communicate.)
 #
-# ![At first, there's a gather and a scatter between a column-parallel layer and a row-parallel layer. Then the two layers are pushed together, and only one all-reduce in each direction is left.](pictures/joined.svg)
+# ![An animation in two steps. First, a gather and a scatter sit between a column-parallel layer and a row-parallel layer. Then the two layers move together, and only one all-reduce per direction is left.](pictures/joined.svg)
 #
 # How much communication does your design save? Let's compare it with a more obvious design, in which the column-parallel layer gathers its output and the row-parallel layer scatters it again. From the outside, both of these layers look like ordinary linear layers.
 #
-# **Predict.** Suppose that $m = 4h$ and that $x$ has $n$ elements. How many collectives does the obvious design run in the forward and backward passes combined? How many elements do all of its messages contain in total, as a multiple of $n$? (As always, the message of an all-gather is the full, gathered tensor.)
+# **Predict.** Let $m = 4h$, and let $n$ be the number of elements of $x$. How many collectives does the obvious design run in the forward and backward passes combined? What's the total size of their messages, in elements and as a multiple of $n$? (As always, we count the full, gathered tensor as the message of an all-gather.)
 
 # %% predict="5.a"
 predict("5.a", collectives=4, times_n=10)
 
 # %% [markdown]
-# Below, you can try every way to combine two parallel layers with $m = 4h$. The input takes up 1,024 bytes. Does the traffic depend on the number of ranks?
+# Below, you can try all combinations of two parallel layers, again with $m = 4h$. The input takes up 1,024 bytes. Does the traffic depend on the number of ranks?
 
 # %%
 LAYERS = {
@@ -137,12 +137,12 @@ def cost(kind):
 viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For *each sequence*, the messages of the MLPs alone add up to $96 \cdot 2 \cdot 2048 \cdot 12288 \cdot 2$ bytes. That's almost 10 GB, and the ranks have to wait for every one of these messages. With the obvious design, the total would be 48 GB. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
+# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For each sequence, a single message contains $2048 \cdot 12288$ elements of two bytes each, which makes 50 MB. Each of the 96 MLPs needs one such message in the forward pass and one in the backward pass, so all the MLPs together send almost 10 GB per sequence, and the ranks have to wait for every message. With the obvious design, the total would be 48 GB. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
 
 # %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
-# Turn your design into a module made of two layers from chapter 04. Call the layers `self.up` and `self.down`, and use the exact GELU, `F.gelu`.
+# Turn your design into a module that consists of two layers from chapter 04. Call the layers `self.up` and `self.down`, and use the exact GELU, `F.gelu`.
 #
-# Pass `bias`, `group`, `device`, and `dtype` on to both layers. The argument `ffn_hidden_size` is the inner size $m$. If it's None, use `4 * hidden_size` instead.
+# Pass `bias`, `group`, `device`, and `dtype` on to both layers. The `ffn_hidden_size` argument is the inner size, $m$. If it's None, use `4 * hidden_size` instead.
 
 
 # %% exercise="5.2"
@@ -168,7 +168,7 @@ class ParallelMLP(nn.Module):
 
 # %% [markdown] hints="5.2"
 # 1. Which kind of layer can leave its output sharded, and which kind can take a sharded input? Do you have to change any of the layers' default options?
-# 2. The first layer is column-parallel and doesn't gather its output. After the GELU, a row-parallel layer takes the sharded result as its input. The operators f and g are inside these layers, so you don't have to call any operators yourself.
+# 2. The first layer is column-parallel and doesn't gather its output. After the GELU, a row-parallel layer takes the sharded result as its input. These layers already contain f and g, so you don't have to call them yourself.
 # 3. Create `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)` and `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`. In `forward`, return `self.down(F.gelu(self.up(x)))`.
 
 # %% check="5.2"
@@ -245,7 +245,7 @@ def complete(model, prompt, length=24):
 PROMPTS = ["    def __in", "        return self.", "    raise ValueErr", "import "]
 
 # %% [markdown]
-# First, we train with plain PyTorch in a single process. We keep the model's initial weights, because all the other runs will start from the same weights.
+# First, we train with plain PyTorch in a single process. We save the model's initial weights so that all the other runs can start from the same weights.
 
 # %%
 torch.manual_seed(0)
@@ -259,7 +259,7 @@ for prompt in PROMPTS:
 # %% [markdown]
 # A model that guesses blindly among 256 bytes has a loss of $\ln 256 = 5.55$. After 300 steps, our model writes something that looks remarkably like Python.
 #
-# **Predict.** Now we'll train the same model with your `ParallelMLP` on two ranks. How many all-reduces does each training step need in total, counting those inside the MLP *and* any that sum the parameters' gradients? How many bytes do the messages of all these all-reduces contain? (There are $128$ examples with $h = 128$, in float64.)
+# **Predict.** Now we'll train the same model with your `ParallelMLP` on two ranks. How many all-reduces does each training step need in total? Count the all-reduces inside the MLP *and* any that sum parameter gradients. What's the total size of all their messages in bytes? (A batch consists of 128 examples with $h = 128$, in float64.)
 
 # %% predict="5.b"
 predict("5.b", all_reduces=2, bytes=262144)
@@ -321,7 +321,9 @@ viz.table(
 #
 # But nothing in the loop verifies that the copies are still equal. If you forget an f somewhere, the copies drift apart without any error message. So let's build a detector.
 #
-# With `op=dist.ReduceOp.MAX` or `MIN`, `dist.all_reduce` computes the maximum or minimum across ranks instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even to itself. Here's what several kinds of maximum return if one of the values is zero and the other is NaN:
+# With `op=dist.ReduceOp.MAX` or `MIN`, `dist.all_reduce` computes the maximum or minimum across ranks instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even itself. What's the maximum of a zero and a NaN?
+#
+# Let's ask for this maximum in a few different ways. In the first two, every rank has a tensor of twelve zeros, but on rank 1, we replace a single zero with a NaN. First it's the first of the twelve elements, and then it's the last.
 
 
 # %%
@@ -342,7 +344,7 @@ launch(maximum_over_ranks, 2)[0] | {
 }
 
 # %% [markdown]
-# So a MAX or MIN across ranks can silently lose a NaN, and so can Python's `max`. A positive infinity, on the other hand, survives any kind of maximum.
+# So a MAX or MIN across ranks can silently lose a NaN, and whether it does may even depend on where the NaN is in the tensor. Python's `max` can lose a NaN as well. Infinity, on the other hand, survives every maximum.
 
 # %% [markdown] task="5.3" title="A detector for drifting replicas" difficulty=3 minutes=15
 # Compare each element of each replicated parameter across ranks, and find the largest difference between any two ranks' values. Return this difference as a float that's the same on every rank. If a replicated parameter contains a NaN on any rank, you may return either `nan` or `inf`.
@@ -368,9 +370,9 @@ def replica_drift(module, group=None):
 
 
 # %% [markdown] hints="5.3"
-# 1. Every element has `p` values, one on each rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
+# 1. Each element has `p` values, one per rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
 # 2. For each parameter without `tensor_parallel`, all-reduce one detached copy with `MAX` and a second copy with `MIN`, and take `(largest - smallest).max().item()`. At the end, return the largest of these differences. What value could you put in place of each NaN in these copies?
-# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. If only some ranks have a NaN, `largest - smallest` is `inf`. If all ranks have a NaN, `largest - smallest` is `inf - inf`, which is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
+# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. Suppose an element is NaN on only some of the ranks. Then its `largest` is infinite and its `smallest` is a number, so their difference is `inf`. If the element is NaN on every rank, both of them are infinite, and their difference is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
 
 # %% check="5.3"
 check("5.3", replica_drift)
@@ -407,7 +409,7 @@ viz.curves(
 viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't show")
 
 # %% [markdown]
-# The first loss is correct to the last digit, because f does nothing in the forward pass. After that, each rank's embedding learns only from the gradient that flows through the rank's own columns. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector notices it after one step.
+# The first loss is correct to the last digit, because f does nothing in the forward pass. But from the first update on, each rank's embedding learns only from the gradient that flows through that rank's own columns of $A$. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector notices it after one step.
 #
 # ## Fix it: a gated MLP
 #
@@ -415,7 +417,7 @@ viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't s
 #
 # $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
 #
-# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. The fused layer needs only one matmul and one f instead of two of each. An inference engine called xLLM got this fused layer wrong until pull request 1616 fixed the mistake. Here's the same mistake in our own layers:
+# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. The fused layer needs only one matmul and one f instead of two of each. The inference engine xLLM got this fused layer wrong until its pull request 1616. Here's the same mistake in our own layers:
 
 
 # %%
@@ -461,10 +463,18 @@ def symptom(mlp_class):
 viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], title="losses, as shipped")
 
 # %% [markdown]
-# The broken MLP runs on any number of ranks, and it even *trains* on any number of ranks. But its first loss depends on `p`, and a checkpoint that was saved on two ranks is useless on a single rank.
+# The broken MLP runs on any number of ranks, and it even *trains*. But the very first loss already depends on `p`, and a checkpoint saved on two ranks is useless on a single rank.
+
+# %% [markdown]
+# What goes wrong? Suppose the broken version runs on two ranks with $m = 8$. The fused weight has 16 rows. Rows 0 to 7 are the gate, and rows 8 to 15 are the up projection. In `forward`, every row of the gate should be multiplied by its own row of the up projection: row 0 by row 8, row 1 by row 9, and so on.
+#
+# **Predict.** Which row does row 0 actually get multiplied by on rank 0? On rank 1, which row does row 8 get multiplied by?
+
+# %% predict="5.c"
+predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=2 minutes=8
-# Find out which elements the broken version multiplies together on two ranks, and fix it. Your version should still have one fused layer `self.up`, and the full weight of this layer should be `[gate; up]`. Your version should send exactly as many bytes as your `ParallelMLP`.
+# Fix the broken version, so that every row of the gate meets its own row of the up projection on any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
 
 
 # %% exercise="5.4"
@@ -497,18 +507,12 @@ class ParallelSwiGLU(nn.Module):
 
 
 # %% [markdown] hints="5.4"
-# 1. With $m = 4$, the fused weight has eight rows. Rows 0 to 3 belong to the gate, and rows 4 to 7 belong to the up projection. On two ranks, which four rows does rank 0 get? What do the two halves of rank 0's output contain?
-# 2. Calling `chunk(2, dim=-1)` is correct only if a rank's shard consists of the rank's gate rows, followed by the matching rows of the up projection. In chapter 04, you saw an option of `ColumnParallelLinear` that was made for exactly this layout.
+# 1. With $m = 4$, the fused weight has eight rows. Rows 0 to 3 belong to the gate, and rows 4 to 7 belong to the up projection. With two ranks, which four rows does rank 0 get? What do the two halves of rank 0's output contain?
+# 2. For `chunk(2, dim=-1)` to be correct, each rank's shard has to hold some of the gate rows, followed by the matching rows of the up projection. In chapter 04, you saw an option of `ColumnParallelLinear` that was made for exactly this layout.
 # 3. Create the first layer with `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`. You can leave `forward` unchanged, because it's already correct.
 
 # %% check="5.4"
 check("5.4", ParallelSwiGLU)
-
-# %% [markdown]
-# **Predict.** Let's look at what the bug did. Take the broken version with $m = 8$ on two ranks. The fused weight has 16 rows. Row 0 is the first row of the gate, so it should be paired with row 8, which is the first row of the up projection. On rank 0, which row actually ends up paired with row 0? On rank 1, which row ends up paired with row 8?
-
-# %% predict="5.c"
-predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %%
 viz.table(
@@ -519,7 +523,7 @@ viz.table(
 )
 
 # %% [markdown]
-# With your fix, it no longer matters how many ranks there are. The broken version simply learned to live with its mismatched pairs, because nothing during training told it which pairs were correct.
+# With your fix, it no longer matters how many ranks there are. The broken version simply learned to live with its mismatched rows, because nothing during training told it which rows belong together.
 
 # %%
 symptoms(5)
@@ -550,11 +554,11 @@ viz.table(rows)
 #
 # <details><summary>Going deeper: the same MLP in Megatron-Core and in PyTorch</summary>
 #
-# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Thanks to `skip_bias_add`, the first bias can be fused with the activation, and the second bias can be fused with dropout and the residual connection. For a gated MLP, `linear_fc1` is twice as wide. Its weight is marked with stride 2, which means that the weight consists of two blocks. In a checkpoint, `apply_swiglu_sharded_factory` saves these two blocks separately. In issue 360, a user asked how the rows of the gate and the up projection are paired.
+# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Thanks to `skip_bias_add`, the first bias can be fused with the activation, and the second bias can be fused with dropout and the residual connection. For a gated MLP, `linear_fc1` is twice as wide. A stride of 2 says that its weight consists of two blocks, and `apply_swiglu_sharded_factory` saves these two blocks separately in the checkpoint. In Megatron-LM issue 360, a user asked which row of the gate belongs to which row of the up projection.
 #
 # - **Other architectures** may not be able to use this design. The design works so well because a transformer consists of pairs of large matmuls with only elementwise or per-head operations between them.
 #
-# - **PyTorch** uses the same design if you call `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. If you keep the gate and the up projection in two separate layers, you don't need a stride, but you run two smaller matmuls instead of a single large one.
+# - **PyTorch** applies the same design when you call `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. If you keep the gate and the up projection in two separate layers, you don't need a stride, but you run two smaller matmuls instead of a single large one.
 #
 # </details>
 #
@@ -592,7 +596,7 @@ print(f"collectives: yours {mine['collectives']}, PyTorch's {theirs['collectives
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now contains a complete MLP, and you can run this MLP on two processes without the notebook. The table below ends with the command.
+# Your library now contains a complete MLP, and you can run it on two processes outside the notebook. The table below ends with the command.
 
 # %%
 from tplab.course import library

@@ -23,17 +23,17 @@ progress()
 # | 02 | [Splitting matrices](02_splitting_matrices.ipynb) | shards, and the cheapest way through two matmuls | 4, about 60 min |
 # | 03 | [Conjugate operators](03_conjugate_operators.ipynb) | f, g, scatter and gather as autograd functions | 4, about 75 min |
 # | 04 | [Parallel linear layers](04_parallel_linear.ipynb) | ColumnParallelLinear and RowParallelLinear | 5, about 75 min |
-# | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP and SwiGLU, and a training run on real text | 4, about 75 min |
+# | 05 | [The parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP and SwiGLU, and a training run on real text | 4, about 75 min |
 # | 06 | [Parallel attention](06_parallel_attention.ipynb) | attention with sharded heads, fused QKV, grouped-query heads and a KV cache | 5, about 90 min |
-# | 07 | [Vocabulary-parallel embedding](07_vocab_parallel_embedding.ipynb) | VocabParallelEmbedding and a tied output layer | 5, about 90 min |
-# | 08 | [Vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and cross-entropy over a vocabulary that no rank holds in full | 5, about 90 min |
+# | 07 | [The vocabulary-parallel embedding](07_vocab_parallel_embedding.ipynb) | VocabParallelEmbedding and a tied output layer | 5, about 90 min |
+# | 08 | [The vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and cross-entropy over a vocabulary that no rank holds in full | 5, about 90 min |
 # | 09 | [Randomness](09_randomness.ipynb) | weights and dropout that don't depend on the number of ranks | 5, about 90 min |
-# | 10 | [Parallel transformer](10_parallel_transformer.ipynb) | a transformer layer, a GPT, and text generation | 4, about 90 min |
-# | 11 | [Communication cost](11_communication_cost.ipynb) | a cost model, and communication that overlaps with the backward pass | 4, about 75 min |
+# | 10 | [The parallel transformer](10_parallel_transformer.ipynb) | a transformer layer, a GPT, and text generation | 4, about 90 min |
+# | 11 | [What communication costs](11_communication_cost.ipynb) | a cost model, and communication that overlaps with the backward pass | 4, about 75 min |
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | sequence parallelism, which shards the activations between the layers | 4, about 75 min |
-# | 13 | [Pipeline parallel](13_pipeline_parallel.ipynb) | GPipe, 1F1B and interleaved schedules, and the pipeline bubble | 4, about 90 min |
-# | 14 | [Data parallel and 3D](14_data_parallel_and_3d.ipynb) | data parallelism, ZeRO stages 1 to 3, and the 3D mesh | 5, about 90 min |
-# | 15 | [Capstone](15_capstone.ipynb) | a tensor-parallel GPT that you train on this machine, and a report about it | 5, about 105 min |
+# | 13 | [Pipeline parallelism](13_pipeline_parallel.ipynb) | GPipe, 1F1B and interleaved schedules, and the pipeline bubble | 4, about 90 min |
+# | 14 | [Data parallelism and the 3D mesh](14_data_parallel_and_3d.ipynb) | data parallelism, ZeRO stages 1 to 3, and the 3D mesh | 5, about 90 min |
+# | 15 | [Capstone: train a GPT](15_capstone.ipynb) | a tensor-parallel GPT that you train on this machine, and a report about it | 5, about 105 min |
 #
 # ## How a chapter works
 #

@@ -78,7 +78,7 @@ check("S.1", row_product)
 # %% [markdown] task="S.2" title="A matmul split by columns" difficulty=1 minutes=5
 # Now let's split $A$ the other way. Rank 0 gets the left half of $A$'s columns, rank 1 gets the right half, and both ranks have all of $X$. Which part of $Y$ can each rank compute this time?
 #
-# You'll want `dist.all_gather(parts, y)`, where `parts` is a list with one empty tensor per rank, each shaped like `y`. The call fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
+# You'll want `dist.all_gather(parts, y)`. Here, `parts` is a list that you make beforehand, with one tensor for each rank. Each tensor in the list has the shape of `y`, and its values don't matter, because the call overwrites them. It fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
 
 
 # %% exercise="S.2"
@@ -108,7 +108,7 @@ check("S.2", column_product)
 #
 # ## When a rank doesn't show up
 #
-# A collective such as `all_reduce` only works if every rank calls it. In the next cell, only rank 0 calls your function.
+# A collective such as `all_reduce` only works if every rank calls it. Suppose that rank 0 calls your `row_product`, but rank 1 doesn't.
 #
 # **Predict.** Which rank gets stuck, and which rank is it waiting for?
 
@@ -130,9 +130,9 @@ with show_failure():
 #
 # ## The question
 #
-# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each weight matrix by rows or by columns, so there are four combinations. If every matmul needs its own message, the MLP needs two messages.
+# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each weight matrix by rows or by columns, so there are four combinations. If each matmul has to exchange its results, the forward pass needs two collectives.
 #
-# *But for one of the four combinations, a single message is enough for the entire MLP. Which combination is it?*
+# *But for one of the four combinations, the forward pass of the entire MLP needs only a single collective. Which combination is it?*
 #
 # Write down your guess. You'll work out the answer in chapter 05 and use it to train a GPT in the capstone.
 #

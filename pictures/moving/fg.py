@@ -26,7 +26,7 @@ from tplab import device, launch
 from tplab.tensor import copy_to_region, reduce_from_region
 from tplab.viz.colors import FAINT, INK, rank_color
 
-W, A, B, RATE = 2.0, (3.0, 5.0), (1.0, -1.0), 0.05
+W, A, RATE = 2.0, (3.0, -5.0), 0.05
 RANKS = (0, 1)
 SECONDS = 12
 
@@ -39,12 +39,12 @@ HEIGHT = 560
 
 
 def one_step(with_f: bool) -> dict[str, float]:
-    """Run on each rank: x = w, z = sum of x·a_r·b_r, L = z²/2, one step. Returns all numbers of the picture."""
+    """Run on each rank: x = w, z = sum of a_r·x, L = z²/2, one step. Returns all numbers of the picture."""
     rank = dist.get_rank()
     w = torch.tensor(W, device=device(), requires_grad=True)
     x = w * 1.0  # the layer below, whose input is 1
     copied = copy_to_region(x) if with_f else x.view_as(x)
-    partial = copied * A[rank] * B[rank]
+    partial = copied * A[rank]
     z = reduce_from_region(partial)
     loss = z * z / 2
     for tensor in (x, copied, partial, z):
@@ -115,7 +115,7 @@ def _network(top: float, with_f: bool) -> list[str]:
             box(10, y - WIRE, 5, LANE, rank_color(rank), stroke=0, radius=0),
             text(24, y - WIRE + 20, f"rank {rank}", bold=True),
             line(BELOW[1], y, LOSS[0], y),
-            _box_with(SHARD, y, f"× {number(A[rank])}, × {number(B[rank])}", edge=rank_color(rank)),
+            _box_with(SHARD, y, f"× {number(A[rank])}", edge=rank_color(rank)),
             _box_with(LOSS, y, "z²/2"),
             _layer_below(W, y),
         ]
@@ -214,7 +214,7 @@ def _tell(made: Movie, right: list[dict], wrong: list[dict]) -> None:
     x, z, dz, dx = (number(right[0][name]) for name in ("x", "z", "dz", "dx"))
     upper = [
         (0.1, 1.9, f"f hands x = {x} to both ranks. Each rank already has a copy, so nothing is sent."),
-        (1.9, 3.4, f"Each rank multiplies by its own two weights: {_two(right, 'partial')}."),
+        (1.9, 3.4, f"Each rank multiplies by its own weight: {_two(right, 'partial')}."),
         (3.4, 5.1, f"g adds the two with an all-reduce. Both ranks now have z = {z}."),
         (5.1, 6.4, f"The gradient {dz} goes back through g unchanged, to each rank. Nothing is sent."),
         (6.4, 7.5, f"Each rank's path gives a different number: {_two(right, 'dcopied')}."),

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -31,7 +32,7 @@ from tplab.course.grading.run import PYTEST
 from tplab.course.notebooks.build import stale
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.kernels import DIED, STARTS
-from tplab.course.notebooks.numbering import number_of, package, prefix
+from tplab.course.notebooks.numbering import chapter_of, number_of, package, prefix
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import sources
 
@@ -83,6 +84,14 @@ def test_checks_and_predictions_are_those_of_the_source(number):
     assert {symptom.exercise for symptom in module.SYMPTOMS} - {""} <= set(EXERCISES)
 
 
+@pytest.mark.parametrize("path", ["README.md", "solutions/index.py"])
+def test_lists_of_chapters_use_the_titles_of_the_chapters(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    listed = {stem: title for title, stem in re.findall(r"\| \[(.+?)\]\((?:chapters/)?(\w+)\.ipynb\) \|", text)}
+    headings = {stem: chapter(number_of(stem)).cells[0].text.splitlines()[0] for stem in STEMS}
+    assert listed == {stem: re.sub(r"# (\d\d · )?", "", heading) for stem, heading in headings.items()}
+
+
 @pytest.mark.parametrize("stem", STEMS)
 def test_programs_that_are_wrong_on_purpose_do_fail(stem):
     """By the outputs of the executed solution, which the tests above hold to its source."""
@@ -97,6 +106,7 @@ def test_programs_that_are_wrong_on_purpose_do_fail(stem):
 def test_right_answer_passes(exercise):
     verdict = run_check(exercise, load_chapter_namespace(exercise, {}))
     assert verdict.exercise == exercise
+    assert verdict.title == chapter(chapter_of(exercise)).of_role("task")[exercise].attributes["title"]
     assert verdict.compared
 
 

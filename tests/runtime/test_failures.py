@@ -304,7 +304,7 @@ def test_other_collective_with_both_lines() -> None:
 def test_a_tensor_that_is_not_one_block_of_memory_is_refused(make: Callable[[], torch.Tensor]) -> None:
     error = fails(lambda: dist.all_reduce(make()))
     assert error.cause_type == "ValueError"
-    assert "not one block of memory" in str(error)
+    assert "fill one block of memory" in str(error)
 
 
 def test_a_transposed_tensor_is_one_block_and_is_summed() -> None:

@@ -56,9 +56,9 @@ def is_one_block(tensor: Tensor) -> bool:
 
 def not_one_block(kind: str, tensor: Tensor) -> str:
     return (
-        f"{kind} of a tensor with shape {list(tensor.shape)} and strides {list(tensor.stride())}: its elements are not "
-        "one block of memory (it is a slice or an expanded tensor), and the backend would read and write past them. "
-        "Make a copy first, y = x.contiguous(), then communicate y, and use y from there on."
+        f"{kind} of a tensor with shape {list(tensor.shape)} and strides {list(tensor.stride())}: its elements don't "
+        "fill one block of memory without gaps or overlaps, so the backend would read and write past them. Make a copy "
+        "first with y = x.contiguous(), pass y to the collective, and use y from there on."
     )
 
 

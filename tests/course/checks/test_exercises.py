@@ -234,7 +234,7 @@ WRONG = [
 def two_cases(answer) -> Verdict:
     for p in (1, 2):
         for case in ("plain", "special"):
-            verify("90.11", p, run_ranks(answer, p, p, case), [{"out": 1}] * p, note=case)
+            verify("90.11", p, run_ranks(answer, p, p, case, note=case), [{"out": 1}] * p, note=case)
     return Verdict("")
 
 
@@ -251,6 +251,12 @@ def test_a_later_case_that_fails_at_p_2_is_not_called_right_at_p_2(fails) -> Non
     headline = str(failure.value).splitlines()[0]
     assert "p = 2" in headline
     assert "(right at p = 1)" in headline
+
+
+def test_only_the_failing_case_itself_is_called_right_at_other_world_sizes() -> None:
+    with pytest.raises(CheckFailed) as failure:
+        check("90.11", lambda p, case: {"out": 0 if case == "special" else 1})
+    assert failure.value.headline == "Exercise 90.11, p = 1, special: wrong."
 
 
 def test_the_box_of_a_pass_says_what_was_tried_and_what_comes_next() -> None:

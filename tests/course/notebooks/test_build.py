@@ -236,9 +236,11 @@ def test_hints_of_a_blank_chapter_say_what_the_check_compares(built):
 
 
 def test_what_is_compared_keeps_its_characters_in_markdown():
-    html = Verdict("a note", "90.1", "Double", "Right: a_b, c*d &c. Also: `x` [stays].")._repr_html_()
+    right = """Right: a_b, c*d &c. Also: `x` [stays], it can't "move"."""
+    html = Verdict("a note", "90.1", "Double", right)._repr_html_()
     told = outputs.what_is_compared([new_output("execute_result", data={"text/html": html}, execution_count=1)])
-    assert told == r"**The check compares:** a\_b, c\*d &amp;c. Also: <code>x</code> \[stays\]."
+    expected = r"""**The check compares:** a\_b, c\*d &amp;c. Also: <code>x</code> \[stays\], it can't "move"."""
+    assert told == expected
 
 
 def test_widget_leaves_a_still_picture_and_no_state(built):

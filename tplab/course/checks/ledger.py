@@ -18,6 +18,7 @@ class Ledger:
     compared: dict[str, None] = field(default_factory=dict)  # names, in the order they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
     passed: list[int] = field(default_factory=list)  # world sizes
+    right: dict[str, list[int]] = field(default_factory=dict)  # note of a case -> world sizes it was right at
     afterwards: CheckFailed | None = None  # raised if everything else is right
     cases: int = 0  # comparisons with the expected values
     values: int = 0  # observations compared in all cases, on all ranks
@@ -25,9 +26,15 @@ class Ledger:
     bytes: int = 0  # their size, each counted once
     alone: bool = False  # the answers were computed in a single process, for these world sizes
 
-    def passed_before(self, p: int | None = None) -> str:
-        """Return the world sizes that passed before this one, worded for a failure's headline."""
-        sizes = ", ".join(str(size) for size in self.passed if size != p)
+    def note_right(self, note: str, p: int) -> None:
+        """Note that a case, which `note` names in headlines, was right at this world size."""
+        for sizes in (self.passed, self.right.setdefault(note, [])):
+            if p not in sizes:
+                sizes.append(p)
+
+    def right_before(self, note: str) -> str:
+        """Return the world sizes at which this very case was right before, worded for a failure's headline."""
+        sizes = ", ".join(map(str, self.right.get(note, ())))
         return f" (right at p = {sizes})" if sizes else ""
 
     def count_messages(self, collectives: Iterable[Collective]) -> None:

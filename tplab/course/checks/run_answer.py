@@ -94,7 +94,7 @@ def run_ranks(
         start += f", {note}" if note else ""
         report = readable_report(str(error))
         asked = (stuck or _STUCK) if waiting else _LATE if late else _about(report, question)
-        raise CheckFailed(f"{start}: {what}{current().passed_before(p)}.", report=report, question=asked) from error
+        raise CheckFailed(f"{start}: {what}{current().right_before(note)}.", report=report, question=asked) from error
 
 
 def run_cases(

@@ -221,8 +221,7 @@ def verify(
     current().values += count * len(names)
     current().claims.update(dict.fromkeys(claims))
     current().compared.update(dict.fromkeys(name for name in names if name not in claims))
-    if p not in current().passed:
-        current().passed.append(p)
+    current().note_right(note, p)
 
 
 def _explain(
@@ -237,7 +236,7 @@ def _explain(
     words, instead = _ABOUT.get(differences.aspect, ((), ask))
     how = " ".join(filter(None, ["wrong", differences.aspect]))
     return CheckFailed(
-        f"Exercise {number}, {where}: {how}{on}{current().passed_before(p)}.",
+        f"Exercise {number}, {where}: {how}{on}{current().right_before(note)}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
         question=ask if any(word in ask for word in words) else instead,

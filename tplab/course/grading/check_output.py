@@ -24,9 +24,9 @@ _INDENT = 4
 _HANGING = 20  # maximum indentation of a row's continuation lines, in columns
 
 
-def show_heading(console: Console, stem: str, path: Path) -> None:
+def show_heading(console: Console, stem: str, title: str, path: Path) -> None:
     """Print the chapter and when its notebook was saved, because unsaved changes aren't checked."""
-    heading = "The start page" if stem == START else f"Chapter {stem[:2]}: {stem[3:].replace('_', ' ')}"
+    heading = f"{'The start page' if stem == START else f'Chapter {stem[:2]}'}: {title}"
     console.print(Text(heading, style="bold"))
     console.print(Text(f"{_short(path)}, {saved(path.stat().st_mtime)}", style="dim"))
 

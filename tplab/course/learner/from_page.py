@@ -36,10 +36,14 @@ _course: Course | None = None  # of the notebook's folder, also after a cell has
 
 
 def told(number: str) -> str:
-    """Return what the box of a pass says about the library, or "" outside the learner's own folder."""
+    """Return what the box of a pass says about the library, or "" outside the learner's own folder.
+
+    The box is the same wherever the check runs, so the sentence must also be true where the answer isn't taken.
+    """
     if not _course or (_course.folder / library.PACKAGE).is_file():  # _after_cell will say that it can't be written
         return ""
-    return f"It goes into your library: {library.PACKAGE}/{module_name(chapter_of(number))}."
+    module = f"{library.PACKAGE}/{module_name(chapter_of(number))}"
+    return f"JupyterLab and `tplab check` add this answer to your library, in {module}."
 
 
 def watch(tells: list[Callable[[str], str]]) -> None:

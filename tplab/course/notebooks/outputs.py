@@ -113,5 +113,5 @@ def what_is_compared(outputs: list) -> str:
     """Return Markdown that says what a check compares, from the box that it shows once it passes."""
     html = "".join(output.data.get("text/html", "") for output in outputs if output.output_type == "execute_result")
     found = re.search(r">Right: (.*?)</div>", html)
-    told = re.sub(r"([*_$\[\]])", r"\\\1", found[1]) if found else ""
+    told = re.sub(r"([*_$\[\]])", r"\\\1", found[1].replace("&#x27;", "'").replace("&quot;", '"')) if found else ""
     return f"**The check compares:** {told}" if told else ""

@@ -165,7 +165,7 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
         everything=options.all_cells,
         timeout=options.timeout,
     )
-    show_heading(console, files.stem, path)
+    show_heading(console, files.stem, files.title(reference), path)
     waiting = list(numbers)
     verdicts: list[Verdict] = []
     notes: list[str] = []

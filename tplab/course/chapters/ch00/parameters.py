@@ -28,7 +28,7 @@ _RAISED = (
 )
 
 
-@exercise("0.2", "The parameters of a GPT")
+@exercise("0.2", "Count the parameters of a GPT")
 def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
     generator = fresh_generator()
     for config in _configs(generator):

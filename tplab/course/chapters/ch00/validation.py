@@ -43,7 +43,7 @@ def needed(model: Model, data: list[Batch]) -> int:
     return meter.peak
 
 
-@exercise("0.3", "A validation loop that keeps nothing")
+@exercise("0.3", "Fix a validation loop")
 def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
     generator = fresh_generator()
     model = Model(generator)

@@ -88,7 +88,7 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
     return Expected(right, {"out": mistakes} if p > 1 else {})
 
 
-@exercise("1.3", "an all-gather and an all-reduce in a ring")
+@exercise("1.3", "All-gather and all-reduce in a ring")
 def all_gather_and_all_reduce(all_gather: Ring, all_reduce: Ring) -> Verdict:
     check_all_gather(all_gather)
     shapes = lambda p: ((4 * p, 3), (3, p, 2), (5 * p,))  # noqa: E731 (as short as an argument)

@@ -111,7 +111,7 @@ _CROSSOVER_QUESTIONS = (
 )
 
 
-@exercise("1.4", "the cost of a ring and of a tree")
+@exercise("1.4", "Ring or tree?")
 def costs(ring_seconds: Seconds, tree_seconds: Seconds, ring_wins_from: Crossover) -> Verdict:
     for p in (8, 5, 3, 2, 64, 1):
         _check_costs(ring_seconds, tree_seconds, p)

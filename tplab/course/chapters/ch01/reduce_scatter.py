@@ -82,7 +82,7 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
     return Expected(right, {"out": mistakes} if p > 1 else {})
 
 
-@exercise("1.2", "a reduce-scatter in a ring")
+@exercise("1.2", "Reduce-scatter in a ring")
 def ring_reduce_scatter(function: Ring) -> Verdict:
     check_ring("1.2", function, lambda p: ((p, 5), (p, 2, 3)), expect, _QUESTIONS)
     return Verdict("Each rank sent p - 1 messages of one row each. Together, these rows are (p-1)/p of x.")

@@ -142,7 +142,7 @@ def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected
     return checks.Expected(right, {"out": mistakes} if p > 1 else {})
 
 
-@checks.exercise("1.1", "scatter and gather from send and recv")
+@checks.exercise("1.1", "Scatter and gather from send and receive")
 def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
     check = partial(
         checks.check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect,

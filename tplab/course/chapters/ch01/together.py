@@ -85,7 +85,7 @@ def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expecte
     return checks.Expected({"weight": right, "step taken": taken}, {"weight": alike})
 
 
-@checks.exercise("1.5", "a training step that all ranks skip together")
+@checks.exercise("1.5", "Fix a careful training step")
 def careful_step(step: Step) -> checks.Verdict:
     for case in CASES:  # separately, because a rank that skips a collective would take part in the next case with it
         checks.check_cases(

@@ -53,7 +53,7 @@ def expect(case: Shape, problem: list[Tensor], place: checks.Place) -> checks.Ex
     return checks.Expected({"out": right, "traffic": traffic}, {"out": mistakes if place.size > 1 else {}})
 
 
-@checks.exercise("2.4", "A gather along the last dimension, fixed")
+@checks.exercise("2.4", "Fix a gather")
 def repaired_gather(gather_last_dim: Callable[[Tensor], Tensor]) -> checks.Verdict:
     checks.check_cases(
         "2.4", gather_last_dim, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,

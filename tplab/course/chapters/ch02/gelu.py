@@ -64,7 +64,7 @@ Gap = Callable[[Tensor, Tensor, int], float]
 Example = Callable[[], tuple[Tensor, Tensor]]
 
 
-@checks.exercise("2.3", "GELU after the sum and before it")
+@checks.exercise("2.3", "Where GELU goes wrong, and where you wouldn't notice")
 def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> checks.Verdict:
     for p in (2, 4, 1):  # at p = 1 there is no gap; two ranks reveal the most about a mistake
         generator = checks.fresh_generator()

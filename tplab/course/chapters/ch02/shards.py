@@ -60,7 +60,7 @@ _SHARD_QUESTIONS = (
 )
 
 
-@checks.exercise("2.1", "shard and unshard")
+@checks.exercise("2.1", "Split a tensor into shards, and put it back together")
 def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tensor]) -> checks.Verdict:
     for layout, dtype in (
         ("", torch.float64),

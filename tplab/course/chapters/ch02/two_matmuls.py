@@ -123,7 +123,7 @@ def choice(choose: Choose, hidden: int, out: int) -> Splits:
     return said[0], said[1]
 
 
-@checks.exercise("2.2", "Two matmuls with the least traffic")
+@checks.exercise("2.2", "The cheapest way through two matmuls")
 def cheapest_chain(choose_splits: Choose, two_matmuls: Compute) -> checks.Verdict:
     for hidden, out in CHOICES:
         choice(choose_splits, hidden, out)

@@ -4,21 +4,21 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "3.a": Prediction(
-        question="Each rank only sees its own path, so it computes dx = `a_r` · `dy_r`. What value does each rank get "
+        question="Each rank only sees its own path, so it computes dx = `a_r` · `dz_r`. What value does each rank get "
         "for dx? What's the correct value of dx?",
         answer={"rank_0": -12, "rank_1": 20, "right": 8},
-        why="Rank 0 computes 3 · (-4) = -12, and rank 1 computes 5 · 4 = 20. The loss is 2x², so the correct gradient "
-        "is 4x = 8, which is the sum of -12 and 20.",
+        why="Rank 0 computes 3 · (-4) = -12, and rank 1 computes (-5) · (-4) = 20. The loss is 2x², so the correct "
+        "gradient is 4x = 8, which is the sum of -12 and 20.",
         wrong={
-            "rank_0": "On rank 0, a₀ is 3 and dy₀ is -4. What's their product?",
-            "rank_1": "On rank 1, a₁ is 5 and dy₁ is 4. What's their product?",
+            "rank_0": "On rank 0, a₀ is 3 and dz₀ is -4. What's their product?",
+            "rank_1": "On rank 1, a₁ is -5 and dz₁ is -4. What's their product?",
             ("right", 4): "That's the derivative at x = 1, and it's also the mean of the two ranks' values. But here, "
             "x is 2.",
             "right": "The loss is 2x². What's its derivative at x = 2?",
         },
     ),
     "3.b": Prediction(
-        question="Rank 0 passes a matrix of ones to the broken helper, and rank 1 passes a matrix of twos. All "
+        question="Rank 0 passes a matrix of ones to the helper, and rank 1 passes a matrix of twos. All "
         "elements of the matrix that the helper returns on rank 0 have the same value. What's this value if "
         "the two input matrices are contiguous? What's this value if they're transposed? In the contiguous "
         "case, what value do the elements of rank 0's own matrix have after the call?",
@@ -56,14 +56,25 @@ PREDICTIONS = {
         },
     ),
     "3.d": Prediction(
-        question="This g also does an all-reduce in the backward pass. By what factor are the gradients too large on "
-        "2 ranks? By what factor are the gradients too large on 4 ranks?",
-        answer={"factor_2": 2, "factor_4": 4},
-        why="Every rank already holds all of dz. Adding up p equal copies makes dz p times as large, and every "
-        "gradient computed from dz grows by the same factor.",
+        question="Two networks in a row each contain an f and a g, and this g also does an all-reduce in the backward "
+        "pass. By what factor is dx at the very beginning too large on 2 ranks? By what factor is it too large on 4 "
+        "ranks?",
+        answer={"factor_2": 4, "factor_4": 16},
+        why="Every rank already holds the full gradient when it reaches g. Adding up p equal copies makes the gradient "
+        "p times as large, and this happens once in each of the two networks. So dx is p · p times too large.",
         wrong={
-            "factor_2": "Both ranks hold the same dz, which is -4. What value does each rank hold after an all-reduce?",
-            "factor_4": "All four ranks hold the same dz. If an all-reduce adds four copies of dz, what do you get?",
+            (
+                "factor_2",
+                2,
+            ): "That's the factor after one g. What happens to this gradient when it reaches the other g?",
+            (
+                "factor_4",
+                4,
+            ): "That's the factor after one g. What happens to this gradient when it reaches the other g?",
+            "factor_2": "Both ranks hold the same gradient when it reaches g. How many times as large is the gradient "
+            "after an all-reduce? How many times does this happen on the way to x?",
+            "factor_4": "All four ranks hold the same gradient when it reaches g. How many times as large is the "
+            "gradient after an all-reduce? How many times does this happen on the way to x?",
         },
     ),
     "3.e": Prediction(

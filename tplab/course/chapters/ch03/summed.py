@@ -63,7 +63,7 @@ def expect(case: Layout, problem: list[Tensor], place: checks.Place) -> checks.E
     return checks.Expected({"out": right, "traffic": traffic}, {"out": mistakes})
 
 
-@checks.exercise("3.4", "The sum over all ranks, fixed")
+@checks.exercise("3.4", "Fix a sum")
 def repaired_sum(sum_over_ranks: Callable[[Tensor], Tensor]) -> checks.Verdict:
     checks.check_cases(
         "3.4", sum_over_ranks, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,

@@ -132,7 +132,7 @@ def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expecte
     return checks.Expected(right, mistakes)
 
 
-@checks.exercise("4.4", "The initial values of a weight, fixed")
+@checks.exercise("4.4", "Fix the initial values")
 def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "4.4", init, CASES, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,

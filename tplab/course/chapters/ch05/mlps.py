@@ -228,7 +228,7 @@ def parallel_mlp(mlp_class: Any) -> checks.Verdict:
     )
 
 
-@checks.exercise("5.4", "A gated MLP, fixed")
+@checks.exercise("5.4", "Fix a gated MLP")
 def parallel_swiglu(mlp_class: Any) -> checks.Verdict:
     check_mlp("5.4", mlp_class, GATED, GATED_QUESTIONS)
     return checks.Verdict(

@@ -145,7 +145,7 @@ def expect(case: Input, problem: Problem, place: checks.Place) -> checks.Expecte
     return checks.Expected(right, mistakes)
 
 
-@checks.exercise("11.3", "a backward pass that does not wait")
+@checks.exercise("11.3", "A backward pass that does not wait")
 def async_backward(function: Any) -> checks.Verdict:
     checks.check_cases(
         "11.3", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,

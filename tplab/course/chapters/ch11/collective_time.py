@@ -96,7 +96,7 @@ def lookalikes(rows: Mapping[str, tuple[float, dict[str, float]]]) -> dict[str, 
     }
 
 
-@exercise("11.1", "the time of a collective")
+@exercise("11.1", "The time of a collective")
 def collective_seconds(function: Callable[..., Any]) -> Verdict:
     for p in (8, 5, 3, 64, 2, 1):
         for bytes_are in ("some", "some", "none"):

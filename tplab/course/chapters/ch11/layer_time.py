@@ -158,7 +158,7 @@ def communication_times(
     }
 
 
-@exercise("11.2", "the time of a tensor-parallel layer")
+@exercise("11.2", "The time of a layer")
 def layer_seconds(function: Callable[..., Any]) -> Verdict:
     for p in (8, 4, 1, 2):
         for recompute, width in ((False, 2), (True, 4)):

@@ -116,7 +116,7 @@ def cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-@exercise("11.4", "the smallest layer worth p ranks")
+@exercise("11.4", "The smallest layer worth p ranks")
 def smallest_hidden(function: Callable[..., Any]) -> Verdict:
     for case in cases(fresh_generator()):
         with calling(case.note()):
