@@ -129,7 +129,7 @@ def cheapest_mlp(mlp_splits: Callable[[], Splits], sharded_mlp: Callable[..., An
         world_sizes=(2, 4, 1),
     )  # fmt: skip
     return checks.Verdict(
-        "Your MLP sends one message in the forward pass and one in the backward pass, and each message is as large as "
+        "Your MLP sends one message in the forward pass and one in the backward pass, and each message is the size of "
         "x. No other design needs fewer bytes."
     )
 
@@ -139,9 +139,9 @@ def only_traffic(differences: checks.Differences) -> bool:
 
 
 CRASH = (
-    "Next to each line of your code, write down the tensor shapes on one rank. If you split A by columns, a is [h, "
-    "m/p], and if you split A by rows, a is [h/p, m]. Likewise, b is [m, h/p] or [m/p, h]. Which two shapes in your "
-    "code don't match?"
+    "Next to each line of your code, write down the tensor shapes on one rank. If you split A by columns, the shard "
+    "`a` has the shape [h, m/p], and if you split A by rows, it has the shape [h/p, m]. Likewise, the shard `b` has "
+    "the shape [m, h/p] or [m/p, h]. Which two shapes in your code don't match?"
 )
 TOO_MUCH = checks.Question(
     only_traffic,
@@ -150,9 +150,9 @@ TOO_MUCH = checks.Question(
 )
 OTHER_SPLITS = checks.Question(
     only_traffic,
-    "Your MLP is correct, but your splits need far more traffic than necessary. If you split A by columns, each rank "
-    "has some columns of X A after the first matmul. If you split A by rows, each rank has only one term of a sum. "
-    "With which of these two splits can a rank apply GELU right away?",
+    "Your MLP is correct, but the way you split the weights causes far more traffic than necessary. If you split A by "
+    "columns, each rank has some columns of X A after the first matmul. If you split A by rows, each rank has only a "
+    "partial sum of X A. Which of these two splits lets a rank apply GELU right away?",
 )
 QUESTIONS = (
     checks.INPUTS_QUESTION,
@@ -167,12 +167,12 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("out", OWN_TERM),
-        "Every rank returns only its own term of the sum, but Y is the sum of the terms from all ranks. Which operator "
-        "computes this sum?",
+        "Each rank returns only its own partial sum, but Y is the total over all ranks. Which operator computes the "
+        "total?",
     ),
     checks.Question(
         checks.has_kind("out", OWN_COLUMNS, "part"),
-        "Every rank returns only its own columns of Y, but it should return all the columns. Which operator collects "
+        "Each rank returns only its own columns of Y, but it should return all of Y. Which operator collects "
         "the columns from all ranks?",
     ),
     checks.Question(
@@ -182,8 +182,8 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_kind("dx", OWN_DX)(d),
-        "The output is correct, but each rank's gradient of x is only one term of a sum. Which operator sums gradients "
-        "across ranks in the backward pass?",
+        "The output is correct, but each rank has only its own contribution to the gradient of x. Which operator sums "
+        "gradients across ranks in the backward pass?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_kind("dx", "partly zero", "part")(d),
@@ -198,6 +198,7 @@ QUESTIONS = (
     checks.Question(
         lambda d: "out" not in d.names and bool({"dx", "da", "db"} & d.names),
         "The output is correct, but one of the gradients isn't. Follow the gradient backward from Y. Before and after "
-        "each operator, does a rank have the full gradient, a slice of the gradient, or one term of a sum?",
+        "each operator, does each rank hold the full gradient, a slice of the gradient, or only a contribution to the "
+        "gradient?",
     ),
 )

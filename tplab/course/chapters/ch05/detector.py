@@ -120,7 +120,7 @@ def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
 
 EMPTY = (
     "A module may have no replicated parameters at all. In that case, nothing can drift, so the result should be 0.0. "
-    "Which line of your code doesn't work without any replicated parameters?"
+    "Which line of your code fails if there are no replicated parameters?"
 )
 
 
@@ -177,28 +177,25 @@ WHOSE_GROUP = (
     "collectives as well as the calls that look up a rank or a world size."
 )
 _NAN = (
-    "A NaN isn't equal to any number, not even to another NaN. Your code can lose a NaN in two places. If one rank "
-    "has a NaN and another rank has a number, an all-reduce with MAX or MIN may return the number. Within a rank, "
-    "what does Python's `max(0.0, float('nan'))` return?"
+    "A NaN isn't equal to any number, not even to another NaN. Your code can lose a NaN in two places. If one rank has "
+    "a NaN and another rank has a number, an all-reduce with MAX or MIN may return the number. And what does Python's "
+    "`max(0.0, float('nan'))` return?"
 )
 DETECTOR_ASKS = {
     "one element is NaN on rank 1": _NAN,
     "one element is NaN on every rank": _NAN,
     "only the shards differ": (
-        "Each rank's shard is a different part of the weight, so shards are supposed to differ. Shards are large, "
-        "too, so don't send them to other ranks. How can you tell that a parameter is a shard?"
+        "Each rank's shard is a different part of the weight, so shards are supposed to differ. Shards are also large, "
+        "so don't send them to other ranks. How can you tell whether a parameter is a shard?"
     ),
     "the sign": (
-        "The result has the wrong sign. A drift is a distance, so it can't be negative. Does your code subtract in the "
+        "The result has the wrong sign. Drift is a distance, so it can't be negative. Does your code subtract in the "
         "wrong order, or is it missing an absolute value?"
     ),
-    "type": (
-        "The result should be a plain float. If you have a tensor with one element, which method converts this tensor "
-        "to a Python number?"
-    ),
+    "type": ("The result should be a plain float. Which method converts a one-element tensor to a Python number?"),
     "not the same on every rank": (
-        "Every rank should return the same number. Otherwise, only some of the ranks would report the drift. What "
-        "information do the other ranks need to compute the same number?"
+        "Every rank should return the same number. Otherwise, only some of the ranks would report the drift. What do "
+        "the other ranks have to know to arrive at the same number?"
     ),
     "equal replicas": (
         "The replicas are equal here, so the drift should be 0.0. Which values does your code compare? What's the "
@@ -213,8 +210,9 @@ DETECTOR_ASKS = {
         "ranks does your code compare?"
     ),
     AGAIN: (
-        "Training code calls your detector again and again. Here, an earlier call saw the same module when a different "
-        "element differed by more. What does a call leave behind that the next call returns or adds to?"
+        "A training loop calls your detector over and over. Here, your detector has already been called for this "
+        "module, at a time when some other element had drifted further. Which variable of your code keeps its value "
+        "from one call to the next?"
     ),
     FROZEN: (
         "A parameter that isn't trained can still differ between ranks, for example because it was loaded incorrectly. "
@@ -225,7 +223,7 @@ DETECTOR_ASKS = {
         "converts the parameters to a different dtype?"
     ),
     CANCEL: (
-        "Here, one element is too large by exactly the amount by which another element is too small. Do positive and "
+        "Here, one element is too large, and another element is too small by exactly the same amount. Do positive and "
         "negative differences cancel in your code?"
     ),
     "the first parameter differs more than the second": (

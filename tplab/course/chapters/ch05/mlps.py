@@ -28,7 +28,7 @@ OTHER_GATE = "what comes out with a function other than SiLU"
 GELU_GATE = f"{OTHER_GATE} (GELU)"
 SWAPPED = "what comes out if gate and up are swapped"
 INTERLEAVED = "what comes out if every second column is the gate"
-PARTIAL = "this rank's own term of the sum, plus the bias"
+PARTIAL = "this rank's own partial sum, plus the bias"
 BIAS_P_TIMES = "the correct output with the final bias added p times"
 
 
@@ -242,12 +242,12 @@ WHOSE_GROUP = (
 )
 NO_BIAS_CRASH = (
     "This time, the MLP was built with `bias=False`. Which line of your code uses a bias that's None? If there's no "
-    "such line, two tensor shapes may not match."
+    "such line, check whether two of your tensor shapes don't match."
 )
 CRASH = (
-    "Next to each line of your code, write down the tensor shapes on one rank. The first layer takes [.., h], the "
-    "second layer takes [.., m/p], and the output is [.., h]. Does the first layer leave its output sharded? Does the "
-    "second layer expect a sharded input?"
+    "Next to each line of your code, write down the tensor shapes on one rank. The input of the first layer has the "
+    "shape [.., h], the input of the second layer has the shape [.., m/p], and the output has the shape [.., h]. Does "
+    "the first layer leave its output sharded? Does the second layer expect a sharded input?"
 )
 
 
@@ -265,7 +265,7 @@ COMMON_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("out", PARTIAL),
-        "Each rank returns only its own term of the sum. Which layer sums the terms from all ranks? Does your code "
+        "Each rank returns only its own partial sum. Which layer adds up the partial sums of all ranks? Does your code "
         "actually call that layer?",
     ),
     checks.Question(
@@ -278,7 +278,7 @@ COMMON_QUESTIONS = (
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", "no traffic")(d),
-        "Each rank has only its own term of dx, which means that f is missing. Which layer contains f? Does your code "
+        "Each rank has only its own contribution to dx, so f must be missing. Which layer contains f? Does your code "
         "bypass that layer's `forward`?",
     ),
     checks.Question(
@@ -302,13 +302,13 @@ PLAIN_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
         "`self.up` should map h features to m features, and `self.down` should map m features back to h features. Both "
-        "layers should split the m features. Which layer is column-parallel, and which layer is row-parallel? Does "
-        "each layer have a bias only if `bias` is True?",
+        "layers should split the m features. Which layer is column-parallel, and which is row-parallel? Does your MLP "
+        "create the biases if `bias` is True, and leave them out if `bias` is False?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
-        "`self.up` isn't split by columns, or it isn't a parallel layer at all. Which kind of layer leaves its output "
-        "sharded so that you can apply GELU right away?",
+        "Either `self.up` isn't split by columns, or it isn't a parallel layer at all. Which kind of layer leaves its "
+        "output sharded so that you can apply GELU right away?",
     ),
     checks.Question(
         checks.has_kind("out", TANH),
