@@ -29,7 +29,7 @@ from tplab.tensor import mappings, shard, unshard
 #
 # Let $x = 2$ and $a = (3, -5)$. In the forward pass, rank 0 computes $z_0 = 6$, and rank 1 computes $z_1 = -10$. An all-reduce adds these terms, so both ranks get $z = -4$ and the same loss, $L = 8$.
 #
-# In the backward pass, let $dt$ be short for $\partial L/\partial t$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, each term gets this gradient unchanged, so $dz_0 = dz_1 = -4$. Each rank can also compute the gradient of its own weight, $da_r = x\,dz_r = -8$. So far, everything is correct.
+# In the backward pass, let $dt$ be short for $\partial L/\partial t$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, this gradient reaches each term unchanged, so $dz_0 = dz_1 = -4$. Each rank can also compute the gradient of its own weight, $da_r = x\,dz_r = -8$. So far, everything is correct.
 #
 # **Predict.** Each rank only sees its own path through the network, so it computes $dx = a_r\, dz_r$. What value does each rank get for $dx$? What's the correct value of $dx$? (Here, $z = 3x - 5x = -2x$, so $L = z^2/2 = 2x^2$.)
 
@@ -59,7 +59,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 #
 # ## Four operators
 #
-# Between $x$ and $z$, each rank computes something different. We call such a part of a network a **region**. A slice is always a slice of the tensor's last dimension.
+# Between $x$ and $z$, each rank computes something different. We call such a part of a network a **region**. In this chapter, tensors are always sliced along their last dimension.
 #
 # | operator | each rank has | each rank needs |
 # |---|---|---|
@@ -68,12 +68,12 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # | **g**, out of a region | one term of a sum | the sum |
 # | **gather**, out of a region | its own slice | the full tensor |
 #
-# In our network, f takes $x$ into the region, and g computes $z$. But f returns the same tensor that it receives. So does f do anything at all?
+# In our network, f takes $x$ into the region, and g computes $z$. Notice that f returns exactly the tensor it receives. So does f do anything at all?
 
 # %% [markdown] task="3.1" title="A table of four operators" difficulty=3 minutes=12
 # What does each operator have to do in the forward pass and in the backward pass? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks, side by side), and `"my slice"`.
 #
-# There's only *one* loss, even though every rank computes it (from the same full output). The check builds small networks with your operators and compares all gradients with those of a single process.
+# All ranks compute the loss from the same full output, but it still counts as *one* loss. The check builds small networks with your operators and compares all gradients with those of a single process.
 
 
 # %% exercise="3.1"
@@ -231,7 +231,7 @@ check("3.2", CopyToRegion)
 #
 # The operators scatter and gather work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If a size can't be divided evenly, `shard` raises an error for you.
 #
-# On a single rank, none of the three has anything to do. There, an operator may return its input, or a copy of it.
+# On a single rank, none of the three has anything to do. In that case, each operator may return its input or a copy of its input.
 
 
 # %% exercise="3.3"
@@ -323,13 +323,13 @@ results = launch(sum_with_operators, 2, args=(x, a))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "dx"])
 
 # %% [markdown]
-# Now $dx$ is 8 on both ranks. The timeline shows when each rank computed and when it was in an all-reduce. There's one all-reduce in the forward pass and one in the backward pass.
+# Now $dx$ is 8 on both ranks. The timeline shows when each rank was computing and when it was in an all-reduce. There's one all-reduce in the forward pass and one in the backward pass.
 
 # %%
 viz.timeline(results)
 
 # %% [markdown]
-# How could you test such an operator if you didn't have our checks? Finite differences wouldn't help, because they only look at the forward pass, and f does nothing there. But each operator is a linear map $M$, and its backward pass should be the transpose of this map. If that's true, the following equation holds for all $x$ and $dy$:
+# How could you test an operator like f if you didn't have our checks? Finite differences wouldn't help, because they only look at the forward pass, and f does nothing there. But each operator is a linear map $M$, and its backward pass should be the transpose of this map. If that's true, the following equation holds for all $x$ and $dy$:
 #
 # $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
@@ -573,7 +573,7 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# In one direction, each operator needs one collective on the full `[b, s, h]` tensor. In the other direction, the operator doesn't send anything. Does that mean they all cost the same? No. The ring all-reduce from chapter 01 is a reduce-scatter followed by an all-gather, so it takes about twice as long as an all-gather with a message of the same size.
+# In one direction, each operator needs one collective on the full `[b, s, h]` tensor. In the other direction, it doesn't send anything. Does that mean all four operators take the same time? No. The ring all-reduce from chapter 01 is a reduce-scatter followed by an all-gather, so it takes about twice as long as an all-gather with a message of the same size.
 #
 # ## In the wild
 #
@@ -618,4 +618,4 @@ from tplab.course import library
 library(3)
 
 # %% [markdown]
-# Now you can put f, a column split, a row split and g together. But a real layer also has a bias. If `p` ranks each hold one term of a sum, which rank should add the bias?
+# You can now get tensors into a region and out of it again. In chapter 04, you'll write the layers that do the work inside. A real layer also has a bias, though. If each of `p` ranks holds one term of a sum, which rank should add the bias?

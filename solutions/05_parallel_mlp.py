@@ -323,7 +323,7 @@ viz.table(
 #
 # With `op=dist.ReduceOp.MAX` or `MIN`, `dist.all_reduce` computes the maximum or minimum across ranks instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even itself. What's the maximum of a zero and a NaN?
 #
-# Let's ask for this maximum in a few different ways. In the first two, every rank has a tensor of twelve zeros, but on rank 1, we replace a single zero with a NaN. First it's the first of the twelve elements, and then it's the last.
+# Let's ask for this maximum in a few different ways. We begin with two all-reduces of twelve zeros. In each of them, one of rank 1's zeros is replaced with a NaN. In the first all-reduce, that's the first of the twelve elements, and in the second all-reduce, it's the last one.
 
 
 # %%
@@ -372,7 +372,7 @@ def replica_drift(module, group=None):
 # %% [markdown] hints="5.3"
 # 1. Each element has `p` values, one per rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
 # 2. For each parameter without `tensor_parallel`, all-reduce one detached copy with `MAX` and a second copy with `MIN`, and take `(largest - smallest).max().item()`. At the end, return the largest of these differences. What value could you put in place of each NaN in these copies?
-# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. Suppose an element is NaN on only some of the ranks. Then its `largest` is infinite and its `smallest` is a number, so their difference is `inf`. If the element is NaN on every rank, both of them are infinite, and their difference is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
+# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. Suppose an element is NaN on only some of the ranks. Then its `largest` is infinite and its `smallest` is a number, so their difference is `inf`. If the element is NaN on every rank, its `largest` and its `smallest` are both infinite, and their difference is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
 
 # %% check="5.3"
 check("5.3", replica_drift)
@@ -466,15 +466,15 @@ viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], 
 # The broken MLP runs on any number of ranks, and it even *trains*. But the very first loss already depends on `p`, and a checkpoint saved on two ranks is useless on a single rank.
 
 # %% [markdown]
-# What goes wrong? Suppose the broken version runs on two ranks with $m = 8$. The fused weight has 16 rows. Rows 0 to 7 are the gate, and rows 8 to 15 are the up projection. In `forward`, every row of the gate should be multiplied by its own row of the up projection: row 0 by row 8, row 1 by row 9, and so on.
+# What goes wrong? Suppose the broken version runs on two ranks with $m = 8$. The fused weight has 16 rows. Rows 0 to 7 are the gate, and rows 8 to 15 are the up projection. Each row of the weight computes one feature. In `forward`, the feature from row 0 should be multiplied by the feature from row 8, the feature from row 1 by the feature from row 9, and so on.
 #
-# **Predict.** Which row does row 0 actually get multiplied by on rank 0? On rank 1, which row does row 8 get multiplied by?
+# **Predict.** On rank 0, the feature from row 0 actually gets multiplied by the feature from a different row. Which row is it? On rank 1, which row computes the feature that gets multiplied by the feature from row 8?
 
 # %% predict="5.c"
 predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=2 minutes=8
-# Fix the broken version, so that every row of the gate meets its own row of the up projection on any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
+# Fix the broken version, so that the correct features get multiplied by each other on any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
 
 
 # %% exercise="5.4"
@@ -523,7 +523,7 @@ viz.table(
 )
 
 # %% [markdown]
-# With your fix, it no longer matters how many ranks there are. The broken version simply learned to live with its mismatched rows, because nothing during training told it which rows belong together.
+# With your fix, it no longer matters how many ranks there are. The broken version simply learned to live with its mismatched features, because nothing during training told it which features belong together.
 
 # %%
 symptoms(5)

@@ -195,7 +195,7 @@ _ASKED_ABOUT = {  # words in a report: the question
     "can't be divided over": _CUT,
     "modified by an inplace operation": (
         "In this case, x is the output of exp, which autograd saved to compute the derivative of exp. Which line of "
-        "your code writes into x? Restoring the old values doesn't help, because that's a second write."
+        "your code writes into x? Restoring the old values doesn't help, because that writes into x a second time."
     ),
     "contiguous": (
         "Collectives need contiguous tensors. Is the tensor you pass to the collective always contiguous? Gradients "
@@ -260,7 +260,7 @@ ZERO_OUT = checks.Question(
     "The output has the right shape, but it's all zeros. Which line should fill in the values?",
 )
 ONLY_ROOT = (
-    "Rank 0 is right and the others aren't. Did you use a collective that gives its result to just one rank? Which "
+    "Only rank 0 has the correct result. Did you use a collective that gives its result to just one rank? Which "
     "collective gives the sum to every rank?"
 )
 OWN_X = "this rank's own x"

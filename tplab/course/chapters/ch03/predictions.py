@@ -30,7 +30,10 @@ PREDICTIONS = {
             ("contiguous", 1): "What does `.contiguous()` return for a tensor that's already contiguous?",
             "contiguous": "The all-reduce writes the sum 1 + 2 into the tensor that `.contiguous()` returned. Is that "
             "tensor a copy of x, or is it x itself?",
-            ("transposed", 3): "The sum went into the copy that `.contiguous()` made. Which tensor is returned?",
+            (
+                "transposed",
+                3,
+            ): "The sum went into the copy that `.contiguous()` made. Which tensor does the helper return?",
             "transposed": "For a transposed matrix, `.contiguous()` makes a copy. What values does x itself still "
             "contain?",
             ("own_afterwards", 1): "The all-reduce overwrote what `.contiguous()` returned. Was that a copy of x?",

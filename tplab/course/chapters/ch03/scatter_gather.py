@@ -79,12 +79,12 @@ SCATTER_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.kind("dx") in (STACKED, "order") or "order" in d.kinds(),
-        "x was sliced along the last dimension, in rank order. Do you concatenate the slices of the gradient along "
-        "that dimension and in rank order?",
+        "In the forward pass, scatter slices x along the last dimension, in rank order. Does your backward pass "
+        "concatenate the slices of the gradient along the same dimension and in the same order?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of x was used once, by one rank. Should the gradient of a column depend on the number of ranks?",
+        "Each column of x is used by a single rank. Should the gradient of a column depend on the number of ranks?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),

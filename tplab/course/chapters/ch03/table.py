@@ -62,7 +62,7 @@ class Problem(NamedTuple):
 def network(name: str, x: Tensor, a: Tensor, b: Tensor, op: Callable[[str, Tensor], Tensor]) -> Tensor:
     """Run the network that operator `name` is tried in, with this rank's shards of the weights.
 
-    f, g:    the two layers of the chapter     gather: one layer, split by columns
+    f, g:    two layers                        gather: one layer, split by columns
     scatter: one layer, split by rows          (b isn't used where there's one layer)
     """
     if name in ("f", "g"):

@@ -20,6 +20,7 @@ CANCEL_IN_COLUMN = "the differences cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
 AGAIN = "the same module was measured before, when another element differed"
 FINE = "one element differs in its ninth digit"
+LONG = "the difference has more digits than a float32 holds"
 
 
 class Part(nn.Module):
@@ -49,6 +50,7 @@ SCENES: dict[str, Offsets] = {
     "inside a module": {"inner.second": (0, 0, 0, 4)},
     FROZEN: {"second": (0, 0.5, 0, 0)},
     FINE: {"first": (0, 0, 2.0**-24, 0)},
+    LONG: {"second": (0, 2.0**10 + 2.0**-20, 0, 0)},
     "the parameters are float32, and one element differs": {"second": (0, 0, 0.5, 0)},
     "the parameters are bfloat16, and one element differs": {"second": (0, 0, 0.5, 0)},
     AGAIN: {"second": (0, 0, 0.25, 0)},
@@ -221,6 +223,11 @@ DETECTOR_ASKS = {
     FINE: (
         "The parameters are float64, and their values are so close that they would be equal in float32. Which line "
         "converts the parameters to a different dtype?"
+    ),
+    LONG: (
+        "The parameters are float64, so their drift is a float64, too, but your result was rounded to float32. Which "
+        "line makes a tensor without saying its dtype? Note that `torch.tensor` turns Python floats into a float32 "
+        "tensor."
     ),
     CANCEL: (
         "Here, one element is too large, and another element is too small by exactly the same amount. Do positive and "

@@ -71,24 +71,27 @@ PREDICTIONS = {
     ),
     "5.c": Prediction(
         question="On two ranks, the fused weight with rows 0 to 15 is split as one block of 16 rows, although it "
-        "consists of two blocks of 8 rows. Which row does row 0 get multiplied by on rank 0? On rank 1, which row does "
-        "row 8 get multiplied by?",
+        "consists of two blocks of 8 rows. On rank 0, which row computes the feature that gets multiplied by the "
+        "feature from row 0? On rank 1, which row computes the feature that gets multiplied by the feature from row 8?",
         answer={"row_0_meets": 4, "row_8_meets": 12},
-        why="Rank 0 gets rows 0 to 7, which make up the entire gate, and `chunk(2)` cuts these eight rows in half. So "
-        "row 0, the first row of the first half, is multiplied by row 4, the first row of the second half. In the same "
-        "way, rank 1 gets rows 8 to 15, which make up the entire up projection, and multiplies row 8 by row 12. With a "
-        "single rank, every row meets the correct partner. The bug gave itself away because the results depended on "
-        "the number of ranks.",
+        why="Rank 0 gets rows 0 to 7, which make up the entire gate, and `chunk(2)` cuts the features from these eight "
+        "rows in half. So the feature from row 0, the first one of the first half, is multiplied by the feature from "
+        "row 4, the first one of the second half. In the same way, rank 1 gets rows 8 to 15, which make up the entire "
+        "up projection, and it multiplies the feature from row 8 by the feature from row 12. With a single rank, all "
+        "the features are paired correctly. The bug gave itself away because the results depended on the number of "
+        "ranks.",
         wrong={
-            ("row_0_meets", 8): "Row 0 should be multiplied by row 8, but rank 0 has only rows 0 to 7.",
+            ("row_0_meets", 8): "The feature from row 0 should be multiplied by the feature from row 8, but rank 0 has "
+            "only rows 0 to 7.",
             "row_0_meets": (
-                "Rank 0 has rows 0 to 7, and `chunk(2)` cuts the output into a first half and a second half. Which row "
-                "does the second half start with?"
+                "Rank 0 has rows 0 to 7, and `chunk(2)` cuts the features from these rows in half. Which row computes "
+                "the first feature of the second half?"
             ),
-            ("row_8_meets", 0): "Row 8 should be multiplied by row 0, but rank 1 has only rows 8 to 15.",
+            ("row_8_meets", 0): "The feature from row 8 should be multiplied by the feature from row 0, but rank 1 has "
+            "only rows 8 to 15.",
             "row_8_meets": (
-                "Rank 1 has rows 8 to 15, and `chunk(2)` cuts the output into a first half and a second half. Which "
-                "row does the second half start with?"
+                "Rank 1 has rows 8 to 15, and `chunk(2)` cuts the features from these rows in half. Which row computes "
+                "the first feature of the second half?"
             ),
         },
     ),
