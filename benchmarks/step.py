@@ -1,11 +1,12 @@
 """A training step of the capstone's laptop preset beside other libraries, all in one run, in turns.
 
-    python -m benchmarks.step [--rounds 30] [--steps 3] [--nanogpt FOLDER] [--small]
+    python -m benchmarks.step [--rounds 30] [--steps 3] [--nanogpt FOLDER] [--compile] [--small]
 
 Every way trains the same GPT in float32 from the same weights on the same tokens: forward, backward, clipping to norm
 1, AdamW (fused). Two ranks with one thread each share the model, or one process computes it with one or two threads
 while the other rank waits. In every round, each way does a few steps, in an order drawn anew, so that a busy moment
-meets them all. Before anything is timed, the losses of the first steps are compared with those of plain PyTorch.
+meets them all. Before anything is timed, the losses of the first steps are compared with those of plain PyTorch. With
+`--compile`, torch.compile compiles every transformer layer, as the capstone's `compile=True` does.
 
 The ratio is the median over rounds of (tokens per second of this way / of the first way in the same round), with its
 quartiles. nanoGPT isn't on PyPI: `--nanogpt` is a folder with its model.py (github.com/karpathy/nanoGPT). Megatron-Core
@@ -18,7 +19,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from tplab.capstone.model.plain_gpt import PlainGPT
 from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
+from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.optimizer import adamw_options
 from tplab.capstone.training.ranks import Ranks
 from tplab.capstone.training.step import Step
@@ -48,7 +50,10 @@ Batch = tuple[Tensor, Tensor]  # ids and targets [b, s]
 
 @dataclass(frozen=True)
 class Problem:
-    """What all ways train: the settings, the full initial weights, and a batch of ids and targets [b, s]."""
+    """What all ways train: the settings, the full initial weights, and a batch of ids and targets [b, s].
+
+    With settings.compile, each way compiles its transformer layers.
+    """
 
     settings: Settings
     weights: dict[str, Tensor]
@@ -93,7 +98,10 @@ def tplab_alone(problem: Problem, threads: int) -> Way:
 def _of_tplab(settings: Settings, grid: DeviceMesh, threads: int) -> Way:
     rank = dist.get_rank(grid.get_group("tp"))
     ranks = Ranks(rank, settings.tp, Place(dp=0, pp=0, tp=rank), grid, torch.device("cpu"))
-    trainer, number = Step(build_model(settings, settings.model, mesh=grid, device="cpu"), settings, ranks), [0]
+    model, number = build_model(settings, settings.model, mesh=grid, device="cpu"), [0]
+    if settings.compile:
+        compile_layers(model)
+    trainer = Step(model, settings, ranks)
 
     def step(batch: Batch) -> float:
         number[0] += 1
@@ -109,7 +117,7 @@ def torch_dtensor(problem: Problem) -> Way:
 def plain_alone(problem: Problem, threads: int) -> Way:
     model = PlainGPT(problem.settings.model)
     model.load_state_dict(problem.weights)
-    return Way(_trainer(model, model, problem.settings, _clip_alone), threads)
+    return Way(_trainer(model, model, problem.settings, _clip_alone, model.layers), threads)
 
 
 def nanogpt_alone(problem: Problem, threads: int) -> Way:
@@ -135,7 +143,8 @@ def nanogpt_alone(problem: Problem, threads: int) -> Way:
         "attention.out": "attn.c_proj", "mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
     }  # fmt: skip
     _load(model, problem.weights, names, lambda _, full: full)
-    return Way(_trainer(model, lambda ids, targets: model(ids, targets)[1], settings, _clip_alone), threads)
+    step = _trainer(model, lambda ids, targets: model(ids, targets)[1], settings, _clip_alone, model.transformer.h)
+    return Way(step, threads)
 
 
 def megatron_core(problem: Problem) -> Way:
@@ -177,7 +186,7 @@ def megatron_core(problem: Problem) -> Way:
     def loss(ids: Tensor, targets: Tensor) -> Tensor:
         return model(ids, places.expand_as(ids), None, labels=targets).mean()
 
-    return Way(_trainer(model, loss, settings, _clip_shards))
+    return Way(_trainer(model, loss, settings, _clip_shards, model.decoder.layers))
 
 
 def _nothing(batch: Batch) -> float:
@@ -201,9 +210,15 @@ def _load(
 
 
 def _trainer(
-    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], settings: Settings, clip: Callable[..., None]
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    settings: Settings,
+    clip: Callable[..., None],
+    layers: Iterable[nn.Module],
 ) -> Callable[[Batch], float]:
     """Return a plain training step, with the optimizer that `Step` has."""
+    for layer in layers if settings.compile else ():
+        layer.compile()
     options = adamw_options(model, settings)
     optimizer = torch.optim.AdamW(options.pop("parameters"), **options)
 
@@ -261,7 +276,7 @@ def measure(
             ways[name] = make(problem)
         except ImportError as error:
             missing[name] = str(error)
-    reference = plain_alone(problem, 1)
+    reference = plain_alone(replace(problem, settings=replace(problem.settings, compile=False)), 1)
     right = torch.tensor([reference.step(problem.batch) for _ in range(COMPARED)])
     for name, way in ways.items():
         if way.takes_part:
@@ -308,16 +323,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=3, help="of each way per round")
     parser.add_argument("--nanogpt", default="", metavar="FOLDER", help="where nanoGPT's model.py is")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try it out")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("quartiles need at least 2 rounds")
     chosen = {name: way for name, way in WAYS.items() if not options.ways or name.startswith(tuple(options.ways))}
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    settings = replace(PRESETS["laptop"], warmup_steps=0, **SMALL if options.small else {})
+    settings = replace(PRESETS["laptop"], warmup_steps=0, compile=options.compile, **SMALL if options.small else {})
     arguments = (Problem.of(settings, options.nanogpt), chosen, options.rounds, options.steps)
     results = [tuple(one) for one in launch(measure, RANKS, args=arguments, backend="gloo", timeout=None)]
-    print(f"\nfloat32, {options.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    how = "float32, compiled" if options.compile else "float32"
+    print(f"\n{how}, {options.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print(table(settings, results))
 
 

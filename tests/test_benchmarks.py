@@ -139,8 +139,8 @@ def test_every_layer_has_ours_first_and_the_peers():
         assert any(name.startswith("torch DTensor") for name in module.WAYS)
 
 
-def tiny_steps(ways):
-    settings = replace(step.PRESETS["laptop"], warmup_steps=0, **step.SMALL)
+def tiny_steps(ways, **changes):
+    settings = replace(step.PRESETS["laptop"], warmup_steps=0, **step.SMALL | changes)
     results = launch(step.measure, 2, args=(step.Problem.of(settings), ways, 2, 1), backend="gloo")
     return settings, [tuple(found) for found in results]
 
@@ -152,6 +152,13 @@ def test_every_trainer_has_the_losses_of_plain_pytorch():
         assert set(missing) <= {"Megatron-Core, tp = 2", "nanoGPT, 1 thread", "nanoGPT, 2 threads"}
         assert all(len(times) == 2 for times in seconds.values())
     assert step.table(settings, results).count("\n") == len(step.WAYS) + 1
+
+
+def test_compiled_trainers_have_the_same_losses():
+    ways = {name: step.WAYS[name] for name in ("tplab, tp = 2", "plain PyTorch, 1 thread")}
+    for seconds, missing in tiny_steps(ways, compile=True, num_layers=1)[1]:
+        assert set(seconds) == set(ways)
+        assert not missing
 
 
 def with_another_learning_rate(problem):
