@@ -20,7 +20,7 @@ CANCEL_IN_COLUMN = "the differences cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
 AGAIN = "the same module was measured before, when another element differed"
 FINE = "one element differs in its ninth digit"
-LONG = "the difference has more digits than a float32 holds"
+LONG = "one element differs by a number with many digits"
 
 
 class Part(nn.Module):
