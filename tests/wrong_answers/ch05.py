@@ -62,7 +62,7 @@ GATHER_Y = "return gather_from_region(z @ b)\n"
 
 DESIGN = [
     ("nothing is sent", design("return F.gelu(x @ a) @ b"), "Which operator computes the total"),
-    ("f is missing", design(G_LAST), "Which operator sums gradients across ranks in the backward pass"),
+    ("so f must be missing", design(G_LAST), "Which operator sums gradients across ranks in the backward pass"),
     ("g is missing", design(F_FIRST + "return F.gelu(x @ a) @ b"), "Which operator computes the total"),
     ("f and g change places", design("x = reduce_from_region(x)\nreturn copy_to_region(F.gelu(x @ a) @ b)"), "or one term of a sum? Which"),
     ("g after the GELU of terms", design("z = F.gelu(scatter_to_region(x) @ a)\nz = reduce_from_region(z)\nz = copy_to_region(z)\n" + GATHER_Y, '"row", "column"'), "the GELU of a sum isn't the sum of the GELUs"),
@@ -112,7 +112,7 @@ MLP = [
     ("activation twice", mlp("return self.down(F.gelu(F.gelu(self.up(x))))"), "with no other operations before or after"),
     ("f once more in front", mlp("return self.down(F.gelu(self.up(copy_to_region(x, self.group))))"), "Which line of your code sums dx a second time"),
     ("g once more behind", mlp("return reduce_from_region(self.down(F.gelu(self.up(x))), self.group)"), "Y = GELU(X A + a) B + c"),
-    ("goes round the column layer: f is missing", mlp("return self.down(F.gelu(F.linear(x, self.up.weight, self.up.bias)))"), "f is missing"),
+    ("goes round the column layer: f is missing", mlp("return self.down(F.gelu(F.linear(x, self.up.weight, self.up.bias)))"), "so f must be missing"),
     ("goes round the row layer: g is missing", mlp("return F.linear(F.gelu(self.up(x)), self.down.weight, self.down.bias)"), "Each rank returns only its own partial sum"),
     ("goes round the row layer: the bias on every rank", mlp("return reduce_from_region(F.linear(F.gelu(self.up(x)), self.down.weight, self.down.bias), self.group)"), "The output includes the final bias p times"),
     ("sums before the activation, to be safe", mlp("inner = self.up(x)\ninner = scatter_to_region(gather_from_region(inner, self.group), self.group)\nreturn self.down(F.gelu(inner))"), "gathers, scatters, or sums a tensor unnecessarily"),
@@ -149,7 +149,7 @@ SWIGLU = [
     ("the width is not doubled", swiglu(init=swap(SWIGLU_INIT, "2 * ffn_hidden_size", "ffn_hidden_size")), "`self.up` that maps h features to 2m"),
     ("gathers [gate; up] and takes this rank's part of the product", swiglu("gate, value = self.up(x).chunk(2, dim=-1)\nreturn self.down(F.silu(gate) * value)", swap(SWIGLU_INIT, "stride=2, ", "stride=2, gather_output=True, ").replace("hidden_size, **options)\n", "hidden_size, input_is_parallel=False, **options)\n")), "gathers, scatters, or sums a tensor unnecessarily"),
     ("f once for the gate and once for up", swiglu("gate = self.up(x).chunk(2, dim=-1)[0]\nvalue = self.up(x).chunk(2, dim=-1)[1]\nreturn self.down(F.silu(gate) * value)"), "One all-reduce in each pass is enough"),
-    ("goes round the column layer: f is missing", swiglu("gate, value = F.linear(x, self.up.weight, self.up.bias).chunk(2, -1)\nreturn self.down(F.silu(gate) * value)"), "f is missing"),
+    ("goes round the column layer: f is missing", swiglu("gate, value = F.linear(x, self.up.weight, self.up.bias).chunk(2, -1)\nreturn self.down(F.silu(gate) * value)"), "so f must be missing"),
     ("goes round the row layer: the bias on every rank", swiglu("gate, value = self.up(x).chunk(2, -1)\nreturn reduce_from_region(F.linear(F.silu(gate) * value, self.down.weight, self.down.bias), self.group)"), "The output includes the final bias p times"),
     ("the gate is detached", swiglu(swap(SWIGLU_FORWARD, "F.silu(gate)", "F.silu(gate).detach()")), "Which part of your forward pass is invisible to autograd"),
     ("returns zeros", swiglu("return torch.zeros_like(x)"), "rank 0 all zeros"),

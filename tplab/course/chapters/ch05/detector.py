@@ -50,7 +50,7 @@ SCENES: dict[str, Offsets] = {
     "inside a module": {"inner.second": (0, 0, 0, 4)},
     FROZEN: {"second": (0, 0.5, 0, 0)},
     FINE: {"first": (0, 0, 2.0**-24, 0)},
-    LONG: {"second": (0, 2.0**10 + 2.0**-20, 0, 0)},
+    LONG: {"second": (0, 0, 2.0**10 + 2.0**-20, 0)},
     "the parameters are float32, and one element differs": {"second": (0, 0, 0.5, 0)},
     "the parameters are bfloat16, and one element differs": {"second": (0, 0, 0.5, 0)},
     AGAIN: {"second": (0, 0, 0.25, 0)},
