@@ -182,7 +182,7 @@ WRONG_MESSAGE: list[Changed] = [
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
-    ("5.3", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
+    ("5.3", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "Drift is a distance"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
@@ -249,10 +249,10 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 HELD_TOO_LONG: list[Changed] = [
     ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do all calls share the same dict"),
     ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], "x, used twice"),
-    ("3.3", [("        mine = grad_output.contiguous()", "        ScatterToRegion.width = grad_output.shape[-1]\n        mine = grad_output.contiguous()"), ("return ScatterToRegion.forward(ctx, grad_output)", "width = ScatterToRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "What does a call leave behind"),
-    ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")], "What does a call leave behind"),
+    ("3.3", [("        mine = grad_output.contiguous()", "        ScatterToRegion.width = grad_output.shape[-1]\n        mine = grad_output.contiguous()"), ("return ScatterToRegion.forward(ctx, grad_output)", "width = ScatterToRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "keeps its value from one call to the next"),
+    ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")], "keeps its value from one call to the next"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
-    ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "What does a call leave behind"),
+    ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value from one call to the next"),
 ]  # fmt: skip
 
 CLASSES = (
@@ -267,7 +267,7 @@ CLASSES = (
     ("names float64 itself", NAMES_FLOAT64, "Which line chooses a dtype on its own"),
     ("only knows float32 and float64", NOT_BFLOAT16, "in bfloat16"),
     ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code should run on GPUs"),
-    ("leaves something behind for the next call", LEAVES_SOMETHING, "What does a call leave behind"),
+    ("leaves something behind for the next call", LEAVES_SOMETHING, "keeps its value from one call to the next"),
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),

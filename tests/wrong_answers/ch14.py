@@ -38,7 +38,7 @@ BUCKETS = [
     ("never set back", solution("14.1").rsplit("        self.arrived = [0]", 1)[0], "that `finish` must set back"),
     ("never waits", buckets(("            work.wait()\n", "")), "When is it safe to read the result"),
     ("the result stays in the flat tensor", buckets(("param.grad.copy_(part.view_as(param) / total.item())", "part.div_(total.item())")), "Which tensor did the all-reduce write into"),
-    ("a list that all objects share", buckets(("        self.running = []\n        for number", "        for number"), ("        self.running = []\n", "        self.running.clear()\n"), ("    def __init__", "    running = []\n\n    def __init__")), "What does a call leave behind"),
+    ("a list that all objects share", buckets(("        self.running = []\n        for number", "        for number"), ("        self.running = []\n", "        self.running.clear()\n"), ("    def __init__", "    running = []\n\n    def __init__")), "keeps its value from one call to the next"),
     ("put back in another order", buckets(("parts = flat.split([param.numel() for param in bucket])", "bucket = bucket[::-1]\n            parts = flat.split([param.numel() for param in bucket])")), "In which order did you put them in"),
     ("the default group", buckets(("dist.all_reduce(flat, group=self.group, async_op=True)", "dist.all_reduce(flat, async_op=True)")), "which all-reduce was not given `group`"),
     ("one rank adds up the tokens", buckets(("        dist.all_reduce(total, group=self.group)\n", "        if dist.get_rank(self.group) == 0:\n            dist.all_reduce(total, group=self.group)\n")), "Every rank must start the same all-reduces"),

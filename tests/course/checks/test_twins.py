@@ -139,7 +139,7 @@ def test_an_output_kept_from_an_earlier_call_is_wrong_between_two_other_calls():
     outputs.clear()
     failure = wrong(cached_by_shape)
     assert "p = 2, cached_by_shape of 3 numbers between two other calls: wrong" in failure.headline
-    assert "What does a call leave behind" in failure.question
+    assert "keeps its value from one call to the next" in failure.question
 
 
 def test_what_is_written_into_a_copy_is_missed_on_tensors_with_another_layout():

@@ -51,9 +51,9 @@ _QUESTIONS = {
     ),
     Twin.BETWEEN: (
         "Your code is correct if it's called once. This time, your code was also called with different values, both "
-        "before this call and between its forward and backward passes. What does a call leave behind that the next "
-        "call reads or overwrites? Look for something that you store on the class, in a global variable, or on the "
-        "layer. (Local variables and ctx belong to a single call.)"
+        "before this call and between its forward and backward passes. Which variable of your code keeps its value "
+        "from one call to the next? It may be on the class, on the layer, or global. (Local variables and ctx belong "
+        "to a single call.)"
     ),
     Twin.EVALUATION: (
         "Your code is correct in training. This time, nothing needs a gradient, as in evaluation or text generation. "
