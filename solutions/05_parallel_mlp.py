@@ -409,7 +409,7 @@ viz.curves(
 viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't show")
 
 # %% [markdown]
-# The first loss is correct to the last digit, because f does nothing in the forward pass. But from the first update on, each rank's embedding learns only from the gradient that flows through that rank's own columns of $A$. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector notices it after one step.
+# The first loss is correct to the last digit, because f does nothing in the forward pass. In the backward pass, however, each rank's embedding gets only the gradient that flows through that rank's own columns of $A$, so the first update is already wrong. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector notices it after one step.
 #
 # ## Fix it: a gated MLP
 #
@@ -464,8 +464,7 @@ viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], 
 
 # %% [markdown]
 # The broken MLP runs on any number of ranks, and it even *trains*. But the very first loss already depends on `p`, and a checkpoint saved on two ranks is useless on a single rank.
-
-# %% [markdown]
+#
 # What goes wrong? Suppose the broken version runs on two ranks with $m = 8$. The fused weight has 16 rows. Rows 0 to 7 are the gate, and rows 8 to 15 are the up projection. Each row of the weight computes one feature. In `forward`, the feature from row 0 should be multiplied by the feature from row 8, the feature from row 1 by the feature from row 9, and so on.
 #
 # **Predict.** On rank 0, the feature from row 0 actually gets multiplied by the feature from a different row. Which row is it? On rank 1, which row computes the feature that gets multiplied by the feature from row 8?
