@@ -145,7 +145,7 @@ def check_cases(
         return choose
 
     def instead(case: Any, failure: CheckFailed) -> str | None:
-        return twins.question(case.twin) if case.twin else ask_instead(failure)
+        return twins.question(case.twin, failure.report) if case.twin else ask_instead(failure)
 
     def by_group(case: Any) -> list[Question]:
         return [group_question(whose_group)] if case.groups and whose_group else []
@@ -165,7 +165,7 @@ def check_cases(
         for batch in filter(None, (here[:1], here[1:])):
             problems = [_problems(case, world_size, draw, generator) for case in batch]
             given = [
-                [layouts.packed(twins.given(case.twin, give(case, *problem))) for problem in rows]
+                [layouts.packed(twins.given(case.twin, give(case, *problem), problem[1].index)) for problem in rows]
                 for case, rows in zip(batch, problems, strict=True)
             ]
             runs = run_cases(

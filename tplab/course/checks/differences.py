@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tplab.course.checks.describe import describe, describe_sequence
 from tplab.course.checks.mistake_kinds import Context, missing_value, tensor_difference
-from tplab.course.checks.observation import Changed, Claim, NotRun
+from tplab.course.checks.observation import REQUIRES_GRAD, Changed, Claim, NotRun
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.feedback.verdict import names
 
@@ -39,7 +39,11 @@ def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | Non
     if isinstance(seen, Changed):
         if not seen:
             return None
-        return "changed", f"your code wrote into {names(seen)}, which the caller still needs"
+        flags = [name for name in seen if name.startswith(REQUIRES_GRAD)]
+        written = [name for name in seen if name not in flags]
+        if not written:
+            return "requires grad", f"your code changed {names(flags)}, which the caller still needs"
+        return "changed", f"your code wrote into {names(written)}, which the caller still needs"
     if isinstance(seen, Claim):
         return ("not so", f"not true: {seen}") if seen else None
     if isinstance(expected, Traffic):

@@ -25,12 +25,13 @@ from tplab.runtime import record
 Observed = dict[str, Any]
 
 GROUPS_LEFT = "later calls create no new process groups"
+REQUIRES_GRAD = "requires_grad of "
 
 _side_groups: dict[Any, Any] = {}  # cached per default group, because creating one takes ten milliseconds
 
 
 class Changed(tuple[str, ...]):
-    """The names of the caller's tensors that were overwritten. `verify` requires it to be empty in every check."""
+    """The names of the caller's tensors that were changed. `verify` requires it to be empty in every check."""
 
     __slots__ = ()
 
@@ -47,11 +48,12 @@ class Claim(str):
 
 
 class Snapshot:
-    """A copy of some tensors, lists and dictionaries, used to find out later whether anything has written into them.
+    """A copy of some tensors, lists and dictionaries, used to find out later whether anything has changed them.
 
     before = Snapshot(x=x, dy=dy, parts=parts)
     ...
-    before.changed()          # Changed(("x",)) if x was written to, Changed(("parts",)) if parts holds other objects
+    before.changed()          # Changed(("x",)) if x was written to, Changed(("parts",)) if parts holds other objects,
+                              # Changed(("requires_grad of x",)) if that is different now
     """
 
     def __init__(self, **values: Tensor | list[Any] | dict[Any, Any] | None) -> None:
@@ -59,13 +61,14 @@ class Snapshot:
         self.holders = {name: value for name, value in values.items() if isinstance(value, (list, dict))}
         self.held = {name: _identities(value) for name, value in self.holders.items()}
         self.before = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        self.required = {name: tensor.requires_grad for name, tensor in self.tensors.items()}
 
     def changed(self) -> Changed:
         now = self.tensors.items()
         written = [name for name, tensor in now if not _same(tensor.detach(), self.before[name])]
-        return Changed(
-            [*written, *(name for name, value in self.holders.items() if _identities(value) != self.held[name])]
-        )
+        written += [name for name, value in self.holders.items() if _identities(value) != self.held[name]]
+        flagged = [name for name, tensor in now if tensor.requires_grad != self.required[name]]
+        return Changed([*written, *(f"{REQUIRES_GRAD}{name}" for name in flagged)])
 
 
 def _identities(value: list[Any] | dict[Any, Any]) -> list[Any]:

@@ -80,6 +80,14 @@ _QUESTIONS = {
     ),
 }
 
+_LAYOUTS_MEET = "with strides"  # words in the report about ranks that call a collective with different tensors
+_LAYOUTS_QUESTION = (
+    "In this run, rank 0's tensors aren't contiguous, but those of rank 1 are. A collective sends the elements in the "
+    "order in which they're stored in memory, so it would combine elements that don't belong together. Which line "
+    "passes a tensor to a collective without making sure that it's contiguous? (`clone()` and `torch.empty_like` keep "
+    "the memory layout of the original unless you pass memory_format=torch.contiguous_format.)"
+)
+
 GROUPS_QUESTION = Question(
     lambda d: GROUPS_LEFT in d.names,
     "A process group exists until the program ends, and it takes up memory and connections. A training run may call "
@@ -103,8 +111,9 @@ def note(twin: Twin | None) -> str:
     return twin.value if twin else ""
 
 
-def question(twin: Twin) -> str:
-    return _QUESTIONS[twin]
+def question(twin: Twin, report: str = "") -> str:
+    """Return the question about a twin. The report is that of a run that failed."""
+    return _LAYOUTS_QUESTION if twin is Twin.STRIDED and _LAYOUTS_MEET in report else _QUESTIONS[twin]
 
 
 def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:
@@ -130,10 +139,14 @@ def rounded(twin: Twin | None, problem: Any) -> Any:
     return tree_map(lambda item: _rounded(item, dtype_of(twin)), problem)
 
 
-def given(twin: Twin | None, value: Any) -> Any:
-    """Return what a rank is given, with the dtype or the memory layout of the twin."""
+def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
+    """Return what the rank at this index is given, with the dtype or the memory layout of the twin.
+
+    Only ranks with an even index get another layout, because a collective may mix up elements if the ranks' tensors lie
+    in memory differently.
+    """
     if twin is Twin.STRIDED:
-        return layouts.spread_out(value)
+        return value if index % 2 else layouts.spread_out(value)
     return tree_map(lambda item: _cast(item, dtype_of(twin)), value)
 
 

@@ -116,6 +116,15 @@ BARRIER_QUESTION = Question(
     "your lines calls the barrier, and what would go wrong without it?",
 )
 
+REQUIRES_GRAD_QUESTION = Question(
+    lambda d: bool(d.names) and {d.kind(name) for name in d.names} == {"requires grad"},
+    "The values are correct, but your code changed the `requires_grad` flag of a tensor that belongs to the caller. "
+    "Autograd would now compute a gradient that the caller never asked for, and for integers, such as token ids, "
+    "setting the flag even raises an error. Which line calls requires_grad_() on a tensor that was passed to you?",
+)
+
+_FIRST = (BARRIER_QUESTION, REQUIRES_GRAD_QUESTION)
+
 # Asked unless the exercise's own question is about the same: one of these words is in it
 _ABOUT = {
     "dtype": (
@@ -232,7 +241,7 @@ def _explain(
     where = f"p = {p}" + (f", {note}" if note else "")
     on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
     wrong = {d.name for d in differences}
-    ask = next(question.ask for question in (BARRIER_QUESTION, *questions, *_GENERAL) if question.fits(differences))
+    ask = next(question.ask for question in (*_FIRST, *questions, *_GENERAL) if question.fits(differences))
     words, instead = _ABOUT.get(differences.aspect, ((), ask))
     how = " ".join(filter(None, ["wrong", differences.aspect]))
     return CheckFailed(
