@@ -9,10 +9,11 @@ A check consists of its cases and four functions. `check_cases` does the rest.
 
 The first case gets its own launch because that gives the clearest error message. The others share a second launch. On
 two ranks, the second launch also runs every case again as each of its twins (see `twins`): in float32 and bfloat16,
-between two other calls, under no_grad, and on tensors that aren't contiguous.
+between two other calls, under no_grad, on tensors that aren't contiguous, and a second time on the same inputs.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,6 +116,7 @@ def check_cases(
     tol: float = 1e-9,
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = (),
     values_on_cpu: bool = False,
+    layouts_differ: bool = False,
 ) -> None:
     """Run every case at each world size, and raise CheckFailed for the first case that is wrong.
 
@@ -128,6 +130,8 @@ def check_cases(
     tol:          as in `verify`
     values_on_cpu: whether `run` may return values on the CPU that it made or drew there
     without:      twins that make no sense for this exercise. May be a function of the case
+    layouts_differ: whether only every other rank's tensors are non-contiguous in that twin, for an exercise whose text
+                  says that a collective needs contiguous tensors
     """
     name = getattr(answer, "__name__", "the answer")
 
@@ -145,7 +149,8 @@ def check_cases(
         return choose
 
     def instead(case: Any, failure: CheckFailed) -> str | None:
-        return twins.question(case.twin, failure.report) if case.twin else ask_instead(failure)
+        report = failure.report if layouts_differ else ""
+        return twins.question(case.twin, report) if case.twin else ask_instead(failure)
 
     def by_group(case: Any) -> list[Question]:
         return [group_question(whose_group)] if case.groups and whose_group else []
@@ -165,7 +170,10 @@ def check_cases(
         for batch in filter(None, (here[:1], here[1:])):
             problems = [_problems(case, world_size, draw, generator) for case in batch]
             given = [
-                [layouts.packed(twins.given(case.twin, give(case, *problem), problem[1].index)) for problem in rows]
+                [
+                    layouts.packed(twins.given(case.twin, give(case, full, place), place.index if layouts_differ else 0))
+                    for full, place in rows
+                ]
                 for case, rows in zip(batch, problems, strict=True)
             ]
             runs = run_cases(
@@ -198,7 +206,9 @@ def _on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequenc
     seen = []
     for case, mine in zip(cases, data, strict=True):
         with twins.observed_as(case.twin), DefaultDevice() as watch:
-            observed = run(answer, case, layouts.unpacked(*mine[dist.get_rank()]), make_group(case.groups))
+            for _ in range(2 if case.twin is Twin.AGAIN else 1):  # on copies, because an answer may work in place
+                data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
+                observed = run(answer, case, data_of_rank, make_group(case.groups))
         returned = {} if values_on_cpu else observed
         seen.append(twins.observed(case.twin, observed) | watch.claims(returned))
     return seen

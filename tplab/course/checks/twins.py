@@ -1,4 +1,4 @@
-"""Twins of a case: in float32 or bfloat16, between two others, under no_grad, in eval mode, or not contiguous.
+"""Twins of a case: in float32 or bfloat16, between others, under no_grad, in eval mode, not contiguous, or repeated.
 
 An answer can be right in a case and wrong in its twin: it names a dtype instead of taking it from its input, it keeps
 something outside of the call, or it writes into a copy where it means to write into a tensor. `check_cases` makes the
@@ -33,6 +33,7 @@ class Twin(Enum):
     EVAL_MODE = "in eval mode, on the output of an earlier layer"
     STRIDED = "on tensors that aren't contiguous"
     BFLOAT16 = "in bfloat16"
+    AGAIN = "called again with the same arguments"
 
 
 _DTYPES: dict[Twin | None, torch.dtype] = {Twin.FLOAT32: torch.float32, Twin.BFLOAT16: torch.bfloat16}
@@ -77,6 +78,12 @@ _QUESTIONS = {
         "models are trained in. Which line only knows certain dtypes, or returns a different one than it was given? "
         "(If you compute in float32 on the way, convert the result back, for example with .to(x.dtype). And remember "
         "that NumPy has no bfloat16, and that bfloat16 can't represent every integer above 256.)"
+    ),
+    Twin.AGAIN: (
+        "Your code is correct if it's called once. This time, your code was called a second time with exactly the same "
+        "arguments, and the result should be the same as the first time. Which variable of your code keeps something "
+        "from the first call? It may be on the class or global, and it may be a random generator that has moved on "
+        "since the first call."
     ),
 }
 
@@ -142,8 +149,8 @@ def rounded(twin: Twin | None, problem: Any) -> Any:
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
     """Return what the rank at this index is given, with the dtype or the memory layout of the twin.
 
-    Only ranks with an even index get another layout, because a collective may mix up elements if the ranks' tensors lie
-    in memory differently.
+    A rank with an odd index keeps the layout it has, so a check can pass each rank's index to give the ranks tensors
+    with different layouts. A collective on such tensors would mix up their elements.
     """
     if twin is Twin.STRIDED:
         return value if index % 2 else layouts.spread_out(value)

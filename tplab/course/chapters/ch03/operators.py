@@ -183,6 +183,7 @@ def check_operator(
         number, answer, cases, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
         questions=questions, ask_instead=about_report,
         world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
+        layouts_differ=True,
     )  # fmt: skip
 
 

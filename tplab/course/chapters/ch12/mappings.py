@@ -199,6 +199,7 @@ def mappings(gather: Any, reduce_scatter: Any) -> checks.Verdict:
             "12.1", answer, CASES, draw=partial(draw, mapping), give=give, run=run, expect=partial(expect, mapping),
             questions=mapping.questions, ask_instead=about_report,
             world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
+            layouts_differ=True,
         )  # fmt: skip
     return checks.Verdict("Each is the other's backward. Together they send what one all-reduce sends.")
 
