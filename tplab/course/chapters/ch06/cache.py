@@ -117,11 +117,11 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
 
 def overflow(cache: Any, mine: Sequence[Tensor]) -> checks.Observed:
     """Append one token more than there is room for, which must raise ValueError and write nothing."""
-    before = (cache.keys.clone(), cache.values.clone(), cache.length)
+    before, length = checks.Snapshot(keys=cache.keys, values=cache.values), cache.length
     try:
         cache.append(*(t[:, :, :3] for t in mine))
     except ValueError:
-        kept = torch.equal(cache.keys, before[0]) and torch.equal(cache.values, before[1]) and cache.length == before[2]
+        kept = not before.changed() and cache.length == length
         said = {OVERFLOW: checks.Claim(""), UNTOUCHED: checks.Claim("" if kept else "the cache or its length changed")}
         return said | ({FULL: filled(cache, mine)} if kept else {})
     except Exception as error:
