@@ -389,7 +389,7 @@ viz.softmax(
 predict("8.d", divided_by=5, log_of=15, with_padding=16)
 
 # %% [markdown] task="8.5" title="The whole loss" difficulty=4 minutes=20
-# Put them together. `vocab_size` is the number of real ids; columns from there on are padding, on whichever ranks they lie. Any id may be the `ignore_index`. Raise `IndexError` for a target that is neither a real id nor `ignore_index`; also for one in a padded column.
+# Put them together. `vocab_size` is the number of real ids; columns from there on are padding, on whichever ranks they lie. The `ignore_index` may be any integer, and it doesn't have to be an id of the vocabulary. Raise `IndexError` for a target that is neither a real id nor `ignore_index`; also for one in a padded column.
 #
 # Use `VocabParallelCrossEntropy`. For the smoothing, `target_logit` and `reduce_from_region` are differentiable. Change neither the logits nor the targets of the caller.
 

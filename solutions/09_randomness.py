@@ -113,7 +113,7 @@ viz.table(rows, title="xavier_normal_ on the shards, one seed for all ranks")
 # %% [markdown] task="9.1" title="A shard drawn by its own rank" difficulty=2 minutes=10
 # Draw this rank's shard of a weight whose first values follow Xavier's rule, without anybody making the whole weight.
 #
-# - The numbers come from a generator with the seed `seed + rank`, where the rank is counted within `group`; float32, on the CPU.
+# - The numbers come from a generator with the seed `seed + rank`, where the rank is counted within `group`; float32, on the CPU. If you call `draw_shard` again with the same arguments, it returns the same numbers.
 # - The standard deviation is that of the *whole* weight.
 # - torch's current random state is left as it was, and nothing is sent.
 
@@ -254,7 +254,7 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 
 
 # %% [markdown] task="9.2" title="The seeds of the streams" difficulty=2 minutes=10
-# Return the seeds of this rank's three streams. Any scheme will do that keeps to the table above, and in which no two *different* streams have the same seed: not on any ranks, not of any copies, with up to 1000 ranks in a copy and up to 1000 copies, whatever the run's `seed` is, from 0 on.
+# Return the seeds of this rank's three streams. Any scheme will do that keeps to the table above, and in which no two *different* streams have the same seed: not on any ranks, not of any copies, with up to 1000 ranks in a copy and up to 1000 copies, whatever the run's `seed` is, from 0 on. That rules out seeds from a hash, because among a million of them, some have the same last 32 bits.
 
 
 # %% exercise="9.2"
@@ -317,7 +317,7 @@ print(f"{state.numel()} bytes; again the same numbers: {torch.equal(torch.rand(3
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=15
 # Use `get_state` and `set_state` from the setup cell. What torch draws from within a fork is this rank's generator on `device()`.
 #
-# - `add` makes a new state. What torch draws from its current state afterwards is what it would have drawn anyway. What it refuses leaves nothing behind.
+# - `add` makes a new state. What torch draws from its current state afterwards is what it would have drawn anyway. What it refuses leaves nothing behind. A seed stays taken even after its state has been used.
 # - `fork` can be left by an exception, which the caller sees. The state of the name has moved on then too, and the current state is back.
 # - Forks of different names may stand within each other.
 # - `state_dict` returns the states as they are now, for a checkpoint. Neither later draws nor later loads change what it returned. `load_state_dict` takes it, also in another tracker that has the same names.

@@ -186,7 +186,7 @@ viz.table(rows, title="a decoder layer that reads a memory of t = 8: its all-red
 #
 # - Both blocks are built with `skip_bias_add=True`: `self.attention(..)` and `self.mlp(..)` return two things, the output `[b, s, h]` behind g and the bias `[h]`, not yet added. Bias, dropout and residual are added together, since a GPU does the three in one go over the memory.
 # - `dropout(y, rate, self.training, sharded=False, rng=rng)` of `tplab.tensor.rng` (chapter 09, imported above) draws from the state `"replicated"` of the tracker `rng`; with `rng=None` from torch's current state.
-# - `self.attention` takes `cache=` and `rng=`. Hand on what you are given: its own dropout, of the probabilities, draws from `"sharded"`.
+# - `self.attention` takes `cache=` and `rng=`. Pass on what you are given, in train mode and in eval mode. Its own dropout, of the probabilities, draws from `"sharded"`.
 # - If `self.post`, the residual is what the norm returned, else what the norm was given.
 
 

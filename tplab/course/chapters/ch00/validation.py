@@ -1,6 +1,7 @@
 """The check for exercise 0.3: a validation loop that keeps no activations, repaired."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from tplab.memory.meter import MemoryMeter
 Batch = tuple[Tensor, Tensor]
 WIDTH, ROWS = 64, 32
 SPARE = 4096  # bytes that the results of the batches may take
+HELD = 3  # earlier batches that may still be in memory: the one before, and two for a loop that reads ahead
 
 
 class Model(nn.Module):
@@ -35,6 +37,15 @@ def batches(generator: torch.Generator, number: int) -> list[Batch]:
     return [(draw(), draw()) for _ in range(number)]
 
 
+def handed_over(data: list[Batch], held: list[int]) -> Iterator[Batch]:
+    """Yield the batches and keep none of them. Append to `held` how many of the earlier ones are still in memory."""
+    earlier = []
+    while data:
+        held.append(sum(batch() is not None for batch in earlier))
+        earlier.append(weakref.ref(data[0][0].untyped_storage()))
+        yield data.pop(0)
+
+
 def needed(model: Model, data: list[Batch]) -> int:
     """Return the peak of a loop that keeps nothing, in bytes above what is there before."""
     with MemoryMeter() as meter, torch.no_grad():
@@ -54,12 +65,13 @@ def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
             right = sum(model(*batch).item() for batch in data) / number
         before = [(p.requires_grad, p.grad, p.detach().clone()) for p in model.parameters()]
         model.train(number != 2)
-        least = needed(model, data)
+        least, held = needed(model, data), list[int]()
         with MemoryMeter() as meter, calling(call):
-            seen = average_loss(model, iter(data) if number == 7 else data)
+            seen = average_loss(model, handed_over(data, held) if number == 7 else data)
         _compare(call, number, seen, right)
         _is_as_before(call, model, before, number != 2)
         _keeps_nothing(call, number, meter, least)
+        _lets_batches_go(call, held)
     current().compared["the average loss"] = None
     current().compared["the memory"] = None
     if not torch.is_grad_enabled():
@@ -133,3 +145,14 @@ def _keeps_nothing(call: str, number: int, meter: MemoryMeter, least: int) -> No
             "be one?"
         )
     fail("0.3", f"{call} takes {extra:,} bytes more than it needs to.", ask)
+
+
+def _lets_batches_go(call: str, held: list[int]) -> None:
+    if max(held, default=0) > HELD:
+        fail(
+            "0.3",
+            f"{call} asked for the next batch while {max(held)} earlier batches were still in memory.",
+            "You keep no activations, but you keep the batches themselves. A validation set can be larger than your "
+            "memory, so `batches` may be a generator that loads one batch at a time. Which of your lines holds on to "
+            "all the batches, for example because it turns them into a list?",
+        )

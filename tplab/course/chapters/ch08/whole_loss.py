@@ -86,6 +86,7 @@ CASES = (
     Batch(ignored=5, hidden=True),
     Batch(sure=True),
     Batch(padding=2, ignored=4, ignore_index=1, smoothing=0.125),
+    Batch(padding=2, ignored=4, ignore_index=1000),
     Batch(padding=1, rank_of_padding=True, ignored=2, smoothing=0.5, shift=1e4),
     Batch(padding=2, ignored=3, smoothing=0.25, groups=checks.GROUPS),
 )
@@ -164,7 +165,7 @@ def lookalikes(case: Batch, sample: Sample, place: checks.Place, right: Tensor) 
         as_zero = target.masked_fill(~counted, 0).flatten()
         every = F.cross_entropy(real.flatten(0, -2), as_zero, label_smoothing=epsilon)
         alike |= {ALL_TOKENS: right * count / n, NOT_IGNORED: every, IGNORED_COUNT: every * n / count}
-        if case.ignore_index >= 0:
+        if 0 <= case.ignore_index < k:
             alike |= {ONLY_MINUS_100: loss(case, sample, real, ignore_index=-100)}
     if logits.shape[-1] > k:
         zeros = logits.clone()
@@ -193,7 +194,8 @@ def lookalikes(case: Batch, sample: Sample, place: checks.Place, right: Tensor) 
 
 CRASH = (
     "Which of the steps fails: padded columns to -inf, a target that can be looked up for ignored tokens, the loss of "
-    "each token, smoothing, the mean? ignore_index may be any id, and may be negative."
+    "each token, smoothing, the mean? ignore_index may be any integer, even a negative one or one that's larger than "
+    "every id."
 )
 WHOSE_GROUP = "Which collective, or which call for a rank or a size, was not given `group`?"
 

@@ -17,6 +17,8 @@ from tplab.course import checks
 STREAMS = ("init", "replicated", "sharded")
 COPIES = 3
 MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # (ranks, copies), checked without a launch
+# Random seeds of 32 bits collide here with a probability of 1 - exp(-n**2 / 2**33) = 0.99997
+MOST = (1000, range(300))
 TORCH_SEEDS = 2**32  # the CPU's generator uses the last 32 bits of a seed
 
 RIGHT_FORM = "each seed is a whole number from 0 on"
@@ -115,15 +117,17 @@ def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
         with checks.calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
             return stream_seeds(seed, rank, p, copy=copy)
 
-    for (p, copies), run in product(MANY, (seed, 0)):
+    for (p, copies), run in (*product(MANY, (seed, 0)), (MOST, seed)):
         answers = {(rank, copy): say(run, rank, p, copy) for copy, rank in product(copies, range(p))}
         words = [form(said) for (rank, _), said in answers.items() if rank in (0, p - 1)]
         observed: checks.Observed = {
             RIGHT_FORM: checks.Claim(next(filter(None, words), "")),
             ALONE: checks.Claim(clash(answers)[0]),
         }
+        by_chance = copies is MOST[1]
         note = f"seed {run}, copies 0 to {copies[-1]} of the model on {p} ranks each"
-        checks.verify("9.2", p, [observed], [{}], questions=QUESTIONS + collision(answers, run), note=note, alone=True)
+        asked = QUESTIONS + ((BY_CHANCE,) if by_chance else collision(answers, run))
+        checks.verify("9.2", p, [observed], [{}], questions=asked, note=note, alone=True)
     mine, others = say(seed, 0, 1, 0), say(seed + 12345, 0, 1, 0)
     kept = [name for name in STREAMS if others[name] == mine[name]]
     with other_hashes():
@@ -174,6 +178,14 @@ def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> 
         )
     return (checks.Question(lambda d: ALONE in d.names, text),)
 
+
+BY_CHANCE = checks.Question(
+    lambda d: ALONE in d.names,
+    "Only a few streams meet, and only if there are very many of them. Do your seeds come from a hash or from a random "
+    "generator? If you draw 300,000 random numbers of 32 bits, you can expect about ten pairs of equal ones, and torch "
+    "looks at no more than 32 bits on the CPU. How could you number the streams so that no two of them can ever get "
+    "the same seed?",
+)
 
 QUESTIONS: tuple[checks.Question, ...] = (
     checks.Question(

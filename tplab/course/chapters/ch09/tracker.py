@@ -21,6 +21,7 @@ from tplab.course.chapters.ch09.tracker_scenes import (
     SAME_SEED,
     SCENES,
     SHARDED,
+    STILL_TAKEN,
     Scene,
     Script,
     in_turn,
@@ -167,6 +168,12 @@ SPECIAL_QUESTIONS: dict[str, tuple[checks.Question, ...]] = {
         checks.Question(
             lambda d: SAME_SEED in d.names,
             "Two names with one seed draw the same numbers. What does `add` have to remember?",
+        ),
+        checks.Question(
+            lambda d: STILL_TAKEN in d.names,
+            "Once a fork has drawn numbers, the state of its name has moved on. A second stream with the same seed "
+            "would still draw those same numbers again. How does your `add` find out whether a seed is taken? What "
+            "should it compare instead of the current states?",
         ),
         checks.Question(
             lambda d: NOTHING_LEFT in d.names,

@@ -15,6 +15,7 @@ from tplab.runtime import device
 REPLICATED, SHARDED, OUTSIDE = "masks of 'replicated'", "masks of 'sharded'", "numbers drawn outside"
 COMES_OUT = "the exception comes out of the fork"
 SAME_NAME, SAME_SEED = "a second state of the same name is refused", "a second state with the same seed is refused"
+STILL_TAKEN = "a seed stays taken after its state was used"
 NOTHING_LEFT = "what was refused leaves nothing behind"
 PLACES = 256  # two independent masks are equal once in 2**256
 
@@ -145,6 +146,12 @@ def refused(script: Script) -> None:
         except ValueError as error:
             script.claims[NOTHING_LEFT] = Claim(f"add({name!r}, {value}) raises ValueError: {error}"[:100])
     script.fork("sharded")
+    try:
+        script.tracker.add("a fourth", seed)
+    except ValueError:
+        script.claims[STILL_TAKEN] = Claim("")
+    else:
+        script.claims[STILL_TAKEN] = Claim(f"add('a fourth', {seed}) raises no ValueError after fork('sharded')")
     script.outside()
 
 

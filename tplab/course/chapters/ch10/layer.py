@@ -1,6 +1,6 @@
 """The check for exercise 10.1: the forward pass of a transformer layer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ class Call(checks.Case):
     def describe(self, name: str) -> str:
         options = [f"{key}={value}" for key, value in self.options.items()] + ["group=group"] * bool(self.groups)
         call = f"{name}({', '.join([str(HIDDEN), str(HEADS), *options])})"
-        extra = "" if self.training else " in eval mode"
+        extra = " in eval mode" if not self.training else " in train mode" if self.cached else ""
         return call + extra + (f" with a cache, {' then '.join(map(str, PIECES))} tokens" if self.cached else "")
 
 
@@ -60,6 +60,7 @@ CASES = (
     Call(post=True),
     Call(causal=False),
     Call(cached=True, training=False),
+    Call(cached=True),
     Call(post=True, groups=checks.GROUPS),
 )
 DROPPING = (Call(rate=RATE), Call(rate=RATE, training=False))
@@ -163,13 +164,19 @@ def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
     }
 
 
+def without(case: Call) -> Collection[checks.Twin]:
+    if case.cached and case.training:  # the case in eval mode has all twins
+        return tuple(checks.Twin)
+    return checks.twins.DRAWS_ONCE if case.rate else ()
+
+
 @checks.exercise("10.1", "ParallelTransformerLayer")
 def transformer_layer(layer_class: Any) -> checks.Verdict:
     def check(cases: Sequence[Call], world_sizes: Sequence[int]) -> None:
         checks.check_cases(
             "10.1", layer_class, cases, draw=draw, run=run, expect=expect, questions=questions,
             crash=lambda case: CACHE if case.cached else CRASH, whose_group=WHOSE_GROUP, world_sizes=world_sizes,
-            without=lambda case: checks.twins.DRAWS_ONCE if case.rate else (),
+            without=without,
         )  # fmt: skip
 
     check(CASES, checks.WORLD_SIZES)
@@ -186,6 +193,10 @@ CRASH = (
 CACHE = (
     "A cache holds the keys and values of the tokens before. Who reads it and writes into it, and which argument of "
     "your forward has to reach it?"
+)
+CACHE_IN_TRAINING = (
+    "Your layer uses the cache in eval mode but not in train mode. The caller decides whether there's a cache, in "
+    "either mode. Which of your lines looks at self.training before it passes the cache to the attention?"
 )
 WHOSE_GROUP = "Which collective, or which call for a rank or a size, did you write that was not given `group`?"
 
@@ -293,7 +304,7 @@ DROPOUT = checks.Question(
 
 def questions(case: Call, observed: Sequence[checks.Observed]) -> tuple[checks.Question, ...]:
     if case.cached:
-        return checks.INPUTS_QUESTION, checks.Question(lambda d: True, CACHE)
+        return checks.INPUTS_QUESTION, checks.Question(lambda d: True, CACHE_IN_TRAINING if case.training else CACHE)
     if not case.rate:
         return QUESTIONS
     outs = [rank["out"] for rank in observed]

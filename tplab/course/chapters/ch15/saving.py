@@ -23,6 +23,7 @@ BESIDE = "the unfinished one lies in the folder"
 GOES_ON = "the next save works"
 EMPTY = "`write` is given an empty directory"
 KEPT = "the newest ones are kept, and no leftovers"
+LATER_STEP = "a save of a later step"
 OTHERS = "other files in the folder are left alone"
 KILLS = "each of the kills"
 
@@ -213,15 +214,26 @@ def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, 
     if said[FOUND]:
         return said
     next_step = step + 10 if step in there else step  # the run continues from the newest
+    other = Folder(folder.path.with_name(f"{folder.path.name}-other"), folder._save, folder._newest)
+    shutil.copytree(folder.path, other.path)
+    said |= save_again(folder, next_step)
+    if not any(said.values()):
+        said |= save_again(other, next_step + 5)  # as a run does that now saves at other steps
+        said[KEPT] = said[KEPT] and f"{said[KEPT]} after {LATER_STEP}"
+    shutil.rmtree(other.path)
+    return said
+
+
+def save_again(folder: Folder, step: int) -> dict[str, str]:
     try:
-        folder.save(next_step, 1)
+        folder.save(step, 1)
     except Exception as error:
-        return {GOES_ON: f"the save of step {next_step} raises {type(error).__name__}: {error}"[:200]}
+        return {GOES_ON: f"the save of step {step} raises {type(error).__name__}: {error}"[:200]}
     return {
         EMPTY: folder.in_the_way and f"in the next save {folder.in_the_way}",
         COMPLETE: folder.damaged(),
-        KEPT: folder.not_kept([next_step]),
-        FOUND: folder.not_newest(next_step),
+        KEPT: folder.not_kept([step]),
+        FOUND: folder.not_newest(step),
     }
 
 
@@ -328,6 +340,12 @@ QUESTIONS = (
     Question(
         lambda d: OTHERS in d.names,
         "Somebody else's file was deleted. Which names does your function make itself, and may delete?",
+    ),
+    Question(
+        says(KEPT, LATER_STEP),
+        "A save was killed, and the next one was of a later step. What the killed save left behind is still there, and "
+        "nothing will ever delete it. Your function cleans up if it saves the same step again, but a run may not do "
+        "that. Which names should your function look for?",
     ),
     Question(
         lambda d: KEPT in d.names,
