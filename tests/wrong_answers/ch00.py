@@ -162,6 +162,7 @@ LOOP = [
     ("the sum", validate(("return total / count", "return total")), "You returned the sum of the losses"),
     ("the last loss", validate(("total +=", "total =")), "what do you divide their sum by"),
     ("needs the number of batches", validate(("    return total / count", "    return total / len(batches)")), "average_loss(model, 7 batches)"),
+    ("a list of all batches", validate(("    with torch", "    batches = list(batches)\n    with torch")), "holds on to all the batches"),
     ("a list of numbers", validate(("return total / count", "return [total / count]")), "Your function should return a single number"),
     ("looks at one batch only", validate(("            count += 1", "            count += 1\n            break")), "what do you divide their sum by"),
 ]  # fmt: skip

@@ -236,6 +236,7 @@ WHOLE = [
     ("writes into the logits", whole(swap(WHOLE_RIGHT, INFINITE, "logits.data.masked_fill_(padding, -torch.inf)\nz = logits\n").replace("logits.masked_fill(padding, 0)", "torch.where(padding, 0, logits)")), "masked_fill makes a new tensor"),
     ("no error for wrong targets", whole(swap(WHOLE_RIGHT, CHECKED, "")), "This id is no id of the vocabulary"),
     ("targets in the padding pass", whole(swap(WHOLE_RIGHT, "safe >= vocab_size", "safe >= logits.shape[-1] * dist.get_world_size(group)")), "Compare with vocab_size"),
+    ("an ignore_index beyond the ids is refused", whole("if (target >= vocab_size).any():\n    raise IndexError(target.max().item())\n" + WHOLE_RIGHT.strip()), "even a negative one or one that's larger than every id"),
     ("the loss of each token", whole(swap(WHOLE_RIGHT, MEAN, "return loss.masked_fill(~counted, 0)")), "One number comes out"),
     ("gathers the logits", whole("from tplab.tensor.mappings import gather_from_region\n" + COUNTED + CHECKED + "z = gather_from_region(logits, group)[..., :vocab_size].flatten(0, -2)\nreturn F.cross_entropy(z, target.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing)"), "as large as the logits"),
     ("all-reduces [.., v/p]", whole(swap(WHOLE_RIGHT, TOTAL, "total = reduce_from_region(logits.masked_fill(padding, 0), group).sum(-1)\n")), "as large as the logits"),

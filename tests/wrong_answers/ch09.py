@@ -40,6 +40,7 @@ FIRST_VALUES = [
     ("the ranks count down", shard(swap(SHARD, "seed + rank", "seed + p - 1 - rank")), "A rank has the numbers of another rank"),
     ("uniform numbers", shard(swap(SHARD, ".normal_(0.0, std,", ".uniform_(-std, std,")), "the distribution, normal with mean 0"),
     ("seed times rank", shard(swap(SHARD, "seed + rank", "seed * rank")), "the generator's seed, `seed + rank`"),
+    ("the generator is kept for the next call", "GENERATORS = {}\n" + shard(swap(SHARD, "generator = torch.Generator().manual_seed(seed + rank)", "generator = GENERATORS.setdefault((seed, rank), torch.Generator().manual_seed(seed + rank))")), "a random generator that has moved on"),
     ("returns nothing", shard(swap(SHARD, "return ", "")), "does every path through the function"),
 ]  # fmt: skip
 
@@ -71,6 +72,8 @@ SEEDS = [
     ("ranks 2**32 apart", seeds(FIRST + swap(ANSWER, "1 + rank", "1 + rank * 2**32")), "last 32 bits"),
     ("seeds that do not follow the run's", seeds(swap(FIRST, "seed + ", "10**8 + ") + ANSWER), "Which of your seeds does not contain `seed`"),
     ("copies 128 apart", seeds(swap(FIRST, "2000", "128") + ANSWER), "never reaches the next one"),
+    ("32 bits of a hash", "import hashlib\n" + seeds("def number(*parts):\n    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], 'big')\n\nreturn {'init': number(seed), 'replicated': number(seed, copy), 'sharded': number(seed, copy, rank)}"), "Do your seeds come from a hash"),
+    ("63 bits of a hash", "import hashlib\n" + seeds("def number(*parts):\n    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], 'big') >> 1\n\nreturn {'init': number(seed), 'replicated': number(seed, copy), 'sharded': number(seed, copy, rank)}"), "Do your seeds come from a hash"),
     ("the hash of a name", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "first + 10**8 + 10**6 * (hash('sharded') % 10**9) + rank")), "of a text is another number in every process"),
     ("what is replicated comes behind 999 copies, not 1000", seeds('return {"init": seed, "sharded": seed + 1 + 1000 * copy + rank, "replicated": seed + 10**6 + copy}'), "never reaches the next one"),
     ("each stream its own multiple of the seed", seeds('return {"init": seed, "replicated": 2 * seed + copy, "sharded": 3 * seed + 1000 * copy + rank}'), "With seed 0, and only with a small one, two streams meet"),
@@ -164,6 +167,7 @@ TRACKER = [
     ("state_dict returns nothing", tracker(save="dict(self.states)"), "What do yours return and take"),
     ("a name may be added twice", tracker(add=swap(ADD, "name in self.states or ", "")), "What should it raise"),
     ("a seed may be added twice", tracker(add=swap(ADD, " or seed in self.seeds", "")), "What does `add` have to remember"),
+    ("compares the states, not the seeds", tracker(add="new = torch.Generator(device()).manual_seed(seed).get_state()\nif name in self.states or any(torch.equal(new, state) for state in self.states.values()):\n    raise ValueError(name, seed)\nself.states[name] = new"), "What should it compare instead of the current states"),
     ("an assertion for what is taken", tracker(add=swap(ADD, 'if name in self.states or seed in self.seeds:\n    raise ValueError(f"the name {name!r} or the seed {seed} is taken")', "assert name not in self.states and seed not in self.seeds")), "What does `add` raise for a name or a seed"),
     ("load_state_dict writes into the states", tracker(load="for name in self.states:\n    self.states[name].copy_(state[name])"), "if a load writes into them"),
     ("a name whose seed was refused stays", tracker(add="if name in self.states:\n    raise ValueError(name)\nself.states[name] = torch.Generator(device()).manual_seed(seed).get_state()\nif seed in self.seeds:\n    raise ValueError(seed)\nself.seeds.add(seed)"), "look at both before you keep anything"),
@@ -227,6 +231,7 @@ BLOCK = [
     ("the mask is broadcast from rank 0", block(swap(FORWARD, "return x + y", "dist.broadcast(y.detach().clone(), 0)\nreturn x + y")), "Random numbers need none"),
     ("the inner mask is detached", block(swap(FORWARD, "y = self.down(inner)", "y = self.down(inner.detach())")), "Which step does autograd not know about"),
     ("adds into x", block(swap(FORWARD, "return x + y", "x.data += y\nreturn x")), "Which line writes into one of these tensors"),
+    ("adds into x when nothing needs a gradient", block(swap(FORWARD, "return x + y", "return x + y if torch.is_grad_enabled() else x.add_(y)")), "Which line writes into one of these tensors"),
     ("group is not passed on", block(init=swap(INIT, '"group": group', '"group": None')), "Which layer was not given `group`"),
     ("a name that is not there", block(swap(FORWARD, '"sharded"', '"parallel"')), "the name of a state"),
     ("returns zeros", block("return torch.zeros_like(x)"), "rank 0 all zeros"),

@@ -161,6 +161,7 @@ AT_WORK = [
     ("waits for the last send alone", stage(("for work in sent:", "for work in sent[-1:]:")), "channels.send and channels.receive only start a message"),
     ("reads what it receives too early", stage(("channels.receive(tensor, sender).wait()\n    return tensor", "early = tensor.clone()\n    sent.append(channels.receive(tensor, sender))\n    return early")), "Was the message there when you read it"),
     ("one buffer for all messages", stage(("tensor = torch.empty_like(template)", "tensor = template.detach()")), "Does every message get memory of its own"),
+    ("the inputs are made to require a gradient", stage(("x = inputs[k] if rank == 0 else receive(rank - 1).requires_grad_()", "x = (inputs[k] if rank == 0 else receive(rank - 1)).requires_grad_()")), "Which line calls requires_grad_()"),
     ("does not ask for the gradient of x", stage((".requires_grad_()", "")), "your code fails on rank 1"),
     ("B of the oldest micro-batch, or of the newest", stage(("kept.pop(k)", "kept.pop(k if k in (next(iter(kept)), next(reversed(kept))) else next(iter(kept)))")), "its micro_batch says"),
     ("always GPipe's order", stage(("for action in actions:", "for action in sorted(actions, key=lambda a: (a.kind != 'F', a.micro_batch)):")), "Where does your order come from"),

@@ -151,6 +151,7 @@ SAVING = [
     ("leftovers stand in the way", saving((CLEAR, "")), "finds it in its way"),
     ("writes into what a killed save has left", saving((CLEAR, ""), ("    unfinished.mkdir()\n", "    unfinished.mkdir(exist_ok=True)\n"), ("        shutil.rmtree(deleting)\n", "        shutil.rmtree(deleting)\n" + CLEAR)), "held files of a killed save"),
     ("leftovers are never removed", saving((CLEAR, ""), (UNFINISHED, 'unfinished = folder / f"step-{step:06d}.saving-{len(list(folder.iterdir()))}"')), "nothing that a killed save has left"),
+    ("clears what the same step has left", saving((CLEAR, '    shutil.rmtree(folder / f"step-{step:06d}.saving", ignore_errors=True)\n    for left in folder.glob("step-*.deleting"):\n        shutil.rmtree(left)\n')), "restarted run may save at other steps"),
     ("deletes file by file under its name", saving((OLD, "        shutil.rmtree(old)\n")), "How can its name be gone"),
     ("deletes before it saves", saving(("    unfinished.mkdir()\n    write(unfinished)\n" + RENAME, ""), (OLD, OLD + "    unfinished.mkdir()\n    write(unfinished)\n" + RENAME), ("[:-keep]", "[: len(complete_checkpoints(folder)) + 1 - keep]")), "In which order do the two happen"),
     ("keeps one too few", saving(("[:-keep]", "[: 1 - keep or None]")), "What is too much in it, or missing"),

@@ -154,6 +154,16 @@ def test_a_snapshot_sees_values_not_promises() -> None:
     assert before.changed() == Changed(["x"])
 
 
+def test_a_snapshot_sees_a_requires_grad_flag() -> None:
+    x, y = torch.ones(2), torch.ones(2, requires_grad=True)
+    before = Snapshot(x=x, y=y)
+    x.detach().requires_grad_()
+    assert before.changed() == Changed()
+    x.requires_grad_()
+    y.requires_grad_(False)
+    assert before.changed() == Changed(["requires_grad of x", "requires_grad of y"])
+
+
 def one_rank_gives_none() -> dict:
     x = torch.ones(2)
     return observe(lambda x: Sum.apply(x) if dist.get_rank() else Sum.apply(x) and None, None, inputs={"x": x})

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.course.checks.test_cases import WHOSE, Length, draw, expect, give, total
 from tplab.course.checks import (
@@ -162,6 +163,52 @@ def test_a_check_can_do_without_a_twin():
         return observe(lambda x: answer(x, group), None, inputs={"x": given})
 
     check("90.92", total)
+
+
+calls: set = set()
+
+
+def wrong_the_second_time(x):
+    times = 3 if (key := str(x.tolist())) in calls else 2
+    calls.add(key)
+    return times * x
+
+
+def clone_is_reduced(x):
+    y = x.clone()
+    dist.all_reduce(y)
+    return y + 0 * x
+
+
+@exercise("90.93", "the sum over the ranks of what isn't observed by `observe`")
+def plain_sum(answer) -> Verdict:
+    function, factor, options = answer
+    check_cases(
+        "90.93", function, [Length()], questions=(), world_sizes=[2], **options,
+        draw=lambda case, generator, size: random_tensor(generator, *SIZES),
+        run=lambda function, case, given, group: {"out": function(given)},
+        expect=lambda case, problem, place: Expected({"out": factor * problem}),
+    )  # fmt: skip
+    return Verdict()
+
+
+def test_what_is_wrong_when_it_is_called_again_with_the_same_arguments():
+    with pytest.raises(CheckFailed) as failure:
+        check("90.93", (wrong_the_second_time, 2, {}))
+    assert "wrong_the_second_time of 3 numbers called again with the same arguments: wrong" in failure.value.headline
+    assert failure.value.question == twins.question(Twin.AGAIN)
+
+
+def test_an_answer_that_works_in_place_gets_fresh_inputs_when_it_is_called_again():
+    check("90.93", (lambda x: x.mul_(2), 2, {}))
+
+
+def test_layouts_differ_between_ranks_only_if_the_check_says_so():
+    check("90.93", (clone_is_reduced, 2, {}))
+    with pytest.raises(CheckFailed) as failure:
+        check("90.93", (clone_is_reduced, 2, {"layouts_differ": True}))
+    assert "on tensors that aren't contiguous" in failure.value.headline
+    assert "rank 0's tensors aren't contiguous, but those of rank 1 are" in failure.value.question
 
 
 def test_a_mistake_in_a_plain_case_is_told_before_the_twins():

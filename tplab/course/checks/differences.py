@@ -39,10 +39,10 @@ def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | Non
     if isinstance(seen, Changed):
         if not seen:
             return None
-        flags = [name for name in seen if name.startswith(REQUIRES_GRAD)]
-        written = [name for name in seen if name not in flags]
+        written = [name for name in seen if not name.startswith(REQUIRES_GRAD)]
         if not written:
-            return "requires grad", f"your code changed {names(flags)}, which the caller still needs"
+            flagged = names([name.removeprefix(REQUIRES_GRAD) for name in seen])
+            return "requires grad", f"your code changed the requires_grad flag of {flagged}"
         return "changed", f"your code wrote into {names(written)}, which the caller still needs"
     if isinstance(seen, Claim):
         return ("not so", f"not true: {seen}") if seen else None

@@ -23,7 +23,7 @@ BESIDE = "the unfinished one lies in the folder"
 GOES_ON = "the next save works"
 EMPTY = "`write` is given an empty directory"
 KEPT = "the newest ones are kept, and no leftovers"
-LATER_STEP = "a save of a later step"
+LATER_STEP = "after a save of a later step"
 OTHERS = "other files in the folder are left alone"
 KILLS = "each of the kills"
 
@@ -219,7 +219,7 @@ def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, 
     said |= save_again(folder, next_step)
     if not any(said.values()):
         said |= save_again(other, next_step + 5)  # as a run does that now saves at other steps
-        said[KEPT] = said[KEPT] and f"{said[KEPT]} after {LATER_STEP}"
+        said[KEPT] = said[KEPT] and f"{LATER_STEP}, {said[KEPT]}"
     shutil.rmtree(other.path)
     return said
 
@@ -343,9 +343,9 @@ QUESTIONS = (
     ),
     Question(
         says(KEPT, LATER_STEP),
-        "A save was killed, and the next one was of a later step. What the killed save left behind is still there, and "
-        "nothing will ever delete it. Your function cleans up if it saves the same step again, but a run may not do "
-        "that. Which names should your function look for?",
+        "A save was killed, and the next save was for a later step. What the killed save left behind is still there, "
+        "and nothing will ever delete it. Your function only cleans up if it saves the same step again, but a "
+        "restarted run may save at other steps. Which names should your function look for?",
     ),
     Question(
         lambda d: KEPT in d.names,
