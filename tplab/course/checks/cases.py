@@ -155,6 +155,10 @@ def check_cases(
     def by_group(case: Any) -> list[Question]:
         return [group_question(whose_group)] if case.groups and whose_group else []
 
+    def packed(case: Any, full: Any, place: Place) -> Any:
+        index = place.index if layouts_differ else 0
+        return layouts.packed(twins.given(case.twin, give(case, full, place), index))
+
     for world_size in world_sizes:
         generator = fresh_generator()
         wanted = cases(world_size) if callable(cases) else cases
@@ -170,11 +174,7 @@ def check_cases(
         for batch in filter(None, (here[:1], here[1:])):
             problems = [_problems(case, world_size, draw, generator) for case in batch]
             given = [
-                [
-                    layouts.packed(twins.given(case.twin, give(case, full, place), place.index if layouts_differ else 0))
-                    for full, place in rows
-                ]
-                for case, rows in zip(batch, problems, strict=True)
+                [packed(case, full, place) for full, place in rows] for case, rows in zip(batch, problems, strict=True)
             ]
             runs = run_cases(
                 _on_a_rank, world_size, (run, answer, values_on_cpu), batch, given,

@@ -39,7 +39,7 @@ def batches(generator: torch.Generator, number: int) -> list[Batch]:
 
 def handed_over(data: list[Batch], held: list[int]) -> Iterator[Batch]:
     """Yield the batches and keep none of them. Append to `held` how many of the earlier ones are still in memory."""
-    earlier = []
+    earlier: list[weakref.ref[torch.UntypedStorage]] = []
     while data:
         held.append(sum(batch() is not None for batch in earlier))
         earlier.append(weakref.ref(data[0][0].untyped_storage()))
