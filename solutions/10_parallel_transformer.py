@@ -298,7 +298,7 @@ predict("10.c", all_reduces=12, of_bsh=10)
 # Again the constructor is there; write `forward`. All layers come from chapters 07 and 08 and are imported above.
 #
 # - `past` says how many tokens of the text came before `ids`, in earlier calls; the first of `ids` stands at place `past`. In training `past` is 0.
-# - `cache` is a list with a cache for each layer, as `new_cache` makes it, or `None`.
+# - `cache` is a list with a cache for each layer, as `new_cache` makes it, or `None`. If there's a cache, use it in train mode and in eval mode.
 # - Behind the sum of both embeddings comes a dropout with the rate `self.config.dropout`, as in a layer.
 # - The logits are tied: `parallel_logits(x, weight, group=..)` takes this rank's rows of the table, `self.embedding.weight`. They stay split, `[b, s, v/p]`.
 # - With `targets` the result is the mean loss, `vocab_parallel_cross_entropy(logits, targets, vocab_size=.., group=..)`. The table is padded, and padding is no token: `self.config.vocab_size` is the true size.

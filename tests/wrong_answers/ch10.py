@@ -110,6 +110,7 @@ GPT = [
     ("no positions", gpt((EMBEDDED, "x = self.embedding(ids)")), "Which vector tells a token its place"),
     ("positions by token", gpt(("self.positions(places)", "self.positions(ids % self.config.seq_length)")), "Go through your lines"),
     ("positions from 1", gpt(("torch.arange(past, past + ids.shape[1]", "torch.arange(past + 1, past + 1 + ids.shape[1]"), ("self.positions(places)", "self.positions(places % self.config.seq_length)")), "Go through your lines"),
+    ("the cache in eval mode only", gpt(("cache[number] if cache else None", "cache[number] if cache and not self.training else None")), "uses the cache in eval mode but not in train mode"),
     ("no final norm", gpt(("x = self.final_norm(x)", "pass")), "Behind the last layer stands a norm"),
     ("the final norm before the layers", gpt(("x = self.final_norm(x)", "pass"), (DROPPED, DROPPED + "\n        x = self.final_norm(x)")), "Go through your lines"),
     ("a norm behind each layer", gpt((CALLED, CALLED.replace("layer(x", "layer(x if number == 0 else self.final_norm(x)"))), "Go through your lines"),

@@ -1,6 +1,6 @@
 """The check for exercise 10.2: the forward pass of a full GPT, with tied logits and loss."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,7 +47,8 @@ class Call(checks.Case):
             "cache": f"model(ids, cache=cache, past=past) with {', '.join(map(str, PIECES))} tokens",
             "past": f"model(ids, past={PAST}) without a cache",
         }
-        return calls[self.what] + ("" if self.training else ", in eval mode")
+        mode = ", in eval mode" if not self.training else ", in train mode" if self.what == "cache" else ""
+        return calls[self.what] + mode
 
 
 CASES = (
@@ -56,6 +57,7 @@ CASES = (
     Call("dropout"),
     Call("dropout", training=False),
     Call("cache", training=False),
+    Call("cache"),
     Call("past"),
     Call("loss", groups=checks.GROUPS),
 )
@@ -232,12 +234,18 @@ def loss_mistakes(problem: Problem, size: int) -> dict[str, Tensor]:
     }
 
 
+def without(case: Call) -> Collection[checks.Twin]:
+    if case.what == "past" or (case.what == "cache" and case.training):  # the cache in eval mode has all twins
+        return tuple(checks.Twin)
+    return checks.twins.DRAWS_ONCE if case.what == "dropout" else ()
+
+
 @checks.exercise("10.2", "ParallelGPT")
 def gpt(gpt_class: Any) -> checks.Verdict:
     checks.check_cases(
         "10.2", gpt_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=questions,
         crash=lambda case: {"cache": CACHE, "past": NO_CACHE}.get(case.what, CRASH), whose_group=WHOSE_GROUP,
-        without=lambda case: {"dropout": checks.twins.DRAWS_ONCE, "past": tuple(checks.Twin)}.get(case.what, ()),
+        without=without,
     )  # fmt: skip
     return checks.Verdict(
         "One all-reduce for the embedding, one for the logits' backward, four a layer, two small ones for the loss."
@@ -251,6 +259,10 @@ CRASH = (
 CACHE = (
     "Here the text comes in several calls. At which place of the text does the first of `ids` stand, and which of the "
     "caches belongs to which layer?"
+)
+CACHE_IN_TRAINING = (
+    "Your model uses the cache in eval mode but not in train mode. The caller decides whether there's a cache, in "
+    "either mode. Which of your lines looks at self.training before it passes the cache on, or before it reads `past`?"
 )
 NO_CACHE = (
     "Here the tokens before came in earlier calls, and there's no cache. The first of `ids` still stands at place "
@@ -322,5 +334,6 @@ QUESTIONS = (
 
 
 def questions(case: Call, observed: Sequence[checks.Observed]) -> tuple[checks.Question, ...]:
-    special = {"dropout": DROPOUT, "cache": CACHE, "past": NO_CACHE}.get(case.what)
+    cache = CACHE_IN_TRAINING if case.training else CACHE
+    special = {"dropout": DROPOUT, "cache": cache, "past": NO_CACHE}.get(case.what)
     return (checks.INPUTS_QUESTION, checks.Question(lambda d: True, special)) if special else QUESTIONS
