@@ -149,7 +149,7 @@ LEAVES_SOMETHING: list[Changed] = [
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
-    ("6.4", [("        n, m, d = self.heads", "        ranks = dist.get_process_group_ranks(self.copies_group)\n        self.copies_group = dist.new_group(ranks, use_local_synchronization=True)\n        n, m, d = self.heads")], "Which line creates a new group in each call"),
+    ("6.4", [("        n, m, d = self.heads", "        ranks = dist.get_process_group_ranks(self.copies_group)\n        self.copies_group = dist.new_group(ranks, use_local_synchronization=True)\n        n, m, d = self.heads")], "Which line creates a new group on each call"),
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
@@ -239,7 +239,7 @@ LEAVES_OUT_A_CASE: list[Changed] = [
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("1.3", [("x.reshape(dist", "x.view(dist")], "is correct for the same values in contiguous tensors"),
+    ("1.3", [("x.reshape(dist", "x.view(dist")], "works when the same values are in contiguous tensors"),
     ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 is divisible by both 4 and 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
@@ -249,10 +249,10 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 HELD_TOO_LONG: list[Changed] = [
     ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do all calls share the same dict"),
     ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], "x, used twice"),
-    ("3.3", [("        mine = grad_output.contiguous()", "        ScatterToRegion.width = grad_output.shape[-1]\n        mine = grad_output.contiguous()"), ("return ScatterToRegion.forward(ctx, grad_output)", "width = ScatterToRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "keeps its value from one call to the next"),
-    ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")], "keeps its value from one call to the next"),
+    ("3.3", [("        mine = grad_output.contiguous()", "        ScatterToRegion.width = grad_output.shape[-1]\n        mine = grad_output.contiguous()"), ("return ScatterToRegion.forward(ctx, grad_output)", "width = ScatterToRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "keeps its value between calls"),
+    ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")], "keeps its value between calls"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
-    ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value from one call to the next"),
+    ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),
 ]  # fmt: skip
 
 CLASSES = (
@@ -264,15 +264,15 @@ CLASSES = (
     ("leaves out a case", LEAVES_OUT_A_CASE, ""),
     ("is wrong for other sizes and layouts", SIZES_AND_LAYOUTS, ""),
     ("keeps or changes what isn't its own", HELD_TOO_LONG, ""),
-    ("names float64 itself", NAMES_FLOAT64, "Which line chooses a dtype on its own"),
+    ("names float64 itself", NAMES_FLOAT64, "Which line hardcodes a dtype"),
     ("only knows float32 and float64", NOT_BFLOAT16, "in bfloat16"),
     ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code should run on GPUs"),
-    ("leaves something behind for the next call", LEAVES_SOMETHING, "keeps its value from one call to the next"),
+    ("leaves something behind for the next call", LEAVES_SOMETHING, "keeps its value between calls"),
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),
     ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always allocates new memory"),
-    ("writes into a copy", HAS_GAPS, "is correct for the same values in contiguous tensors"),
+    ("writes into a copy", HAS_GAPS, "works when the same values are in contiguous tensors"),
 )
 WRONG = [
     WrongAnswer(exercise, name, changed(exercise, *pairs), words[0] if words else usual)

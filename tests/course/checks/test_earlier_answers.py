@@ -122,7 +122,7 @@ def test_an_earlier_exercise_that_is_still_to_do_is_named():
         ("    init_method(master)\n", "    if param.numel():\n        return\n    init_method(master)\n"),
     )
     said = question("4.4", {"4.4": answer}, blank=("4.3",))
-    assert "uses `shard` from exercise 4.3, which is still to do. Write `shard` first" in said
+    assert "uses `shard` from exercise 4.3, which you haven't written yet. Write `shard` first" in said
 
 
 def test_first_of_two_wrong_ones_is_named():

@@ -462,7 +462,7 @@ def test_when_no_line_of_the_learner_ran_the_question_is_about_the_call(monkeypa
         raise RankError(report, 0, "TypeError", "answer() takes 1")
 
     monkeypatch.setattr(trying, "launch", launch)
-    with pytest.raises(CheckFailed, match=r"(?s)TypeError: answer\(\) takes 1.*According to the docstring"):
+    with pytest.raises(CheckFailed, match=r"(?s)TypeError: answer\(\) takes 1.*According to the exercise"):
         run_ranks(program, 2)
     with pytest.raises(CheckFailed, match="Think: My own?"):
         run_ranks(program, 2, question="My own?")

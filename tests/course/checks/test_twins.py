@@ -98,7 +98,7 @@ def test_a_right_answer_passes_in_every_twin():
 def test_a_dtype_that_the_code_names_is_wrong_in_float32():
     failure = wrong(names_float64)
     assert failure.headline.startswith("Exercise 90.91, p = 2, names_float64 of 3 numbers in float32: wrong dtype")
-    assert "Which line chooses a dtype on its own" in failure.question
+    assert "Which line hardcodes a dtype" in failure.question
 
 
 def test_an_input_that_is_no_leaf_is_asked_about():
@@ -140,7 +140,7 @@ def test_an_output_kept_from_an_earlier_call_is_wrong_between_two_other_calls():
     outputs.clear()
     failure = wrong(cached_by_shape)
     assert "p = 2, cached_by_shape of 3 numbers between two other calls: wrong" in failure.headline
-    assert "keeps its value from one call to the next" in failure.question
+    assert "keeps its value between calls" in failure.question
 
 
 def test_what_is_written_into_a_copy_is_missed_on_tensors_with_another_layout():

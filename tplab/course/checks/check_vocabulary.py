@@ -86,6 +86,6 @@ def group_question(ask: str) -> Question:
 
 INPUTS_QUESTION = Question(
     changed,
-    "The caller still needs the tensors that it passed to you, for example for a residual connection. Which line "
-    "writes into one of these tensors instead of creating a new one?",
+    "The caller still needs the tensors that were passed to your code, for example for a residual connection. Which "
+    "line writes into one of these tensors instead of creating a new one?",
 )

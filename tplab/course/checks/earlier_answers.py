@@ -32,11 +32,11 @@ def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[An
         try:
             right = passes(exercise, earlier)
         except NotImplementedError:
-            return f"{uses}, which is still to do. Write `{name}` first, and then run this check again."
+            return f"{uses}, which you haven't written yet. Write `{name}` first, and then rerun this check."
         if not right:
             return (
                 f"{uses}, but your answer to exercise {exercise} doesn't pass its own check. Fix exercise {exercise} "
-                "first, and then run this check again."
+                "first, and then rerun this check."
             )
     return ""
 

@@ -24,19 +24,19 @@ from tplab.runtime import Deadlock, RankError, Results, launch
 
 _STUB = re.compile(rf"exercise {EXERCISE}")
 _FAILED = (
-    "Read the last line of the report first, and then the line of your own code above it. What did your line expect, "
-    "and what happened instead?"
+    "Read the last line of the report first, and then the line of your own code above it. What did that line need, and "
+    "what did it get instead?"
 )
-_CALLED = "According to the docstring of the exercise, what does your function get, and what should it return?"
+_CALLED = "According to the exercise's docstring, what does your function receive, and what should it return?"
 _LATE = (
-    "If the report says that a rank runs, look at the line that the report names. Is that line part of a loop that "
-    "never ends? If a rank has not started yet, that isn't your fault. The machine is busy with something else, so run "
-    "the check again."
+    "If the report says that a rank is running, look at the line it names. Is that line part of a loop that never "
+    "ends? If the report says that a rank hasn't started yet, your code isn't the cause. The machine is busy with "
+    "something else, and you can simply run the check again."
 )
 _DTYPES = (
-    "The failing line combines tensors with two different dtypes. Which of these tensors has the dtype of your input? "
-    "Which of your lines creates the tensor with the other dtype? (torch.empty and torch.zeros create float32 tensors "
-    "unless you pass dtype=x.dtype.)"
+    "The failing line combines tensors with two different dtypes. Which of these tensors has the same dtype as your "
+    "input? Which of your lines creates the tensor with the other dtype? (torch.empty and torch.zeros create float32 "
+    "tensors unless you pass dtype=x.dtype.)"
 )
 _DTYPES_MEET = re.compile(
     r"different dtypes|same dtype|dtypes? to match|scalar type|grad_dtype|dtypes? (do not|don't) match"
@@ -192,7 +192,10 @@ def must_refuse(
         raise
     except error as raised:
         if str(raised).startswith(("min() ", "max() ")):
-            said = f"{what} raises {error.__name__}. But the message is about an empty list and not about the cause."
+            said = (
+                f"{what} raises {error.__name__}. But its message complains about an empty list, and it should name "
+                "the actual cause."
+            )
             fail(number, said, question, str(raised))
         unsaid = [str(item) for item in says if str(item) not in str(raised)]
         if unsaid:

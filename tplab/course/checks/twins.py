@@ -46,15 +46,15 @@ ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
 
 _QUESTIONS = {
     Twin.FLOAT32: (
-        "Your code gives the correct result for float64 tensors, but not for float32 tensors. Which line chooses a "
-        "dtype on its own? Instead, take the dtype from one of the tensors that were passed to you, with "
-        "torch.empty_like(x), x.new_zeros(...), or dtype=x.dtype."
+        "Your code gives the correct result for float64 tensors, but not for float32 tensors. Which line hardcodes "
+        "a dtype? Instead, use the dtype of one of the tensors passed to your function: torch.empty_like(x), "
+        "x.new_zeros(...), or dtype=x.dtype."
     ),
     Twin.BETWEEN: (
-        "Your code is correct if it's called once. This time, your code was also called with different values, both "
-        "before this call and between its forward and backward passes. Which variable of your code keeps its value "
-        "from one call to the next? It may be on the class, on the layer, or global. (Local variables and ctx belong "
-        "to a single call.)"
+        "Your code works the first time it's called. In this run, we also called your code with other values: once "
+        "before this call, and once between its forward and backward passes. Which variable in your code keeps its "
+        "value between calls? It may be on the class, on the layer, or global. (Local variables and ctx belong to a "
+        "single call.)"
     ),
     Twin.EVALUATION: (
         "Your code is correct in training. This time, nothing needs a gradient, as in evaluation or text generation. "
@@ -63,27 +63,27 @@ _QUESTIONS = {
         "complains.)"
     ),
     Twin.EVAL_MODE: (
-        "Your code is correct in train mode and for an input that's a leaf. This time, the module is in eval mode, "
+        "Your code works in training mode and when the input is a leaf. In this run, the module is in eval mode, "
         "which should only turn off dropout. The module's input comes from an earlier layer, so the input needs a "
-        "gradient but isn't a leaf. Which line checks self.training or x.is_leaf, and what does your code skip because "
+        "gradient but isn't a leaf. Which line checks self.training or x.is_leaf? What does your code skip because "
         "of that line?"
     ),
     Twin.STRIDED: (
-        "Your code is correct for the same values in contiguous tensors. Which line writes into a reshaped or "
-        "flattened tensor, or expects the elements to be next to each other in memory? If a tensor isn't contiguous, "
+        "Your code works when the same values are in contiguous tensors. Which line writes into a reshaped or "
+        "flattened tensor, or assumes that the elements are adjacent in memory? If a tensor isn't contiguous, "
         "reshape, flatten, and contiguous return a copy, and whatever you write into the copy is lost."
     ),
     Twin.BFLOAT16: (
-        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what large "
-        "models are trained in. Which line only knows certain dtypes, or returns a different one than it was given? "
-        "(If you compute in float32 on the way, convert the result back, for example with .to(x.dtype). And remember "
-        "that NumPy has no bfloat16, and that bfloat16 can't represent every integer above 256.)"
+        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what "
+        "large models are trained in. Does one of your lines handle only certain dtypes? Or does it return a dtype "
+        "that differs from the input's? (If you compute in float32 internally, convert the result back, for example "
+        "with .to(x.dtype). And remember that NumPy has no bfloat16, and that bfloat16 can't represent every "
+        "integer above 256.)"
     ),
     Twin.AGAIN: (
-        "Your code is correct if it's called once. This time, your code was called a second time with exactly the same "
-        "arguments, and the result should be the same as the first time. Which variable of your code keeps something "
-        "from the first call? It may be on the class or global, and it may be a random generator that has moved on "
-        "since the first call."
+        "Your code works the first time it's called. Then it was called again with exactly the same arguments, and "
+        "the result was different. Which variable in your code keeps something from the first call? It may be on "
+        "the class or global, and it may be a random generator that has moved on since the first call."
     ),
 }
 
@@ -97,15 +97,15 @@ _LAYOUTS_QUESTION = (
 
 GROUPS_QUESTION = Question(
     lambda d: GROUPS_LEFT in d.names,
-    "A process group exists until the program ends, and it takes up memory and connections. A training run may call "
-    "this code a million times. Which line creates a new group in each call, and where could you create the group just "
+    "A process group exists until the program ends, and it uses memory and connections. A training run may call "
+    "this code a million times. Which line creates a new group on each call? Where could you create the group just "
     "once?",
 )
 
 LATER_QUESTION = Question(
     lambda d: "out" not in d.names and "changed" not in d.kinds(),
-    "Your code is correct for an input that's a leaf. This time, the input comes from an earlier layer, as it usually "
-    "does, so it needs a gradient but isn't a leaf. Which line checks x.is_leaf, and what does your code skip because "
+    "Your code works when the input is a leaf. In this run, the input comes from an earlier layer, as it usually "
+    "does, so it needs a gradient but isn't a leaf. Which line checks x.is_leaf? What does your code skip because "
     "of that line?",
 )
 

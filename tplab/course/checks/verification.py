@@ -103,7 +103,7 @@ class Question:
 
 LATE_QUESTION = Question(
     lambda d: "never waited" in d.kinds(),
-    "You started a collective with async_op=True, but you never waited for it. When is it safe to read the result?",
+    "You started a collective with async_op=True but never waited for it. When is it safe to read the result?",
 )
 
 BARRIER_QUESTION = Question(
@@ -111,16 +111,16 @@ BARRIER_QUESTION = Question(
         bool(d.names)
         and all("traffic" in name and "barrier" in d.text(name).partition("; saw ")[2] for name in d.names)
     ),
-    "The values are correct, but your code calls a barrier. A barrier doesn't transfer any data. The barrier only "
-    "makes every rank wait for the slowest rank, and a collective already waits for all the data it needs. Which of "
-    "your lines calls the barrier, and what would go wrong without it?",
+    "The values are correct, but your code calls a barrier it doesn't need. A barrier doesn't transfer any data. "
+    "The barrier only makes every rank wait for the slowest rank, and a collective already waits for all the data "
+    "it needs. Which of your lines calls the barrier? Would anything go wrong without it?",
 )
 
 REQUIRES_GRAD_QUESTION = Question(
     lambda d: bool(d.names) and {d.kind(name) for name in d.names} == {"requires grad"},
     "The values are correct, but your code changed the `requires_grad` flag of a tensor that belongs to the caller. "
     "Autograd would now compute a gradient that the caller never asked for, and for integers, such as token ids, "
-    "setting the flag even raises an error. Which line calls requires_grad_() on a tensor that was passed to you?",
+    "setting the flag even raises an error. Which line calls requires_grad_() on a tensor that was passed in?",
 )
 
 _FIRST = (BARRIER_QUESTION, REQUIRES_GRAD_QUESTION)
@@ -154,28 +154,28 @@ _GENERAL = (
     LATE_QUESTION,
     Question(
         lambda d: any(d.kind(name) == "none" for name in d.names),
-        "Follow the tensor from the input to the output. Where does the tensor leave autograd's graph? Or is there a "
-        "rank that never uses the tensor?",
+        "Trace the tensor from the input to the output. Where does the tensor leave autograd's graph? Or does one "
+        "of the ranks never use the tensor?",
     ),
     Question(
         lambda d: d.aspect == "order",
-        "All the correct elements are there, but they're in the wrong places. In which order do you concatenate the "
+        "All the correct elements are there, but they're in the wrong places. In what order do you concatenate the "
         "ranks' shards or arrange the dimensions? Which order is correct?",
     ),
     Question(
         lambda d: d.aspect == "scale",
-        "The result is correct, except that it's multiplied by a constant. How many times do you add each term? What "
-        "do you multiply or divide the result by?",
+        "The result is correct, except that it's multiplied by a constant. How many times does your code add each "
+        "rank's term? Does your code multiply or divide the sum by anything?",
     ),
     Question(
         lambda d: all("traffic" in name for name in d.names),
-        "The values are correct, but the traffic isn't. Which collective is missing, unnecessary, or larger than it "
-        "has to be?",
+        "The values are correct, but the number of bytes sent isn't. Is a collective missing or unnecessary? Or "
+        "does a collective send more than it has to?",
     ),
     Question(
         lambda d: True,
-        "At this point, should each rank have the full tensor, its own slice, or one term of a sum? Which of these "
-        "three does each rank actually have?",
+        "At this point, should each rank have the full tensor, its own slice, or one term of a sum? And what does "
+        "each rank actually have?",
     ),
 )
 
