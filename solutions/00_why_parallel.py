@@ -19,15 +19,11 @@ from tplab.memory import (
     Layout,
     MemoryMeter,
     bill,
-    gradient_bytes,
-    optimizer_bytes,
-    parameter_bytes,
     saved_for_backward,
-    tensor_bytes,
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.) Llama uses FlashAttention and no dropout, so its activations are smaller than GPT-2's would be at the same size.
+# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.) The bars for GPT-2 include dropout and all attention scores, but Llama trains without dropout and doesn't save its scores. You'll soon see how much that matters.
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
@@ -126,27 +122,8 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 check("0.1", state_bytes)
 
 # %% [markdown]
-# With Adam in mixed precision, the weights take 2 bytes per parameter, the gradients take 2 bytes, and the optimizer state takes 12 bytes. So training takes **16 bytes per parameter**. You'll need this number often. Let's see whether a complete model also needs 16 bytes per parameter.
-
-# %%
-half = GPT(SMALL).bfloat16()
-master = [parameter.detach().float().requires_grad_() for parameter in half.parameters()]  # the float32 copy
-adam = torch.optim.Adam(master)
-ids, targets = next(corpus.byte_batches(text, SMALL.seq_length, 2, 1, seed=0))
-half(ids, targets).backward()
-for copy, parameter in zip(master, half.parameters(), strict=True):
-    copy.grad = parameter.grad.float()
-adam.step()
-sizes = {
-    "weights, 16 bits": parameter_bytes(half),
-    "gradients, 16 bits": gradient_bytes(half),
-    "the optimizer's copy of the weights, float32": tensor_bytes(master),
-    "Adam's m and v, float32": optimizer_bytes(adam),
-}
-sizes["total"] = sum(sizes.values())
-viz.table([{"what": name, "bytes per parameter": f"{size / parameters:.3f}"} for name, size in sizes.items()])
-
-# %% [markdown]
+# With Adam in mixed precision, the weights take 2 bytes per parameter, the gradients take 2 bytes, and the optimizer state takes 12 bytes. So training takes **16 bytes per parameter**. You'll need this number often.
+#
 # ## How many parameters?
 #
 # Papers report rounded parameter counts, but you can calculate the exact number from a model's configuration. Here's the model we just trained, layer by layer. We write `b` for the batch size, `s` for the sequence length, and `h` for the hidden size. A GPT has `L` layers with `a` attention heads each, and its vocabulary has `v` tokens.
@@ -249,21 +226,21 @@ for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
     with saved_for_backward(layer) as kept:
         layer(x)
     h, a = SMALL.hidden_size, SMALL.num_heads
-    statistics = sum(size for shape, _, size in kept.pieces if shape == (b, s, 1))  # of the two norms
+    sizes = {what: size for what, (_, _, size) in zip(SAVED_BY_LAYER, kept.pieces, strict=True)}
     rows.append(
         {
             "b": b,
             "s": s,
             "states": 16 * sum(parameter.numel() for parameter in layer.parameters()),
-            "saved by autograd": kept.bytes - statistics,
-            "scores only": sum(size for shape, _, size in kept.pieces if shape[-2:] == (s, s)),
+            "activations": sum(size for what, size in sizes.items() if not what.startswith(("mean", "spread"))),
+            "scores only": sum(size for what, size in sizes.items() if "scores" in what),
             "sbh(34 + 5as/h)": s * b * h * 34 + 5 * a * s * s * b,
         }
     )
 viz.table(rows, title="one layer, bytes")
 
 # %% [markdown]
-# The last column is a famous formula (Korthikanti et al. 2022, equation 1), and it agrees with the measurement to the byte. (We leave out the means and variances of the norms.)
+# The last column is a famous formula (Korthikanti et al. 2022, equation 1), and it matches the measured activations to the byte. (We leave out the means and variances of the norms.)
 #
 # $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
 #
@@ -339,30 +316,16 @@ def average_loss(model: nn.Module, batches) -> float:
 check("0.3", average_loss)
 
 # %% [markdown]
-# ## Models that don't fit on any laptop
+# ## Three ways to share the bill
 #
-# PyTorch has a device called `"meta"`. Tensors on this device have a shape and a dtype but don't take up any memory. Autograd works with them as usual, so we can build all of GPT-3 on your laptop and find out how much one of its layers saves.
-
-# %%
-GPT3 = memory.PRESETS["GPT-3 175B"]
-with torch.device("meta"):
-    layer = Layer(GPT3).bfloat16()
-    x = torch.randn(1, GPT3.seq_length, GPT3.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [1, 2048, 12288]
-    with saved_for_backward(layer) as kept:
-        layer(x)
-    count = sum(parameter.numel() for parameter in GPT(GPT3).parameters())
-print(f"GPT-3 has {count:,} parameters")
-print(f"each of its {GPT3.num_layers} layers saves {kept.bytes / 1e9:.2f} GB for a single sequence")
-
-# %% [markdown]
+# You can now calculate how much memory a model takes. What if that's more than any GPU has? Let's take GPT-3, which has 175 billion parameters.
+#
 # **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that the model can answer questions? How many 80 GB GPUs do you need to train GPT-3, at 16 bytes per parameter and not counting activations?
 
 # %% predict="0.d"
 predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 
 # %% [markdown]
-# ## Three ways to share the bill
-#
 # When you train on several GPUs, each GPU runs the same program in its own process. Every process has a number, called its **rank**. A process can only access its own memory. If it needs data from another rank, that rank has to send the data.
 #
 # With **data parallelism**, every rank holds the full model and works on different sequences. Before each optimizer step, the gradients are summed across ranks, so all copies of the model (the **replicas**) stay identical.
@@ -388,7 +351,7 @@ viz.parallelism("pipeline")
 # | | weights, gradients, optimizer state | activations |
 # |---|---|---|
 # | data parallelism | nothing is divided | each rank has those of its own sequences |
-# | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for up to `pp` micro-batches at a time |
+# | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for several micro-batches at a time (up to `pp` of them in the first stage) |
 # | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
 #
 # Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But a norm reads and writes full tensors of shape `[b, s, h]` on every rank. The same is true for the dropout after the attention block and the dropout after the MLP.
@@ -491,7 +454,7 @@ def shown(name, gpu):
 viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB", "H200, 141 GB")])
 
 # %% [markdown]
-# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. The difference comes from the activations, from everything that's replicated, and from the rules about heads and stages. And all these GPUs together hold just *one* copy of the model!
+# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. The difference comes from the activations, from everything that's replicated, and from the rules about heads and stages. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
 #
 # Now look at Llama 3 405B. According to your function, no number of H100s is enough. But Meta trained this model on H100s! What went wrong?
 #
@@ -521,7 +484,7 @@ viz.table(
 )
 
 # %% [markdown]
-# A stage has $L/pp$ layers, but the first stage has up to `pp` micro-batches in flight. The two factors cancel, so the first stage always stores the activations of $L$ layers, no matter how many stages you add. A pipeline divides the weights, but it doesn't divide these activations! We need other ways to shrink them. The last row shows one of them, **recomputation**, which saves only a layer's input and recomputes the rest in the backward pass. You'll find more ways in chapters 12 to 14.
+# A stage has $L/pp$ layers, but the first stage has up to `pp` micro-batches in flight. The two factors cancel, so the first stage always stores the activations of $L$ layers, no matter how many stages you add. A pipeline divides the weights, but it doesn't divide these activations! We need other ways to shrink them. The last row shows one of them, **recomputation**, which saves only a layer's input and recomputes the rest in the backward pass. With recomputation, the first stage fits into 80 GB. You'll find more ways in chapters 12 to 14.
 #
 # ## Break it
 #
@@ -582,6 +545,8 @@ symptoms(0)
 # - **Megatron-LM** has a function that estimates memory the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, each of `d` data-parallel ranks needs only 6 + 12/d bytes per parameter.
 #
 # - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries such as cuBLAS allocate buffers of their own.
+#
+# - **The `"meta"` device** of PyTorch has tensors with a shape and a dtype but without any memory. Autograd works with these tensors as usual, so you can measure what a layer of GPT-3 saves on your laptop. Put the measurement above into `with torch.device("meta"):`.
 #
 # - **Recomputation** is available in PyTorch as `torch.utils.checkpoint`. Megatron's *selective* recomputation recomputes only the attention scores.
 #

@@ -40,11 +40,11 @@ predict("S.a", each_rank=46)
 # %% [markdown]
 # ## Two processes, one matmul
 #
-# Now we want to compute $Y = XA$, but $A$ is too big for one process. Let's give the top half of $A$ to rank 0 and the bottom half to rank 1. Row $k$ of $A$ is only ever multiplied by column $k$ of $X$, so each rank needs only half of $X$'s columns.
+# Now we want to compute $Y = XA$, but $A$ is too big for one process. Let's give the top half of $A$ to rank 0 and the bottom half to rank 1. In a matmul, the top half of $A$ is only ever multiplied by the left half of $X$, and the bottom half of $A$ is only ever multiplied by the right half of $X$. So each rank needs only its own half of $X$, too.
 
 # %%
-X = torch.tensor([[1.0, 2, 3, 4], [0, 1, 0, -1]])
-A = torch.tensor([[1.0, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]])
+X = torch.tensor([[2.0, 1, 0, 1], [1, 0, 3, 1]])
+A = torch.tensor([[1.0, 2, 0, 1], [0, 1, 1, 0], [2, 0, 1, 1], [1, 1, 0, 2]])
 viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X @ A})
 
 # %% [markdown]
@@ -78,7 +78,7 @@ check("S.1", row_product)
 # %% [markdown] task="S.2" title="A matmul split by columns" difficulty=1 minutes=5
 # Now let's split $A$ the other way. Rank 0 gets the left half of $A$'s columns, rank 1 gets the right half, and both ranks have all of $X$. Which part of $Y$ can each rank compute this time?
 #
-# You'll want `dist.all_gather(parts, y)`. Here, `parts` is a list that you make beforehand, with one tensor for each rank. Each tensor in the list has the shape of `y`, and its values don't matter, because the call overwrites them. It fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
+# You'll want `dist.all_gather(parts, y)`. Here, `parts` is a list that you make beforehand, with one tensor per rank. Each tensor in the list has the same shape as `y`, and its values don't matter, because `all_gather` overwrites them. The call fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
 
 
 # %% exercise="S.2"

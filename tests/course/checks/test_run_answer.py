@@ -41,7 +41,9 @@ def test_the_case_that_fails_is_named_and_asked_about() -> None:
     def answer(case, number):
         return number if case == "one" else number + None
 
-    with pytest.raises(CheckFailed, match=r"p = 2, case\(two\): your code fails on (every rank|rank [01])\.") as failure:
+    with pytest.raises(
+        CheckFailed, match=r"p = 2, case\(two\): your code fails on (every rank|rank [01])\."
+    ) as failure:
         try_cases(answer)
     assert failure.value.question == "Which two?"
     assert "number + None" in failure.value.report

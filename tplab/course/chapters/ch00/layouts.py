@@ -108,10 +108,7 @@ def _ask(
         return (
             f"Your layout takes {said.gpus} GPUs, but {enough} are enough. Did you try all combinations of tp and pp?"
         )
-    return (
-        "Both layouts need the same number of GPUs. Which of these two layouts should you return, according to the "
-        "task?"
-    )
+    return "Both layouts need the same number of GPUs. Which of these two layouts does the task ask for?"
 
 
 def _must_refuse(
