@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Why parallel
 #
-# If you've ever run out of memory during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll learn to calculate how much memory any GPT needs, and you'll find the smallest number of GPUs that can train it. About 75 minutes.
+# If you've ever run out of memory during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll calculate how much memory any GPT needs, and you'll find the fewest GPUs that can train it. About 75 minutes.
 
 # %% tags=["setup"]
 
@@ -23,7 +23,7 @@ from tplab.memory import (
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.) The bars for GPT-2 include dropout and all attention scores, but Llama trains without dropout and doesn't save its scores. You'll soon see how much that matters.
+# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.) GPT-2 uses dropout and saves its attention scores, but Llama does neither.
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
@@ -44,7 +44,7 @@ viz.bill(
 # - The **optimizer state** is what the optimizer remembers from earlier steps.
 # - The **activations** are intermediate results that the forward pass saves because the backward pass will need them.
 #
-# Let's watch these tensors come and go. Our model is a small GPT in plain PyTorch. We take two training steps with Adam in float32, and `MemoryMeter` tracks every tensor from its creation until it's freed.
+# Let's watch these tensors come and go. We train a small GPT in plain PyTorch for two steps with Adam in float32, and `MemoryMeter` tracks every tensor from its creation until it's freed.
 #
 # **Predict** before you run the next cell. Which of the two training steps has the higher memory peak? In which phase of a step does the optimizer state first appear? (Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the optimizer step.)
 
@@ -76,7 +76,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 #
 # ## What does an optimizer remember?
 #
-# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. The optimizer's running averages are stored in float32, too.
+# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. It stores its running averages in float32, too.
 #
 # Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ both have shape `[n, m]`.
 #
@@ -232,7 +232,7 @@ for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
             "b": b,
             "s": s,
             "states": 16 * sum(parameter.numel() for parameter in layer.parameters()),
-            "activations": sum(size for what, size in sizes.items() if not what.startswith(("mean", "spread"))),
+            "activations": sum(size for what, size in sizes.items() if not what.startswith(("mean", "1/std"))),
             "scores only": sum(size for what, size in sizes.items() if "scores" in what),
             "sbh(34 + 5as/h)": s * b * h * 34 + 5 * a * s * s * b,
         }

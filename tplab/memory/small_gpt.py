@@ -57,7 +57,7 @@ class Layer(nn.Module):
 SAVED_BY_LAYER = (
     "input of the attention norm",
     "mean of the attention norm",
-    "spread of the attention norm",
+    "1/std of the attention norm",
     "input of Q, K, and V",
     "K",
     "Q",
@@ -69,7 +69,7 @@ SAVED_BY_LAYER = (
     "dropout mask after attention",
     "input of the MLP norm",
     "mean of the MLP norm",
-    "spread of the MLP norm",
+    "1/std of the MLP norm",
     "input of up",
     "input of GELU",
     "input of down",
