@@ -213,7 +213,7 @@ viz.table(
 )
 
 # %% [markdown]
-# **Predict.** Suppose you double the batch size `b`. By what factor do the `states` grow, which are the weights, gradients, and optimizer state together? By what factor do the activations grow? Now suppose you double `s` instead. By what factor does the memory for the attention scores grow?
+# **Predict.** Let's call a model's weights, gradients, and optimizer state its **states**. Suppose you double the batch size `b`. By what factor do the states grow? By what factor do the activations grow? Now suppose you double `s` instead. By what factor does the memory for the attention scores grow?
 
 # %% predict="0.b"
 predict("0.b", states=1, activations=2, scores=4)
@@ -407,14 +407,14 @@ viz.explore(
 #
 # - If several layouts need the same number of GPUs, return the layout with the smallest `tp`, because it communicates the least.
 #
-# If no layout fits, raise a `ValueError`. Its message should say how many bytes each GPU would need to have so that at least one layout fits.
+# If no layout fits, raise a `ValueError`. Its message should contain the smallest `gpu_bytes` for which at least one layout would fit.
 
 
 # %% exercise="0.4"
 def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> Layout:
     """Return the Layout(tp=..., pp=...) with the fewest GPUs on which every GPU needs at most gpu_bytes.
 
-    If no layout fits, raises ValueError with the smallest gpu_bytes for which one would fit.
+    If no layout fits, raises ValueError, and its message contains the smallest gpu_bytes for which one would fit.
     """
     ### BEGIN SOLUTION
     layouts = [
@@ -433,9 +433,9 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 
 
 # %% [markdown] hints="0.4"
-# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Don't guess which stage needs the most memory. Check every stage!
+# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage that is, check every stage!
 # 2. If you leave out `stage`, `bill(config, layout)` returns the bill for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
-# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, find the smallest number of bytes that any layout needs on its fullest GPU, and include that number in the error message.
+# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, write `min(needs.values())` into the error message, where `needs` holds the result of `bill(config, layout).total` for each layout.
 
 # %% check="0.4"
 check("0.4", smallest_layout)
@@ -546,7 +546,7 @@ symptoms(0)
 #
 # - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries such as cuBLAS allocate buffers of their own.
 #
-# - **The `"meta"` device** of PyTorch has tensors with a shape and a dtype but without any memory. Autograd works with these tensors as usual, so you can measure what a layer of GPT-3 saves on your laptop. Put the measurement above into `with torch.device("meta"):`.
+# - **The `"meta"` device** is PyTorch's device for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you put the measurement above into `with torch.device("meta"):`, you can find out on your laptop what a layer of GPT-3 saves.
 #
 # - **Recomputation** is available in PyTorch as `torch.utils.checkpoint`. Megatron's *selective* recomputation recomputes only the attention scores.
 #

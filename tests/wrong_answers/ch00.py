@@ -209,8 +209,8 @@ LAYOUTS = [
     ("returns None where nothing fits", search(("        raise ValueError", "        return None\n        raise ValueError")), "What should your function do if no layout fits"),
     ("returns the best where nothing fits", search(("        raise ValueError", "        return min(layouts, key=needs.get)\n        raise ValueError")), "What should your function do if no layout fits"),
     ("another error", search(("raise ValueError", "raise RuntimeError")), "What should your function do if no layout fits"),
-    ("an error that does not say how much", search(("even the best layout needs {min(needs.values())} bytes on a GPU with {gpu_bytes}", "nothing fits")), "should say how many bytes even the best layout needs"),
-    ("names the bytes of a single GPU", search(("min(needs.values())", "max(needs.values())")), "should say how many bytes even the best layout needs"),
+    ("an error that does not say how much", search(("even the best layout needs {min(needs.values())} bytes on a GPU with {gpu_bytes}", "nothing fits")), "should contain the smallest gpu_bytes"),
+    ("names the bytes of a single GPU", search(("min(needs.values())", "max(needs.values())")), "should contain the smallest gpu_bytes"),
 ]  # fmt: skip
 
 WRONG = [

@@ -52,8 +52,8 @@ COLUMN = [
         parts = [torch.empty_like(y_shard) for _ in range(world_size)]
         dist.all_gather(parts, y_shard)
         return torch.cat(parts[rank:] + parts[:rank], dim=-1)
-        """), "fills its list in rank order"),
-    ("the other way round", column(swap(GATHER, "cat(parts", "cat(parts[::-1]")), "fills its list in rank order"),
+        """), "fills the list in rank order"),
+    ("the other way round", column(swap(GATHER, "cat(parts", "cat(parts[::-1]")), "fills the list in rank order"),
     ("one list of the same tensor p times", column(swap(GATHER, " for _ in range(dist.get_world_size())]", "] * dist.get_world_size()")), "Does your list contain p different tensors"),
     ("gathers twice", column(swap(GATHER, "dist.all_gather(parts, y_shard)\n", "dist.all_gather(parts, y_shard)\n" * 2)), "Which of your two calls can you remove"),
     ("broadcasts x first, to be safe", column("dist.broadcast(x, src=0)" + GATHER), "why does your code need a broadcast"),
@@ -99,7 +99,7 @@ ROW = [
     ("returns what all_reduce returns", row("y = x_shard @ a_shard\nreturn dist.all_reduce(y)"), "both return None"),
     ("the mean", row(swap(REDUCE, "return y", "return y / dist.get_world_size()")), "Is Y the average or the sum of the ranks' results"),
     ("the maximum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, op=dist.ReduceOp.MAX)")), "Which operation combines partial sums"),
-    ("gathers and adds", row(GATHER_TERMS + "return sum(parts)"), "Which collective does the addition for you"),
+    ("gathers and adds", row(GATHER_TERMS + "return sum(parts)"), "Which collective does the summing for you"),
     ("gathers and puts side by side", row(GATHER_TERMS + "return torch.cat(parts, dim=-1)"), "Should you concatenate these results"),
     ("adds on rank 0 only", row(swap(REDUCE, "all_reduce(y)", "reduce(y, dst=0)")), "Which collective gives the result to every rank"),
     ("to rank 0 and back", row(swap(REDUCE, "all_reduce(y)", "reduce(y, dst=0)\ndist.broadcast(y, src=0)")), "Which single collective does both"),

@@ -28,7 +28,8 @@ PREDICTIONS = {
         wrong={
             ("states", 2): "Does the model get a second copy of its weights when you feed it twice as much data?",
             "states": "Does the number of weights depend on the batch size?",
-            "activations": "The layer saves the same tensors for every sequence. How many sequences are there now?",
+            "activations": "The layer saves the same kinds of tensors for every sequence. How many sequences are there "
+            "now?",
             ("scores", 2): "The scores have shape [b, a, s, s]. How many times does s appear in that shape?",
             "scores": "The scores have shape [b, a, s, s]. What happens to s · s when you double s?",
         },
@@ -94,8 +95,8 @@ PREDICTIONS = {
             (
                 "bytes",
                 44,
-            ): "You divided the scores by 8, but kept all of the 34. Which of the other tensors belong to the inside "
-            "of attention or the MLP?",
+            ): "You divided the scores by 8, but kept all of the 34. Which of the other tensors are computed "
+            "inside the attention block or the MLP?",
             "bytes": "Go through the table of saved tensors. Each rank stores an eighth of every tensor inside the "
             "attention block or the MLP. Each rank stores the full inputs of the norms, the full inputs of Q, K, V, "
             "and `up`, and the full dropout masks after the attention block and the MLP.",
@@ -106,8 +107,8 @@ PREDICTIONS = {
         "stage has a single layer. By what factor do the first stage's activations shrink?",
         answer={"activations_shrink_by": 1},
         why="With pp = 2, the first stage stores the activations of 63 layers for 2 micro-batches. With pp = 126, it "
-        "stores the activations of 1 layer for 126 micro-batches. Both times, the product is 126, so the activations "
-        "don't shrink at all.",
+        "stores the activations of 1 layer for 126 micro-batches. In both cases, the product is 126, so the "
+        "activations don't shrink at all.",
         wrong={
             ("activations_shrink_by", 63): "The number of layers shrinks by a factor of 63. But how many micro-batches "
             "does the first stage store at a time?",

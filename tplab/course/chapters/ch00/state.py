@@ -24,7 +24,7 @@ _GONE = (
     "Your number either is the sum of all three entries or includes float32 gradients. The float32 gradients are freed "
     "after the step. Which values does the optimizer still need in the next step?"
 )
-_TOTAL = "This is the sum of all three entries. Which of the three does this entry ask for?"
+_TOTAL = "This is the sum of all three entries. Which of the three values belongs in this entry?"
 _EXACT = (
     "Your results are correct for smaller matrices, but not for a matrix this large. Python's integers are exact at "
     "any size, so which line turns an integer into a less exact number?"

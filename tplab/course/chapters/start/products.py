@@ -234,7 +234,7 @@ ROW_QUESTIONS = (
     ),
     checks.Question(
         sent("all_gather"),
-        "Y is correct, but every rank received p tensors of the size of Y and summed them locally. Which collective "
+        "Y is correct, but every rank received p tensors the size of Y and summed them locally. Which collective "
         "does the summing for you?",
     ),
     checks.Question(
