@@ -1,9 +1,7 @@
 # %% [markdown]
 # # 00 · Why parallel
 #
-# If you've ever run out of memory during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll learn to calculate how much memory any GPT needs, and you'll find the smallest number of GPUs that can train it.
-#
-# We won't distribute anything yet, so all you need is PyTorch. About 75 minutes.
+# If you've ever run out of memory during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll calculate how much memory any GPT needs, and you'll find the fewest GPUs that can train it. About 75 minutes.
 
 # %% tags=["setup"]
 
@@ -15,25 +13,23 @@ from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.memory import (
     GPT,
+    SAVED_BY_LAYER,
     GPTConfig,
     Layer,
     Layout,
     MemoryMeter,
     bill,
-    gradient_bytes,
-    optimizer_bytes,
-    parameter_bytes,
     saved_for_backward,
-    tensor_bytes,
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.)
+# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.) GPT-2 uses dropout and saves its attention scores, but Llama does neither.
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
+print(f"Llama 3 405B would need {bill(memory.PRESETS['Llama 3 405B']).total / 1e9:,.0f} GB")
 viz.bill(
-    {name: bill(config) for name, config in memory.PRESETS.items()},
+    {name: bill(memory.PRESETS[name]) for name in ("GPT-2 1.5B", "Llama 3 8B")},
     capacity=H100,
     title="Training on one GPU: what it would have to hold",
 )
@@ -44,13 +40,13 @@ viz.bill(
 # While a model trains, four kinds of tensors take up memory.
 #
 # - The **weights** are the values that the model learns.
-# - The **gradients** are computed in the backward pass. There's one for each weight.
+# - The **gradients** are the values that the backward pass computes, one for each weight.
 # - The **optimizer state** is what the optimizer remembers from earlier steps.
 # - The **activations** are intermediate results that the forward pass saves because the backward pass will need them.
 #
-# Let's watch all four kinds. Our model is a GPT in plain PyTorch that's small enough for any laptop. We take two training steps with Adam in float32, and `MemoryMeter` keeps track of every tensor from its creation until it's freed.
+# Let's watch these tensors come and go. We train a small GPT in plain PyTorch for two steps with Adam in float32, and `MemoryMeter` tracks every tensor from its creation until it's freed.
 #
-# **Predict** before you run the next cell. In which of the two steps will memory use peak? In which phase of a step will the optimizer state first appear? (Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the optimizer step.)
+# **Predict** before you run the next cell. Which of the two training steps has the higher memory peak? In which phase of a step does the optimizer state first appear? (Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the optimizer step.)
 
 # %% predict="0.a"
 predict("0.a", highest_peak_in_step=2, optimizer_state_appears_in_phase=3)
@@ -76,13 +72,13 @@ parameters = sum(parameter.numel() for parameter in model.parameters())
 viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 
 # %% [markdown]
-# Follow the curve from left to right. Building the model allocates its weights. During the forward pass, memory use climbs because activations are being saved. The backward pass then frees the activations one by one, and gradients take their place. Finally, the optimizer step allocates the optimizer state, and that memory is never freed again.
+# Follow the curve from left to right. During the forward pass, memory use climbs because activations are being saved. The backward pass then frees the activations one by one, and gradients take their place. Finally, the optimizer step allocates the optimizer state, and that memory is never freed again.
 #
 # ## What does an optimizer remember?
 #
-# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. The optimizer's running averages are stored in float32, too.
+# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. It stores its running averages in float32, too.
 #
-# Every optimizer keeps different running averages, and its update rule tells you which ones. Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ have the shape `[n, m]`.
+# Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ both have shape `[n, m]`.
 #
 # | | update in every step |
 # |---|---|
@@ -93,9 +89,9 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 # | `"adafactor"` | $r \leftarrow \beta r + (1-\beta)\,\mathrm{rowmeans}(g^2), \quad c \leftarrow \beta c + (1-\beta)\,\mathrm{columnmeans}(g^2), \quad w \leftarrow w - \eta\, g / \sqrt{r c^T / \mathrm{mean}(r)}$ |
 
 # %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=12
-# Which tensors in these rules have to be kept until the next step? How many elements does each of those tensors have? Write a function that returns how many bytes the weights, the gradients, and the optimizer state of a single matrix take up after one step. The matrix is trained either in float32 or in mixed precision, as described above.
+# Write a function that returns how many bytes the weights, the gradients, and the optimizer state of a single matrix take up after one step. The matrix is trained either in float32 or in mixed precision, as described above.
 #
-# The check compares your results with the sizes of real tensors after a real step of `torch.optim`. (Leave out the step counter, which is just one number per tensor.)
+# The check compares your results with real tensors after a real step of `torch.optim`. (Leave out the step counter, which is just one number per tensor.)
 
 
 # %% exercise="0.1"
@@ -118,7 +114,7 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 
 
 # %% [markdown] hints="0.1"
-# 1. Go through one of the rules. For each variable, ask yourself whether the next step reads its old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about $m$?
+# 1. Which tensors in an update rule have to be kept until the next step? For each variable, ask yourself whether the next step reads its old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about $m$?
 # 2. The matrices $m$, $v$, and $u$ are as large as $w$. But $r$ has only one element per row, and $c$ has only one element per column.
 # 3. Weights and gradients take 4 bytes per element, or 2 bytes in mixed precision. Depending on its update rule, the optimizer remembers 0, `n*m`, `2*n*m`, `3*n*m`, or `n + m` elements, at 4 bytes each. In mixed precision, its copy of the weights takes another `4*n*m` bytes.
 
@@ -126,30 +122,11 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 check("0.1", state_bytes)
 
 # %% [markdown]
-# With Adam in mixed precision, the weights take 2 bytes per parameter, the gradients take 2 bytes, and the optimizer state takes 12 bytes. So training takes **16 bytes per parameter**. You'll need this number often. Let's see whether a complete model also needs 16 bytes per parameter.
-
-# %%
-half = GPT(SMALL).bfloat16()
-master = [parameter.detach().float().requires_grad_() for parameter in half.parameters()]  # the float32 copy
-adam = torch.optim.Adam(master)
-ids, targets = next(corpus.byte_batches(text, SMALL.seq_length, 2, 1, seed=0))
-half(ids, targets).backward()
-for copy, parameter in zip(master, half.parameters(), strict=True):
-    copy.grad = parameter.grad.float()
-adam.step()
-sizes = {
-    "weights, 16 bits": parameter_bytes(half),
-    "gradients, 16 bits": gradient_bytes(half),
-    "the optimizer's copy of the weights, float32": tensor_bytes(master),
-    "Adam's m and v, float32": optimizer_bytes(adam),
-}
-sizes["total"] = sum(sizes.values())
-viz.table([{"what": name, "bytes per parameter": f"{size / parameters:.3f}"} for name, size in sizes.items()])
-
-# %% [markdown]
+# With Adam in mixed precision, the weights take 2 bytes per parameter, the gradients take 2 bytes, and the optimizer state takes 12 bytes. So training takes **16 bytes per parameter**. You'll need this number often.
+#
 # ## How many parameters?
 #
-# Papers report rounded parameter counts, but you can calculate the exact number from a model's configuration. Here's the model that we've just trained, layer by layer. We write `b` for the batch size, `s` for the sequence length, and `h` for the hidden size. A GPT has `L` layers with `a` attention heads each, and its vocabulary has `v` tokens.
+# Papers report rounded parameter counts, but you can calculate the exact number from a model's configuration. Here's the model we just trained, layer by layer. We write `b` for the batch size, `s` for the sequence length, and `h` for the hidden size. A GPT has `L` layers with `a` attention heads each, and its vocabulary has `v` tokens.
 
 # %%
 model
@@ -167,7 +144,7 @@ model
 #
 # - `learned_positions` says whether there's a table of `seq_length` position vectors, as in the model above.
 #
-# - `tied_embedding` says whether the output layer (`head`) uses the embedding's table. If `tied_embedding` is false, the output layer has its own table of the same size.
+# - `tied_embedding` says whether the output layer (`head`) shares the embedding's weight. If `tied_embedding` is false, the output layer has its own weight of the same size.
 #
 # The check builds real modules for GPT-2, Llama, and random models in between, and it counts their parameters.
 
@@ -192,7 +169,7 @@ def parameter_count(config: GPTConfig) -> int:
 # %% [markdown] hints="0.2"
 # 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. Which tensors appear only once? Which tensors appear in every layer?
 # 2. `nn.Linear(n, m)` has `n * m` weights, and it has `m` more parameters if there's a bias. Attention contains four linear layers, and the MLP contains two or three. Which linear layers depend on `kv_heads`? Which linear layers depend on `ffn_size`?
-# 3. Each layer has two norms. Its attention has `q` and `out` with `h * h` weights each, and `k` and `v` with `h * kv_heads * head_dim` weights each. Its MLP has `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If `bias` is true, each of these linear layers has one bias element per output feature. Outside the layers, there are one or two tables of size `vocab_size * h`, perhaps a table of size `seq_length * h`, and a final norm.
+# 3. Each layer has two norms. Its attention has `q` and `out` with `h * h` weights each, and `k` and `v` with `h * kv_heads * head_dim` weights each. Its MLP has `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If `bias` is true, each of these linear layers has one bias element per output feature. Outside the layers, the embedding has `vocab_size * h` parameters, and so does the output layer unless it's tied. The position table, if there is one, has `seq_length * h` parameters. Don't forget the final norm.
 
 # %% check="0.2"
 check("0.2", parameter_count)
@@ -220,33 +197,23 @@ viz.table(rows)
 # %% [markdown]
 # ## Activations
 #
-# So far, it hasn't mattered how much data you feed into the model. But the activations grow with the batch size and the sequence length. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits.
+# The fourth kind of memory depends on the data you feed into the model. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits. The last column shows the bytes for each of the $s \cdot b \cdot h$ elements of the layer's input.
 
 # %%
 layer = Layer(SMALL).bfloat16()
 x = torch.randn(2, SMALL.seq_length, SMALL.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [b, s, h]
 with saved_for_backward(layer) as kept:
     layer(x)
-NAMES = """input of the first norm; its mean; its spread; input of Q, K and V; K; Q; softmax of the scores; dropout mask;
-V; scores after dropout; input of out; dropout mask; input of the second norm; its mean; its spread; input of up;
-input of GELU; input of down; dropout mask"""
-NAMES = [name.strip() for name in NAMES.split(";")]
 viz.table(
     [
-        {"what": what, "shape": str(list(shape)), "dtype": str(dtype).removeprefix("torch."), "bytes": size}
-        for what, (shape, dtype, size) in zip(NAMES, kept.pieces, strict=True)
+        {"what": what, "shape": str(list(shape)), "bytes": size, "bytes per element": f"{size / x.numel():.2f}"}
+        for what, (shape, _, size) in zip(SAVED_BY_LAYER, kept.pieces, strict=True)
     ],
     title=f"b = 2, s = 64, h = 128, a = 4: {kept.bytes:,} bytes saved",
 )
 
 # %% [markdown]
-# If you ignore the tiny means and variances of the norms and add up everything else, you get a famous formula (Korthikanti et al. 2022, equation 1):
-#
-# $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
-#
-# The 34 comes from the tensors with shape `[b, s, h]` and from the MLP's tensors with shape `[b, s, 4h]`. The second term comes from the attention scores, whose shape is `[b, a, s, s]`. For each score, the output of the softmax takes 2 bytes, the dropout mask takes 1 byte, and the output of the dropout takes 2 bytes.
-#
-# **Predict.** Suppose you double the batch size `b`. By what factor does the total size of the weights, gradients, and optimizer state grow? (That's `states` below.) By what factor do the activations grow? Now suppose you double `s` instead. By what factor does the memory for the *scores* grow?
+# **Predict.** Let's call a model's weights, gradients, and optimizer state its **states**. Suppose you double the batch size `b`. By what factor do the states grow? By what factor do the activations grow? Now suppose you double `s` instead. By what factor does the memory for the attention scores grow?
 
 # %% predict="0.b"
 predict("0.b", states=1, activations=2, scores=4)
@@ -259,25 +226,37 @@ for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
     with saved_for_backward(layer) as kept:
         layer(x)
     h, a = SMALL.hidden_size, SMALL.num_heads
-    statistics = sum(size for shape, _, size in kept.pieces if shape == (b, s, 1))  # of the two norms
+    sizes = {what: size for what, (_, _, size) in zip(SAVED_BY_LAYER, kept.pieces, strict=True)}
     rows.append(
         {
             "b": b,
             "s": s,
             "states": 16 * sum(parameter.numel() for parameter in layer.parameters()),
-            "saved by autograd": kept.bytes - statistics,
+            "activations": sum(size for what, size in sizes.items() if not what.startswith(("mean", "1/std"))),
+            "scores only": sum(size for what, size in sizes.items() if "scores" in what),
             "sbh(34 + 5as/h)": s * b * h * 34 + 5 * a * s * s * b,
-            "scores only": 5 * a * s * s * b,
         }
     )
 viz.table(rows, title="one layer, bytes")
 
 # %% [markdown]
-# The formula and the measurement agree to the byte. Notice how fast the scores grow! That's why long sequences are expensive. It's also why almost everyone uses **FlashAttention** (Dao et al. 2022) today. Instead of saving the scores, FlashAttention recomputes them in the backward pass.
+# The last column is a famous formula (Korthikanti et al. 2022, equation 1), and it matches the measured activations to the byte. (We leave out the means and variances of the norms.)
+#
+# $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
+#
+# You can find both terms in the first table. The rows for the scores add up to 10 bytes per element, which is $5as/h$ for this layer, and the remaining rows add up to 34. Notice how fast the scores grow! That's why almost everyone uses **FlashAttention** (Dao et al. 2022) today. Instead of saving the scores, FlashAttention recomputes them in the backward pass.
 #
 # ## Fix it
 #
-# Activations are also behind one of the most common memory bugs. The bug happens when a loop adds up its losses to print their average at the end. Google's Brax shipped this bug in its PyTorch training example (google/brax, pull request 152), and PyTorch's FAQ has warned about it for years. Here's the same bug in a validation loop.
+# To print the average loss, many programs run `total = total + loss` for every batch. That looks harmless.
+#
+# **Predict.** Suppose a validation loop runs this line for each of 12 batches. At the end of the loop, how many batches still have their activations in memory? A *training* loop also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
+
+# %% predict="0.c"
+predict("0.c", validation=12, training=0)
+
+# %% [markdown]
+# Let's see what happens in the validation loop.
 
 
 # %%
@@ -289,15 +268,24 @@ def as_shipped(model, batches):
     return total / count
 
 
+def marked(batches):
+    for number, batch in enumerate(batches, start=1):
+        meter.mark(f"batch {number}")
+        yield batch
+
+
 with MemoryMeter() as meter:
     meter.mark("build")
     model = GPT(SMALL)
-    meter.mark("validate")
-    loss = as_shipped(model, corpus.byte_batches(text, SMALL.seq_length, 4, 12, seed=0))
-viz.live_memory(meter, title="a validation loop over 12 batches")
+    before = meter.live
+    loss = as_shipped(model, marked(corpus.byte_batches(text, SMALL.seq_length, 4, 4, seed=0)))
+print(f"each batch leaves {(meter.live - before) / 4 / 1e6:.1f} MB behind")
+viz.live_memory(meter, title="a validation loop over 4 batches")
 
 # %% [markdown] task="0.3" title="Fix a validation loop" difficulty=2 minutes=8
-# The memory use looks like a staircase! On a GPU, you'd run out of memory somewhere in the middle of the validation set. Fix the function so that it still returns the same average, but its memory use no longer grows with the number of batches. There's no backward pass here, so the function shouldn't keep any activations at all. It also shouldn't change the model.
+# Memory use climbs with every batch and never comes back down. Sooner or later, you'd run out of memory in the middle of the validation set. Google's Brax shipped this bug in a training example (google/brax, pull request 152).
+#
+# Fix the function. It should return the same average without changing the model, and it should take no more memory than it really needs.
 
 
 # %% exercise="0.3"
@@ -328,36 +316,16 @@ def average_loss(model: nn.Module, batches) -> float:
 check("0.3", average_loss)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice this bug for so long? Suppose a loop executes `total = total + loss` for each of 12 batches. At the end of a validation loop, how many batches still have their activations in memory? A *training* loop also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
-
-# %% predict="0.c"
-predict("0.c", validation=12, training=0)
-
-# %% [markdown]
-# ## Models that don't fit on any laptop
+# ## Three ways to share the bill
 #
-# PyTorch has a device called `"meta"`. Tensors on this device have a shape and a dtype but don't take up any memory. Autograd works with them as usual, so we can build all of GPT-3 on your laptop and find out how much one of its layers saves.
-
-# %%
-GPT3 = memory.PRESETS["GPT-3 175B"]
-with torch.device("meta"):
-    layer = Layer(GPT3).bfloat16()
-    x = torch.randn(1, GPT3.seq_length, GPT3.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [1, 2048, 12288]
-    with saved_for_backward(layer) as kept:
-        layer(x)
-    count = sum(parameter.numel() for parameter in GPT(GPT3).parameters())
-print(f"GPT-3 has {count:,} parameters")
-print(f"each of its {GPT3.num_layers} layers saves {kept.bytes / 1e9:.2f} GB for a single sequence")
-
-# %% [markdown]
+# You can now calculate how much memory a model takes. What if that's more than any GPU has? Let's take GPT-3, which has 175 billion parameters.
+#
 # **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that the model can answer questions? How many 80 GB GPUs do you need to train GPT-3, at 16 bytes per parameter and not counting activations?
 
 # %% predict="0.d"
 predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 
 # %% [markdown]
-# ## Three ways to share the bill
-#
 # When you train on several GPUs, each GPU runs the same program in its own process. Every process has a number, called its **rank**. A process can only access its own memory. If it needs data from another rank, that rank has to send the data.
 #
 # With **data parallelism**, every rank holds the full model and works on different sequences. Before each optimizer step, the gradients are summed across ranks, so all copies of the model (the **replicas**) stay identical.
@@ -383,19 +351,21 @@ viz.parallelism("pipeline")
 # | | weights, gradients, optimizer state | activations |
 # |---|---|---|
 # | data parallelism | nothing is divided | each rank has those of its own sequences |
-# | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for up to `pp` micro-batches at a time |
+# | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for several micro-batches at a time (up to `pp` of them in the first stage) |
 # | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
 #
-# Why only "some"? Inside attention and the MLP, each rank works on its own slice. But at the norms and dropouts in between, every rank holds the same full tensors of shape `[b, s, h]`. So only part of the formula is divided by `p` (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
+# Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But a norm reads and writes full tensors of shape `[b, s, h]` on every rank. The same is true for the dropout after the attention block and the dropout after the MLP.
 #
-# $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
-#
-# **Predict.** In GPT-3, $5as/h$ is 80, so a layer saves 114 bytes for each of its $s \cdot b \cdot h$ elements. If you split the layer over 8 tensor-parallel ranks, how many bytes per element does each rank have to store?
+# **Predict.** In GPT-3, a layer saves 34 + 80 = 114 bytes per element, and the 80 comes from the scores. Suppose you split this layer over 8 tensor-parallel ranks. Go through the table of saved tensors again. How many bytes per element does each rank have to store?
 
 # %% predict="0.e"
 predict("0.e", bytes=23)
 
 # %% [markdown]
+# In general, tensor parallelism turns the formula into this one (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
+#
+# $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
+#
 # Now it's time to play! The bars show how much memory a GPU needs in the first and in the last pipeline stage, for Adam in mixed precision. First, change only `data`. Does any bar change? Then increase `sequence`. Which part of a bar grows the fastest?
 
 
@@ -437,14 +407,14 @@ viz.explore(
 #
 # - If several layouts need the same number of GPUs, return the layout with the smallest `tp`, because it communicates the least.
 #
-# If no layout fits, raise a `ValueError`. Its message should say how many bytes even the best layout would need on its most heavily loaded GPU.
+# If no layout fits, raise a `ValueError`. Its message should contain the smallest `gpu_bytes` for which at least one layout would fit.
 
 
 # %% exercise="0.4"
 def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> Layout:
     """Return the Layout(tp=..., pp=...) with the fewest GPUs on which every GPU needs at most gpu_bytes.
 
-    Raises ValueError if no layout fits, with the bytes that the best layout needs on its most heavily loaded GPU.
+    If no layout fits, raises ValueError, and its message contains the smallest gpu_bytes for which one would fit.
     """
     ### BEGIN SOLUTION
     layouts = [
@@ -457,15 +427,15 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
     needs = {layout: bill(config, layout).total for layout in layouts}  # of the stage that needs the most memory
     fitting = [layout for layout in layouts if needs[layout] <= gpu_bytes]
     if not fitting:
-        raise ValueError(f"even the best layout needs {min(needs.values())} bytes on a GPU that has {gpu_bytes}")
+        raise ValueError(f"no layout fits: each GPU would need {min(needs.values())} bytes, but it has {gpu_bytes}")
     return min(fitting, key=lambda layout: (layout.gpus, layout.tp))
     ### END SOLUTION
 
 
 # %% [markdown] hints="0.4"
-# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Don't guess which stage needs the most memory. Check every stage!
+# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage that is, check every stage!
 # 2. If you leave out `stage`, `bill(config, layout)` returns the bill for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
-# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, find the layout that needs the fewest bytes, and put that number into the error message.
+# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, write `min(needs.values())` into the error message, where `needs` holds the result of `bill(config, layout).total` for each layout.
 
 # %% check="0.4"
 check("0.4", smallest_layout)
@@ -473,21 +443,57 @@ check("0.4", smallest_layout)
 
 # %%
 def shown(name, gpu):
+    row = {"model": name, "GPU": gpu}
     try:
         layout = smallest_layout(memory.PRESETS[name], memory.GPUS[gpu])
-    except ValueError:
-        return {"model": name, "GPU": gpu, "tp": "-", "pp": "-", "GPUs": "not possible"}
-    return {"model": name, "GPU": gpu, "tp": layout.tp, "pp": layout.pp, "GPUs": layout.gpus}
+    except ValueError as error:
+        return row | {"GPUs": "none", "layout": str(error)}
+    return row | {"GPUs": layout.gpus, "layout": f"tp = {layout.tp}, pp = {layout.pp}"}
 
 
-viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in memory.GPUS])
+viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB", "H200, 141 GB")])
 
 # %% [markdown]
-# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. Part of the difference comes from the activations and from everything that's replicated. The rest comes from the rules about heads and stages. And all these GPUs together hold just *one* copy of the model! To finish training in a reasonable time, you'd run many such copies side by side with data parallelism.
+# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. The difference comes from the activations, from everything that's replicated, and from the rules about heads and stages. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
+#
+# Now look at Llama 3 405B. According to your function, no number of H100s is enough. But Meta trained this model on H100s! What went wrong?
+#
+# **Predict.** With `pp = 2`, the first stage has 63 of the model's 126 layers. With `pp = 126`, the first stage has a single layer. By what factor do the first stage's activations shrink? (Use the table of what each kind of parallelism divides.)
+
+# %% predict="0.f"
+predict("0.f", activations_shrink_by=1)
+
+# %%
+LLAMA = memory.PRESETS["Llama 3 405B"]
+
+
+def first_stage(pp, **options):
+    needed = bill(LLAMA, Layout(tp=8, pp=pp, **options), stage=0)
+    return {
+        "pp": pp,
+        "layers": LLAMA.num_layers // pp,
+        "weights, gradients, optimizer": f"{(needed.total - needed.activations) / 1e9:.1f} GB",
+        "activations": f"{needed.activations / 1e9:.1f} GB",
+        "recompute": options.get("recompute", "nothing"),
+    }
+
+
+viz.table(
+    [*(first_stage(pp) for pp in (2, 6, 21, 126)), first_stage(21, recompute="layers")],
+    title="Llama 3 405B with tp = 8, first stage",
+)
+
+# %% [markdown]
+# A stage has $L/pp$ layers, but the first stage has up to `pp` micro-batches in flight. The two factors cancel, so the first stage always stores the activations of $L$ layers, no matter how many stages you add. A pipeline divides the weights, but it doesn't divide these activations! We need other ways to shrink them. The last row shows one of them, **recomputation**, which saves only a layer's input and recomputes the rest in the backward pass. With recomputation, the first stage fits into 80 GB. You'll find more ways in chapters 12 to 14.
 #
 # ## Break it
 #
-# At the beginning, we asked why a model that loads without any trouble can't be trained. Let's watch it happen. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step. Where do you think it'll fail?
+# At the beginning, we asked why a model that loads without any trouble can't be trained. Let's watch it happen. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step.
+#
+# **Predict.** In which phase does the program run out of memory? (Phases 1, 2, and 3 are the forward pass, the backward pass, and the optimizer step.) Now suppose you train the same model on *two* such devices with data parallelism. In which phase does that program run out of memory?
+
+# %% predict="0.g"
+predict("0.g", one_device=3, two_devices=3)
 
 # %%
 with MemoryMeter(capacity=10_000_000) as meter:
@@ -507,9 +513,7 @@ with MemoryMeter(capacity=10_000_000) as meter:
 viz.live_memory(meter, title="10 MB: the model fits, its optimizer doesn't")
 
 # %% [markdown]
-# Everything fits until the first `optimizer.step()`. So even if a model loads and gets through a forward and a backward pass, you can't be sure that there's enough memory to train it.
-#
-# Would it help to train the same model on two devices with data parallelism? No, training still fails in the first optimizer step, because every replica holds the complete state.
+# Everything fits until the first `optimizer.step()`. So even if a model survives its first forward and backward pass, training can still run out of memory. Here are the two devices.
 
 
 # %%
@@ -529,21 +533,26 @@ def on_a_small_device():
 with show_failure():
     launch(on_a_small_device, 2)
 
+# %% [markdown]
+# A second device doesn't help, because every replica needs the complete optimizer state. The next table lists the symptoms from this chapter along with their causes.
+
 # %%
 symptoms(0)
 
 # %% [markdown]
 # <details><summary>Going deeper: the bill in the wild, and other ways to shrink it</summary>
 #
-# - **Megatron-LM** has a function that estimates memory in the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, that becomes 6 + 12/d bytes per parameter on each of `d` data-parallel ranks.
+# - **Megatron-LM** has a function that estimates memory the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, each of `d` data-parallel ranks needs only 6 + 12/d bytes per parameter.
 #
-# - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries need buffers of their own.
+# - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries such as cuBLAS allocate buffers of their own.
 #
-# - **Recomputation** (`torch.utils.checkpoint`) saves only a layer's input and computes the rest again in the backward pass. Megatron's *selective* recomputation recomputes only the attention scores.
+# - **The `"meta"` device** is PyTorch's device for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you put the measurement above into `with torch.device("meta"):`, you can find out on your laptop what a layer of GPT-3 saves.
+#
+# - **Recomputation** is available in PyTorch as `torch.utils.checkpoint`. Megatron's *selective* recomputation recomputes only the attention scores.
 #
 # - **Sequence parallelism** (chapter 12) divides the 10 in the formula above by `p`, too.
 #
-# - **ZeRO** (DeepSpeed) and **FSDP2** (PyTorch) split the 16 bytes across the data-parallel ranks, so that no replica has to hold everything (chapter 14).
+# - **ZeRO** (from DeepSpeed) and **FSDP2** (from PyTorch) shard the weights, gradients, and optimizer state across the data-parallel ranks, so no replica has to hold everything (chapter 14).
 #
 # - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. The price you pay is traffic over PCIe.
 #
@@ -559,4 +568,4 @@ from tplab.course import library
 library(0)
 
 # %% [markdown]
-# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to compute the sum of their tensors? And can you think of a better way than sending everything to everyone?
+# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to compute the sum of their tensors? And can you think of a better way than sending everything to everyone? [Chapter 01](01_ranks_and_collectives.ipynb) has the answer.

@@ -40,11 +40,11 @@ predict("S.a", each_rank=46)
 # %% [markdown]
 # ## Two processes, one matmul
 #
-# Now we want to compute $Y = XA$, but $A$ is too big for one process. Let's give the top half of $A$ to rank 0 and the bottom half to rank 1. Row $k$ of $A$ is only ever multiplied by column $k$ of $X$, so each rank needs only half of $X$'s columns.
+# Now we want to compute $Y = XA$, but $A$ is too big for one process. Let's give the top half of $A$ to rank 0 and the bottom half to rank 1. In a matmul, the top half of $A$ is only ever multiplied by the left half of $X$, and the bottom half of $A$ is only ever multiplied by the right half of $X$. So each rank needs only its own half of $X$, too.
 
 # %%
-X = torch.tensor([[1.0, 2, 3, 4], [0, 1, 0, -1]])
-A = torch.tensor([[1.0, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]])
+X = torch.tensor([[2.0, 1, 0, 1], [1, 0, 3, 1]])
+A = torch.tensor([[1.0, 2, 0, 1], [0, 1, 1, 0], [2, 0, 1, 1], [1, 1, 0, 2]])
 viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X @ A})
 
 # %% [markdown]
@@ -68,7 +68,7 @@ def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="S.1"
-# 1. Every element of $Y$ is a sum with one term for each row of $A$. Which terms of that sum can this rank compute? Which ranks can compute the remaining terms?
+# 1. Every element of $Y$ is a sum over all the rows of $A$. Which terms of that sum can this rank compute? Which ranks can compute the remaining terms?
 # 2. Add up the two ranks' results from the picture above. What do you get? Which line of `add_up` sums values across ranks?
 # 3. Write `y = x_shard @ a_shard`, then `dist.all_reduce(y)`, and then `return y`. Don't write `return dist.all_reduce(y)`, because `all_reduce` works in place and returns `None`.
 
@@ -78,7 +78,7 @@ check("S.1", row_product)
 # %% [markdown] task="S.2" title="A matmul split by columns" difficulty=1 minutes=5
 # Now let's split $A$ the other way. Rank 0 gets the left half of $A$'s columns, rank 1 gets the right half, and both ranks have all of $X$. Which part of $Y$ can each rank compute this time?
 #
-# You'll want `dist.all_gather(parts, y)`. Here, `parts` is a list that you make beforehand, with one tensor for each rank. Each tensor in the list has the shape of `y`, and its values don't matter, because the call overwrites them. It fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
+# You'll want `dist.all_gather(parts, y)`. Here, `parts` is a list that you make beforehand, with one tensor per rank. Each tensor in the list has the same shape as `y`, and its values don't matter, because `all_gather` overwrites them. The call fills `parts[0]` with the `y` of rank 0, `parts[1]` with the `y` of rank 1, and so on.
 
 
 # %% exercise="S.2"
@@ -108,33 +108,37 @@ check("S.2", column_product)
 #
 # ## When a rank doesn't show up
 #
-# A collective such as `all_reduce` only works if every rank calls it. Suppose that rank 0 calls your `row_product`, but rank 1 doesn't.
+# Here's an optimization that looks harmless. If all of a rank's columns of $X$ are zero, its partial sums are zero, too. So that rank can skip the work and return zeros right away. In the next cell, this happens on rank 1.
 #
-# **Predict.** Which rank gets stuck, and which rank is it waiting for?
+# **Predict.** Unfortunately, this program never finishes. Which rank gets stuck, and which rank is it waiting for?
 
 # %% predict="S.b"
 predict("S.b", stuck=0, waits_for=1)
 
 
 # %%
-def rank_1_has_better_things_to_do(x, a):
-    if dist.get_rank() == 0:
-        row_product(x[:, :2].to(device()), a[:2].to(device()))
+def lazy_product(x, a):
+    rank = dist.get_rank()
+    x_shard, a_shard = x.chunk(2, -1)[rank].to(device()), a.chunk(2, 0)[rank].to(device())
+    if not x_shard.any():
+        return x_shard @ a_shard  # only zeros, so there's nothing to add
+    return row_product(x_shard, a_shard)
 
 
+half_empty = X * torch.tensor([1.0, 1, 0, 0])  # rank 1's columns are zero
 with show_failure():
-    launch(rank_1_has_better_things_to_do, 2, args=(X, A))
+    launch(lazy_product, 2, args=(half_empty, A))
 
 # %% [markdown]
-# That's a **deadlock**. Normally, your program would just hang. This report names the rank that's waiting, the rank that never joined, and the line where the program got stuck. You wrote that line yourself!
+# That's a **deadlock**. A collective such as `all_reduce` can't finish until every rank has called it, even a rank that only has zeros to add. Normally, your program would just hang. This report names the rank that's waiting, the rank that never joined, and the line where the program got stuck. You wrote that line yourself!
 #
 # ## The question
 #
-# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each weight matrix by rows or by columns, so there are four combinations. If each matmul has to exchange its results, the forward pass needs two collectives.
+# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each of the two weight matrices by rows or by columns, so there are four combinations. If each matmul has to exchange its results, the forward pass needs two collectives.
 #
-# *But for one of the four combinations, the forward pass of the entire MLP needs only a single collective. Which combination is it?*
+# *But one of the four combinations gets by with a single collective for the entire MLP. Which combination is it?*
 #
-# Write down your guess. You'll work out the answer in chapter 05 and use it to train a GPT in the capstone.
+# Write down your guess. You'll test it in chapter 02, turn it into a layer in chapter 05, and train a GPT with it in the capstone.
 #
 # ## Your library so far
 #
@@ -142,3 +146,6 @@ with show_failure():
 
 # %%
 library("start")
+
+# %% [markdown]
+# Next, [chapter 00](00_why_parallel.ipynb) shows why anyone would go to all this trouble.

@@ -41,6 +41,7 @@ from tplab.memory.meter import (
     saved_for_backward,
     tensor_bytes,
 )
+from tplab.memory.small_gpt import SAVED_BY_LAYER, Layer
 from tplab.pipeline.schedules import interleaved, one_f_one_b
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -309,6 +310,26 @@ def test_activations_of_a_layer_are_the_published_formula_and_what_autograd_keep
             ours = sum(layer_activations(config, b, tp).values())
             assert ours == pytest.approx(korthikanti(config, b, tp), abs=0.5)
             assert ours == kept_by(config, b, tp, device)
+
+
+def test_what_a_layer_saves_has_the_names_of_the_chapters_table() -> None:
+    """By size, with h = 24, a = 3, s = 10, b = 2: every kind of tensor that can be told apart by its size is."""
+    config = GPTConfig(num_layers=1, hidden_size=24, num_heads=3, vocab_size=50, seq_length=10)
+    x = torch.randn(2, 10, 24, dtype=torch.bfloat16, requires_grad=True)
+    layer = Layer(config).bfloat16()
+    with saved_for_backward(layer) as kept:
+        layer(x)
+    for name, (shape, dtype, size) in zip(SAVED_BY_LAYER, kept.pieces, strict=True):
+        elements = 2 * 10 * 24
+        if name.startswith(("mean", "1/std")):
+            elements = 2 * 10
+        elif "scores" in name:
+            elements = 2 * 3 * 10 * 10
+        elif name in ("input of GELU", "input of down"):
+            elements *= 4
+        mask = "mask" in name
+        assert (dtype == torch.bool, size) == (mask, elements if mask else 2 * elements), name
+        assert (shape[-2:] == (8, 10)) == (name == "K"), "K is saved transposed"
 
 
 def test_sequence_parallelism_and_recomputation_keep_what_table_2_of_korthikanti_says() -> None:

@@ -34,7 +34,7 @@ PARAMETERS = [
     ("tied the wrong way round", count(("1 if config.tied_embedding else 2", "2 if config.tied_embedding else 1")), "See `tied_embedding`"),
     ("the head has a bias", count(("layer + norm", "layer + norm + config.vocab_size")), "You seem to have counted a bias for the output layer"),
     ("no norms", count(("2 * norm + q", "q"), ("layer + norm", "layer")), "Norms have parameters, too"),
-    ("no last norm", count(("layer + norm", "layer")), "one more norm after the last layer"),
+    ("no last norm", count(("layer + norm", "layer")), "one final norm after the last layer"),
     ("one norm in a layer", count(("2 * norm + q", "norm + q")), "Where is the other norm of each layer"),
     ("three norms in a layer", count(("2 * norm + q", "3 * norm + q")), "How many norms did you count"),
     ("no biases at all", count(("int(config.bias)", "0")), "the linear layers and the LayerNorms have biases"),
@@ -107,7 +107,7 @@ BYTES = [
     ("a copy always", state(("copy = 4 * n if mixed_precision else 0", "copy = 4 * n")), "Does a step of plain SGD read anything from the previous step"),
     ("running averages in 16 bits", state(("copy + 4 * kept", "copy + size * kept")), "running averages in 16 bits"),
     ("everything of the optimizer in 16 bits", state(("copy = 4", "copy = 2"), ("4 * kept", "size * kept")), "copy of the weights is in float32"),
-    ("the float32 gradients stay", state(("copy = 4", "copy = 8")), "or it includes float32 gradients"),
+    ("the float32 gradients stay", state(("copy = 4", "copy = 8")), "or includes float32 gradients"),
     ("in GB", state(('"weights": size', '"weights": 1e-9 * size')), "There's one 32-bit value"),
     ("Adam with one average", state(('"adam": 2', '"adam": 1')), "Adam's next step needs two running averages"),
     ("Adam with nothing", state(('"adam": 2 * n', '"adam": 0')), "Adam's next step needs the old m and the old v"),
@@ -115,7 +115,7 @@ BYTES = [
     ("AMSGrad like Adam", state(('"amsgrad": 3', '"amsgrad": 2')), "Does the next step of AMSGrad also read the old u"),
     ("AMSGrad remembers only the maximum", state(('"amsgrad": 3', '"amsgrad": 1')), "Which variables does the next step read"),
     ("momentum with two", state(('"momentum": n', '"momentum": 2 * n')), "only m carries over"),
-    ("momentum with nothing", state(('"momentum": n', '"momentum": 0')), "Where is the old m stored until then?"),
+    ("momentum with nothing", state(('"momentum": n', '"momentum": 0')), "the next update needs the previous m"),
     ("SGD with one", state(('"sgd": 0', '"sgd": n')), "Does a step of plain SGD read anything from the previous step"),
     ("Adafactor with a matrix", state(('"adafactor": sum(shape)', '"adafactor": n')), "r and c aren't matrices"),
     ("Adafactor with two matrices", state(('"adafactor": sum(shape)', '"adafactor": 2 * n')), "r and c aren't matrices"),
@@ -189,7 +189,7 @@ def search(*pairs: tuple[str, str]) -> str:
 LAYOUTS = [
     ("looks at the first stage only", search(("bill(config, layout)", "bill(config, layout, stage=0)")), "Which stage needs the most"),
     ("looks at the last stage only", search(("bill(config, layout)", "bill(config, layout, stage=layout.pp - 1)")), "Which stage needs the most"),
-    ("the largest tp among equals", search(("(layout.gpus, layout.tp)", "(layout.gpus, -layout.tp)")), "Which of these two layouts should you return"),
+    ("the largest tp among equals", search(("(layout.gpus, layout.tp)", "(layout.gpus, -layout.tp)")), "Which of these two layouts does the task ask for"),
     ("the smallest tp, whatever it takes", search(("(layout.gpus, layout.tp)", "(layout.tp, layout.gpus)")), "Did you try all combinations"),
     ("the smallest pipeline, whatever it takes", search(("(layout.gpus, layout.tp)", "(layout.pp, layout.gpus)")), "Did you try all combinations"),
     ("no pipelines", search(("range(1, config.num_layers + 1)", "(1,)")), "What does your search do when it reaches that layout"),
@@ -209,8 +209,8 @@ LAYOUTS = [
     ("returns None where nothing fits", search(("        raise ValueError", "        return None\n        raise ValueError")), "What should your function do if no layout fits"),
     ("returns the best where nothing fits", search(("        raise ValueError", "        return min(layouts, key=needs.get)\n        raise ValueError")), "What should your function do if no layout fits"),
     ("another error", search(("raise ValueError", "raise RuntimeError")), "What should your function do if no layout fits"),
-    ("an error that does not say how much", search(("even the best layout needs {min(needs.values())} bytes on a GPU with {gpu_bytes}", "nothing fits")), "should say how many bytes even the best layout needs"),
-    ("names the bytes of a single GPU", search(("min(needs.values())", "max(needs.values())")), "should say how many bytes even the best layout needs"),
+    ("an error that does not say how much", search(("even the best layout needs {min(needs.values())} bytes on a GPU with {gpu_bytes}", "nothing fits")), "should contain the smallest gpu_bytes"),
+    ("names the bytes of a single GPU", search(("min(needs.values())", "max(needs.values())")), "should contain the smallest gpu_bytes"),
 ]  # fmt: skip
 
 WRONG = [

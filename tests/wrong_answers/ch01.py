@@ -240,7 +240,7 @@ ALL_REDUCE = [
     ("only the all-gather", all_reduce("return ring_all_gather(x.reshape(p, -1)[dist.get_rank()].clone()).reshape(x.shape)"), "Check the two halves separately"),
     ("the shape is not restored", all_reduce(swap(BOTH_RINGS, ".reshape(x.shape)", "")), "Which call restores the original shape at the end"),
     ("returned flat", all_reduce(swap(BOTH_RINGS, ".reshape(x.shape)", ".reshape(-1)")), "Which call restores the original shape at the end"),
-    ("cuts the first dimension only", all_reduce("parts = torch.stack(x.chunk(p))\nreturn torch.cat(list(ring_all_gather(ring_reduce_scatter(parts))))"), "your code fails on rank"),
+    ("cuts the first dimension only", all_reduce("parts = torch.stack(x.chunk(p))\nreturn torch.cat(list(ring_all_gather(ring_reduce_scatter(parts))))"), "your code fails on"),
     ("cut by columns, joined by rows", all_reduce(swap(BOTH_RINGS, "x.reshape(p, -1)", "x.reshape(-1, p).T.contiguous()")), "Do you join the p parts in the same order"),
     ("own part instead of the others'", all_reduce("part = ring_reduce_scatter(x.reshape(p, -1))\nring_all_gather(part)\nreturn torch.stack([part] * p).reshape(x.shape)"), "gathers the other ranks' parts"),
     ("returns x", all_reduce("ring_all_gather(ring_reduce_scatter(x.reshape(p, -1)))\nreturn x"), "what did you do with its result"),

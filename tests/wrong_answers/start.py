@@ -23,7 +23,7 @@ COLUMN = [
         return out
         """), "Along which dimension did you concatenate them"),
     ("gathers along dimension 0, then reshapes", column(swap(GATHER, "torch.cat(parts, dim=-1)", "torch.cat(parts).reshape(*x.shape[:-1], -1)")), "Along which dimension did you concatenate them"),
-    ("puts the parts together along dimension 1, whatever x is", column(swap(GATHER, "dim=-1", "dim=1")), "counting from the end"),
+    ("puts the parts together along dimension 1, whatever x is", column(swap(GATHER, "dim=-1", "dim=1")), "always along the last dimension"),
     ("pads with zeros and adds", column("""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         n = a_shard.shape[1]
@@ -52,8 +52,8 @@ COLUMN = [
         parts = [torch.empty_like(y_shard) for _ in range(world_size)]
         dist.all_gather(parts, y_shard)
         return torch.cat(parts[rank:] + parts[:rank], dim=-1)
-        """), "fills its list in rank order"),
-    ("the other way round", column(swap(GATHER, "cat(parts", "cat(parts[::-1]")), "fills its list in rank order"),
+        """), "fills the list in rank order"),
+    ("the other way round", column(swap(GATHER, "cat(parts", "cat(parts[::-1]")), "fills the list in rank order"),
     ("one list of the same tensor p times", column(swap(GATHER, " for _ in range(dist.get_world_size())]", "] * dist.get_world_size()")), "Does your list contain p different tensors"),
     ("gathers twice", column(swap(GATHER, "dist.all_gather(parts, y_shard)\n", "dist.all_gather(parts, y_shard)\n" * 2)), "Which of your two calls can you remove"),
     ("broadcasts x first, to be safe", column("dist.broadcast(x, src=0)" + GATHER), "why does your code need a broadcast"),
@@ -78,7 +78,7 @@ COLUMN = [
         return torch.cat(parts, dim=-1)
         """), "a single collective is all you need"),
     ("in float32", column(swap(GATHER, "x @ a_shard", "x.float() @ a_shard.float()")), "Somewhere, your code casts values to a different dtype"),
-    ("sends in float32 to save traffic", column(swap_all(GATHER, ("x @ a_shard", "(x @ a_shard).float()"), ("dim=-1)", "dim=-1).to(x.dtype)"))), "the result loses precision"),
+    ("sends in float32 to save traffic", column(swap_all(GATHER, ("x @ a_shard", "(x @ a_shard).float()"), ("dim=-1)", "dim=-1).to(x.dtype)"))), "it costs you precision"),
 ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ ROW = [
     ("returns what all_reduce returns", row("y = x_shard @ a_shard\nreturn dist.all_reduce(y)"), "both return None"),
     ("the mean", row(swap(REDUCE, "return y", "return y / dist.get_world_size()")), "Is Y the average or the sum of the ranks' results"),
     ("the maximum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, op=dist.ReduceOp.MAX)")), "Which operation combines partial sums"),
-    ("gathers and adds", row(GATHER_TERMS + "return sum(parts)"), "Which collective does the addition for you"),
+    ("gathers and adds", row(GATHER_TERMS + "return sum(parts)"), "Which collective does the summing for you"),
     ("gathers and puts side by side", row(GATHER_TERMS + "return torch.cat(parts, dim=-1)"), "Should you concatenate these results"),
     ("adds on rank 0 only", row(swap(REDUCE, "all_reduce(y)", "reduce(y, dst=0)")), "Which collective gives the result to every rank"),
     ("to rank 0 and back", row(swap(REDUCE, "all_reduce(y)", "reduce(y, dst=0)\ndist.broadcast(y, src=0)")), "Which single collective does both"),
@@ -123,7 +123,7 @@ ROW = [
     ("p times its own part", row("return x_shard @ a_shard * dist.get_world_size()"), "but the other ranks have different partial sums"),
     ("adds twice", row(swap(REDUCE, "dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2)), "Does your code add every term more than once"),
     ("adds twice and divides", row(swap_all(REDUCE, ("dist.all_reduce(y)\n", "dist.all_reduce(y)\n" * 2), ("return y", "return y / dist.get_world_size()"))), "Which of your two calls can you remove"),
-    ("adds in float32 to save traffic", row(swap_all(REDUCE, ("x_shard @ a_shard", "(x_shard @ a_shard).float()"), ("return y", "return y.to(x_shard.dtype)"))), "the result loses precision"),
+    ("adds in float32 to save traffic", row(swap_all(REDUCE, ("x_shard @ a_shard", "(x_shard @ a_shard).float()"), ("return y", "return y.to(x_shard.dtype)"))), "it costs you precision"),
     ("does not wait for the sum", row(swap(REDUCE, "all_reduce(y)", "all_reduce(y, async_op=True)")), "When is it safe to read the result"),
     ("one all-reduce for every row", row(swap(REDUCE, "dist.all_reduce(y)", "for row in y:\n    dist.all_reduce(row)")), "a single collective is all you need"),
     ("zeros of the right shape", row(swap(REDUCE, "x_shard @ a_shard", "x_shard.new_zeros(*x_shard.shape[:-1], a_shard.shape[1])")), "Which line is supposed to fill in the values"),

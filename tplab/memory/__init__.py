@@ -26,13 +26,14 @@ from tplab.memory.meter import (
     saved_for_backward,
     tensor_bytes,
 )
-from tplab.memory.small_gpt import GPT, Layer
+from tplab.memory.small_gpt import GPT, SAVED_BY_LAYER, Layer
 
 __all__ = [
     "GPT",
     "GPUS",
     "PRESETS",
     "RECIPES",
+    "SAVED_BY_LAYER",
     "Bill",
     "GPTConfig",
     "Layer",

@@ -53,6 +53,30 @@ class Layer(nn.Module):
         return x + dropout(self.mlp(self.mlp_norm(x)))
 
 
+# What autograd saves in Layer.forward for a GPT like GPT-2, in this order.
+SAVED_BY_LAYER = (
+    "input of the attention norm",
+    "mean of the attention norm",
+    "1/std of the attention norm",
+    "input of Q, K, and V",
+    "K",
+    "Q",
+    "softmax of the scores",
+    "dropout mask of the scores",
+    "V",
+    "dropped-out scores",
+    "input of out",
+    "dropout mask after attention",
+    "input of the MLP norm",
+    "mean of the MLP norm",
+    "1/std of the MLP norm",
+    "input of up",
+    "input of GELU",
+    "input of down",
+    "dropout mask after the MLP",
+)
+
+
 class GPT(nn.Module):
     """A GPT. Its output is the loss: the mean cross-entropy of the next tokens."""
 

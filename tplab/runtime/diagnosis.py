@@ -151,8 +151,8 @@ def advice(states: Sequence[RankState]) -> str:
         return "Every rank must call new_group for every group, in the same order, also for groups that it isn't in."
     if kinds <= {"send", "recv"}:
         return (
-            "A send and its recv wait for each other: pair them, with the same shape and tag, "
-            "and have one side send first."
+            "Every send needs a recv with the same shape and tag. If two ranks send to each other, start both "
+            "messages before you wait for either of them (dist.batch_isend_irecv), or have one side send first."
         )
     return (
         "Every rank of a group must enter the same collectives in the same order, "

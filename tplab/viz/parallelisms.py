@@ -74,7 +74,7 @@ def _sends(axes: Axes, kind: str, p: int, width: float) -> None:
         axes.add_patch(Rectangle((first, 2.28), last - first, 0.16, facecolor=tint(INK, 0.18), edgecolor=INK, lw=0.8))
         text = {
             "data": "all-reduce: every gradient, as large as the model, once a step",
-            "tensor": "all-reduce: activations [b, s, h], twice in each layer forward and twice backward",
+            "tensor": "all-reduce: activations, in every layer",
         }[kind]
     axes.text((first + last) / 2, 2.66, text, fontsize=9, ha="center", va="center")
 
@@ -106,8 +106,8 @@ def _lanes(axes: Axes, kind: str, p: int) -> None:
                     _LEFT + (at + length / 2) * unit, y + 0.1, name, fontsize=7.5, ha="center", va="center_baseline"
                 )
     waits = {
-        "data": "Each rank waits once, for the slowest one, until all gradients are added up (grey).",
-        "tensor": "Each rank waits for all others in every layer (grey), forward and backward.",
+        "data": "Each rank waits once, for the slowest one, until all gradients are added up (gray).",
+        "tensor": "Each rank waits for all others in every layer (gray), forward and backward.",
         "pipeline": "Each rank waits (empty) for its first input, and for the gradients that come back.",
     }[kind]
     label(axes, (WIDTH + _LEFT) / 2 - 0.1, top + 0.25 * p + 0.18, waits, 9)

@@ -46,7 +46,7 @@ DESCRIBED = [
     ("rounding", RIGHT * (1 + 1e-13), None, ""),
     ("a step through float32", RIGHT.float().double(), "rounded", "almost correct, off by"),
     ("a small error", RIGHT + 1e-4 * ELSE, "value", "32 of 32 elements differ"),
-    ("None", None, "none", "end with a `return`"),
+    ("None", None, "none", "return a value"),
     ("a number", 3, "type", "got 3, expected a tensor"),
     ("a pair", (RIGHT, None), "type", "a tuple of 2 (tensor [4, 8], None), expected a tensor"),
     ("a handle", Foreign("Work"), "type", "got a Work"),

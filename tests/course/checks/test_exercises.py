@@ -207,7 +207,7 @@ WRONG = [
         returns_nothing,
         ["p = 1", "None: does every path", "dx, dW, db, backward traffic", "What should your function return"],
     ),
-    (returns_nothing_on_rank_1, ["out", "rank 1", "end with a `return`", "not run"]),
+    (returns_nothing_on_rank_1, ["out", "rank 1", "return a value", "not run"]),
     (returns_a_pair, ["got a tuple of 2 (tensor [3, 4], tensor [4]), expected a tensor"]),
     (returns_the_handle, ["got a ", "expected a tensor", "both return None"]),
     (cut_from_the_graph, ["dx, dW  rank 0  None: no gradient reaches this tensor", "leave autograd's graph"]),

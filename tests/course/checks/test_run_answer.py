@@ -41,10 +41,28 @@ def test_the_case_that_fails_is_named_and_asked_about() -> None:
     def answer(case, number):
         return number if case == "one" else number + None
 
-    with pytest.raises(CheckFailed, match=r"p = 2, case\(two\): your code fails on rank [01]") as failure:
+    with pytest.raises(
+        CheckFailed, match=r"p = 2, case\(two\): your code fails on (every rank|rank [01])\."
+    ) as failure:
         try_cases(answer)
     assert failure.value.question == "Which two?"
     assert "number + None" in failure.value.report
+
+
+def test_one_failing_rank_is_named_and_several_are_not_called_one() -> None:
+    def on_rank_1(case, number):
+        return number if dist.get_rank() == 0 else number + None
+
+    def everywhere(case, number):
+        dist.barrier()
+        return number + None
+
+    with pytest.raises(CheckFailed, match=r"your code fails on rank 1\."):
+        try_cases(on_rank_1)
+    with pytest.raises(CheckFailed) as failure:
+        try_cases(everywhere)
+    said = "every rank" if failure.value.report.startswith("ranks 0, 1 failed") else "rank "
+    assert f"your code fails on {said}" in failure.value.headline
 
 
 def test_a_case_on_which_the_ranks_get_stuck_is_named() -> None:

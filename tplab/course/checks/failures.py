@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tplab.course.feedback.tracebacks import readable_traceback
+from tplab.course.feedback.tracebacks import readable_report, readable_traceback
 from tplab.course.feedback.verdict import AMBER, RED, CheckFailed, box, display_html, heading, paragraph, preformatted
 from tplab.runtime import RankError
 
@@ -37,7 +37,11 @@ def show_failure() -> Iterator[Failure]:
     if isinstance(failure.error, CheckFailed):
         display_html(box(AMBER, heading(head)) + failure.error.html(), f"{head}\n\n{failure.error}")
         return
-    report = str(failure.error) if isinstance(failure.error, RankError) else readable_traceback(failure.error)
+    report = (
+        readable_report(str(failure.error))
+        if isinstance(failure.error, RankError)
+        else readable_traceback(failure.error)
+    )
     display_html(box(AMBER, heading(head), _hint(), preformatted(report)), f"{head}\n\n{report}")
 
 

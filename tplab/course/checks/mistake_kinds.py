@@ -192,4 +192,4 @@ def _dtype(tensor: Tensor) -> str:
 def missing_value(context: Context) -> str:
     if context.gradient:
         return "None: no gradient reaches this tensor"
-    return "None: does every path through the function end with a `return`?"
+    return "None: does every path through the function return a value?"

@@ -88,7 +88,10 @@ def run_ranks(
             raise NotImplementedError(message) from None
         waiting = isinstance(error, Deadlock)
         late = error.cause_type == "timeout"
-        what = "the ranks didn't finish in time" if late else f"your code fails on rank {error.rank}"
+        failed = re.match(r"ranks ([\d, ]+) failed:", str(error))
+        everywhere = p > 1 and failed is not None and failed[1].count(",") == p - 1
+        where = "every rank" if everywhere else f"rank {error.rank}"
+        what = "the ranks didn't finish in time" if late else f"your code fails on {where}"
         what = "the ranks are waiting for each other" if waiting else what
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {note}" if note else ""

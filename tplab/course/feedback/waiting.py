@@ -1,8 +1,9 @@
 """Unwritten exercises on a notebook page: a calm box in place of an error, so that Run All goes on.
 
 A stub raises NotImplementedError("exercise 5.1"). Wherever code runs without a page (`tplab check`, nbval, nbclient, a
-script), that error is all there is, and it fails the cell. In JupyterLab or VS Code, a failed cell would keep Run All
-from running the cells below it. `watch()` therefore makes a page's kernel
+script), that error fails the cell, and IPython shows the text of the box in place of its traceback if it comes from a
+check (`untraced`). In JupyterLab or VS Code, a failed cell would keep Run All from running the cells below it.
+`watch()` therefore makes a page's kernel
 
 1. show a box that names the exercise where a cell meets a stub, in this process or on a rank, or fails because it uses
    a variable that a waiting cell above hasn't made, or only in part; and say so where a check runs before its exercise
@@ -107,11 +108,27 @@ def asks_for(error: Exception) -> str:
     return stub[1] if stub and kind == "NotImplementedError" else ""
 
 
+def untraced(number: str, stub: NotImplementedError) -> None:
+    """Have IPython show what a check that met a stub is waiting for, instead of the error's traceback."""
+    if asked := asks_for(stub):
+        lines = list(told_by_check(number, asked))
+        stub._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+
+
 def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
     try:
         return find(source)
     except SyntaxError:
         return set()
+
+
+def told_by_check(number: str, asked: str) -> tuple[str, str]:
+    """Return what the check of an exercise says, in two lines, when it met the stub of exercise `asked`."""
+    if number == asked:
+        more = "Write your answer in the exercise's cell above, and run that cell. Then run this check."
+        return f"Exercise {number} is waiting for you.", more
+    more = f"Your answer calls code that you'll write in exercise {asked}, so write exercise {asked} first."
+    return f"Exercise {number} is waiting for exercise {asked}.", more
 
 
 def told(source: str, number: str, name: str, error: Exception) -> tuple[str, str]:
@@ -125,13 +142,9 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     if checked and checked[1] == number and name:
         head = f"Exercise {number} is waiting for `{name}`."
         more = f"`{name}` isn't defined yet. Run the exercise's cell above, and then run this check."
-    elif checked and checked[1] == number:
-        head = f"Exercise {number} is waiting for you."
-        more = "Write your answer in the exercise's cell above, and run that cell. Then run this check."
-        hints = folded(number)
     elif checked:
-        head = f"Exercise {checked[1]} is waiting for exercise {number}."
-        more = f"Your answer calls code that you'll write in exercise {number}, so write exercise {number} first."
+        head, more = told_by_check(checked[1], number)
+        hints = folded(number) if checked[1] == number else ""
     elif name:
         head = f"This cell is waiting for exercise {number}."
         more = (

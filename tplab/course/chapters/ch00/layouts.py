@@ -108,10 +108,7 @@ def _ask(
         return (
             f"Your layout takes {said.gpus} GPUs, but {enough} are enough. Did you try all combinations of tp and pp?"
         )
-    return (
-        "Both layouts need the same number of GPUs. Which of these two layouts should you return, according to the "
-        "task?"
-    )
+    return "Both layouts need the same number of GPUs. Which of these two layouts does the task ask for?"
 
 
 def _must_refuse(
@@ -137,8 +134,8 @@ def _must_refuse(
     numbers = map(int, re.findall(r"\d+", re.sub(r"(?<=\d)[,_' ](?=\d{3})", "", told[0])))
     if least not in numbers:
         ask = (
-            f"The message should say how many bytes even the best layout needs, which is {least}. What does your "
-            "message say?"
+            f"The message should contain the smallest gpu_bytes for which a layout would fit, which is {least}. What "
+            "does your message say?"
         )
         fail("0.4", f"{call} raises ValueError, but its message doesn't name {least}.", ask, told[0])
 

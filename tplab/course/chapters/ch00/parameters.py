@@ -113,8 +113,8 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             right - table,
             "The embedding has one vector for each token in the vocabulary. Does your sum include the embedding?"
             if config.tied_embedding
-            else "In this model, does the output layer use the embedding's table, or does it have its own table? See "
-            "`tied_embedding`.",
+            else "In this model, does the output layer share the embedding's weight, or does it have its own weight? "
+            "See `tied_embedding`.",
         ),
         (
             right + config.vocab_size,
@@ -124,7 +124,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             right - norms,
             "Norms have parameters, too. How many norms does a layer have? Is there another norm after the last layer?",
         ),
-        (right - last, "The model has one more norm after the last layer. Does your sum include that norm?"),
+        (right - last, "There's one final norm after the last layer. Does your sum include that norm?"),
         *(
             [(right - norms + last, _MISSING_4H)]
             if count(layer, "q.bias", "k.bias", "v.bias", "out.bias") == 4 * h
@@ -224,8 +224,8 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         known.append(
             (
                 right + table,
-                "You counted two tables. In this model, does the output layer have its own table? See "
-                "`tied_embedding`.",
+                "You counted two weights of the embedding's size. In this model, does the output layer have its own "
+                "weight? See `tied_embedding`.",
             )
         )
     if config.bias:

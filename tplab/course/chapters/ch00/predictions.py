@@ -4,17 +4,17 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "0.a": Prediction(
-        question="In which of the two training steps does memory use peak? In which phase of a step does the optimizer "
-        "state first appear? (Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the optimizer "
-        "step.)",
+        question="Which of the two training steps has the higher memory peak? In which phase of a step does the "
+        "optimizer state first appear? (Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the "
+        "optimizer step.)",
         answer={"highest_peak_in_step": 2, "optimizer_state_appears_in_phase": 3},
         why="Adam allocates its state during the first optimizer step and never frees it. In the second step, the "
         "activations come on top of the optimizer state, so memory use climbs higher than before.",
         wrong={
             "highest_peak_in_step": "What is in memory during the second step that wasn't in memory during the first "
             "step?",
-            "optimizer_state_appears_in_phase": "Adam computes its state from gradients. In which phase does Adam "
-            "first use a gradient?",
+            "optimizer_state_appears_in_phase": "Adam computes its state from gradients. In which phase of the "
+            "training step does Adam first use a gradient?",
         },
     ),
     "0.b": Prediction(
@@ -23,30 +23,31 @@ PREDICTIONS = {
         "s instead. By what factor does the memory for the attention scores grow?",
         answer={"states": 1, "activations": 2, "scores": 4},
         why="The weights, gradients, and optimizer state depend only on the number of parameters, which doesn't "
-        "change. All activations are proportional to b. The scores have the shape [b, a, s, s], so they grow with the "
+        "change. All activations are proportional to b. The scores have shape [b, a, s, s], so they grow with the "
         "square of s.",
         wrong={
             ("states", 2): "Does the model get a second copy of its weights when you feed it twice as much data?",
             "states": "Does the number of weights depend on the batch size?",
-            "activations": "How many times does b appear in the formula for the activations?",
-            ("scores", 2): "The scores have the shape [b, a, s, s]. How many times does s appear in that shape?",
-            "scores": "What happens to s · s when you double s?",
+            "activations": "The layer saves the same kinds of tensors for every sequence. How many sequences are there "
+            "now?",
+            ("scores", 2): "The scores have shape [b, a, s, s]. How many times does s appear in that shape?",
+            "scores": "The scores have shape [b, a, s, s]. What happens to s · s when you double s?",
         },
     ),
     "0.c": Prediction(
-        question="A loop executes total = total + loss for each of 12 batches. At the end of a validation loop, how "
-        "many batches still have their activations in memory? A training loop also calls loss.backward() on every "
+        question="Suppose a validation loop runs total = total + loss for each of 12 batches. At the end of the loop, "
+        "how many batches still have their activations in memory? A training loop also calls loss.backward() on every "
         "batch. At the end of a training loop, how many batches still have their activations in memory?",
         answer={"validation": 12, "training": 0},
         why="The graph of `total` reaches back to every batch. In a validation loop, there's no backward pass that "
-        "would free the activations, so memory use climbs like a staircase. In a training loop, backward() frees each "
-        "batch's activations right away. The same line of code then leaks only small graph nodes, and hardly anyone "
-        "notices the leak.",
+        "would free the activations, so memory use climbs with every batch. In a training loop, backward() frees each "
+        "batch's activations right away. All that's left is a few small graph objects per batch, so the leak is easy "
+        "to miss.",
         wrong={
             ("validation", 1): "`total` depends on all the losses, not just on the last loss.",
-            "validation": "When the loop ends, which batches does `total` depend on?",
+            "validation": "When the loop ends, which batches went into `total`? Can autograd free any of their graphs?",
             ("training", 12): "What does backward() do with the activations once it has used them?",
-            "training": "What happens to the activations of a batch when backward() no longer needs them?",
+            "training": "What happens to the activations of a batch once backward() is done with them?",
         },
     ),
     "0.d": Prediction(
@@ -54,11 +55,11 @@ PREDICTIONS = {
         "bytes each? How many 80 GB GPUs do you need to train the model, at 16 bytes per parameter and not counting "
         "activations?",
         answer={"gpus_to_answer": 5, "gpus_to_train": 35},
-        why="The weights take 350 GB, which is 4.4 times 80 GB, so you need 5 GPUs. Training takes 2,800 GB, which is "
-        "35 times 80 GB. That's eight times as much memory as the weights take, and the activations come on top of "
-        "that.",
+        why="The weights take 350 GB. Four 80 GB GPUs hold only 320 GB, so you need 5 GPUs. Training takes 2,800 GB, "
+        "which fills 35 of these GPUs. That's eight times as much memory as the weights take, and the activations come "
+        "on top of that.",
         wrong={
-            ("gpus_to_answer", 4): "The weights need 4.4 GPUs, and you can't buy 0.4 of a GPU.",
+            ("gpus_to_answer", 4): "Four GPUs hold only 320 GB in total. How many GB do the weights take?",
             (
                 "gpus_to_answer",
                 35,
@@ -75,15 +76,18 @@ PREDICTIONS = {
         },
     ),
     "0.e": Prediction(
-        question="A layer of GPT-3 saves 34 + 80 = 114 bytes for each of its s·b·h elements. If you split the layer "
-        "over 8 tensor-parallel ranks, how many bytes per element does each rank have to store?",
+        question="A layer of GPT-3 saves 34 + 80 = 114 bytes per element, and the 80 comes from the scores. If you "
+        "split the layer over 8 tensor-parallel ranks, how many bytes per element does each rank have to store?",
         answer={"bytes": 23},
-        why="The result is 10 + 24/8 + 80/8 = 23. You pay for eight times as many GPUs, but each GPU still stores a "
-        "fifth of the bytes, because the 10 isn't divided by p.",
+        why="The inputs of the two norms, the inputs of Q, K, V, and `up`, and two of the dropout masks are full "
+        "tensors on every rank. They take 10 bytes. The remaining 24 bytes and the 80 bytes for the scores are divided "
+        "by 8, so each rank stores 10 + 3 + 10 = 23 bytes. You pay for eight GPUs, but each of them still stores a "
+        "fifth of the bytes.",
         wrong={
-            ("bytes", 14.25): "You divided everything by 8. Which term of the formula isn't divided by p?",
-            ("bytes", 114): "That's how much the layer stores on a single GPU. Which terms of the formula are divided "
-            "by p?",
+            ("bytes", 14.25): "You divided everything by 8. Which of the saved tensors have shape [b, s, h] on every "
+            "rank?",
+            ("bytes", 114): "That's how much the layer stores on a single GPU. Which of the saved tensors does each "
+            "rank compute only a slice of?",
             (
                 "bytes",
                 93,
@@ -91,8 +95,41 @@ PREDICTIONS = {
             (
                 "bytes",
                 44,
-            ): "You divided the scores by 8, but not the other terms. What happens to the 34 in the formula?",
-            "bytes": "Plug p = 8 and 5as/h = 80 into the formula 10 + 24/p + 5as/(hp).",
+            ): "You divided the scores by 8, but kept all of the 34. Which of the other tensors are computed "
+            "inside the attention block or the MLP?",
+            "bytes": "Go through the table of saved tensors. Each rank stores an eighth of every tensor inside the "
+            "attention block or the MLP. Each rank stores the full inputs of the norms, the full inputs of Q, K, V, "
+            "and `up`, and the full dropout masks after the attention block and the MLP.",
+        },
+    ),
+    "0.f": Prediction(
+        question="Llama 3 405B has 126 layers. With pp = 2, the first stage has 63 layers. With pp = 126, the first "
+        "stage has a single layer. By what factor do the first stage's activations shrink?",
+        answer={"activations_shrink_by": 1},
+        why="With pp = 2, the first stage stores the activations of 63 layers for 2 micro-batches. With pp = 126, it "
+        "stores the activations of 1 layer for 126 micro-batches. In both cases, the product is 126, so the "
+        "activations don't shrink at all.",
+        wrong={
+            ("activations_shrink_by", 63): "The number of layers shrinks by a factor of 63. But how many micro-batches "
+            "does the first stage store at a time?",
+            ("activations_shrink_by", 126): "The first stage goes from 63 layers to 1 layer. And how many "
+            "micro-batches does the first stage store at a time?",
+            "activations_shrink_by": "For each number of stages, multiply the number of layers in the first stage by "
+            "the number of micro-batches that the first stage stores at a time.",
+        },
+    ),
+    "0.g": Prediction(
+        question="Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the optimizer step. A "
+        "device has 10 MB of memory. In which phase does the program run out of memory? Now suppose you train the same "
+        "model on two such devices with data parallelism. In which phase does that program run out of memory?",
+        answer={"one_device": 3, "two_devices": 3},
+        why="The weights, gradients, and activations fit into 10 MB, but Adam's state doesn't. With data parallelism, "
+        "each device holds a full replica of the model, so each device still needs the full optimizer state.",
+        wrong={
+            "one_device": "The weights take 3.3 MB, and so do the gradients. The activations of a single sequence are "
+            "small. In which phase does Adam allocate its state?",
+            "two_devices": "Which of the four kinds of memory does data parallelism divide? See the table of what each "
+            "kind of parallelism divides.",
         },
     ),
 }

@@ -19,12 +19,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 PARTS = ("weights", "gradients", "optimizer")
 LARGE = 418_541, 418_549  # a matrix with more elements than float32 can count exactly
 _COPY = "The optimizer's copy of the weights is in float32. How many bytes does each element of that copy take up?"
-_HALF = "You seem to store the running averages in 16 bits. In mixed precision, these averages are in float32."
+_HALF = "You seem to store the running averages in 16 bits. In mixed precision, these averages are stored in float32."
 _GONE = (
-    "Your number is either the sum of all three entries, or it includes float32 gradients. The float32 gradients are "
-    "freed after the step. Which values does the optimizer still need in the next step?"
+    "Your number either is the sum of all three entries or includes float32 gradients. The float32 gradients are freed "
+    "after the step. Which values does the optimizer still need in the next step?"
 )
-_TOTAL = "This is the sum of all three entries. Which part of the sum belongs in this entry?"
+_TOTAL = "This is the sum of all three entries. Which of the three values belongs in this entry?"
 _EXACT = (
     "Your results are correct for smaller matrices, but not for a matrix this large. Python's integers are exact at "
     "any size, so which line turns an integer into a less exact number?"
@@ -125,7 +125,10 @@ def _suspects(
             (total, _TOTAL),
             (4 * n, bits)
             if mixed
-            else (2 * n, "In this call, everything is stored in float32. How many bytes is that per element?"),
+            else (
+                2 * n,
+                "With mixed_precision=False, everything is stored in float32. How many bytes is that per element?",
+            ),
             (
                 6 * n,
                 "You counted the float32 copy of the weights in this entry, where it doesn't belong. Which entry "
@@ -163,7 +166,7 @@ def _suspects(
         ]
     if optimizer == "momentum":
         suspects.append(
-            (plain, "In the momentum rule, the next step needs the old m. Where is the old m stored until then?")
+            (plain, "With momentum, the next update needs the previous m. Which entry should include the previous m?")
         )
         suspects.append(
             (plain + 8 * n, "In the momentum rule, only m carries over to the next step. What else did you count?")
@@ -182,7 +185,7 @@ def _suspects(
         suspects.append(
             (
                 plain + 8 * n,
-                "You counted as many elements as for Adam. Does the next step of AMSGrad also read the old u?",
+                "You counted as many elements as Adam's state has. Does the next step of AMSGrad also read the old u?",
             )
         )
     if optimizer == "adafactor":

@@ -16,14 +16,15 @@ PREDICTIONS = {
         },
     ),
     "S.b": Prediction(
-        question="Which rank gets stuck, and which rank is it waiting for?",
+        question="Rank 1's columns of X are all zero, so rank 1 returns zeros right away. Which rank gets stuck, and "
+        "which rank is it waiting for?",
         answer={"stuck": 0, "waits_for": 1},
-        why="Rank 0 calls `all_reduce` inside your function and waits there for rank 1. But rank 1 never calls your "
-        "function and exits right away.",
+        why="Rank 0 calls `all_reduce` inside your function and waits there for rank 1. But rank 1 returns early, so "
+        "it never calls `all_reduce`.",
         wrong={
-            "stuck": "Your function calls `all_reduce`. Which rank calls your function?",
-            "waits_for": "The `all_reduce` can't finish until both ranks have called it. Which rank never calls "
-            "`all_reduce`?",
+            "stuck": "Your function calls `all_reduce`, which waits for all the ranks. Which rank calls your function?",
+            "waits_for": "The `all_reduce` can't finish until both ranks have called it. Which rank returns before it "
+            "gets to the `all_reduce`?",
         },
     ),
 }

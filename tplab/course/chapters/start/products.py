@@ -126,7 +126,7 @@ def check_product(number: str, product: Product, split: Split, questions: Sequen
 def row_split(row_product: Product) -> checks.Verdict:
     check_product("S.1", row_product, ROWS, ROW_QUESTIONS)
     return checks.Verdict(
-        "Your code needs just one message, an all-reduce of a tensor with the shape of Y. It doesn't send any weights."
+        "Your code needs just one collective, an all-reduce of a tensor the size of Y. It doesn't send any weights."
     )
 
 
@@ -134,7 +134,7 @@ def row_split(row_product: Product) -> checks.Verdict:
 def column_split(column_product: Product) -> checks.Verdict:
     check_product("S.2", column_product, COLUMNS, COLUMN_QUESTIONS)
     return checks.Verdict(
-        "Your code needs just one message, an all-gather of the columns of Y. It doesn't send any weights."
+        "Your code needs just one collective, an all-gather of the columns of Y. It doesn't send any weights."
     )
 
 
@@ -155,7 +155,7 @@ def sent(*words: str) -> Callable[[checks.Differences], bool]:
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Somewhere, your code casts values to a different dtype. That may shrink the message, but the result loses "
+    "Somewhere, your code casts values to a different dtype. A smaller dtype saves traffic, but it costs you "
     "precision. Which line contains the cast?",
 )
 
@@ -234,8 +234,8 @@ ROW_QUESTIONS = (
     ),
     checks.Question(
         sent("all_gather"),
-        "Y is correct, but every rank received p tensors as large as Y and then added them up locally. Which "
-        "collective does the addition for you?",
+        "Y is correct, but every rank received p tensors the size of Y and summed them locally. Which collective "
+        "does the summing for you?",
     ),
     checks.Question(
         sent("broadcast", "reduce"),
@@ -251,7 +251,7 @@ COLUMN_QUESTIONS = (
     ROUNDED,
     checks.Question(
         lambda d: "order" in d.kinds(),
-        "You have the correct columns, but they're in the wrong order. On every rank, `all_gather` fills its list in "
+        "You have the correct columns, but they're in the wrong order. On every rank, `all_gather` fills the list in "
         "rank order. Does your code reorder the list before it concatenates the parts?",
     ),
     ROOT_ONLY,
@@ -282,12 +282,12 @@ COLUMN_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.kind("out") == "shape",
-        "Your function should work for an x with any number of dimensions. Which dimension of your result, counting "
-        "from the end, holds the columns of Y?",
+        "Your function should work for an x with any number of dimensions. The columns of Y are always along the last "
+        "dimension. Along which dimension did you concatenate them?",
     ),
     checks.Question(
         sent("all_reduce"),
-        "Y is correct, but your all-reduce sends more data than you need. There's nothing to add up here, because "
+        "Y is correct, but your all-reduce sends more data than necessary. There's nothing to add up here, because "
         "each column of Y is already complete on one rank. Which collective only gathers the columns and sends half "
         "as much data?",
     ),
