@@ -29,7 +29,7 @@ from tplab.tensor import mappings, shard, unshard
 #
 # Let $x = 2$ and $a = (3, -5)$. In the forward pass, rank 0 computes $z_0 = 6$, and rank 1 computes $z_1 = -10$. An all-reduce adds these terms, so both ranks get $z = -4$ and the same loss, $L = 8$.
 #
-# In the backward pass, let $dt$ be short for $\partial L/\partial t$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, this gradient reaches each term unchanged, so $dz_0 = dz_1 = -4$. Each rank can also compute the gradient of its own weight, $da_r = x\,dz_r = -8$. So far, everything is correct.
+# For the backward pass, we write $dt$ for $\partial L/\partial t$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, this gradient reaches each term unchanged, so $dz_0 = dz_1 = -4$. Each rank can also compute the gradient of its own weight, $da_r = x\,dz_r = -8$. So far, everything is correct.
 #
 # **Predict.** Each rank only sees its own path through the network, so it computes $dx = a_r\, dz_r$. What value does each rank get for $dx$? What's the correct value of $dx$? (Here, $z = 3x - 5x = -2x$, so $L = z^2/2 = 2x^2$.)
 
@@ -92,13 +92,13 @@ def operator_table() -> dict[str, tuple[str, str]]:
 # %% [markdown] hints="3.1"
 # 1. The table above tells you what each operator does in the forward pass. For the backward pass, ask yourself two questions about each operator. Which part of the gradient does this rank have when the backward pass reaches the operator? Which part does this rank need in order to continue the backward pass?
 # 2. For f, remember that every rank uses $x$ and that the chain rule adds up the gradients from all of these uses. For g, we have $z = z_0 + z_1$. What's $\partial z/\partial z_0$? Is there any rank that doesn't already have $dz$?
-# 3. The input of scatter is a full tensor on every rank, so every rank needs the full gradient. But each rank only has the gradient of its own slice. With gather, it's the other way around. Every rank has the full gradient, but it only needs its own slice.
+# 3. The input to scatter is a full tensor on every rank, so in the backward pass, every rank needs the full gradient. But each rank only has the gradient of its own slice. With gather, it's the other way around: every rank has the full gradient but only needs its own slice.
 
 # %% check="3.1"
 check("3.1", operator_table)
 
 # %% [markdown]
-# ![An animation of the network from above. In the forward pass, f passes x = 2 on to both ranks, and g adds 6 and -10, which gives -4. In the backward pass, g passes -4 on to both ranks, and f adds -12 and 20, which gives 8. The lower half shows the same network without f, where the two ranks end up with different gradients.](pictures/fg.svg)
+# ![An animation of the network from above. In the forward pass, f hands x = 2 to both ranks, and g adds 6 and -10 to get -4. In the backward pass, g hands -4 to both ranks, and f adds -12 and 20 to get 8. The lower half shows the same network without f, where the two ranks end up with different gradients.](pictures/fg.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -111,7 +111,7 @@ check("3.1", operator_table)
 #
 # **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients from all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. Across ranks, you need an all-reduce, and it belongs in the backward pass of f.
 #
-# **The gradient of a sum flows to every term of the sum unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. That's why the backward pass of g doesn't have to send anything.
+# **The gradient of a sum flows to every term of the sum unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. That's why g doesn't have to send anything in the backward pass.
 #
 # Now read the rows of your table in pairs. In the backward pass, f does what g does in the forward pass, and vice versa. The same is true of scatter and gather. Two operators that mirror each other like this are called **conjugate** operators.
 #
@@ -123,7 +123,7 @@ check("3.1", operator_table)
 #
 # Both ranks have a copy of $x$, but we treat these copies as a single number. That's why the input of f has one element here, while its output has two.
 #
-# PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because PyTorch assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our g assumes that all ranks share one loss. Each operator is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
+# PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because PyTorch assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our version of g assumes that all ranks share one loss. Each of the two all-reduces is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
 #
 # </details>
 #
@@ -184,7 +184,7 @@ x.grad
 # %% [markdown] task="3.2" title="f" difficulty=2 minutes=10
 # Write f. In code, f is called `CopyToRegion`, because every rank takes its own copy of the tensor into the region. The docstrings say what must be true after each pass.
 #
-# A collective overwrites the tensor that receives its result, and it only accepts contiguous tensors. But your caller may still need `x`, autograd may still need `grad_output`, and gradients can have any memory layout. Which tensor should you pass to the collective?
+# A collective overwrites the tensor that receives its result, and it only accepts contiguous tensors. But `x` belongs to your caller, and autograd may still need `grad_output`. Besides, gradients can have any memory layout. Which tensor should you pass to the collective?
 
 
 # %% exercise="3.2"
@@ -212,7 +212,7 @@ class CopyToRegion(Function):
 
 
 # %% [markdown] hints="3.2"
-# 1. The forward pass is the same as in `FlipGradient`. For the backward pass, look at your table. Which collective sums tensors across ranks? Which tensor must this collective not overwrite?
+# 1. The forward pass is the same as in `FlipGradient`. For the backward pass, look at your table. Which collective sums tensors across ranks? And why must you not pass `grad_output` itself to the collective?
 # 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. Note that `.contiguous()` doesn't copy a tensor that's already contiguous, and `.clone()` keeps the memory layout of a transposed tensor. Don't return the result of `dist.all_reduce`, because that function returns `None`.
 # 3. Start with `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then call `dist.all_reduce(dx)`, and finally return `dx`.
 
@@ -329,7 +329,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 viz.timeline(results)
 
 # %% [markdown]
-# How could you test an operator like f if you didn't have our checks? Finite differences wouldn't help, because they only look at the forward pass, and f does nothing there. But each operator is a linear map $M$, and its backward pass should be the transpose of this map. If that's true, the following equation holds for all $x$ and $dy$:
+# How could you test an operator like f if you didn't have our checks? Finite differences wouldn't help, because they only look at the forward pass, where f simply returns its input. But each operator is a linear map $M$, and its backward pass should be the transpose of this map. If that's true, the following equation holds for all $x$ and $dy$:
 #
 # $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
@@ -380,7 +380,7 @@ def sum_as_shipped(x):
 
 
 # %% [markdown]
-# **Predict.** On two ranks, rank 0 passes a 2 × 2 matrix full of ones to this helper, and rank 1 passes one full of twos. All elements of the matrix that the helper *returns* on rank 0 have the same value. What's this value if the two input matrices are contiguous? What's this value if they're transposed? In the contiguous case, what value do the elements of rank 0's *own* matrix have after the call?
+# **Predict.** Suppose rank 0 passes a 2 × 2 matrix of ones to this helper, and rank 1 passes a 2 × 2 matrix of twos. On rank 0, the helper *returns* a matrix whose four elements are equal. What are they equal to when both input matrices are contiguous? What are they equal to when both input matrices are transposed? In the contiguous case, what value do the elements of rank 0's *own* matrix have after the call?
 
 # %% predict="3.b"
 predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
@@ -401,7 +401,7 @@ viz.matrices(launch(try_the_helper, 2)[0])
 # %% [markdown] task="3.4" title="Fix a sum" difficulty=3 minutes=10
 # As you've just seen, this helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Fix the function so that it does what its docstring says, whatever the memory layout of `x`. It should call a single all-reduce.
 #
-# Once the check passes, count how many times your function copies `x` if `x` is contiguous and if `x` is transposed. Can you get by with a single copy in both cases?
+# Once the check passes, count the copies. How many times does your function copy `x` when `x` is contiguous? How many times does it copy `x` when `x` is transposed? Can you get by with a single copy in both cases?
 
 
 # %% exercise="3.4"
@@ -428,7 +428,7 @@ check("3.4", sum_over_ranks)
 # %% [markdown]
 # ## Break it
 #
-# Most tensors are contiguous, and for contiguous tensors, the helper returned the correct sum. That's how its bugs survived for so long. But is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input, which in this case is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
+# Most tensors are contiguous, and for those, Megatron's helper returns the correct sum. That's how its bugs survived for so long. But is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input. Here, that input is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
 
@@ -462,7 +462,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # The output is correct, but the gradient is silently wrong. Normally, autograd notices when a saved tensor has been overwritten, because every in-place operation increments the tensor's version counter. But `dist.all_reduce` doesn't increment it. (If you call
 # `ctx.mark_dirty(x)` in such an operator, you at least get an error.)
 #
-# Next, let's replace g with a version that sums the gradients in the backward pass as well. A real model has many layers, so let's use the network from the beginning twice in a row: the $z$ of the first network becomes the $x$ of the second. Each of the two networks contains an f and one of these new g's.
+# Next, let's replace g with a version that sums the gradients in the backward pass as well. A real model has many layers, so let's use the network from the beginning twice in a row: the $z$ of the first network becomes the $x$ of the second. Each of the two networks contains an f and one of these modified g's.
 #
 # **Predict.** By what factor is $dx$ at the very beginning too large on 2 ranks? By what factor is it too large on 4 ranks?
 
@@ -493,7 +493,7 @@ for p in (2, 4):  # the first p of the weights
 viz.table(rows)
 
 # %% [markdown]
-# Each of these operators makes the gradient `p` times too large, so after two of them, it's `p²` times too large. But Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
+# Each of these operators multiplies the gradient by `p`, so two of them multiply it by `p²`. But Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
 #
 # Finally, even a harmless loss like `.sum()` can cause trouble. The gradient of this loss is simply a tensor of ones. Let's look at how this tensor is stored.
 

@@ -300,7 +300,7 @@ F_QUESTIONS = (
     checks.Question(
         checks.kind_is("dx", P_TIMES_OWN),
         "You multiplied this rank's own gradient by p, but every rank has a different gradient. Which collective sums "
-        "the gradients of all ranks?",
+        "the gradients across all ranks?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p"),
@@ -316,7 +316,7 @@ F_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
-        "The gradient is right, but every rank received p tensors and then added them up on its own. Which collective "
+        "The gradient is right, but every rank received p tensors and then summed them locally. Which collective "
         "computes the sum for you?",
     ),
     BACKWARD_SENDS,
@@ -357,7 +357,7 @@ G_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), ONLY_ROOT),
     checks.Question(
         traffic_too("out", OWN_X, "forward traffic"),
-        "Your output is only this rank's term of the sum. Which collective computes the sum of all terms?",
+        "Your output is only this rank's term of the sum. Which collective adds up the terms from all ranks?",
     ),
     checks.Question(
         checks.kind_is("out", OWN_X),
@@ -373,7 +373,7 @@ G_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
-        "The sum is right, but every rank received p tensors and then added them up on its own. Which collective "
+        "The sum is right, but every rank received p tensors and then summed them locally. Which collective "
         "computes the sum for you?",
     ),
     FORWARD_SENDS,

@@ -18,10 +18,10 @@ PREDICTIONS = {
         },
     ),
     "3.b": Prediction(
-        question="Rank 0 passes a matrix of ones to the helper, and rank 1 passes a matrix of twos. All "
-        "elements of the matrix that the helper returns on rank 0 have the same value. What's this value if "
-        "the two input matrices are contiguous? What's this value if they're transposed? In the contiguous "
-        "case, what value do the elements of rank 0's own matrix have after the call?",
+        question="Rank 0 passes a matrix of ones to `sum_as_shipped`, and rank 1 passes a matrix of twos. On rank 0, "
+        "the function returns a matrix whose elements are all equal. What are they equal to when both input matrices are "
+        "contiguous? What are they equal to when both input matrices are transposed? In the contiguous case, what "
+        "value do the elements of rank 0's own matrix have after the call?",
         answer={"contiguous": 3, "transposed": 1, "own_afterwards": 3},
         why="If x is contiguous, `x.contiguous()` is x itself, so the all-reduce overwrites x with the sum, and the "
         "helper returns x. If x is transposed, `x.contiguous()` is a copy, so the sum ends up in the copy, and the "
@@ -63,8 +63,9 @@ PREDICTIONS = {
         "pass. By what factor is dx at the very beginning too large on 2 ranks? By what factor is it too large on 4 "
         "ranks?",
         answer={"factor_2": 4, "factor_4": 16},
-        why="Every rank already holds the full gradient when it reaches g. Adding up p equal copies makes the gradient "
-        "p times as large, and this happens once in each of the two networks. So dx is p · p times too large.",
+        why="Every rank already holds the full gradient when the backward pass reaches g. Summing p equal copies makes "
+        "the gradient p times as large. Both networks contain a g, so this happens twice, and dx is p · p times too "
+        "large.",
         wrong={
             (
                 "factor_2",
@@ -75,14 +76,14 @@ PREDICTIONS = {
                 4,
             ): "That's the factor after one g. What happens to this gradient when it reaches the other g?",
             "factor_2": "Both ranks hold the same gradient when it reaches g. How many times as large is the gradient "
-            "after an all-reduce? How many times does this happen on the way to x?",
+            "after an all-reduce? How many times does this happen before the backward pass arrives at x?",
             "factor_4": "All four ranks hold the same gradient when it reaches g. How many times as large is the "
-            "gradient after an all-reduce? How many times does this happen on the way to x?",
+            "gradient after an all-reduce? How many times does this happen before the backward pass arrives at x?",
         },
     ),
     "3.e": Prediction(
         question="You run each of the four operators once on 4 ranks, forward and backward, in float32. The full "
-        "tensor has the shape [2, 16, 64]. How many collectives does each rank call in total? How large is the "
+        "tensor has shape [2, 16, 64]. How many collectives does each rank call in total? How large is the "
         "message of each collective in bytes?",
         answer={"collectives": 4, "bytes": 8192},
         why="Each operator calls one collective, either forward or backward, so there are four collectives in total. "

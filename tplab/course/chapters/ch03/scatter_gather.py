@@ -69,12 +69,12 @@ SCATTER_QUESTIONS = (
     ZERO_GRADIENT,
     checks.Question(
         lambda d: d.kind("dx") in (PADDED, "partly zero"),
-        "You filled the rest of the gradient with zeros. But those elements aren't really zero, because the other "
+        "You filled the rest of the gradient with zeros. But the rest of the gradient isn't zero, because the other "
         "ranks hold their values. Which collective brings the other ranks' slices to this rank?",
     ),
     checks.Question(
         checks.kind_is("dx", COPIES),
-        "You put p copies of this rank's own slice side by side. Which collective brings the other ranks' slices to "
+        "You concatenated p copies of this rank's own slice. Which collective brings the other ranks' slices to "
         "this rank?",
     ),
     checks.Question(
@@ -84,7 +84,7 @@ SCATTER_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of x is used by a single rank. Should the gradient of a column depend on the number of ranks?",
+        "Each column of x is used by a single rank. Should a column's gradient depend on the number of ranks?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
@@ -164,8 +164,7 @@ GATHER_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of the output came from a single rank. Should the gradient of a column depend on the number of "
-        "ranks?",
+        "Each column of the output came from a single rank. Should a column's gradient depend on the number of ranks?",
     ),
     BACKWARD_SENDS,
 )

@@ -173,14 +173,14 @@ _QUESTIONS = {
         checks.Question(
             lambda d: bool(d.names & {"dx", "da", "db"}),
             "All ranks compute the same loss from the same z, so each of them already has the gradient of z. How many "
-            "times would you count that loss if you summed the gradients across ranks?",
+            "times would that loss be counted if you summed the gradients across ranks?",
         ),
     ),
     "scatter": (
         _shape(
             "The output of scatter should be this rank's own slice of x. In the backward pass, each rank only has the "
             "gradient of its own slice, but the layers before scatter need the gradient of the full x. How can a rank "
-            "get the other slices of the gradient?"
+            "get the other ranks' slices of this gradient?"
         ),
     ),
     "gather": (
