@@ -76,7 +76,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 #
 # ## What does an optimizer remember?
 #
-# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. It stores its running averages in float32, too.
+# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most weight updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. It stores its running averages in float32, too.
 #
 # Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ both have shape `[n, m]`.
 #
@@ -175,7 +175,7 @@ def parameter_count(config: GPTConfig) -> int:
 check("0.2", parameter_count)
 
 # %% [markdown]
-# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174,600 million parameters. The 16-bit checkpoints of Llama 3 8B and 70B are 16,060,522,496 and 141,107,412,992 bytes long, at 2 bytes per parameter. For the largest Llama 3, the paper says 405B.
+# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174,600 million parameters. The 16-bit checkpoints of Llama 3 8B and 70B take up 16,060,522,496 and 141,107,412,992 bytes, at 2 bytes per parameter. For the largest Llama 3, the paper says 405B.
 
 # %%
 PUBLISHED = {
@@ -248,7 +248,7 @@ viz.table(rows, title="one layer, bytes")
 #
 # ## Fix it
 #
-# To print the average loss, many programs run `total = total + loss` for every batch. That looks harmless.
+# To report the average loss, many programs run `total = total + loss` for every batch. That looks harmless.
 #
 # **Predict.** Suppose a validation loop runs this line for each of 12 batches. At the end of the loop, how many batches still have their activations in memory? A *training* loop also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
 
@@ -309,7 +309,7 @@ def average_loss(model: nn.Module, batches) -> float:
 
 # %% [markdown] hints="0.3"
 # 1. A tensor that was computed from the model's weights keeps its entire computation graph alive, including the saved activations. Which variable here is computed from the losses of *all* batches?
-# 2. If you turn each loss into a plain number, memory use stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do you tell autograd not to save them?
+# 2. If you turn each loss into a plain number, memory use stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do you tell autograd not to save any activations?
 # 3. Move the loop into `with torch.no_grad():`, and add up `model(ids, targets).item()`.
 
 # %% check="0.3"
@@ -320,7 +320,7 @@ check("0.3", average_loss)
 #
 # You can now calculate how much memory a model takes. What if that's more than any GPU has? Let's take GPT-3, which has 175 billion parameters.
 #
-# **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that the model can answer questions? How many 80 GB GPUs do you need to train GPT-3, at 16 bytes per parameter and not counting activations?
+# **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that the model can answer questions? How many 80 GB GPUs do you need to train GPT-3, at 16 bytes per parameter and ignoring activations?
 
 # %% predict="0.d"
 predict("0.d", gpus_to_answer=5, gpus_to_train=35)
@@ -433,7 +433,7 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 
 
 # %% [markdown] hints="0.4"
-# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage that is, check every stage!
+# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage needs the most memory, check them all.
 # 2. If you leave out `stage`, `bill(config, layout)` returns the bill for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
 # 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, write `min(needs.values())` into the error message, where `needs` holds the result of `bill(config, layout).total` for each layout.
 
@@ -454,7 +454,7 @@ def shown(name, gpu):
 viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB", "H200, 141 GB")])
 
 # %% [markdown]
-# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. The difference comes from the activations, from everything that's replicated, and from the rules about heads and stages. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
+# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. Your function needs more GPUs than the prediction because it also counts the activations and everything that's replicated, and because heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
 #
 # Now look at Llama 3 405B. According to your function, no number of H100s is enough. But Meta trained this model on H100s! What went wrong?
 #

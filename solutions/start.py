@@ -108,7 +108,7 @@ check("S.2", column_product)
 #
 # ## When a rank doesn't show up
 #
-# Here's an optimization that looks harmless. If all of a rank's columns of $X$ are zero, its partial sums are zero, too. So that rank can skip the work and return zeros right away. In the next cell, this happens on rank 1.
+# Here's an optimization that looks harmless. If all of a rank's columns of $X$ are zero, its partial sums are zero, too. So this rank can skip the work and immediately return zeros. In the next cell, this happens on rank 1.
 #
 # **Predict.** Unfortunately, this program never finishes. Which rank gets stuck, and which rank is it waiting for?
 
@@ -134,7 +134,7 @@ with show_failure():
 #
 # ## The question
 #
-# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each of the two weight matrices by rows or by columns, so there are four combinations. If each matmul has to exchange its results, the forward pass needs two collectives.
+# An MLP consists of two matmuls with a nonlinearity between them: $\mathrm{GELU}(XA)\,B$. You can split each of the two weight matrices by rows or by columns, so there are four combinations. If the ranks have to exchange results after each matmul, the forward pass needs two collectives.
 #
 # *But one of the four combinations gets by with a single collective for the entire MLP. Which combination is it?*
 #

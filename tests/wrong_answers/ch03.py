@@ -89,7 +89,7 @@ TABLES = [
     ("f adds in both directions", table(f=("all-reduce", "all-reduce")), "Is there anything left for f to do"),
     ("f and g mixed up", table(f=("all-reduce", "nothing"), g=("nothing", "all-reduce")), "Is there anything left for f to do"),
     ("f gathers the gradients", table(f=("nothing", "all-gather")), "Which of the four possible table entries change the size"),
-    ("g adds in both directions", table(g=("all-reduce", "all-reduce")), "would you count that loss"),
+    ("g adds in both directions", table(g=("all-reduce", "all-reduce")), "would that loss be counted"),
     ("g does nothing", table(g=("nothing", "nothing")), "Which collective gives the sum to every rank"),
     ("g adds on the way back", table(g=("nothing", "all-reduce")), "Which collective gives the sum to every rank"),
     ("g takes a slice of the gradient", table(g=("all-reduce", "my slice")), "Which of the four possible table entries change the size"),

@@ -101,7 +101,7 @@ def _ask(
     if size > capacity:
         return (
             f"With {_shown(said)}, the most heavily loaded GPU needs {size:,} bytes, but it has only {capacity:,} "
-            "bytes. Which stage needs the most memory, and did you check that stage?"
+            "bytes. Which stage needs the most memory? Did you check that stage?"
         )
     if said.gpus > right[0] * right[1]:
         enough = right[0] * right[1]

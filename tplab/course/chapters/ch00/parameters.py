@@ -13,8 +13,8 @@ from tplab.memory.config import GPTConfig
 _VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)
 _LENGTHS = (83, 89, 97, 101, 103, 107, 109, 113)
 _OTHERWISE = (
-    "The list above shows the model's weights and biases. Which of these lines is missing from your sum, or is counted "
-    "twice? It may help to work through a tiny example on paper, with one layer and h = 2."
+    "The list above shows the model's weights and biases. Is one of these lines missing from your sum? Is one "
+    "of them counted twice? It may help to work through a tiny example on paper, with one layer and h = 2."
 )
 _FOUR = "Attention has four matrices: `q`, `k`, `v`, and `out`. Does your sum include all four of these matrices?"
 _FULL = "The number `kv_heads` applies only to K and V. What are the shapes of the matrices `q` and `out`?"
@@ -38,7 +38,9 @@ def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
         right = count(plain_gpt(config))
         suspects = _suspects(config, right)
         expect("0.2", call, "the number of parameters", seen, right, suspects, _OTHERWISE, _made_of(config))
-    return Verdict("Your counts match the real modules for GPT-2, for Llama, and for everything in between.")
+    return Verdict(
+        "Your counts match the actual PyTorch modules for GPT-2, for Llama, and for random models in between."
+    )
 
 
 def _configs(generator: torch.Generator) -> Iterator[GPTConfig]:
@@ -113,7 +115,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             right - table,
             "The embedding has one vector for each token in the vocabulary. Does your sum include the embedding?"
             if config.tied_embedding
-            else "In this model, does the output layer share the embedding's weight, or does it have its own weight? "
+            else "In this model, does the output layer share the embedding's weight or have its own? "
             "See `tied_embedding`.",
         ),
         (
@@ -209,7 +211,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             ),
             (
                 right - layers * (one_mlp_bias - h),
-                "Does the bias of the gate have one element per input feature or per output feature?",
+                "Does the gate's bias have one element per input feature or per output feature?",
             ),
             *known,
         ]
@@ -224,8 +226,8 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         known.append(
             (
                 right + table,
-                "You counted two weights of the embedding's size. In this model, does the output layer have its own "
-                "weight? See `tied_embedding`.",
+                "You counted two weight matrices the size of the embedding. In this model, does the output layer have "
+                "its own weight? See `tied_embedding`.",
             )
         )
     if config.bias:

@@ -9,7 +9,7 @@ PREDICTIONS = {
         "optimizer step.)",
         answer={"highest_peak_in_step": 2, "optimizer_state_appears_in_phase": 3},
         why="Adam allocates its state during the first optimizer step and never frees it. In the second step, the "
-        "activations come on top of the optimizer state, so memory use climbs higher than before.",
+        "optimizer state is already in memory when the activations are added, so memory use climbs higher than before.",
         wrong={
             "highest_peak_in_step": "What is in memory during the second step that wasn't in memory during the first "
             "step?",
@@ -45,14 +45,15 @@ PREDICTIONS = {
         "to miss.",
         wrong={
             ("validation", 1): "`total` depends on all the losses, not just on the last loss.",
-            "validation": "When the loop ends, which batches went into `total`? Can autograd free any of their graphs?",
+            "validation": "When the loop ends, which batches contribute to `total`? Can autograd free any of their "
+            "graphs?",
             ("training", 12): "What does backward() do with the activations once it has used them?",
             "training": "What happens to the activations of a batch once backward() is done with them?",
         },
     ),
     "0.d": Prediction(
         question="GPT-3 has 175 billion parameters. How many 80 GB GPUs do you need just to hold the weights, at 2 "
-        "bytes each? How many 80 GB GPUs do you need to train the model, at 16 bytes per parameter and not counting "
+        "bytes each? How many 80 GB GPUs do you need to train the model, at 16 bytes per parameter and ignoring "
         "activations?",
         answer={"gpus_to_answer": 5, "gpus_to_train": 35},
         why="The weights take 350 GB. Four 80 GB GPUs hold only 320 GB, so you need 5 GPUs. Training takes 2,800 GB, "
@@ -63,8 +64,8 @@ PREDICTIONS = {
             (
                 "gpus_to_answer",
                 35,
-            ): "That would be right at 16 bytes per parameter. How many of those bytes does a model need if it only "
-            "answers questions?",
+            ): "That would be right at 16 bytes per parameter. How many of those bytes does a model need if it's only "
+            "used for inference?",
             "gpus_to_answer": "Multiply 175 billion parameters by 2 bytes, divide the result by 80 GB, and round up "
             "to whole GPUs.",
             (
@@ -107,13 +108,19 @@ PREDICTIONS = {
         "stage has a single layer. By what factor do the first stage's activations shrink?",
         answer={"activations_shrink_by": 1},
         why="With pp = 2, the first stage stores the activations of 63 layers for 2 micro-batches. With pp = 126, it "
-        "stores the activations of 1 layer for 126 micro-batches. In both cases, the product is 126, so the "
-        "activations don't shrink at all.",
+        "stores the activations of 1 layer for 126 micro-batches. In both cases, layers times micro-batches is 126, "
+        "so the activations don't shrink at all.",
         wrong={
-            ("activations_shrink_by", 63): "The number of layers shrinks by a factor of 63. But how many micro-batches "
-            "does the first stage store at a time?",
-            ("activations_shrink_by", 126): "The first stage goes from 63 layers to 1 layer. And how many "
-            "micro-batches does the first stage store at a time?",
+            (
+                "activations_shrink_by",
+                63,
+            ): "The number of layers shrinks by a factor of 63. But for how many micro-batches does the first stage "
+            "hold activations at once?",
+            (
+                "activations_shrink_by",
+                126,
+            ): "The first stage goes from 63 layers to 1 layer. And for how many micro-batches does the first stage "
+            "hold activations at once?",
             "activations_shrink_by": "For each number of stages, multiply the number of layers in the first stage by "
             "the number of micro-batches that the first stage stores at a time.",
         },
@@ -128,8 +135,8 @@ PREDICTIONS = {
         wrong={
             "one_device": "The weights take 3.3 MB, and so do the gradients. The activations of a single sequence are "
             "small. In which phase does Adam allocate its state?",
-            "two_devices": "Which of the four kinds of memory does data parallelism divide? See the table of what each "
-            "kind of parallelism divides.",
+            "two_devices": "Which of the four kinds of memory does data parallelism divide? The table above shows "
+            "what each kind of parallelism divides.",
         },
     ),
 }

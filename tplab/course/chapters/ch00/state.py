@@ -26,7 +26,7 @@ _GONE = (
 )
 _TOTAL = "This is the sum of all three entries. Which of the three values belongs in this entry?"
 _EXACT = (
-    "Your results are correct for smaller matrices, but not for a matrix this large. Python's integers are exact at "
+    "Your results are correct for smaller matrices but not for one this large. Python's integers are exact at "
     "any size, so which line turns an integer into a less exact number?"
 )
 _ONE_DICT = (
@@ -68,7 +68,7 @@ def state(state_bytes: Callable[[tuple[int, int], str, bool], Mapping[str, int]]
                 earlier.append((call, said, dict(said)))
     if overwritten := [call for call, said, copy in earlier if dict(said) != copy]:
         fail("0.1", f"the dict that {overwritten[0]} returned has changed since then.", _ONE_DICT)
-    return Verdict("Your results match the sizes of real tensors after a real step of torch.optim, to the byte.")
+    return Verdict("Your results match the sizes of the tensors after a step of torch.optim, to the byte.")
 
 
 def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, int]:
@@ -146,7 +146,8 @@ def _suspects(
         suspects += [
             (
                 right - 4 * n,
-                "In mixed precision, every optimizer, even plain SGD, keeps one extra tensor. What's in that tensor?",
+                "In mixed precision, every optimizer, even plain SGD, keeps an extra tensor for each weight. What's "
+                "in that tensor?",
             ),
             (right - 2 * n, _COPY),
             (right - 2 * own, _HALF),
@@ -185,7 +186,8 @@ def _suspects(
         suspects.append(
             (
                 plain + 8 * n,
-                "You counted as many elements as Adam's state has. Does the next step of AMSGrad also read the old u?",
+                "You counted as many elements as Adam's state has. Does AMSGrad's next step also read the previous "
+                "value of u?",
             )
         )
     if optimizer == "adafactor":

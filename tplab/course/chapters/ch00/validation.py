@@ -96,8 +96,8 @@ def _compare(call: str, number: int, seen: object, right: float) -> None:
     value = float(seen)
     if abs(value - right) > 1e-9 * right:
         ask = (
-            "The result should still be the average of the batches' losses. Which losses do you add up, and what do "
-            "you divide their sum by?"
+            "The result should still be the average of all the batches' losses. Which losses do you add up, and what "
+            "do you divide their sum by?"
         )
         if number > 1 and abs(value - number * right) < 1e-9 * number * right:
             ask = "You returned the sum of the losses. How do you get the average from the sum?"

@@ -19,8 +19,8 @@ PREDICTIONS = {
     ),
     "3.b": Prediction(
         question="Rank 0 passes a matrix of ones to `sum_as_shipped`, and rank 1 passes a matrix of twos. On rank 0, "
-        "the function returns a matrix whose elements are all equal. What are they equal to when both input matrices are "
-        "contiguous? What are they equal to when both input matrices are transposed? In the contiguous case, what "
+        "the function returns a matrix whose elements are all equal. What are they equal to when both input matrices "
+        "are contiguous? What are they equal to when both input matrices are transposed? In the contiguous case, what "
         "value do the elements of rank 0's own matrix have after the call?",
         answer={"contiguous": 3, "transposed": 1, "own_afterwards": 3},
         why="If x is contiguous, `x.contiguous()` is x itself, so the all-reduce overwrites x with the sum, and the "

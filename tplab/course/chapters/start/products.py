@@ -180,12 +180,13 @@ WEIGHTS_MOVED = checks.Question(
 
 TWICE = checks.Question(
     sent(" 2 all_"),
-    "Y is correct, but you called two collectives where one is enough. Which of your two calls can you remove?",
+    "Y is correct, but you called two collectives, and one would have been enough. Which of your two calls can you "
+    "remove?",
 )
 
 MORE = checks.Question(
     only_traffic,
-    "Y is correct, but you sent more data than you have to. After each rank's matmul, a single collective is all you "
+    "Y is correct, but you sent more data than necessary. After each rank's matmul, a single collective is all you "
     "need to get Y. Which collective is it?",
 )
 
@@ -288,8 +289,8 @@ COLUMN_QUESTIONS = (
     checks.Question(
         sent("all_reduce"),
         "Y is correct, but your all-reduce sends more data than necessary. There's nothing to add up here, because "
-        "each column of Y is already complete on one rank. Which collective only gathers the columns and sends half "
-        "as much data?",
+        "each column of Y is already complete on one rank. Which collective just gathers the columns, and sends only "
+        "half as much data as an all-reduce?",
     ),
     checks.Question(
         sent("broadcast", "all_gather"),
