@@ -24,7 +24,7 @@ def program(exercise: str, function: str, body: str, *pairs: tuple[str, str], ex
     return f"{extra}\n\n{swap_all(before, *pairs)}{indented(body, 8 if function == 'forward' else 4)}\n{after}"
 
 
-FUNCTIONS = (("4.1", "forward"), ("4.2", "forward"), ("4.3", "shard"), ("4.3", "unshard"), ("4.4", "init_from_master"), ("4.5", "load_full_state_dict"), ("4.5", "full_state_dict"))  # fmt: skip
+FUNCTIONS = (("4.1", "forward"), ("4.2", "forward"), ("4.3", "shard"), ("4.3", "unshard"), ("4.4", "init_shard"), ("4.5", "load_full_state_dict"), ("4.5", "full_state_dict"))  # fmt: skip
 COLUMN, ROW, SHARD, UNSHARD, INIT, LOAD, SAVE = (parts(*function)[1] for function in FUNCTIONS)
 column, row, shard, unshard, init, load, save = (partial(program, *function) for function in FUNCTIONS)
 
@@ -181,7 +181,7 @@ INIT_ANSWERS = [
     ("the master is kept alive by a view", init(swap(INIT, "param.copy_(shard(master, sharding.dim, rank, world_size, stride=sharding.stride))", "pieces = master.chunk(world_size * sharding.stride, sharding.dim)[rank::world_size]\n    param.data = pieces[0] if len(pieces) == 1 else torch.cat(pieces, sharding.dim)")), "How do you change the parameter's elements without replacing"),
     ("makes a new parameter that nobody keeps", init(swap(INIT, "param.copy_(", "param = nn.Parameter(")), "still has its old values"),
     ("copies outside no_grad", init(swap(INIT, "with torch.no_grad():", "if True:")), "in place only under `torch.no_grad()`"),
-    ("forgets what xavier is told", init(swap(INIT, "full_shape", "full_shape[0]")), "The call was init_from_master(param [8, 6] with Sharding(dim=0, stride=1), (8, 6), xavier_normal_, group)"),
+    ("forgets what xavier is told", init(swap(INIT, "full_shape", "full_shape[0]")), "The call was init_shard(param [8, 6] with Sharding(dim=0, stride=1), (8, 6), xavier_normal_, group)"),
     ("switches the gradient off", init("param.requires_grad_(False)\n" + INIT), "should still be a leaf tensor"),
     ("rank of the whole world", init(swap(INIT, "get_rank(group)", "get_rank() % dist.get_world_size(group)")), "default group of all ranks"),
     ("every rank takes the shard of rank 0", init(swap(INIT, "sharding.dim, rank", "sharding.dim, 0")), "Which argument of `shard` determines which shard"),

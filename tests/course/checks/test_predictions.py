@@ -1,5 +1,6 @@
 """A prediction: dots are an invitation, wrong answers get advice and never the answer at once, right ones a reason."""
 
+from fractions import Fraction
 from types import ModuleType
 
 import pytest
@@ -91,6 +92,31 @@ def test_the_size_of_a_vector_may_be_written_without_brackets(value, right) -> N
 def test_what_counts_as_right(field, value, right) -> None:
     values = {"kind": "all_reduce", "shape": (2, 4), "time": 0.5, "same": True, field: value}
     assert (": right" in repr(predict("90.b", **values))) == right
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        ("time", "1/2", True),
+        ("time", " 2 / 4 ", True),
+        ("time", "0.5", True),
+        ("time", Fraction(1, 2), True),
+        ("time", "1/3", False),
+        ("time", "1/0", False),
+        ("time", "half", False),
+        ("time", Fraction(1, 3), False),
+        ("shape", ("2", "4"), True),
+        ("shape", ("2", "3"), False),
+        ("same", "1", False),
+    ],
+)
+def test_a_number_may_be_written_as_text_or_as_a_fraction(field, value, right) -> None:
+    values = {"kind": "all_reduce", "shape": (2, 4), "time": 0.5, "same": True, field: value}
+    assert (": right" in repr(predict("90.b", **values))) == right
+
+
+def test_advice_for_a_particular_number_is_given_for_its_text_too() -> None:
+    assert "You counted elements." in repr(predict("90.a", calls="1", bytes="24/2"))
 
 
 def test_an_unknown_field_or_number_is_named() -> None:

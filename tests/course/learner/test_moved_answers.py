@@ -121,6 +121,17 @@ def test_a_function_with_other_arguments_is_a_different_task(tmp_path):
     assert cells[1]["metadata"] == {}, "the old answer stays below, as a cell of the learner's own"
 
 
+def test_an_answer_gets_the_new_name_of_a_function_that_was_renamed(tmp_path):
+    chapters = Chapters(tmp_path)
+    answer = "def init_from_master(param):\n    return param  # mine, from init_from_master"
+    chapters.add(
+        "04_layers", notebook(e4_4=stub("4.4", "def init_from_master(param)")), notebook(e4_4=answer),
+        notebook(e4_4=stub("4.4", "def init_shard(param)")),
+    )  # fmt: skip
+    assert chapters.update() == ["Your answer to 4.4 is now in exercise 4.4 in 04_layers.ipynb."]
+    assert chapters.cell("04_layers", "4.4") == answer.replace("init_from_master", "init_shard")
+
+
 def test_exercises_that_were_joined_are_filled_in_as_far_as_they_were_answered(tmp_path):
     made = Chapters(tmp_path)
     old = notebook(e3_2=stub("3.2", "class G"), e3_3=stub("3.3", "class Scatter"), e3_4=stub("3.4", "class Gather"))

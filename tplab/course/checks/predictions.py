@@ -4,11 +4,12 @@
 
 looks up `PREDICTIONS["4.a"]` in the chapter's package. A field that is still `...` counts as not predicted yet. Nothing
 raises for a wrong answer: it gets some advice, and from the third different attempt on, the learner can unfold the
-right answer too.
+right answer too. A number may also be written as text or as a fraction: "1/4", "0.25", or Fraction(1, 4).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from textwrap import fill
 from typing import Any
 
@@ -87,14 +88,26 @@ def _right(value: Any, right: Any) -> bool:
         return isinstance(value, str) and value.strip().casefold() == right.strip().casefold()
     if isinstance(right, bool) or isinstance(value, bool):
         return value is right
-    if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, (int, float)):
+    value = _number(value)
+    if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, Real):
         value = (value,)  # the size of a vector, written without brackets
     if isinstance(right, (tuple, list)):
         same_length = isinstance(value, (tuple, list)) and len(value) == len(right)
         return same_length and all(_right(mine, theirs) for mine, theirs in zip(value, right, strict=True))
     if isinstance(right, float):
-        return isinstance(value, (int, float)) and abs(value - right) <= 0.01 * abs(right)
+        return isinstance(value, Real) and abs(float(value) - right) <= 0.01 * abs(right)
     return bool(value == right)
+
+
+def _number(value: Any) -> Any:
+    """Return the number in a text such as "96", "0.25" or "1/4". Anything else is returned unchanged."""
+    if not isinstance(value, str):
+        return value
+    above, slash, below = value.partition("/")
+    try:
+        return float(above) / float(below) if slash else float(above)
+    except (ValueError, ZeroDivisionError):
+        return value
 
 
 def _advice(asked: Prediction, name: str, value: Any) -> str:

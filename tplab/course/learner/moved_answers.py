@@ -1,7 +1,8 @@
 """Carry a learner's answers over when the course has moved their exercises: to other numbers, or into one another.
 
 An exercise is known by the classes and the functions, with their arguments, that it asks for. Where the old and the new
-course ask for the same under different numbers, the learner's definitions go into the new exercise. What should go
+course ask for the same under different numbers, the learner's definitions go into the new exercise. A function that
+the course has renamed is in RENAMED, and an answer that defines it is carried over under the new name. What should go
 where is first written to `.tplab/moving.json`, so that an update which is killed can finish the next time.
 
     {"S.2": {"was": ["2.2"], "source": "def column_product(x, a_shard): ..."}}
@@ -9,6 +10,7 @@ where is first written to `.tplab/moving.json`, so that an update which is kille
 
 import ast
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +23,7 @@ from tplab.course.notebooks.numbering import place
 from tplab.course.notebooks.source import DEFINITIONS
 
 PLAN = "moving.json"
+RENAMED = {"init_from_master": "init_shard"}  # what an exercise asks for: old name -> new name
 Asked = dict[str, dict[str, str]]  # exercise -> what it asks for: name -> the name with its arguments
 
 
@@ -57,7 +60,11 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
             number = str(cell.marks.get("exercise", ""))
             if number in old and not is_stub(cell.source, number):
                 there = names_in(cell.source)
-                answers |= {as_: (name, number, cell.source) for name, as_ in old[number].items() if name in there}
+                answers |= {
+                    _renamed(as_): (_renamed(name), number, _renamed(cell.source))
+                    for name, as_ in old[number].items()
+                    if name in there
+                }
     stubs = {
         str(cell.marks["exercise"]): cell.source
         for text in blanks.values()
@@ -100,6 +107,12 @@ def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list
             told.append(f"Your {answer} {were} {'is' if answer == 'answer to' else 'are'} now in {now}.")
     (course.memory / PLAN).unlink(missing_ok=True)
     return told
+
+
+def _renamed(source: str) -> str:
+    for old, new in RENAMED.items():
+        source = re.sub(rf"\b{old}\b", new, source)
+    return source
 
 
 def _asked(cells: list) -> Asked:

@@ -18,16 +18,21 @@ SUM = "the sum of the ranks' tensors"
 @dataclass(frozen=True)
 class Shape(checks.Case):
     shape: tuple[int, ...] = (3, 2)
+    transposed: bool = False  # y is not contiguous
 
     def describe(self, name: str) -> str:
-        return f"y of shape {list(self.shape)}"
+        return f"y of shape {list(self.shape)}" + ", not contiguous" * self.transposed
 
 
-CASES = (Shape(), Shape((2, 3, 4)), Shape((5,)), Shape((1, 3)), Shape((4, 1)), Shape((2, 1, 3, 2)))
+CASES = (
+    Shape(), Shape((2, 3, 4)), Shape((5,)), Shape((1, 3)), Shape((4, 1)), Shape((2, 1, 3, 2)),
+    Shape(transposed=True), Shape((2, 3, 4), transposed=True),
+)  # fmt: skip
 
 
 def draw(case: Shape, generator: torch.Generator, size: int) -> list[Tensor]:
-    return [checks.random_tensor(generator, *case.shape) for _ in range(size)]
+    drawn = [checks.random_tensor(generator, *case.shape) for _ in range(size)]
+    return [y.transpose(0, -1).contiguous().transpose(0, -1) for y in drawn] if case.transposed else drawn
 
 
 def give(case: Shape, problem: list[Tensor], place: checks.Place) -> Tensor:
@@ -57,10 +62,17 @@ def expect(case: Shape, problem: list[Tensor], place: checks.Place) -> checks.Ex
 def repaired_gather(gather_last_dim: Callable[[Tensor], Tensor]) -> checks.Verdict:
     checks.check_cases(
         "2.4", gather_last_dim, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
-        world_sizes=(2, 4, 1), tol=0,
+        world_sizes=(2, 4, 1), tol=0, crash=lambda case: NOT_CONTIGUOUS if case.transposed else None,
+        without={checks.Twin.STRIDED},  # the docstring mentions these tensors, so they have cases of their own
     )  # fmt: skip
-    return checks.Verdict("Your gather still sends a single message, and every element is in the right place.")
+    return checks.Verdict("Your gather still runs a single all-gather, and every element is in the right place.")
 
+
+NOT_CONTIGUOUS = (
+    "This time, y isn't contiguous, for example because it was transposed, and a collective only takes contiguous "
+    "tensors. Which tensor method returns a contiguous copy? If your own code changes the shape of y with `view`, make "
+    "the copy first."
+)
 
 QUESTIONS = (
     checks.LATE_QUESTION,
@@ -81,7 +93,7 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.names == {"traffic"},
-        "The result is correct, but your function doesn't send the same messages as the original. Can you use a "
+        "The result is correct, but your function doesn't run the same collective as the original. Can you use a "
         "single all-gather and reorder the elements afterward?",
     ),
     checks.Question(

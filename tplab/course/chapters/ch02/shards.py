@@ -15,8 +15,8 @@ OWN_MEMORY = "the shard has its own memory"
 CONTIGUOUS = "the shard is contiguous"
 
 _EVEN = (
-    "What does your code do when `size % world_size` isn't 0? If one rank ends up with a smaller shard than the "
-    "others, who will notice, and when?"
+    "What does your code do when `size % world_size` isn't 0? Does `shard` raise a ValueError on every rank, and does "
+    "the message mention both the size and the number of ranks?"
 )
 
 _DIVIDES = (

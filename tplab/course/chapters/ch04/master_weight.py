@@ -22,9 +22,9 @@ class Weight:
     init_method: Callable[[Tensor], Any]
 
     def call(self, param: Tensor) -> str:
-        """Write the learner's call as text: "init_from_master(param [4, 6] with ..., (8, 6), ..., group)"."""
+        """Write the learner's call as text: "init_shard(param [4, 6] with ..., (8, 6), ..., group)"."""
         method = getattr(self.init_method, "__name__", "init_method")
-        return f"init_from_master(param {list(param.shape)} with {self.sharding}, {self.full_shape}, {method}, group)"
+        return f"init_shard(param {list(param.shape)} with {self.sharding}, {self.full_shape}, {method}, group)"
 
     def shard_of(self, full: Tensor, index: int, size: int) -> Tensor:
         return shard(full, self.sharding.dim, index, size, stride=self.sharding.stride)
@@ -40,7 +40,7 @@ class Weight:
 WEIGHTS = {
     "first weight": Weight((8, 6), Sharding(0), nn.init.xavier_normal_),
     "second weight": Weight((4, 12), Sharding(1), nn.init.kaiming_uniform_),
-    "third weight": Weight((24, 4), Sharding(0, 3), nn.init.xavier_uniform_),
+    "fused weight": Weight((24, 4), Sharding(0, 3), nn.init.xavier_uniform_),
 }
 FIRST = WEIGHTS["first weight"]
 
@@ -190,7 +190,7 @@ QUESTIONS = (
         "A rank has another rank's shard. Which argument of `shard` determines which shard the rank gets?",
     ),
     checks.Question(
-        lambda d: "third weight" in d.names and not d.names & {"first weight", "second weight"},
+        lambda d: "fused weight" in d.names and not d.names & {"first weight", "second weight"},
         "Only the fused weight is wrong. Besides the dimension, what else does `param.tensor_parallel` tell you?",
     ),
     checks.Question(

@@ -24,7 +24,7 @@ SYMPTOMS = [
         exercise="4.1",
     ),
     Symptom(
-        see="All gradients are p times too large",
+        see="The gradients of the weight and of the input are p times too large, but the gradient of the bias is right",
         cause="g all-reduces in the backward pass, too, as torch.distributed.nn.functional.all_reduce does",
         exercise="4.2",
     ),
@@ -36,7 +36,7 @@ SYMPTOMS = [
     ),
     Symptom(
         see="The weight's gradient is None",
-        cause="The forward pass calls a function from dist directly, and autograd can't see that call",
+        cause="The forward pass calls dist.all_gather, which fills new tensors that autograd doesn't know about",
         exercise="4.1",
     ),
     Symptom(
