@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch.nn.functional import gelu
 
 from tplab import device, launch, viz
-from tplab.course import check, predict, show_failure, symptoms
+from tplab.course import check, predict, symptoms
 
 # %% [markdown]
 # ## Columns or rows?
 #
-# Suppose you have two devices, and each of them should store half of $A$. Should you split the columns or the rows? Let's try both on matrices that are small enough to check by hand.
+# Suppose you have two ranks, and each of them should store half of $A$. Should you split the columns or the rows? Let's try both on matrices that are small enough to check by hand.
 
 # %%
 X = torch.tensor([[1, 2, 3, 4], [0, 1, 0, -1]]).float()  # [2, 4]
@@ -24,48 +24,48 @@ A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]]).float
 X @ A  # what we want
 
 # %% [markdown]
-# **Split the columns.** Device 0 gets the left two columns of $A$, and device 1 gets the right two. A column of the result depends on
-# just one column of $A$, so each device can compute its own columns of $Y$ without any communication.
+# **Split the columns.** Rank 0 gets the left two columns of $A$, and rank 1 gets the right two. A column of the result depends on
+# just one column of $A$, so each rank can compute its own columns of $Y$ without any communication.
 
 # %%
 viz.product(X, A, kind="column", p=2)
 
 # %% [markdown]
-# **Split the rows.** Now device 0 gets the top two rows of $A$, and device 1 gets the bottom two. Row $k$ of $A$ is only multiplied by column $k$ of $X$, so we can split $X$
-# along with $A$. But each entry of $Y$ is a sum over *all* the rows of $A$. So neither device can finish a single entry of $Y$ on its own. Each device can only compute a partial sum for every entry.
+# **Split the rows.** Now rank 0 gets the top two rows of $A$, and rank 1 gets the bottom two. Row $k$ of $A$ is only multiplied by column $k$ of $X$, so we can split $X$
+# along with $A$. But each entry of $Y$ is a sum over *all* the rows of $A$. So neither rank can finish a single entry of $Y$ on its own. Each rank can only compute a partial sum for every entry.
 
 # %%
 viz.product(X, A, kind="row", p=2)
 
 # %%
 top, bottom = X[:, :2] @ A[:2], X[:, 2:] @ A[2:]
-viz.matrices({"device 0": top, "device 1": bottom, "sum": top + bottom, "X A": X @ A})
+viz.matrices({"rank 0": top, "rank 1": bottom, "sum": top + bottom, "X A": X @ A})
 
 # %% [markdown]
-# So a column split divides the *entries* of the result between the devices, while a row split divides the *terms* of every entry. In
+# So a column split divides the *entries* of the result between the ranks, while a row split divides the *terms* of every entry. In
 # formulas:
 #
 # $$X\,[A_0, A_1] = [X A_0,\; X A_1] \qquad\qquad [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} = X_0 A_0 + X_1 A_1$$
 #
-# Three words describe how a tensor can be distributed across devices, and you'll see them throughout this course.
+# Three words describe how a tensor can be distributed across ranks, and you'll see them throughout this course.
 #
-# - **Replicated**: every device holds the full tensor, with the same values.
-# - **Sharded** along a dimension: each device holds a different slice, called a **shard**.
-# - **Partial**: each device holds a tensor of the full shape, and the real tensor is the *sum* of all these tensors.
+# - **Replicated**: every rank holds the full tensor, with the same values.
+# - **Sharded** along a dimension: each rank holds a different slice, called a **shard**.
+# - **Partial**: each rank holds a tensor of the full shape, and the real tensor is the *sum* of all these tensors.
 #
 # | | needs $X$ | gives $Y$ | collective that makes $Y$ replicated |
 # |---|---|---|---|
 # | column split | replicated | sharded along its columns | an all-gather |
 # | row split | sharded along its columns | partial | an all-reduce |
 #
-# Change $p$ below and watch the shapes. Which split makes each device's result smaller as $p$ grows?
+# Change $p$ below and watch the shapes. Which split makes each rank's result smaller as $p$ grows?
 
 # %% tags=["explore"]
 viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
 # %% [markdown]
 # **Predict.** $X$ has the shape `[512, 1024]`, $A$ has the shape `[1024, 4096]`, and both are in float32. How many MiB of
-# weights does each of the 4 devices store? Before any communication, how many MiB does each device's *result* take up with a column split? How many
+# weights does each of the 4 ranks store? Before any communication, how many MiB does each rank's *result* take up with a column split? How many
 # MiB does the result take up with a row split? (A MiB is 1024 · 1024 bytes.)
 
 # %% predict="2.a"
@@ -118,15 +118,15 @@ check("2.1", shard, unshard)
 # %% [markdown]
 # ## Two matmuls in a row
 #
-# A single matmul always needs a collective, no matter how you split it. Things get more interesting if a second matmul follows:
+# If every rank needs all of $Y$, a single matmul takes a collective, no matter how you split it. Things get more interesting if a second matmul follows:
 #
 # $$Z = (X A)\,B$$
 #
 # $X$ is replicated, $A$ and $B$ both have to be split, and in the end every rank needs all of $Z$. You may split each matrix by columns or by
 # rows, which gives four combinations. You could always replicate the result of the first matmul before you start the second one, but that's wasteful. Can the second matmul directly use what each rank has after the first one?
 #
-# To compare the combinations, count how many bytes each rank sends with the ring algorithms from chapter 01. For a tensor of $N$ bytes, an all-gather costs
-# $\frac{p-1}{p}N$. An all-reduce costs twice as much.
+# To compare the combinations, count how many bytes each rank sends with the ring algorithms from chapter 01. An all-gather whose result is $N$ bytes long costs
+# $\frac{p-1}{p}N$. An all-reduce of $N$ bytes costs twice as much.
 
 # %% [markdown] task="2.2" title="The cheapest way through two matmuls" difficulty=3 minutes=20
 # Start with pen and paper. How many bytes does each rank send in each of the four combinations? Then write two functions:
@@ -179,10 +179,10 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 check("2.2", choose_splits, two_matmuls)
 
 # %% [markdown]
-# So if you choose the right splits, the ranks don't have to communicate at all between the two matmuls. The only exception is a middle layer that's narrower than the output, and such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. If a
-# weight is split by columns, S-LoRA also splits both matrices of its adapter by columns and gathers the tiny result between the two matmuls (Sheng et al. 2023, arXiv:2311.03285, section 6).
+# If you split $A$ by columns and $B$ by rows, the ranks never have to communicate between the two matmuls. That's also the cheapest combination, unless the middle layer is narrower than the output. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits both matrices of an adapter by
+# columns if the weight next to it is split by columns, and gathers the tiny result between the two matmuls (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
-# Let's measure how much data your ranks send and compare it with the formulas.
+# Let's measure how large your messages are. The last column converts the message sizes into bytes sent.
 
 
 # %%
@@ -201,7 +201,7 @@ for hidden in (64, 4):
         for collective, (calls, size) in launch(measured, p, args=(x, a, b, splits)).record.totals().items():
             ring = (2 if collective == "all_reduce" else 1) * (p - 1) * size // p
             rows.append({"hidden": hidden, "splits": ", ".join(splits), "p": p, "collective": collective, "calls": calls,
-                         "bytes": size, "sent by each rank, in a ring": ring})  # fmt: skip
+                         "message bytes, all calls": size, "sent by each rank, in a ring": ring})  # fmt: skip
 viz.table(rows)
 
 # %% [markdown]
@@ -270,7 +270,7 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # %% [markdown] hints="2.3"
-# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and you can try out pairs of terms with the sliders above.
+# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and the sliders above show you some pairs of terms.
 # 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel. Their sum is 0 and so is GELU(0), but the GELUs of the two terms don't cancel. To get a tiny gap, choose terms in a range where GELU is practically linear.
 # 3. If the two terms are $+3$ and $-3$, the gap is about 3. If both terms are 9, there's no gap at all, because `gelu(t)` is practically equal to `t` when $t$ is large. In
 #    that range, it makes no difference whether you apply GELU before or after the sum.
@@ -279,7 +279,7 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 check("2.3", gelu_gap, counter_example, lucky_example)
 
 # %% [markdown]
-# Go back to the four combinations of exercise 2.2 and put a GELU between $A$ and $B$. Which combinations still work without any communication between the two matmuls? Remember your answer, because we'll come back to it in chapter 05.
+# In exercise 2.2, one of the four combinations needed no communication between the two matmuls. Does it still work if you put a GELU between $A$ and $B$? Remember your answer, because we'll come back to it in chapter 05.
 #
 # ## Fix it
 #
@@ -302,16 +302,19 @@ def columns_of_y(x, a):
 viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": X @ A})
 
 # %% [markdown]
-# There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531). The
-# original code had no `view`. Instead, the helper passed an output tensor of the final shape to NCCL, which only checks the number of elements. Gloo also checks the shape, so we need the `view` to reproduce the bug.
+# There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531). (NCCL
+# only checks the number of elements, so the original helper passed an output of the final shape to the collective. Gloo also checks the shape. That's why our version ends with a `view`.)
 
 # %% [markdown] task="2.4" title="Fix a gather" difficulty=3 minutes=10
-# Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. The fixed function should still send a single message of the same size as before. It should work for a `y` with any number of dimensions.
+# Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. The fixed function should still call a single all-gather. It should work for a `y` with any number of dimensions, whether or not `y` is contiguous.
 
 
 # %% exercise="2.4"
 def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
-    """Return the ranks' y [.., n] side by side, in rank order: [.., p n] on every rank."""
+    """Return the ranks' y [.., n] side by side, in rank order: [.., p n] on every rank.
+
+    y may be non-contiguous, but a collective only takes contiguous tensors.
+    """
     ### BEGIN SOLUTION
     gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])
     dist.all_gather_into_tensor(gathered, y.contiguous())  # one rank's y after another
@@ -327,14 +330,14 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 # %% [markdown] hints="2.4"
 # 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In which order do these numbers appear in the output?
 # 2. The collective knows nothing about rows and columns, so its output starts with all of rank 0's values, followed by all of rank 1's values, and so on. Suppose you view the output as a tensor whose first dimension is the rank. Which shape does this tensor have?
-# 3. View the gathered tensor as `[p, .., n]`. Then move the first dimension right before the last one, and merge these two dimensions. (Alternatively, gather into a
+# 3. Start with `y = y.contiguous()`. View the gathered tensor as `[p, .., n]`. Then move the first dimension right before the last one with `movedim`, and merge these two dimensions with `flatten`. (Alternatively, gather the contiguous `y` into a
 #    list with `dist.all_gather`, and join the list with `torch.cat`.)
 
 # %% check="2.4"
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`. What's the largest number of rows for which the test passes no matter how many ranks there are? What's the largest number of ranks for which the test passes no matter how many rows `y` has?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If there are many ranks, how many rows can `y` have at most? If `y` has many rows, how many ranks can there be at most?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)
@@ -342,24 +345,38 @@ predict("2.c", rows=1, ranks=1)
 # %% [markdown]
 # ## Break it
 #
-# You can't split ten columns evenly across four ranks. Your `shard` raises an error, but `torch.chunk` simply returns chunks of 3, 3, 3, and 1 columns. The next cell shows what would happen without your `ValueError`.
+# After the first matmul, rank $r$ holds some columns of $XA$, and they have to meet the matching rows of $B$. What if the two don't match? In the code below, `in_blocks` is your `shard`. `interleaved` gives rank $r$ every $p$-th row or column instead, as in `a[:, rank::p]`. All shapes stay the same, so nothing raises an error.
+#
+# **Predict.** Suppose you split $A$ by columns and $B$ by rows, and all-reduce the result. Is $Z$ correct if only $A$ is interleaved? Is $Z$ correct if both matrices are interleaved? (Write `True` or `False`.)
+
+# %% predict="2.d"
+predict("2.d", only_a=False, both=True)
 
 
 # %%
-def uneven():
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    x, a = torch.ones(2, 4, device=device()), torch.ones(4, 10, device=device())
-    y_shard = x @ a.chunk(world_size, dim=1)[rank]  # [2, 3] on ranks 0 to 2, [2, 1] on rank 3
-    parts = [torch.empty_like(y_shard) for _ in range(world_size)]
-    dist.all_gather(parts, y_shard)
-    return torch.cat(parts, dim=-1)
+def in_blocks(matrix, dim):
+    return shard(matrix, dim, dist.get_rank(), dist.get_world_size())
 
 
-with show_failure():
-    launch(uneven, 4)
+def interleaved(matrix, dim):
+    return matrix.transpose(0, dim)[dist.get_rank() :: dist.get_world_size()].transpose(0, dim)
+
+
+def z_of(x, a, b, split_a, split_b):
+    z = x.to(device()) @ split_a(a, 1).to(device()) @ split_b(b, 0).to(device())
+    dist.all_reduce(z)
+    return z
+
+
+ways = {
+    "both in blocks": (in_blocks, in_blocks),
+    "only A interleaved": (interleaved, in_blocks),
+    "both interleaved": (interleaved, interleaved),
+}
+viz.matrices({name: launch(z_of, 2, args=(X, A, A, *way))[0] for name, way in ways.items()})  # A serves as B, too
 
 # %% [markdown]
-# You only get this report because tplab compares the shapes before every collective. In plain PyTorch, the same program might hang, crash, or return wrong numbers.
+# The order of the hidden features doesn't matter, as long as both matrices agree on it. If your model ever produces nonsense although its checkpoint loads without an error, look for two splits that disagree.
 
 # %%
 symptoms(2)
@@ -367,16 +384,12 @@ symptoms(2)
 # %% [markdown]
 # ## In the wild
 #
-# One detail trips up almost everyone who splits a real model. `nn.Linear` stores its weight as `[out, in]`, so `weight` is $A^T$ rather than $A$. A *column* split of $A$ therefore slices
-# `weight` along dimension **0**, and a *row* split slices it along dimension **1**.
-#
 # <details><summary>Going deeper: Megatron-Core, DTensor, and splits in two dimensions</summary>
 #
 # - **Megatron-Core** implements both splits as layers in `megatron/core/tensor_parallel/layers.py`. The layers are called `ColumnParallelLinear` and
 #   `RowParallelLinear`, and you'll write both of them in chapter 04.
 #
-# - **PyTorch** has a tensor type called DTensor (`torch.distributed.tensor`), which keeps track of how it's distributed across ranks. In DTensor, replicated, sharded, and partial are called `Replicate()`, `Shard(dim)`, and `Partial()`. PyTorch's `ColwiseParallel` gives the weight of an `nn.Linear` the placement `Shard(0)`, and `RowwiseParallel` gives it
-#   `Shard(1)`. A DTensor may also be split unevenly. In that case, PyTorch splits the tensor the way `torch.chunk` does and pads the shards before a collective.
+# - **PyTorch** has a tensor type called DTensor (`torch.distributed.tensor`), which keeps track of how it's distributed across ranks. In DTensor, replicated, sharded, and partial are called `Replicate()`, `Shard(dim)`, and `Partial()`. A DTensor may also be split unevenly. In that case, PyTorch splits the tensor the way `torch.chunk` does and pads the shards before a collective.
 #
 # - **2D, 2.5D, and 3D tensor parallelism** arrange the ranks in a square or a cube and split both matrices along both dimensions. No rank needs a full $X$ or $Y$ anymore,
 #   but the ranks have to send more messages. Colossal-AI's documentation describes all three schemes. In this course, "3D" means something else, namely the combination of tensor,

@@ -35,7 +35,7 @@ linear = nn.Linear(in_features=8, out_features=12)
 
 # %% tags=["explore"]
 def show_split(kind, p):
-    return viz.split(linear.weight.detach(), dim=0 if kind == "column" else 1, p=p, title=f"{kind}-parallel, p = {p}")
+    return viz.split(linear.weight.detach(), dim=0 if kind == "column" else 1, p=p, title=f"{kind}-parallel, p = {p} (rows: outputs, columns: inputs)")
 
 
 viz.explore(show_split, kind=["column", "row"], p=(2, 4))
@@ -64,7 +64,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 
 # %% [markdown] task="4.1" title="ColumnParallelLinear" difficulty=2 minutes=12
-# Fill in the parameter shapes, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll get to the initialization and to the attribute `tensor_parallel` later in this chapter.)
+# Set `weight_shape` and `bias_shape` in the constructor, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll get to the initialization and to the attribute `tensor_parallel` later in this chapter.)
 #
 # The layer has a few options that real models need:
 #
@@ -78,7 +78,8 @@ class ColumnParallelLinear(nn.Module):
     """Y = X A + b, with the columns of A split over the ranks of `group`.
 
     x [.., in], the same on every rank -> this rank's slice of Y, [.., out/p], or with `gather_output` all of Y, [.., out].
-    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if there's no bias.
+    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None. If the output
+    is gathered, the returned bias is still only this rank's slice.
     """
 
     def __init__(
@@ -151,15 +152,10 @@ viz.matrices({f"rank {rank}": out for rank, out in enumerate(slices)} | {"rank 2
 #
 # $$Y = [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} + b = X_0 A_0 + X_1 A_1 + b$$
 #
-# The matmul is easy, but the bias is surprisingly hard to get right. In real code, we've seen people add the bias in four different places, and three of those places are traps.
-#
-# **Predict.** Suppose someone writes `F.linear(x, self.weight, self.bias)` and all-reduces the result. On four ranks, how many times is the bias added to the output? Someone else notices the mistake and uses `self.bias / p` instead of `self.bias`. Now the output is correct, but what fraction of its true gradient does each rank's bias receive?
-
-# %% predict="4.c"
-predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
+# The matmul is easy, but the bias is surprisingly hard to get right. In real code, we've seen people add the bias in four different places, and only one of them is right.
 
 # %% [markdown] task="4.2" title="RowParallelLinear" difficulty=3 minutes=12
-# Write the row-parallel counterpart of your first layer, and find the right place for the bias. By default, each rank's `x` is already a slice, just like the output of a column-parallel layer. With `input_is_parallel=False`, every rank receives the full `x`, and the layer has to take the rank's slice itself.
+# Write the row-parallel counterpart of your first layer, and find the right place for the bias. By default, each rank's `x` is already a slice. With `input_is_parallel=False`, every rank receives the full `x`, and the layer has to take the rank's slice itself.
 
 
 # %% exercise="4.2"
@@ -167,7 +163,7 @@ class RowParallelLinear(nn.Module):
     """Y = X A + b, with the rows of A split over the ranks of `group`.
 
     this rank's slice of X, [.., in/p], or with `input_is_parallel=False` all of X, [.., in] -> Y [.., out], on every rank.
-    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if there's no bias.
+    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None.
     """
 
     def __init__(
@@ -218,13 +214,29 @@ class RowParallelLinear(nn.Module):
 check("4.2", RowParallelLinear)
 
 # %% [markdown]
-# The animation below shows your two layers at work on two ranks. The forward pass is blue, and the backward pass is red. A tensor filled with a rank's color is that rank's own slice, and a dashed outline marks one term of a sum. The thicker an arrow is, the more bytes it carries.
+# (Did you call `dist.all_reduce(out)` instead of g? Your layer is still correct. Autograd doesn't see the call, so dY passes through unchanged, just as it does in g. But that's luck. After an operation that needs its own output in the backward pass, such as `torch.tanh`, the same in-place call would silently give wrong gradients, as you saw in chapter 03.)
+#
+# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs forward (in blue) and backward (in red), and then the row-parallel layer does the same. A tensor filled with a rank's color is that rank's own slice, and a dashed outline marks one term of a sum. The thicker an arrow is, the larger the message.
 #
 # ![In a column-parallel layer, an all-gather collects the output in the forward pass, and f all-reduces the input's gradient in the backward pass. In a row-parallel layer, g all-reduces the output in the forward pass, and an all-gather collects the input's gradient in the backward pass.](pictures/layers.svg)
 #
+# <details><summary>All frames, one by one</summary>
+#
+# ![The same animation as numbered stills](pictures/layers_frames.svg)
+#
+# </details>
+#
 # ## Break it: three wrong places for the bias
 #
-# Each of the three classes below falls into one of these traps, just as real code has. We train all three classes on the same small regression problem on two ranks, along with your own layer and a plain `nn.Linear`. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
+# All three classes below add the bias before the all-reduce, just as real code has. `EveryRank` adds `self.bias` on every rank, `Divided` adds `self.bias / p`, and `RankZero` adds `self.bias` on rank 0 only.
+#
+# **Predict.** On four ranks, how many times does `EveryRank` add the bias to the output? The output of `Divided` is correct, but what fraction of its true gradient does each rank's bias receive?
+
+# %% predict="4.c"
+predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
+
+# %% [markdown]
+# We train all three classes on the same small regression problem on two ranks, along with your own layer and a plain `nn.Linear`. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
 
 
 # %%
@@ -251,7 +263,7 @@ targets = inputs @ true_weight.T + true_bias  # [64, 4]
 
 
 def fit(layer, x, y, steps=40):
-    """Train with plain SGD, and return the loss of every step."""
+    """Train with plain SGD, and return the loss before every step and after the last one."""
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.2)
     losses = []
     for _ in range(steps):
@@ -260,7 +272,7 @@ def fit(layer, x, y, steps=40):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses
+    return [*losses, F.mse_loss(layer(x), y).item()]
 
 
 def fit_sharded(layer_class):
@@ -281,7 +293,7 @@ for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
 viz.curves(curves, title="all five layers learn")
 
 # %% [markdown]
-# All five losses fall! One of the wrong layers even follows the correct curve exactly. The other two learn at slightly the wrong speed, which nobody would notice in a real training run. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
+# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns its bias too fast and `Divided` learns it too slowly, but both curves look healthy, and a real training run has no correct curve to compare them with. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
 
 
 # %%
@@ -306,7 +318,7 @@ viz.table(
 )
 
 # %% [markdown]
-# It's worth spending a minute on this table. `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. `Divided` computes the correct output, but its bias learns too slowly. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
+# It's worth spending a minute on this table. `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. `Divided` hasn't reached the true bias yet. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
 # That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias (pull request 3781). This makes the gradient of the bias too small, as pull request 4332 points out.
@@ -315,7 +327,7 @@ viz.table(
 #
 # Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard and, if it's a shard, how the full tensor was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
-# `dim` is the dimension that was split, and `stride` is for **fused** weights. Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
+# `dim` is the dimension that was split, and `stride` is the number of blocks in a **fused** weight. (This stride has nothing to do with a tensor's strides in memory. Megatron chose the word.) Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
 # model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block or as two blocks:
 
 # %%
@@ -339,17 +351,16 @@ viz.matrices(
 # %% predict="4.d"
 predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 
-# %% [markdown] task="4.3" title="Shard and unshard, with a stride" difficulty=3 minutes=12
-# In chapter 02, you wrote both functions for a single block. Now write them for `stride` blocks. As before, the two functions don't communicate.
-#
-# - The full tensor consists of `stride` blocks of the same size along `dim`, which may be negative. Each rank gets an equal slice of every block.
-# - A shard needs its own memory. (A view such as `full[0:4]` keeps the *entire* tensor in memory, so sharding wouldn't save anything.)
-# - If the size along `dim` can't be divided evenly, raise a `ValueError`, and include the size in the error message.
+# %% [markdown] task="4.3" title="Shard and unshard, with a stride" difficulty=3 minutes=10
+# In exercise 2.1, you wrote both functions for a single block. Now the full tensor consists of `stride` blocks of the same size along `dim`, and each rank gets an equal slice of every block. In which order does `unshard` have to join the slices from all ranks? Everything else stays the same: the functions don't communicate, and each shard has its own memory.
 
 
 # %% exercise="4.3"
 def shard(tensor, dim, rank, world_size, *, stride=1):
-    """Return this rank's slice of each of the `stride` blocks, in order: [.., n, ..] -> [.., n/p, ..], in new memory."""
+    """Return this rank's slice of each of the `stride` blocks, in order: [.., n, ..] -> [.., n/p, ..], in new memory.
+
+    Raises ValueError, naming n, if n isn't a multiple of world_size * stride.
+    """
     ### BEGIN SOLUTION
     n = tensor.shape[dim]
     if n % (world_size * stride):
@@ -400,20 +411,18 @@ def table_row(p, draw):
 viz.table([table_row(p, as_shipped) for p in (1, 2, 4)])
 
 # %% [markdown]
-# This line actually has two bugs. The first bug is the one described in the issue. `xavier_normal_` computes its standard deviation, $\sqrt{2/(\text{in} + \text{out})}$, from the shape of the tensor you pass to it. The function has no way of knowing that this tensor is only a shard of a larger weight. The second bug shows up when all ranks use the same seed, because then they all draw identical shards. (That's why Megatron gives
-# each rank a different seed.)
+# This line actually has two bugs. The first bug is the one described in the issue. `xavier_normal_` computes its standard deviation, $\sqrt{2/(\text{in} + \text{out})}$, from the shape of the tensor you pass to it. The function has no way of knowing that this tensor is only a shard of a larger weight. The second bug shows up when all ranks use the same seed, because then they all draw identical shards.
 
 # %% [markdown] task="4.4" title="Fix the initial values" difficulty=2 minutes=8
-# Fix both bugs. No matter how large `p` is, a model should start from exactly the same weights that a single process would draw. You may allocate memory for one full weight at a time.
-#
-# `param.tensor_parallel` describes how `param` was split, and your `shard` function can do the splitting. Don't communicate, and don't set a seed, because the caller has already set one.
+# Fix both bugs. No matter how large `p` is, a model should start from exactly the same weights that a single process would draw. Don't communicate, and don't set a seed, because the caller has already set the same seed on every rank.
 
 
 # %% exercise="4.4"
-def init_from_master(param, full_shape, init_method, group=None):
-    """Fill `param`, a shard of a weight of shape `full_shape` = (out, in), in place. Every p must start from the same full weight.
+def init_shard(param, full_shape, init_method, group=None):
+    """Fill `param` in place. It's this rank's shard of a weight of shape `full_shape` = (out, in).
 
-    init_method: fills a tensor in place, as nn.init.xavier_normal_ does
+    param.tensor_parallel: how the weight is split
+    init_method: draws random values and fills a tensor in place, as nn.init.xavier_normal_ does
     """
     ### BEGIN SOLUTION
     sharding = param.tensor_parallel
@@ -429,13 +438,13 @@ def init_from_master(param, full_shape, init_method, group=None):
 
 
 # %% [markdown] hints="4.4"
-# 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a tensor of that shape, too?
+# 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a tensor of that shape, too? (You may use memory for one full weight at a time.)
 # 2. Allocate an empty tensor of the full shape, which is called a **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Make this copy under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
 # 3. Start with `master = torch.empty(full_shape, dtype=param.dtype, device=param.device)`, and call `init_method(master)`. Then, under `torch.no_grad()`, call
 #    `param.copy_(shard(master, sharding.dim, dist.get_rank(group), dist.get_world_size(group), stride=sharding.stride))`, where `sharding` is `param.tensor_parallel`.
 
 # %% check="4.4"
-check("4.4", init_from_master)
+check("4.4", init_shard)
 
 # %% [markdown]
 # **Predict.** Let's go back to the broken version, with four ranks and a weight of shape `[512, 512]`. By what factor was the *variance* too large? Now suppose you concatenate the four shards. What's the rank of the resulting matrix, in the linear algebra sense? (A random matrix of this size would have rank 512.)
@@ -449,13 +458,13 @@ def fixed(p):
     weight = nn.Parameter(torch.empty(512, 512 // p, device=device()))  # [512, 512/p]
     weight.tensor_parallel = Sharding(dim=1)
     torch.manual_seed(0)
-    init_from_master(weight, (512, 512), nn.init.xavier_normal_)
+    init_shard(weight, (512, 512), nn.init.xavier_normal_)
     return weight.detach()
 
 
 def concatenated(draw):
     full = torch.cat(list(launch(draw, 4, args=(4,))), dim=1)  # [512, 512]
-    return {"variance × 512": f"{full.var().item() * 512:.2f}", "rank": torch.linalg.matrix_rank(full).item()}
+    return {"variance × 512": f"{full.var().item() * 512:.2f}", "matrix rank": torch.linalg.matrix_rank(full).item()}
 
 
 viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for draw in (as_shipped, fixed)])
@@ -465,11 +474,11 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 #
 # ## From a checkpoint to shards, and back
 #
-# Now you have everything you need to take a model from a single process to `p` ranks, and to save a checkpoint that any other number of ranks can load. Because every parameter carries its own `tensor_parallel` attribute, one function for loading and one for saving will do for every module you'll ever build. PyTorch calls a dictionary from parameter names to tensors a **state dict**. In a *full* state
+# Now you have everything you need to take a model from a single process to `p` ranks, and to save a checkpoint that any other number of ranks can load. Because every parameter carries its own `tensor_parallel` attribute, one function for loading and one for saving will do for every module in this course. PyTorch calls a dictionary from parameter names to tensors a **state dict**. In a *full* state
 # dict, all tensors are unsharded, just as they would be in a single process.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
-# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns all the full tensors. Saving takes one all-gather per sharded parameter, and no communication for a replicated parameter. Both functions should work for any module, including one that contains other modules.
+# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns all the full tensors. Saving takes one all-gather per sharded parameter, and no communication for a replicated parameter. Both functions should work for the parameters of any module, including one that contains other modules. (Like `named_parameters()`, they skip buffers, such as BatchNorm's running mean, and they visit a parameter with two names only once.)
 
 
 # %% exercise="4.5"
@@ -543,7 +552,7 @@ viz.table(
 # %% [markdown]
 # ## Measure it
 #
-# How many bytes do the two layers send? For every variant of the layers, the table below compares the bytes in the trace of one forward and one backward pass with the result of a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes.
+# How much do the two layers communicate? For every variant of the layers, we compare the message sizes in the trace of one forward and one backward pass with a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes. As in chapter 02, the last column converts message sizes into the bytes that each rank sends in a ring.
 
 # %%
 b, s, i, o = 2, 16, 64, 128
@@ -558,32 +567,29 @@ def count(layer_class, options):
         out = layer(x)
     with record() as backward:
         out.backward(torch.randn_like(out))
-    return [sum(total.bytes for total in section.totals().values()) for section in (forward, backward)]
+    return [{kind: total.bytes for kind, total in section.totals().items()} for section in (forward, backward)]
 
 
 variants = [
-    (ColumnParallelLinear, {"gather_output": False}, ("0", 0), ("b·s·i", b * s * i)),
-    (ColumnParallelLinear, {"gather_output": True}, ("b·s·o", b * s * o), ("b·s·i", b * s * i)),
-    (RowParallelLinear, {"input_is_parallel": True}, ("b·s·o", b * s * o), ("0", 0)),
-    (RowParallelLinear, {"input_is_parallel": False}, ("b·s·o", b * s * o), ("b·s·i", b * s * i)),
+    (ColumnParallelLinear, {"gather_output": False}, "", "4·b·s·i"),
+    (ColumnParallelLinear, {"gather_output": True}, "4·b·s·o", "4·b·s·i"),
+    (RowParallelLinear, {"input_is_parallel": True}, "4·b·s·o", ""),
+    (RowParallelLinear, {"input_is_parallel": False}, "4·b·s·o", "4·b·s·i"),
 ]
+formulas = {"": 0, "4·b·s·i": 4 * b * s * i, "4·b·s·o": 4 * b * s * o}
 table = []
-for layer_class, options, (forward_formula, forward), (backward_formula, backward) in variants:
-    seen = launch(count, 4, args=(layer_class, options))[0]
-    table.append(
-        {
-            "layer": layer_class.__name__,
-            "option": ", ".join(f"{name}={value}" for name, value in options.items()),
-            "forward": seen[0],
-            "formula": f"{forward_formula} = {4 * forward}",
-            "backward": seen[1],
-            "formula ": f"{backward_formula} = {4 * backward}",
-        }
-    )
-viz.table(table, title="bytes in one rank's collectives, p = 4")
+for layer_class, options, *expected in variants:
+    passes = launch(count, 4, args=(layer_class, options))[0]
+    row = {"layer": layer_class.__name__, "option": ", ".join(f"{name}={value}" for name, value in options.items())}
+    for name, seen, formula in zip(("forward", "backward"), passes, expected, strict=True):
+        row[f"{name} message"] = ", ".join(f"{kind} {size}" for kind, size in seen.items()) or "none"
+        row[f"{name} formula"] = f"{formula} = {formulas[formula]}" if formula else ""
+    halves = [(2 if kind == "all_reduce" else 1) * size for seen in passes for kind, size in seen.items()]
+    table.append(row | {"sent by each rank, in a ring": sum(halves) * 3 // 4})
+viz.table(table, title="message sizes in bytes, p = 4")
 
 # %% [markdown]
-# Notice that `p` doesn't appear in any of the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer also comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both.
+# Notice that `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. Although the messages of the two expensive variants have the same sizes, the row-parallel layer sends more, because its larger message is an all-reduce.
 
 # %%
 symptoms(4)

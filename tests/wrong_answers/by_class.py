@@ -188,7 +188,7 @@ WRONG_MESSAGE: list[Changed] = [
 
 HAS_GAPS: list[Changed] = [
     ("2.3", [("a.chunk(world_size, dim=0)", "[part.view(-1, a.shape[1]) for part in a.view(-1).chunk(world_size)]")]),
-    ("2.4", [("gathered, y.contiguous())", "gathered, y.view(y.shape) if y.view(-1) is not None else y)")]),
+    ("2.4", [("gathered, y.contiguous())", "gathered, y.view(y.shape) if y.view(-1) is not None else y)")], "This time, y isn't contiguous"),
     ("5.4", [("self.up(x).chunk", "self.up(x.view(-1, x.shape[-1])).view(*x.shape[:-1], -1).chunk")]),
     ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
 ]  # fmt: skip

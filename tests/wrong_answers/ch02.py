@@ -199,6 +199,8 @@ GATHER = [
     ("one broadcast from each rank", gather("parts = [y.clone() for _ in range(dist.get_world_size())]\nfor rank, part in enumerate(parts):\n    dist.broadcast(part, src=rank)\nreturn torch.cat(parts, -1)"), "Can you use a single all-gather"),
     ("pads with zeros and adds", gather("out = y.new_zeros(dist.get_world_size(), *y.shape)\nout[dist.get_rank()] = y\ndist.all_reduce(out)\nreturn torch.cat(list(out), -1)"), "Can you use a single all-gather"),
     ("one all-gather per row", gather("rows = []\nfor row in y.reshape(-1, y.shape[-1]):\n    parts = [torch.empty_like(row) for _ in range(dist.get_world_size())]\n    dist.all_gather(parts, row.contiguous())\n    rows.append(torch.cat(parts))\nreturn torch.stack(rows).reshape(*y.shape[:-1], -1)"), "Can you use a single all-gather"),
+    ("passes a y that isn't contiguous", gather(swap(REPAIRED, "y.contiguous()", "y")), "This time, y isn't contiguous"),
+    ("gathers a y that isn't contiguous into a list", gather(PARTS + "return torch.cat(parts, -1)"), "Which tensor method returns a contiguous copy"),
     ("does not wait", gather(swap(REPAIRED, "y.contiguous())", "y.contiguous(), async_op=True)")), "When is it safe to read the result"),
 ]  # fmt: skip
 

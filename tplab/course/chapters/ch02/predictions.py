@@ -5,22 +5,22 @@ from tplab.course.checks import Prediction
 PREDICTIONS = {
     "2.a": Prediction(
         question="X has the shape [512, 1024], A has the shape [1024, 4096], and both are in float32. How many MiB of "
-        "weights does each of the 4 devices store? How many MiB does each device's result take up with a column "
+        "weights does each of the 4 ranks store? How many MiB does each rank's result take up with a column "
         "split? How many MiB does the result take up with a row split?",
         answer={"weights": 4, "column_result": 2, "row_result": 8},
-        why="A takes up 1024 · 4096 · 4 bytes, or 16 MiB, and each device stores a quarter of A with either split. Y "
-        "takes up 512 · 4096 · 4 bytes, or 8 MiB. With a column split, each device gets a quarter of the columns "
-        "of Y. With a row split, each device gets a partial sum for every entry of Y, so its result is as large "
+        why="A takes up 1024 · 4096 · 4 bytes, or 16 MiB, and each rank stores a quarter of A with either split. Y "
+        "takes up 512 · 4096 · 4 bytes, or 8 MiB. With a column split, each rank gets a quarter of the columns "
+        "of Y. With a row split, each rank gets a partial sum for every entry of Y, so its result is as large "
         "as Y.",
         wrong={
-            ("weights", 16): "That's the size of the full A. How much of A does a single device store?",
+            ("weights", 16): "That's the size of the full A. How much of A does a single rank store?",
             ("weights", 1): "Did you count elements instead of bytes? A float32 element takes up 4 bytes.",
             "weights": "Multiply the number of elements in a shard by 4 bytes. Then divide by 1024 · 1024.",
-            ("column_result", 8): "That's the size of the full Y. How many columns of Y does a single device compute?",
-            "column_result": "Each device computes a quarter of the 4096 columns for all 512 rows. Each element takes "
+            ("column_result", 8): "That's the size of the full Y. How many columns of Y does a single rank compute?",
+            "column_result": "Each rank computes a quarter of the 4096 columns for all 512 rows. Each element takes "
             "up 4 bytes.",
             ("row_result", 2): "Does a row split divide the entries of Y or the terms of every entry?",
-            "row_result": "With a row split, each device's result has the full shape of Y. How many bytes does Y take "
+            "row_result": "With a row split, each rank's result has the full shape of Y. How many bytes does Y take "
             "up?",
         },
     ),
@@ -37,9 +37,8 @@ PREDICTIONS = {
         },
     ),
     "2.c": Prediction(
-        question="What's the largest number of rows for which the broken gather passes the test no matter how many "
-        "ranks there are? What's the largest number of ranks for which the broken gather passes the test no "
-        "matter how many rows y has?",
+        question="A test calls the broken gather with a two-dimensional y, and the test passes. If there are many ranks, "
+        "how many rows can y have at most? If y has many rows, how many ranks can there be at most?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
         "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "
@@ -49,6 +48,20 @@ PREDICTIONS = {
             "If y has one row, is this the order of the correct result? If y has two rows, is this still the order of "
             "the correct result?",
             "ranks": "For what number of ranks is there nothing to concatenate?",
+        },
+    ),
+    "2.d": Prediction(
+        question="A is split by columns and B is split by rows. Is Z correct if only A is interleaved? Is Z correct if "
+        "both matrices are interleaved?",
+        answer={"only_a": False, "both": True},
+        why="Z is the sum over k of column k of XA times row k of B. If both matrices are split in the same way, each "
+        "rank multiplies matching columns and rows, and it doesn't matter which rank computes which term of the sum. "
+        "If only A is interleaved, rank 0 multiplies columns 0 and 2 of XA by rows 0 and 1 of B.",
+        wrong={
+            "only_a": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold if A "
+            "is interleaved? Which rows of B does rank 0 hold if B is split in blocks?",
+            "both": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold? Which "
+            "rows of B does rank 0 hold? Does every column of XA meet its own row of B on some rank?",
         },
     ),
 }

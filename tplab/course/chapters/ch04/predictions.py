@@ -78,9 +78,9 @@ PREDICTIONS = {
         },
     ),
     "4.c": Prediction(
-        question="On four ranks, someone passes the bias to `F.linear` and all-reduces the result. How many times is "
-        "the bias added to the output? If every rank adds bias / p instead, what fraction of its true gradient does "
-        "each rank's bias receive?",
+        question="On four ranks, each rank adds its bias before the all-reduce. How many times is the bias added to the "
+        "output? If every rank adds bias / p instead, what fraction of its true gradient does each rank's bias "
+        "receive?",
         answer={"times_in_output": 4, "fraction_of_gradient": 0.25},
         why="The all-reduce sums four terms, and each of these terms includes the bias. If you divide the bias by 4, "
         "the sum is correct. But the derivative of b/4 is 1/4, and g passes dY through unchanged, so each rank's bias "
