@@ -118,7 +118,7 @@ check("2.1", shard, unshard)
 # %% [markdown]
 # ## Two matmuls in a row
 #
-# If every rank needs all of $Y$, a single matmul takes a collective, no matter how you split it. Things get more interesting if a second matmul follows:
+# If every rank needs all of $Y$, a single matmul takes a collective, no matter how you split it. It gets more interesting if a second matmul follows:
 #
 # $$Z = (X A)\,B$$
 #
@@ -179,8 +179,8 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 check("2.2", choose_splits, two_matmuls)
 
 # %% [markdown]
-# If you split $A$ by columns and $B$ by rows, the ranks never have to communicate between the two matmuls. That's also the cheapest combination, unless the middle layer is narrower than the output. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits both matrices of an adapter by
-# columns if the weight next to it is split by columns, and gathers the tiny result between the two matmuls (Sheng et al. 2023, arXiv:2311.03285, section 6).
+# If you split $A$ by columns and $B$ by rows, the ranks never have to communicate between the two matmuls. That's also the cheapest combination, unless the middle layer is narrower than the output. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits
+# both matrices of an adapter by columns and gathers the tiny result between the two matmuls if the adapted weight is split by columns (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
 # Let's measure how large your messages are. The last column converts the message sizes into bytes sent.
 
@@ -302,8 +302,8 @@ def columns_of_y(x, a):
 viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": X @ A})
 
 # %% [markdown]
-# There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531). (NCCL
-# only checks the number of elements, so the original helper passed an output of the final shape to the collective. Gloo also checks the shape. That's why our version ends with a `view`.)
+# There's no error message. The result has the right shape, it's the same on every rank, and it even contains all the right values! But many of these values are in the wrong places. Nobody noticed the bug until someone compared gradients (TransformerEngine issue 530, fixed in pull request 531).
+# (The original helper didn't need the `view`, because NCCL only checks the number of elements.)
 
 # %% [markdown] task="2.4" title="Fix a gather" difficulty=3 minutes=10
 # Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. The fixed function should still call a single all-gather. It should work for a `y` with any number of dimensions, whether or not `y` is contiguous.
@@ -345,7 +345,7 @@ predict("2.c", rows=1, ranks=1)
 # %% [markdown]
 # ## Break it
 #
-# After the first matmul, rank $r$ holds some columns of $XA$, and they have to meet the matching rows of $B$. What if the two don't match? In the code below, `in_blocks` is your `shard`. `interleaved` gives rank $r$ every $p$-th row or column instead, as in `a[:, rank::p]`. All shapes stay the same, so nothing raises an error.
+# After the first matmul, rank $r$ holds some columns of $XA$, and they have to meet the matching rows of $B$. What if they don't match? Your `shard` returns blocks. In the code below, `interleaved` returns every $p$-th row or column instead. All shapes stay the same, so nothing raises an error.
 #
 # **Predict.** Suppose you split $A$ by columns and $B$ by rows, and all-reduce the result. Is $Z$ correct if only $A$ is interleaved? Is $Z$ correct if both matrices are interleaved? (Write `True` or `False`.)
 
@@ -354,29 +354,22 @@ predict("2.d", only_a=False, both=True)
 
 
 # %%
-def in_blocks(matrix, dim):
-    return shard(matrix, dim, dist.get_rank(), dist.get_world_size())
-
-
-def interleaved(matrix, dim):
-    return matrix.transpose(0, dim)[dist.get_rank() :: dist.get_world_size()].transpose(0, dim)
+def interleaved(matrix, dim, rank, world_size):
+    return matrix.movedim(dim, 0)[rank::world_size].movedim(0, dim)
 
 
 def z_of(x, a, b, split_a, split_b):
-    z = x.to(device()) @ split_a(a, 1).to(device()) @ split_b(b, 0).to(device())
+    mine = dist.get_rank(), dist.get_world_size()
+    z = x.to(device()) @ split_a(a, 1, *mine).to(device()) @ split_b(b, 0, *mine).to(device())
     dist.all_reduce(z)
     return z
 
 
-ways = {
-    "both in blocks": (in_blocks, in_blocks),
-    "only A interleaved": (interleaved, in_blocks),
-    "both interleaved": (interleaved, interleaved),
-}
+ways = {"blocks": (shard, shard), "only A interleaved": (interleaved, shard), "interleaved": (interleaved, interleaved)}
 viz.matrices({name: launch(z_of, 2, args=(X, A, A, *way))[0] for name, way in ways.items()})  # A serves as B, too
 
 # %% [markdown]
-# The order of the hidden features doesn't matter, as long as both matrices agree on it. If your model ever produces nonsense although its checkpoint loads without an error, look for two splits that disagree.
+# The order of the hidden features doesn't matter, as long as both matrices agree on it. If your model ever produces nonsense without raising an error, look for two splits that disagree.
 
 # %%
 symptoms(2)

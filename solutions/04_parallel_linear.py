@@ -35,7 +35,8 @@ linear = nn.Linear(in_features=8, out_features=12)
 
 # %% tags=["explore"]
 def show_split(kind, p):
-    return viz.split(linear.weight.detach(), dim=0 if kind == "column" else 1, p=p, title=f"{kind}-parallel, p = {p} (rows: outputs, columns: inputs)")
+    title = f"{kind}-parallel, p = {p} (rows: outputs, columns: inputs)"
+    return viz.split(linear.weight.detach(), dim=0 if kind == "column" else 1, p=p, title=title)
 
 
 viz.explore(show_split, kind=["column", "row"], p=(2, 4))
@@ -214,9 +215,9 @@ class RowParallelLinear(nn.Module):
 check("4.2", RowParallelLinear)
 
 # %% [markdown]
-# (Did you call `dist.all_reduce(out)` instead of g? Your layer is still correct. Autograd doesn't see the call, so dY passes through unchanged, just as it does in g. But that's luck. After an operation that needs its own output in the backward pass, such as `torch.tanh`, the same in-place call would silently give wrong gradients, as you saw in chapter 03.)
+# (Did you call `dist.all_reduce(out)` instead of g? Autograd doesn't see that call, so dY passes through unchanged, just as it does in g. You were lucky, because a matmul doesn't need its own output in the backward pass. You saw in chapter 03 how `exp` fares.)
 #
-# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs forward (in blue) and backward (in red), and then the row-parallel layer does the same. A tensor filled with a rank's color is that rank's own slice, and a dashed outline marks one term of a sum. The thicker an arrow is, the larger the message.
+# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs forward (in blue) and backward (in red), and then the row-parallel layer does the same.
 #
 # ![In a column-parallel layer, an all-gather collects the output in the forward pass, and f all-reduces the input's gradient in the backward pass. In a row-parallel layer, g all-reduces the output in the forward pass, and an all-gather collects the input's gradient in the backward pass.](pictures/layers.svg)
 #
@@ -293,7 +294,7 @@ for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
 viz.curves(curves, title="all five layers learn")
 
 # %% [markdown]
-# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns its bias too fast and `Divided` learns it too slowly, but both curves look healthy, and a real training run has no correct curve to compare them with. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
+# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast and `Divided` learns it too slowly, but both curves look healthy, and a real training run has no correct curve to compare them with. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
 
 
 # %%
@@ -318,7 +319,7 @@ viz.table(
 )
 
 # %% [markdown]
-# It's worth spending a minute on this table. `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. `Divided` hasn't reached the true bias yet. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
+# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` lags behind the correct one. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
 # That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias (pull request 3781). This makes the gradient of the bias too small, as pull request 4332 points out.
@@ -327,7 +328,7 @@ viz.table(
 #
 # Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard and, if it's a shard, how the full tensor was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
-# `dim` is the dimension that was split, and `stride` is the number of blocks in a **fused** weight. (This stride has nothing to do with a tensor's strides in memory. Megatron chose the word.) Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
+# `dim` is the dimension that was split, and `stride` is the number of blocks in a **fused** weight. (It has nothing to do with a tensor's strides in memory.) Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
 # model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block or as two blocks:
 
 # %%
@@ -478,7 +479,7 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 # dict, all tensors are unsharded, just as they would be in a single process.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
-# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns all the full tensors. Saving takes one all-gather per sharded parameter, and no communication for a replicated parameter. Both functions should work for the parameters of any module, including one that contains other modules. (Like `named_parameters()`, they skip buffers, such as BatchNorm's running mean, and they visit a parameter with two names only once.)
+# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns all the full tensors. Saving takes one all-gather per sharded parameter, and no communication for a replicated parameter. Both functions should work for the parameters of any module, including one that contains other modules. (Like `named_parameters()`, they skip buffers, and a parameter with two names appears only once.)
 
 
 # %% exercise="4.5"
@@ -552,7 +553,7 @@ viz.table(
 # %% [markdown]
 # ## Measure it
 #
-# How much do the two layers communicate? For every variant of the layers, we compare the message sizes in the trace of one forward and one backward pass with a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes. As in chapter 02, the last column converts message sizes into the bytes that each rank sends in a ring.
+# How much do the two layers communicate? For every variant of the layers, we compare the message sizes in the trace of one forward and one backward pass with a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes. The last column contains the bytes that each rank sends in a ring, as in chapter 02.
 
 # %%
 b, s, i, o = 2, 16, 64, 128
@@ -576,17 +577,15 @@ variants = [
     (RowParallelLinear, {"input_is_parallel": True}, "4·b·s·o", ""),
     (RowParallelLinear, {"input_is_parallel": False}, "4·b·s·o", "4·b·s·i"),
 ]
-formulas = {"": 0, "4·b·s·i": 4 * b * s * i, "4·b·s·o": 4 * b * s * o}
 table = []
 for layer_class, options, *expected in variants:
     passes = launch(count, 4, args=(layer_class, options))[0]
     row = {"layer": layer_class.__name__, "option": ", ".join(f"{name}={value}" for name, value in options.items())}
     for name, seen, formula in zip(("forward", "backward"), passes, expected, strict=True):
-        row[f"{name} message"] = ", ".join(f"{kind} {size}" for kind, size in seen.items()) or "none"
-        row[f"{name} formula"] = f"{formula} = {formulas[formula]}" if formula else ""
+        row |= {name: ", ".join(f"{kind} {size}" for kind, size in seen.items()), f"{name} formula": formula}
     halves = [(2 if kind == "all_reduce" else 1) * size for seen in passes for kind, size in seen.items()]
     table.append(row | {"sent by each rank, in a ring": sum(halves) * 3 // 4})
-viz.table(table, title="message sizes in bytes, p = 4")
+viz.table(table, title=f"message sizes in bytes, p = 4, 4·b·s·i = {4 * b * s * i}, 4·b·s·o = {4 * b * s * o}")
 
 # %% [markdown]
 # Notice that `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. Although the messages of the two expensive variants have the same sizes, the row-parallel layer sends more, because its larger message is an all-reduce.
@@ -601,7 +600,7 @@ symptoms(4)
 #
 # - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair of the output and the bias. Without `skip_bias_add`, the second element is `None`. `_initialize_affine_weight_cpu` draws a master weight, just as your function does.
 #   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
-#   Megatron used to keep its process groups in a global module called `mpu`, which has since been renamed `parallel_state`. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
+#   Megatron used to keep its process groups in a global module. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
 # - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
 # - **Inference engines** run only the forward pass, so for them, two of the traps are perfectly fine. nano-vLLM adds the row-parallel bias on rank 0 only, and FastDeploy divides the bias by `p` when it loads a checkpoint.
 # - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). A deep copy of your layer would therefore look replicated, and its checkpoint would be wrong.

@@ -1,6 +1,7 @@
 """The moving pictures: drawn from real runs, equal to the committed files, and within the rules that make them work."""
 
 import importlib
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -46,6 +47,20 @@ def test_it_runs_twice_for_at_most_12_seconds_and_stays_on_its_end(name: str) ->
     assert keyframes
     for end, written in re.findall(r'animation-name:(\w+);([^"]*)"', content(name)):
         assert keyframes[end].endswith(f"100%{{{written}}}"), "a piece is written the way it ends"
+
+
+@pytest.mark.parametrize("name", ["joined", "layers"])
+def test_each_caption_of_the_layers_stays_long_enough_to_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+
+    def captions(movie: Movie, x: float, y: float, texts: list[tuple[float, str]], **style: object) -> None:
+        starts = [time for time, _ in texts] + [movie.seconds]
+        shown.extend(after - before for before, after in itertools.pairwise(starts))
+
+    monkeypatch.setattr(Movie, "captions", captions)
+    importlib.import_module(f"pictures.moving.{name}").movie()
+    assert len(shown) == 4
+    assert min(shown) >= 2.5 - 1e-9
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -32,15 +32,18 @@ from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
 
 TOKENS, HIDDEN, INNER = 4, 4, 8
 RANKS = (0, 1)
-APART, SECONDS = 9, 12  # how long the picture takes, without and with the joining
+SECONDS = 12
+# The pieces move as in the picture that ends with the joining. Without the joining, these times become those below,
+# so that there is time to read each of the four captions
+JOINED, APART = (0, 2.9, 5.4, 7.1, 9), (0, 3, 6, 9, SECONDS)
 
 UNIT = 8  # pixels per element
-TOP, LANE, HEIGHT = 84, 124, 424
+TITLES, TOP, LANE, HEIGHT = 54, 90, 124, 430  # TITLES: the baseline of the layers' names
 BLUE_ROW, RED_ROW = 50, 96  # below the top of a lane: where tiles travel forward and backward
 BAR = 22  # the width of f, gather, scatter and g
 
 # The left ends of everything in a lane, from left to right. The row-parallel layer mirrors the column-parallel one
-X, F, A, Y_SHARD, GATHER, Y = 14, 64, 102, 192, 250, 296
+X, F, A, Y_SHARD, GATHER, Y = 14, 68, 104, 192, 250, 296
 MIRROR = 2 * 380
 
 
@@ -86,7 +89,7 @@ def movie(joined: bool = False) -> Movie:
     )
     made = Movie(
         HEIGHT,
-        SECONDS if joined else APART,
+        SECONDS,
         "A column-parallel and a row-parallel layer",
         f"Column-parallel layer: every rank has X and multiplies it by its columns of A, which gives a slice of Y. "
         f"Gather collects the slices ({_said(column.forward)}). Backward, each rank gets a term of dX, and f adds the "
@@ -99,6 +102,8 @@ def movie(joined: bool = False) -> Movie:
     right = _row_layer(made, row)
     if joined:
         _join(made, left, right)
+    else:
+        _separate(made)
     _tell(made, before, after, joined)
     return made
 
@@ -194,12 +199,12 @@ def _lanes(made: Movie) -> None:
         y = _lane(rank)
         made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.16), stroke=0))
         made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
-        made.draw(text(17, y + 18, f"rank {rank}", size=SMALL, bold=True))
+        made.draw(text(15, y + 18, f"rank {rank}", size=SMALL, bold=True))
     told = (
-        "gray: the same on both ranks",
-        "rank color: a rank's own slice",
-        "dashed: a term of a sum",
-        "thicker arrow: more bytes",
+        "gray: same on both ranks",
+        "rank color: own slice",
+        "dashed: term of a sum",
+        "thick arrow: large message",
     )
     legend = "   ·   ".join(told)
     made.draw(text(WIDTH / 2, HEIGHT - 10, legend, size=SMALL, color=FAINT, anchor="middle"))
@@ -233,7 +238,7 @@ def _weight(made: Movie, rank: int, left: float, name: str, columns: bool) -> Pi
     at = (x + rank * half[0], top) if columns else (x, top + rank * half[1])
     drawn = box(left - 4, y + 26, 72, 92, "#FFFFFF", rank_color(rank), 2)
     drawn += text(left + 32, y + 42, f"{name}{'₀₁'[rank]}", size=SMALL, anchor="middle", bold=True)
-    drawn += box(x, top, wide, high, "none", FAINT, 1, radius=0, dashed=True)
+    drawn += box(x, top, wide, high, "none", FAINT, 1, radius=0)
     drawn += box(*at, *half, rank_tint(rank, 0.6), INK, 1.5, radius=0)
     return made.piece(drawn).fade(0, 1)
 
@@ -274,27 +279,55 @@ def _join(made: Movie, left: Layer, right: Layer) -> None:
             piece.move(9.6, 10.4, piece.places[-1][1] + way)
 
 
+def _separate(made: Movie) -> None:
+    """Name the two layers and their options, draw a line between them, and change the times from JOINED to APART."""
+    for x, said in (
+        (MIRROR / 4, "ColumnParallelLinear, gather_output=True"),
+        (MIRROR * 3 / 4, "RowParallelLinear, input_is_parallel=False"),
+    ):
+        made.draw(text(x, TITLES, said, size=SMALL, color=FAINT, anchor="middle"))
+    made.draw(line(MIRROR / 2, TITLES - 12, MIRROR / 2, _lane(1) + LANE + 46))
+    for piece in made.pieces:
+        piece.opacities = [(_apart(time), value) for time, value in piece.opacities]
+        piece.places = [(_apart(time), x, y) for time, x, y in piece.places]
+
+
+def _apart(time: float) -> float:
+    """Return what a time becomes without the joining: JOINED is stretched to APART, piece by piece."""
+    part = max(index for index in range(len(JOINED) - 1) if JOINED[index] <= time)
+    share = (time - JOINED[part]) / (JOINED[part + 1] - JOINED[part])
+    return APART[part] + share * (APART[part + 1] - APART[part])
+
+
 def _tell(made: Movie, before: int, after: int, joined: bool) -> None:
     told = [
-        (0.1, 1.7, "Column-parallel: each rank multiplies X by its columns of A and gets a slice of Y."),
-        (1.7, 3.0, "Gather sends the slices around, so that every rank has all of Y."),
-        (3.0, 4.2, "Backward, each rank takes its slice of dY. It already has all of dY, so nothing is sent."),
-        (4.2, 5.4, "Each rank gets only a term of dX. f adds the terms with an all-reduce."),
-        (5.4, 7.1, "Row-parallel: each rank multiplies a slice of Y by its rows of B. g adds the terms of Z."),
-        (7.1, 8.8, "Backward, each rank gets a slice of dY, and scatter has to collect the slices."),
-        (8.8, 10.5, "But gather and scatter undo each other. Each rank already has the slice that B needs."),
-        (10.5, SECONDS, f"What is left is one all-reduce each way: {after} bytes instead of {before}."),
-    ][: None if joined else -2]
-    made.captions(10, 30, [(start, said) for start, _, said in told], bold=True)
-    by_hand = {
+        "Column-parallel, forward: each rank computes a slice of Y, and gather collects the slices.",
+        "Column-parallel, backward: each rank gets a term of dX, and f adds the terms.",
+        "Row-parallel, forward: each rank computes a term of Z, and g adds the terms.",
+        "Row-parallel, backward: each rank gets a slice of dY, and scatter collects the slices.",
+    ]
+    if joined:
+        told[2:] = [
+            "Row-parallel: g adds the terms of Z, and scatter collects the slices of dY.",
+            f"Gather and scatter undo each other. Without them, {before} message bytes become {after}.",
+        ]
+    starts = (0, 2.9, 5.4, 8.8) if joined else APART
+    made.captions(10, 30, list(zip(starts, told, strict=False)), bold=True)
+    stills = {
+        1.65: "Each rank multiplies X by its columns of A and gets a slice of Y.",
+        2.85: "Gather sends the slices around, so that every rank has all of Y.",
+        4.1: "Backward, each rank takes its slice of dY. Nothing is sent.",
         4.75: "Each rank gets only a term of dX.",
         5.35: "f adds the terms with an all-reduce, so that both ranks get dX.",
-        6.6: "Row-parallel: each rank multiplies a slice of Y by its rows of B and gets a term of Z.",
+        6.6: "Row-parallel: each rank multiplies its slice of Y by its rows of B and gets a term of Z.",
         7.05: "g adds the terms with an all-reduce, so that both ranks get Z.",
+        8.75: "Backward, each rank gets a slice of dY, and scatter collects the slices.",
     }
-    for time in (1.65, 2.95, 4.1, 4.75, 5.35, 6.6, 7.05, 8.8, *((9.55, SECONDS) if joined else ())):
-        said = next(said for start, end, said in told if start < time <= end)
-        made.frame(time, by_hand.get(time, said), top=56, height=HEIGHT - 56)
+    if joined:
+        stills[9.55] = "But gather and scatter undo each other. Each rank already has the slice that B needs."
+        stills[SECONDS] = f"What is left is one all-reduce each way: {after} message bytes instead of {before}."
+    for time, said in stills.items():
+        made.frame(time if joined else _apart(time), said, top=TITLES - 14, height=HEIGHT - TITLES + 14)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Right answers that aren't the reference answer, and that a check has refused before."""
+"""Right answers that aren't the reference answer: a check has refused them before, or the text says that they pass."""
 
 from dataclasses import dataclass
 
@@ -65,6 +65,7 @@ EACH_ALONE = (
 RIGHT = [
     RightAnswer("3.3", "adds up bfloat16 in float32", changed("3.3", ("        dist.all_reduce(y)\n", "        y = y.float() if y.dtype == torch.bfloat16 else y\n        dist.all_reduce(y)\n"), ("        return y\n", "        return y.to(x.dtype)\n"))),
     RightAnswer("3.3", "returns its input on a single rank", changed("3.3", *((f"        {line}", f"        if dist.get_world_size() == 1:\n            return x\n        {line}") for line in ("y = x.clone(", "return shard(x, -1", "return ScatterToRegion.backward(ctx, x)")))),
+    RightAnswer("4.2", "dist.all_reduce in place of g", changed("4.2", ("out = reduce_from_region(out, self.group)", "dist.all_reduce(out, group=self.group)"))),
     RightAnswer("8.2", "a float32 result for bfloat16", changed("8.2", ("    m = vocab_max", f"    {IN_FLOAT32}    m = vocab_max"))),
     RightAnswer("8.4", "a float32 loss for bfloat16", changed("8.4", ("        lse = vocab_logsumexp", f"        {IN_FLOAT32}        lse = vocab_logsumexp"))),
     RightAnswer("8.5", "a float32 loss for bfloat16", changed("8.5", ("    counted = target", f"    {IN_FLOAT32}    counted = target"))),

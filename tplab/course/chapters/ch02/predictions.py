@@ -37,8 +37,8 @@ PREDICTIONS = {
         },
     ),
     "2.c": Prediction(
-        question="A test calls the broken gather with a two-dimensional y, and the test passes. If there are many ranks, "
-        "how many rows can y have at most? If y has many rows, how many ranks can there be at most?",
+        question="A test calls the broken gather with a two-dimensional y, and the test passes. If there are many "
+        "ranks, how many rows can y have at most? If y has many rows, how many ranks can there be at most?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
         "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "

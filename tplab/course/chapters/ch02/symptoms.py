@@ -24,6 +24,11 @@ SYMPTOMS = [
         "2.3",
     ),
     Symptom(
+        "Every shard has the right shape, but even the sum across ranks is wrong",
+        "A was split into different columns than the rows that B was split into",
+        "2.2",
+    ),
+    Symptom(
         "The shapes differ between ranks, or a collective hangs",
         "A size that can't be divided evenly was split anyway",
         "2.1",

@@ -128,7 +128,8 @@ QUESTIONS = (
     checks.Question(
         checks.has_no_gradient("dW"),
         "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can follow "
-        "the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor that a function from `dist` fills.",
+        "the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor that a function from `dist` "
+        "fills.",
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", NO_TRAFFIC)(d) and "dW" not in d.names,

@@ -78,8 +78,8 @@ PREDICTIONS = {
         },
     ),
     "4.c": Prediction(
-        question="On four ranks, each rank adds its bias before the all-reduce. How many times is the bias added to the "
-        "output? If every rank adds bias / p instead, what fraction of its true gradient does each rank's bias "
+        question="On four ranks, each rank adds its bias before the all-reduce. How many times is the bias added to "
+        "the output? If every rank adds bias / p instead, what fraction of its true gradient does each rank's bias "
         "receive?",
         answer={"times_in_output": 4, "fraction_of_gradient": 0.25},
         why="The all-reduce sums four terms, and each of these terms includes the bias. If you divide the bias by 4, "

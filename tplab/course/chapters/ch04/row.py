@@ -146,7 +146,8 @@ QUESTIONS = (
     checks.Question(
         checks.has_no_gradient("dW"),
         "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can follow "
-        "the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor that a function from `dist` fills.",
+        "the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor that a function from `dist` "
+        "fills.",
     ),
     checks.Question(
         checks.has_kind("dx", "partly zero"),
@@ -167,8 +168,8 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: checks.has_kind("dW", "p times")(d) or checks.has_kind("dx", "p times")(d),
-        "A gradient that passed through the sum is p times too large. Every rank already has the full dY, because every "
-        "rank has the full output. What should the backward pass of g do with dY? Look at the backward traffic.",
+        "A gradient that passed through the sum is p times too large. Every rank already has the full dY, because "
+        "every rank has the full output. What should the backward pass of g do with dY? Look at the backward traffic.",
     ),
     checks.Question(
         lambda d: d.names == {"dx", "backward traffic"},

@@ -49,9 +49,4 @@ SYMPTOMS = [
         cause="Each rank drew its shard directly, so the standard deviation is wrong, or all shards are equal",
         exercise="4.4",
     ),
-    Symptom(
-        see="Sharding doesn't save any memory",
-        cause="The shard is a view, which keeps the full tensor alive",
-        exercise="4.3",
-    ),
 ]
