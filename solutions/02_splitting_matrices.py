@@ -313,7 +313,7 @@ viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": 
 def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
     """Return the ranks' y [.., n] side by side, in rank order: [.., p n] on every rank.
 
-    y may be non-contiguous, but a collective only takes contiguous tensors.
+    y may be non-contiguous, for example a slice of a wider tensor, but collectives need contiguous tensors.
     """
     ### BEGIN SOLUTION
     gathered = y.new_empty(dist.get_world_size() * y.shape[0], *y.shape[1:])

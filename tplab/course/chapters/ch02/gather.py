@@ -18,21 +18,22 @@ SUM = "the sum of the ranks' tensors"
 @dataclass(frozen=True)
 class Shape(checks.Case):
     shape: tuple[int, ...] = (3, 2)
-    transposed: bool = False  # y is not contiguous
+    gaps: bool = False  # y is every other column of a wider tensor, so it isn't contiguous
 
     def describe(self, name: str) -> str:
-        return f"y of shape {list(self.shape)}" + ", not contiguous" * self.transposed
+        return f"y of shape {list(self.shape)}" + ", not contiguous" * self.gaps
 
 
 CASES = (
     Shape(), Shape((2, 3, 4)), Shape((5,)), Shape((1, 3)), Shape((4, 1)), Shape((2, 1, 3, 2)),
-    Shape(transposed=True), Shape((2, 3, 4), transposed=True),
+    Shape(gaps=True), Shape((2, 3, 4), gaps=True),
 )  # fmt: skip
 
 
 def draw(case: Shape, generator: torch.Generator, size: int) -> list[Tensor]:
-    drawn = [checks.random_tensor(generator, *case.shape) for _ in range(size)]
-    return [y.transpose(0, -1).contiguous().transpose(0, -1) for y in drawn] if case.transposed else drawn
+    *leading, n = case.shape
+    step = 2 if case.gaps else 1
+    return [checks.random_tensor(generator, *leading, step * n)[..., ::step] for _ in range(size)]
 
 
 def give(case: Shape, problem: list[Tensor], place: checks.Place) -> Tensor:
@@ -62,16 +63,15 @@ def expect(case: Shape, problem: list[Tensor], place: checks.Place) -> checks.Ex
 def repaired_gather(gather_last_dim: Callable[[Tensor], Tensor]) -> checks.Verdict:
     checks.check_cases(
         "2.4", gather_last_dim, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
-        world_sizes=(2, 4, 1), tol=0, crash=lambda case: NOT_CONTIGUOUS if case.transposed else None,
+        world_sizes=(2, 4, 1), tol=0, crash=lambda case: NOT_CONTIGUOUS if case.gaps else None,
         without={checks.Twin.STRIDED},  # the docstring mentions these tensors, so they have cases of their own
     )  # fmt: skip
     return checks.Verdict("Your gather still runs a single all-gather, and every element is in the right place.")
 
 
 NOT_CONTIGUOUS = (
-    "This time, y isn't contiguous, for example because it was transposed, and a collective only takes contiguous "
-    "tensors. Which tensor method returns a contiguous copy? If your own code changes the shape of y with `view`, make "
-    "the copy first."
+    "This time, y isn't contiguous, because it's a slice of a wider tensor. Collectives need contiguous tensors. Which "
+    "tensor method returns a contiguous copy? Do you make this copy before the first line that uses y?"
 )
 
 QUESTIONS = (
