@@ -132,15 +132,15 @@ def planned(folder: Path, seconds: float, sent: int, **other: object) -> str:
 @pytest.mark.parametrize(
     ("seconds", "sent", "other", "says"),
     [
-        (0.11, 1_234_567, {}, ["The real steps took 1.10 times as long as predicted. The ranks sent exactly as many bytes as predicted.",
+        (0.11, 1_234_567, {}, ["1.10 times as long as predicted. The ranks sent exactly as many bytes as predicted.",
                                "| time per step | 100 ms | 110 ms | 1.10 |",
                                "| peak memory of tensors on a rank | 29 MB | 31.9 MB | 1.10 |",
                                "| bytes that a rank sends per step | 1,234,567 | 1,234,567 | 1.00 |"]),
-        (0.2, 1_234_567, {}, ["2.00 times as long as predicted. That's quite far off, so maybe something else was using the"]),
+        (0.2, 1_234_567, {}, ["2.00 times as long as predicted. That's quite far off, so maybe something else was"]),
         (0.05, 1_234_567, {}, ["0.50 times as long as predicted. Something else was probably using the machine while"]),
         (0.1, 1_234_667, {}, ["The ranks sent 100 bytes more than predicted."]),
         (0.1, 1_234_567, {"device": "cuda"}, ["| peak memory of tensors on a rank | 29 MB | 412 MB | 14.21 |"]),
-        (0.1, 1_234_567, {"plan": None}, ["the predicted time, memory and traffic of a step", "start a run with `--plan`"]),
+        (0.1, 1_234_567, {"plan": None}, ["the predicted time, memory and traffic", "start a run with `--plan`"]),
     ],
 )  # fmt: skip
 def test_a_run_stands_beside_its_plan(seconds: float, sent: int, other: dict, says: list[str], tmp_path: Path):
@@ -182,9 +182,10 @@ def test_gpus_tell_their_communication_by_the_timeline(tmp_path: Path):
 @pytest.mark.parametrize(
     ("of_two", "threads", "says", "never"),
     [
-        (0.08, 0.1, "2 ranks can't really be 2.38 times as fast as 1 rank. Something else must have used the machine", "to send messages"),
-        (0.1, 0.08, "A single process with 2 threads takes 80 ms per step (79 ms to 81 ms), which is 0.80 times as long "
-         "as 2 ranks. Its threads share their memory, so they don't have to send messages", "Be careful"),
+        (0.08, 0.1, "2 ranks can't really be 2.38 times as fast as 1 rank. Something else must have used",
+         "to send messages"),
+        (0.1, 0.08, "A single process with 2 threads takes 80 ms per step (79 ms to 81 ms), which is 0.80 times as "
+         "long as 2 ranks. Its threads share their memory, so they don't have to send messages", "Be careful"),
         (0.1, None, "2 ranks are 1.90 times as fast as 1 rank.", "A single process"),
     ],
 )  # fmt: skip

@@ -14,18 +14,6 @@ communicate in a separate gloo group, so their messages and the training's colle
 `dcp.async_save` works the same way, but without the checksums and the rename, which have to run in the thread, too. A
 new save waits for the one in progress. If a thread fails, the next `save` or `wait` raises its error on all ranks.
 
-In training, on every rank:
-
-    checkpoints = Checkpoints(folder, keep=2, asynchronous=True, mesh=mesh)
-    newest = checkpoints.latest()
-    step = checkpoints.load(newest, model, optimizer)["step"] if newest else 0
-    while step < steps:
-        ...
-        step += 1
-        if step % save_every == 0:
-            checkpoints.save(step, model, optimizer, {"settings": asdict(settings)})
-    checkpoints.wait()                         # otherwise the last save would be cut short when the program ends
-
 Only the first data-parallel replica saves, but all load. With ZeRO, the replicas first gather the optimizer's state
 (`FullOptimizer`), so a checkpoint doesn't depend on the number of ranks in any dimension, nor on the stage of ZeRO.
 (Megatron-Core: dist_checkpointing's async strategies.)
@@ -87,7 +75,7 @@ class Checkpoints:
         mesh: DeviceMesh | None = None,
     ) -> None:
         if keep < 1:
-            raise ValueError(f"keep={keep}: one checkpoint at least has to stay")
+            raise ValueError(f"keep={keep} should be 1 or more, because the newest checkpoint has to stay")
         self.folders, self.keep, self.asynchronous = StepFolders(Path(folder)), keep, asynchronous
         self.group = None if mesh is None else mesh.get_group("tp")
         self.saves = mesh is None or mesh.get_local_rank("dp") == 0
@@ -163,7 +151,7 @@ class Checkpoints:
             self._write_manifest(saving, step)
         except Exception as error:
             self._first(self._clear_if_possible)
-            raise RuntimeError(f"step {step} was not saved: {error}. {self._untouched(step)}") from error
+            raise RuntimeError(f"step {step} wasn't saved: {error}. {self._untouched(step)}") from error
         self._first(lambda: self.folders.publish(step))
         self._first(lambda: self.folders.delete_old(step, self.keep))
 
@@ -175,7 +163,9 @@ class Checkpoints:
             of_ranks = [None] * dist.get_world_size(self._savers)
             dist.all_gather_object(of_ranks, sums, self._savers)
         files = {name: found for part in of_ranks for name, found in part.items()}
-        self._first(lambda: write_manifest(saving, step, {**files, ".metadata": file_sum(saving / ".metadata")}))
+        self._first(
+            lambda: write_manifest(saving, {"step": step}, {**files, ".metadata": file_sum(saving / ".metadata")})
+        )
 
     def _first(self, work: Callable[[], None]) -> None:
         """Do `work` on the first rank while the others wait. If it fails, raise its error on all ranks."""
@@ -189,8 +179,8 @@ class Checkpoints:
         """Return a sentence for the error of a failed save that says what happened to the checkpoint before it."""
         older = [other for other in self.folders.steps() if other < step]
         if not older:
-            return "There was none before it"
-        return f"The checkpoint before it, {self.folders.path(older[-1])}, is untouched"
+            return "There is no older checkpoint"
+        return f"The checkpoint before it, {self.folders.path(older[-1])}, is intact"
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints in the folder, in ascending order."""
@@ -205,8 +195,8 @@ class Checkpoints:
             dist.all_gather_object(seen, newest, self._everyone)
             if len(set(seen)) > 1:
                 raise ValueError(
-                    f"the ranks see different newest checkpoints in {self.folders.root}, of the steps {seen}: it has "
-                    "to be on a disk that all of them share"
+                    f"the ranks see different newest checkpoints in {self.folders.root}, of steps {seen}. This folder "
+                    "has to be on a disk that all of them share"
                 )
         return None if newest is None else self.folders.path(newest)
 
@@ -236,8 +226,8 @@ class Checkpoints:
             return load_sharded(path, model, optimizer=optimizer, group=self.group, replica=self._everyone)
         except ValueError as error:
             raise ValueError(
-                f"{path} can't be loaded here: {error}. Nothing has been changed. Go on with the settings that it was "
-                "saved with, or train in another folder"
+                f"{path} can't be loaded into this model: {error}. Nothing has been changed. Use the settings with "
+                "which it was saved, or train in another folder"
             ) from error
 
     def _instead_of(self, path: Path) -> str:

@@ -82,9 +82,10 @@ def _left_out(run: Run, report: Report) -> Iterator[Block]:
         ]
         yield f"This report leaves out measurements that were made with other settings: {listed(stale)}."
     if report.missing:
+        again = f"`python -m tplab.capstone report {run.folder}` then updates this report."
         yield (
-            f"`python -m tplab.capstone study --folder {run.folder}` takes all the measurements of a study that are "
-            f"missing here. After that, `python -m tplab.capstone report {run.folder}` updates this report."
+            f"`python -m tplab.capstone study --folder {run.folder}` takes all the missing measurements of a study, or "
+            f"just one of them with the flag in this table. {again}"
         )
         by_how: dict[str, list[str]] = {}
         for what, how in report.missing:

@@ -110,7 +110,7 @@ def machine(run: Run) -> Iterator[Block | Missing]:
             link = f"{duration(measured['alpha'])} + bytes / ({size(1 / measured['beta'])}/s) (measured)"
             rows["a message between ranks"] = f"takes {link}"
     else:
-        yield Missing("the speed of this machine's matmuls, memory and messages", how(run, "machine"))
+        yield Missing("the speed of this machine's matmuls, memory and messages", "`--only machine`")
     yield grid([{"component": name, "details": what} for name, what in rows.items()])
 
 
@@ -162,7 +162,7 @@ def speed(run: Run) -> Iterator[Block | Missing]:
             f"model needs, as a share of {share[1]}."
         )
     else:
-        yield Missing("the model-FLOPs utilization", how(run, "machine"))
+        yield Missing("the model-FLOPs utilization", "`--only machine`")
     picture = viz.training(thinned(run.speeds)[1], ylabel="tokens/s", from_zero=True)
     says = "Tokens per second over the course of the run. A dip may mean that something else was using the machine."
     yield Figure("speed", picture, says)
@@ -185,16 +185,11 @@ def text(run: Run) -> Iterator[Block | Missing]:
         yield Sample(row["step"], row["prompt"], visible(row["text"]))
 
 
-def how(run: Run, part: str) -> str:
-    """Return the command that measures a part."""
-    return f"`python -m tplab.capstone study --folder {run.folder} --only {part}`"
-
-
 def _one_rank(run: Run) -> Block | Missing:
     if any(start["changes"].keys() - {"steps"} for start in run.starts):
         return "Because the settings changed during the run, a single rank can't reproduce its losses."
     if not (alone := run.measured.get("alone")):
-        return Missing("a comparison with the losses of a single rank", how(run, "alone"))
+        return Missing("a comparison with the losses of a single rank", "`--only alone`")
     count = len(alone["losses"])
     shared = [step for step in range(1, count + 1) if step in run.steps]
     if not shared:
@@ -235,16 +230,16 @@ def _summary(run: Run) -> str:
         whose += f", but {len(others)} of the {len(answers['whose'])} answers {are} from the course's solutions"
     text = (
         f"This {kind(settings)} has {large(run.start['parameters'])} parameters in "
-        f"{count(settings.num_layers, 'layer')} with a hidden size of {settings.hidden_size}. {_division(settings)}. In {run.done:,} steps in "
-        f"{settings.precision}, the model has read {run.done * settings.tokens_per_step:,} tokens. It uses {whose}."
+        f"{count(settings.num_layers, 'layer')} with a hidden size of {settings.hidden_size}. {_division(settings)}. "
+        f"In {run.done:,} steps in {settings.precision}, the model has read "
+        f"{run.done * settings.tokens_per_step:,} tokens. It uses {whose}."
     )
     if settings.start_from is not None:
         text += f" It started from the weights in {settings.start_from}."
     if again := len(run.starts) - 1:
         at = [f"step {start['resumed_from']}" for start in run.starts[1:] if start["resumed_from"]]
-        text += f" The run was resumed {'once' if again == 1 else f'{again} times'}" + (
-            f", from {listed(at)}." if at else "."
-        )
+        text += " The run was resumed " + ("once" if again == 1 else f"{again} times")
+        text += f", from {listed(at)}." if at else "."
     if run.end is None or run.end["why"] != "done":
         text += f" The run isn't finished yet, because {settings.steps:,} steps are planned."
     return text

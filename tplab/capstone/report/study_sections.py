@@ -9,7 +9,7 @@ from tplab import viz
 from tplab.capstone.own_layers.find import whose_is_what
 from tplab.capstone.report.blocks import Block, Figure, Missing, grid
 from tplab.capstone.report.run import Run
-from tplab.capstone.report.sections import LAYERS, how, memory_is
+from tplab.capstone.report.sections import LAYERS, memory_is
 from tplab.capstone.words import apart, listed, small
 from tplab.common.units import count, duration, size
 from tplab.course.chapters.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
@@ -20,7 +20,7 @@ IMPOSSIBLE = 1.1  # p ranks may be this many times faster than p times one rank,
 def memory(run: Run) -> Iterator[Block | Missing]:
     yield grid([{"rank": rank, memory_is(run): size(value)} for rank, value in enumerate(run.memory)])
     if not (found := run.measured.get("memory")):
-        yield Missing("a comparison of a step's memory with the formula", how(run, "memory"))
+        yield Missing("a comparison of a step's memory with the formula", "`--only memory`")
         return
     predicted, peak = sum(found["bill"].values()), max(found["peak"])
     bars = {"predicted": found["bill"], "measured": {"all tensors": peak}}
@@ -44,7 +44,7 @@ def communication(run: Run) -> Iterator[Block | Missing]:
             told = "In the traced step, the ranks spent part of the time in collectives without computing anything: "
         yield told + listed([f"{share:.0%} on rank {rank}" for rank, share in enumerate(shares)]) + "."
     if not (found := run.measured.get("traffic")):
-        yield Missing("a comparison of a step's traffic with the formula", how(run, "traffic"))
+        yield Missing("a comparison of a step's traffic with the formula", "`--only traffic`")
         return
     if not found["parts"] and not found["measured"]:
         yield "A single rank doesn't send anything."
@@ -72,7 +72,7 @@ def communication(run: Run) -> Iterator[Block | Missing]:
 
 def timeline(run: Run) -> Iterator[Block | Missing]:
     if not (traces := run.traces):
-        yield Missing("the timeline of one step", how(run, "timeline"))
+        yield Missing("the timeline of one step", "`--only timeline`")
         return
     length = max(trace.duration for trace in traces)
     hidden = [trace.hidden_share for trace in traces if trace.lane("communicate")]
@@ -90,7 +90,7 @@ def timeline(run: Run) -> Iterator[Block | Missing]:
 
 def scaling(run: Run) -> Iterator[Block | Missing]:
     if not (found := run.measured.get("scaling")):
-        yield Missing("step times on fewer ranks, compared with the cost model", how(run, "scaling"))
+        yield Missing("step times on fewer ranks, compared with the cost model", "`--only scaling`")
         return
     if len(found["strong"]) < 2:
         yield "The study only measured one number of ranks, and a curve needs at least two."
@@ -104,8 +104,9 @@ def scaling(run: Run) -> Iterator[Block | Missing]:
     if times > last / first * IMPOSSIBLE:
         note += (
             f" Be careful with these numbers: {count(last, 'rank')} can't really be {times:.2f} {faster}. Something "
+            "else must have used the machine during some of the turns, so it's worth repeating them: "
+            f"`python -m tplab.capstone study --folder {run.folder} --only scaling`."
         )
-        note += f"else must have used the machine during some of the turns, so run {how(run, 'scaling')} again."
     if one := found.get("one_process"):
         note += _beside_threads(one, last, strong[last])
     yield note
@@ -180,7 +181,7 @@ def layers(run: Run) -> Iterator[Block | Missing]:
         yield grid(used, folded="Where each part of the model comes from")
     if "losses" not in found:
         solve = found.get("why", "solve the exercises first")
-        yield Missing("a comparison of your own layers with tplab's", f"{solve}, then {how(run, 'layers')}")
+        yield Missing("a comparison of your own layers with tplab's", f"{solve}, then `--only layers`")
         return
     mine, ours = found["losses"]["mine"], found["losses"]["tplab"]
     largest = apart(mine, ours)
@@ -192,15 +193,15 @@ def layers(run: Run) -> Iterator[Block | Missing]:
 def baseline(run: Run) -> Iterator[Block | Missing]:
     found = run.measured.get("baseline", {})
     if "losses" not in found:
-        yield Missing("a comparison with PyTorch's DTensor", found.get("why") or how(run, "baseline"))
+        yield Missing("a comparison with PyTorch's DTensor", found.get("why") or "`--only baseline`")
         return
     losses = found["losses"]
     times = {name: median(values) for name, values in found["seconds"].items()}
     says = (
         "The same GPT was also trained with PyTorch's own `parallelize_module`. Over "
         f"{len(losses['tplab'])} steps, the losses differ by at most {small(apart(*losses.values()))}. A step with "
-        f"tplab's layers takes {times['tplab'] / times['dtensor']:.2f} times as long as one with PyTorch's. They took turns, "
-        f"and the times are medians of {count(len(found['seconds']['tplab']), 'turn')} each."
+        f"tplab's layers takes {times['tplab'] / times['dtensor']:.2f} times as long as one with PyTorch's. They took "
+        f"turns, and the times are medians of {count(len(found['seconds']['tplab']), 'turn')} each."
     )
     if run.settings.sequence_parallel:
         says += " Unlike the run itself, neither of them used sequence parallelism."

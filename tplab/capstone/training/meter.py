@@ -151,13 +151,18 @@ def known_machine(device: torch.device) -> Machine | None:
     return next((machine for key, machine in MACHINES.items() if key.split()[0] in name), None)
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def this_machine() -> dict[str, Any]:
     """Describe this machine for the log and the report."""
     gpus = torch.cuda.device_count()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory": psutil.virtual_memory().total,
         "gpu": torch.cuda.get_device_name(0) if gpus else None,
         "gpus": gpus,

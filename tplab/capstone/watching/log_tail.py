@@ -21,7 +21,7 @@ RECENT = 20  # steps over which the share of communication is averaged
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> tuple[int, list[tuple[int, float]]]:
-    """Average every n neighbors of a curve, so that at most `POINTS` are left. Returns n, and (last step, mean) pairs."""
+    """Average every n neighbors of a curve, so that at most `POINTS` are left. Returns n and (step, mean) pairs."""
     every = max(1, -(-len(points) // POINTS))
     groups = (points[at : at + every] for at in range(0, len(points), every))
     return every, [(group[-1][0], fmean(value for _, value in group)) for group in groups]
