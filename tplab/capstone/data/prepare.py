@@ -108,8 +108,8 @@ def _files_of(settings: Settings, show: Show) -> TokenFiles:
         if len(ids) < settings.seq_length + 1:
             raise ValueError(
                 f"there are only {len(ids):,} tokens {what}, but one sequence of seq_length={settings.seq_length} and "
-                f"its last target need {settings.seq_length + 1:,}. {files} Use more text (data, data_limit) or a smaller "
-                "seq_length"
+                f"its last target need {settings.seq_length + 1:,}. {files} Use more text (data, data_limit) or a "
+                "smaller seq_length"
             )
     link(run / "tokens", folder)
     return files

@@ -61,8 +61,8 @@ class TokenFiles:
         each = text["validation_bytes"] / len(self.validation)
         told = (
             f"The text has {megabytes:.2f} MB in {text['documents']:,} documents. That's {len(self.train):,} tokens "
-            f"for training and {len(self.validation):,} held-out tokens, with {each:.2f} bytes per token and a vocabulary "
-            f"of {self.vocab_size:,}"
+            f"for training and {len(self.validation):,} held-out tokens, with {each:.2f} bytes per token and a "
+            f"vocabulary of {self.vocab_size:,}"
         )
         if fewer:
             told += f" ({fewer:,} fewer than requested, because the text has too few pairs)"
