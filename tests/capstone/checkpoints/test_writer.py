@@ -327,7 +327,7 @@ def test_where_no_older_one_is_whole_none_is_named(folder):
     flip(folder / "step-000001" / "__0_0.distcp", 3000)
     flip(folder / "step-000002" / ".metadata", 30)
     assert f"There is no older intact checkpoint in {folder}" in refused(folder, 2)
-    assert "there is no checkpoint at" in refused(folder, 7, FileNotFoundError)
+    assert "there's no folder" in refused(folder, 7, FileNotFoundError)
 
 
 def test_another_model_is_refused(folder):
@@ -540,7 +540,7 @@ def test_the_record_has_nothing_of_the_background_and_nobody_seems_stuck(two):
 def test_ranks_that_see_different_disks_are_told(two):
     for seen, *_ in two[1]:
         assert "the ranks see different newest checkpoints" in seen
-        assert "of the steps [2, 4]" in seen
+        assert "of steps [2, 4]" in seen
 
 
 def test_all_ranks_are_told_of_a_damaged_file_that_one_has_found(two):

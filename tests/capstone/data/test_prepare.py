@@ -72,7 +72,7 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
     assert files.vocab_size == 300 == files.tokenizer.get_vocab_size() > files.train.max()
     assert files.end_of_text == 0
     held_bytes = sum(len(text.encode()) for text in validation)
-    assert files.bytes_per_token == held_bytes / len(files.validation)
+    assert f"{held_bytes / len(files.validation):.2f} bytes per token" in str(files)
     assert f"{len(files.train):,} tokens for training" in str(files)
     ids, targets = Batches(files.train, 16, 4, 0).batch(0)
     assert ids.shape == targets.shape == (4, 16)
@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_nothing_behind(settings: Settings, monkeypatch: pyte
     monkeypatch.setattr(folders.os, "fsync", fsync)
     with pytest.raises(OSError, match="No space left") as raised:
         prepare(settings)
-    assert "There is no room for" in raised.value.__notes__[0]
+    assert "The disk is too full for" in raised.value.__notes__[0]
     assert [path.name for path in Path(settings.folder).parent.rglob("*")] == ["tokens", ".lock"]
 
 

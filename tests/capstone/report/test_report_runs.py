@@ -112,8 +112,8 @@ def test_whose_answers_trained_is_said_from_the_step_on_from_which_they_did(tmp_
     log.add(start_row(mine, step=3, resumed_from=2, answers=own), step_row(mine, 3, 4.8))
     words = words_of(tmp_path, "Whose layers")
     for line in (
-        "Since step 1: 1 of the 2 answers is yours: 4.1. For 5.2, the course's solution is used in place of one "
-        "that is still to do.",
+        "Since step 1: 1 of the 2 answers is yours: 4.1. For 5.2, the course's solution is used, because your own "
+        "answer is still to do.",
         "Since step 3: 2 of the 2 answers are yours: 4.1 and 5.2.",
     ):
         assert words.count(line) == 1

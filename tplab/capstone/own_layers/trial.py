@@ -27,9 +27,9 @@ from tplab.tensor.linear import Device
 
 CLOSE = 1e-8  # relative to the largest element
 NAMES = (
-    "With sequence_parallel, copy_to_region and reduce_from_region become an all-gather and a reduce-scatter in your "
-    "chapters 4 to 7. Do ColumnParallelLinear, RowParallelLinear, parallel_lookup and parallel_logits call them by "
-    "these names?"
+    "With sequence_parallel, copy_to_region and reduce_from_region are replaced by an all-gather and a reduce-scatter "
+    "in chapters 4 to 7. Do your ColumnParallelLinear, RowParallelLinear, parallel_lookup and parallel_logits call "
+    "them by these names?"
 )
 IN_BFLOAT16 = 0.05  # relative to the loss
 TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type associated with device type")
@@ -40,8 +40,13 @@ def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: D
 
     Raises ValueError, with the same message on all ranks, naming what differs most from tplab's model.
     """
-    with _about_devices(), _what_runs() as ran:
-        _try_out(parts, settings, mesh, device)
+    with _what_runs() as ran:
+        try:
+            _try_out(parts, settings, mesh, device)
+        except (RuntimeError, ValueError) as error:
+            if any(words in str(error) for words in TWO_DEVICES):
+                error.add_note("Maybe your cell creates a tensor without device=, so that it's on the CPU.")
+            raise
     return ran
 
 
@@ -61,17 +66,6 @@ def _what_runs() -> Iterator[set[tuple[str, str]]]:
         yield ran
     finally:
         sys.setprofile(before)
-
-
-@contextmanager
-def _about_devices() -> Iterator[None]:
-    """Add an explanation to errors about tensors on the wrong device."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        if any(words in str(error) for words in TWO_DEVICES):
-            error.add_note("Probably a tensor in your cell is made without device=, and so lies on the CPU.")
-        raise
 
 
 def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> None:
@@ -101,7 +95,7 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
         their_loss.backward()
     except RuntimeError as error:  # for shapes that don't match
         if settings.sequence_parallel:
-            raise ValueError(f"a small GPT of your answers fails: {error}. {NAMES}") from error
+            raise ValueError(f"a small GPT with your layers fails: {error}. {NAMES}") from error
         raise
     if settings.sequence_parallel:
         parts.allreduce_sequence_gradients(theirs, group)
@@ -130,8 +124,8 @@ def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Pa
     wanted = grad_norm(right.values(), mesh).item()
     if not abs(found - wanted) <= CLOSE * wanted:
         raise ValueError(
-            f"exercise 14.4 finds another length of a small GPT's gradient than tplab: {found / wanted:.2f} times "
-            f"{wanted:.6f}. Does it count every parameter once, and give every rank the same?"
+            f"for a small GPT, your gradient norm (14.4) is {found / wanted:.2f} times tplab's, {wanted:.6f}. Does it "
+            "count every parameter exactly once, and return the same value on every rank?"
         )
 
 
@@ -146,19 +140,21 @@ def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: floa
     loss.backward()
     if not abs(loss.item() - wanted) <= IN_BFLOAT16 * wanted:
         raise ValueError(
-            f"in bfloat16 a small GPT of your answers has the loss {loss.item():.4f}, and in float64 {wanted:.4f}. "
-            "--precision float32 trains without autocast"
+            f"a small GPT with your layers has a loss of {loss.item():.4f} in bfloat16, but {wanted:.4f} in float64. "
+            "You can train without autocast by using --precision float32"
         )
     for name, parameter in theirs.named_parameters():
         if parameter.grad is None or not parameter.grad.isfinite().all():
-            raise ValueError(f"in bfloat16 the gradient of {name}, of a small GPT of your answers, is no number")
+            raise ValueError(f"in bfloat16, a small GPT with your layers gets a gradient of {name} that isn't finite")
 
 
 def _check_parameters(own: dict[str, nn.Parameter], right: dict[str, nn.Parameter]) -> None:
     found, wanted = ({name: list(param.shape) for name, param in one.items()} for one in (own, right))
     if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        told = ", ".join(f"{name} {found.get(name, 'missing')}, there {wanted.get(name, 'none')}" for name in other[:4])
-        raise ValueError(f"a small GPT of your answers has other parameters than tplab's: {told}")
+        told = ", ".join(
+            f"{name} (yours: {found.get(name, 'none')}, tplab's: {wanted.get(name, 'none')})" for name in other[:4]
+        )
+        raise ValueError(f"a small GPT with your layers has different parameters than tplab's: {told}")
 
 
 def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
@@ -172,10 +168,13 @@ def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
 def _message(wrong: dict[str, float], settings: Settings, only_whole: bool) -> str:
     name = "the loss" if "the loss" in wrong else max(wrong, key=lambda name: wrong[name])
     told = (
-        f"a small GPT of your answers computes something else than tplab's: {name} differs by {wrong[name]:.1e} of it. "
+        f"a small GPT with your layers computes something different than tplab's. In relative terms, {name} differs by "
     )
+    told += f"{wrong[name]:.1e}. "
     if settings.sequence_parallel and only_whole:
-        return told + "Only norms, biases and positions are wrong: exercise 12.3 adds up what each rank's tokens gave."
+        return told + "Only norms, biases and positions are wrong, whose gradients 12.3 sums over the ranks' tokens."
     if settings.sequence_parallel:
         return told + NAMES
-    return told + "Does `tplab check` pass all of your exercises? --layers tplab trains with the course's layers."
+    return (
+        told + "Do all of your exercises pass `tplab check`? You can train with tplab's layers by using --layers tplab."
+    )
