@@ -27,17 +27,20 @@ _FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU, with tensor
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 2 --pp 2 --dp 2 --zero 1
 
-Without torchrun it starts tp · pp · dp processes here. For several nodes see tplab/capstone/capstone.slurm.
-The same command again goes on from the newest checkpoint; SIGTERM, or `touch FOLDER/stop`, saves one and ends.
-If a rank fails, torchrun ends them all. With --max-restarts 3 it then starts them again, up to three times, and they go
-on from the newest checkpoint.
+Without torchrun, the command starts tp · pp · dp processes itself. For several machines, see
+tplab/capstone/capstone.slurm. To stop a run, press Ctrl-C, send SIGTERM, or `touch FOLDER/stop`. It then saves a
+checkpoint. Run the same command again to resume from the newest checkpoint.
 
-Without --preset and --config the settings are those of the run in --folder, or a preset that fits this machine.
+If a rank fails, torchrun ends all of them. With --max-restarts 3, it restarts them up to three times, and they resume
+from the newest checkpoint.
+
+Without --preset and --config, the settings are those of the run in --folder, if there is one. Otherwise, a preset is
+chosen to fit this machine.
 
 other commands:
-    python -m tplab.capstone sample FOLDER     write text with the newest checkpoint of a run (sample --help)
-    python -m tplab.capstone report FOLDER     write the report of a run
-    python -m tplab.capstone study --help      measure what the report shows beside the run
+    python -m tplab.capstone sample FOLDER     generate text with the newest checkpoint of a run
+    python -m tplab.capstone report FOLDER     write a report about a run
+    python -m tplab.capstone study [flags]     take the additional measurements that a report needs
 """
 
 
@@ -63,8 +66,10 @@ def _train(arguments: Sequence[str]) -> int:
 def _report(arguments: Sequence[str]) -> int:
     from tplab.capstone.report import write_report  # imported here because drawing is slow to import
 
-    made = argparse.ArgumentParser(prog="python -m tplab.capstone report", description="Write report.html, report.md.")
-    made.add_argument("folder", type=Path, help="of the run, such as runs/laptop")
+    made = argparse.ArgumentParser(
+        prog="python -m tplab.capstone report", description="Write report.html and report.md into the folder of a run."
+    )
+    made.add_argument("folder", type=Path, help="folder of the run, such as runs/laptop")
     print(write_report(made.parse_args(arguments).folder))
     return 0
 
@@ -93,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_arguments(made)
     made.add_argument(
-        "--fresh", action="store_true", help="begin anew; what the folder has of a run is kept aside, in before-1/"
+        "--fresh", action="store_true", help="start over, and move the previous run in this folder to before-1/"
     )
     return made
 

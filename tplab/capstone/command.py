@@ -25,9 +25,9 @@ from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for
 
 WAYS_TO_END = {
-    "done": "all {step} steps are done",
-    "stop_after": "stopped after step {step}, as asked; the same command without --stop-after goes on",
-    "SIGTERM": "asked to stop, saved step {step}; the same command goes on",
+    "done": "All {step} steps are done.",
+    "stop_after": "Stopped after step {step}. Run the same command without --stop-after to continue.",
+    "SIGTERM": "Stopped and saved a checkpoint after step {step}. Run the same command again to continue.",
 }
 
 
@@ -91,7 +91,7 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
         pass  # otherwise, it would be noticed only after the text is prepared, and by every rank
     answers = _answers(settings)
     if fresh and (aside := set_aside(folder)):
-        print(f"the run that was in {folder} is in {aside} now")
+        print(f"Moved the previous run from {folder} to {aside}.")
     print(prepare(settings))
     tell = None if sys.stderr.isatty() else ConsoleLog(settings.last_step)
     with hand_on(folder), panel(settings):
@@ -103,7 +103,7 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
             print(error.cause_message if diverged else error, file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("ended without saving; the same command goes on from the newest checkpoint", file=sys.stderr)
+            print("Ended without saving. The same command resumes from the newest checkpoint.", file=sys.stderr)
             return 130
     if tell is None and (samples := steps_of(read_log(folder), "sample")):
         print(shown(samples[-1]))
@@ -121,7 +121,7 @@ def _answers(settings: Settings) -> Any:
 
 def _summary(outcome: Outcome) -> str:
     how = WAYS_TO_END[outcome.stopped].format(step=outcome.step)
-    return f"{how}. python -m tplab.capstone report {outcome.folder} writes the report"
+    return f"{how} To write the report: python -m tplab.capstone report {outcome.folder}"
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def test_settings_of_another_run_are_refused_before_anything_is_measured(tmp_pat
     settings = write_run(tmp_path)
     write_settings(settings)
     StepFolders(tmp_path / "checkpoints").path(60).mkdir(parents=True)
-    with pytest.raises(ValueError, match="hidden_size +64 in the run, 128 now"):
+    with pytest.raises(ValueError, match="hidden_size +was 64 and is now 128"):
         study(replace(settings, hidden_size=128))
 
 

@@ -155,8 +155,8 @@ def test_products_in_bfloat16_leave_loss_and_weights_in_float32(two, right):
     ("changes", "says"),
     [
         ({"layers": "dtensor"}, "needs a process group"),
-        ({"layers": "mine"}, "needs a process group, also for one rank"),
-        ({"tp": 2}, "tp=2 ranks should share the model, and there are 1"),
+        ({"layers": "mine"}, "needs a process group even for a single rank"),
+        ({"tp": 2}, "tp=2 ranks should share the model, but there are 1"),
     ],
 )
 def test_what_layers_cannot_do_is_said(answers, changes, says):

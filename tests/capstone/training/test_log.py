@@ -88,9 +88,7 @@ def test_of_a_long_log_only_the_end_is_read_to_go_on(tmp_path):
 
 def test_another_line_that_is_no_row_is_an_error_that_names_it(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"kind": "start"}\nnonsense\n{"kind": "end"}\n')
-    with pytest.raises(
-        ValueError, match=r"line 2 of .*log.jsonl isn.t a row that a run has written: .*nonsense.*Delete this line"
-    ):
+    with pytest.raises(ValueError, match=r"line 2 of .*log.jsonl isn.t a row of a log: .*nonsense.*Delete this line"):
         read_log(tmp_path)
 
 
@@ -116,7 +114,7 @@ def test_a_number_that_is_none_is_not_written(tmp_path):
 def test_a_log_that_can_not_be_written_is_named(tmp_path):
     log = Log(tmp_path)
     (tmp_path / "log.jsonl").mkdir()
-    with pytest.raises(OSError, match=r"log.jsonl could not be written: Is a directory.*checkpoints are as they were"):
+    with pytest.raises(OSError, match=r"couldn't write to .*log.jsonl: Is a directory.*checkpoints are intact"):
         log.write(step(1))
 
 

@@ -33,7 +33,9 @@ def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer
     The result doesn't depend on the number of threads. Raises ValueError if vocab_size is below 258.
     """
     if vocab_size < SMALLEST:
-        raise ValueError(f"vocab_size={vocab_size}: the bytes, {END_OF_TEXT} and one pair of bytes are {SMALLEST}")
+        raise ValueError(
+            f"vocab_size={vocab_size} should be at least {SMALLEST}, for the bytes, {END_OF_TEXT} and one pair"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -100,7 +100,7 @@ def used(whose: Mapping[str, str], settings: Settings, idle: Collection[str] = f
             settings.async_grad_allreduce and not overlap, "overlap in backward", "",
             "11.3 all-reduces dx, but sequence parallelism needs a reduce-scatter",
         ),
-        (True, "MLP", "5.2", "10.1 wants the last bias separately, so it gets zeros for it"),
+        (True, "MLP", "5.2", "10.1 wants the last bias separately"),
         (True, "heads and scores", "6.1", ""),
         (True, "attention", "6.2", "the same as for the MLP"),
         (True, "vocabulary range of a rank", "7.1", ""),
@@ -123,7 +123,7 @@ def used(whose: Mapping[str, str], settings: Settings, idle: Collection[str] = f
 
 
 def _row(what: str, source: str, why: str, whose: Mapping[str, str], idle: Collection[str]) -> dict[str, str]:
-    """Return the row of a part that comes from exercises, such as "8.1 8.2", from a module of tplab, or from nowhere."""
+    """Return the row of a part that comes from exercises, such as "8.1 8.2", from a module of tplab, or from none."""
     exercises = source.split() or [""]
     first, last = exercises[0], exercises[-1]
     if first not in ANSWERS:

@@ -70,11 +70,11 @@ def build_model(
     """
     group = None if mesh is None else mesh.get_group("tp")
     if (p := rank_and_size(group)[1]) != settings.tp:
-        raise ValueError(f"tp={settings.tp} ranks should share the model, and there are {p}")
+        raise ValueError(f"tp={settings.tp} ranks should share the model, but there are {p}")
     if mesh is None and p > 1:
-        raise ValueError(f"{p} ranks need their mesh: mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
+        raise ValueError(f"{p} ranks need a mesh: pass mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
     if mesh is not None and mesh["pp"].size() != settings.pp:
-        raise ValueError(f"pp={settings.pp} stages should share the layers, and the mesh has {mesh['pp'].size()}")
+        raise ValueError(f"pp={settings.pp} stages should share the layers, but the mesh has {mesh['pp'].size()}")
     gpus = [device] if device is not None and torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         return _build(settings, config, mesh, group, device, answers, weights)
@@ -135,11 +135,13 @@ def copy_shards(source: nn.Module, target: nn.Module) -> None:
     given, own = dict(source.named_parameters()), dict(target.named_parameters())
     if given.keys() != own.keys():
         there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())
-        raise ValueError(f"the model should have ParallelGPT's parameters: it lacks {there[:4]}, and has {here[:4]}")
+        raise ValueError(
+            f"the model should have ParallelGPT's parameters, but it lacks {there[:4]} and has {here[:4]} instead"
+        )
     for name, parameter in own.items():
         if list(local(parameter).shape) != list(given[name].shape):
-            shapes = f"{list(local(parameter).shape)} on this rank, and ParallelGPT's is {list(given[name].shape)}"
-            raise ValueError(f"{name} is {shapes}")
+            shapes = f"{list(local(parameter).shape)} instead of {list(given[name].shape)}, as in ParallelGPT"
+            raise ValueError(f"on this rank, the shape of {name} is {shapes}")
         local(parameter).copy_(given[name])
         if hasattr(given[name], "tensor_parallel"):
             parameter.tensor_parallel = given[name].tensor_parallel  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tplab.capstone.settings.run_folder import LOG
 
@@ -29,7 +29,6 @@ COLUMNS = (
     "step", "loss", "evaluation", "learning_rate", "norm", "seconds", "tokens_per_second", "communication", "sent",
     "memory",
 )  # fmt: skip
-_PART = 1 << 20  # bytes to read at a time
 
 
 class Log:
@@ -95,9 +94,7 @@ def read_log(folder: Path) -> list[Row]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or "kind" not in row:
-            raise ValueError(
-                f"line {number} of {folder / LOG} isn't a row that a run has written: {line[:80]!r}. Delete this line"
-            )
+            raise ValueError(f"line {number} of {folder / LOG} isn't a row of a log: {line[:80]!r}. Delete this line")
         rows.append(row)
     return rows
 
@@ -119,8 +116,8 @@ def check_tensorboard() -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except ImportError:
         raise ImportError(
-            'tensorboard=True needs a package that is not installed: pip install "tplab[tensorboard]". Without it the '
-            "run writes log.jsonl and log.csv"
+            'tensorboard=True needs TensorBoard: pip install "tplab[tensorboard]". You can also train without it, '
+            "because every run writes log.jsonl and log.csv"
         ) from None
 
 
@@ -165,28 +162,13 @@ def _append(path: Path, text: str) -> None:
                 raise OSError("only a part could be written")
     except OSError as error:
         raise OSError(
-            f"{path} could not be written: {error.strerror or error}. The checkpoints are as they were; the same "
-            "command goes on from the last one"
+            f"couldn't write to {path}: {error.strerror or error}. The checkpoints are intact, and the same command "
+            "resumes from the newest one"
         ) from error
 
 
 def _drop_cut_off_line(path: Path) -> None:
-    try:
-        with open(path, "rb") as file:
-            whole = _whole_lines(file)
-    except FileNotFoundError:
-        return
-    if whole < path.stat().st_size:
-        os.truncate(path, whole)
-
-
-def _whole_lines(file: BinaryIO) -> int:
-    """Return the size of all complete lines in bytes. Reads from the end, because the log of a long run is large."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - _PART)
-        file.seek(start)
-        if (last := file.read(end - start).rfind(b"\n")) >= 0:
-            return start + last + 1
-        end = start
-    return 0
+    if path.exists():
+        data = path.read_bytes()
+        if (whole := data.rfind(b"\n") + 1) < len(data):
+            os.truncate(path, whole)

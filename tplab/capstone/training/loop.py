@@ -224,7 +224,7 @@ class _Run:
         with record(keep=False), suppress(Exception):
             self.checkpoints.wait()
         raise FloatingPointError(
-            f"{what}, so the training has diverged. Nothing was saved from then on. {self._saved_so_far()}To mend it, "
+            f"{what}, so the training has diverged. Nothing has been saved since then. {self._saved_so_far()}To fix it, "
             f"run the same command with a lower --learning-rate (it was {learning_rate(step, self.settings):.2g} at "
             "this step), longer --warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
         )
@@ -233,7 +233,7 @@ class _Run:
         """Return sentences about the checkpoints to resume from, with their losses, which may have risen already."""
         saved = self.checkpoints.steps()
         if not saved:
-            return "There is no checkpoint, so the run begins anew. "
+            return "There is no checkpoint, so the run starts over. "
         losses = dict(enumerate(self.losses, (self.resumed_from or 0) + 1))
         told = [f"step {step}" + (f" (loss {losses[step]:.3f})" if step in losses else "") for step in saved]
         sentences = f"The run resumes from its newest checkpoint. There are checkpoints of {' and '.join(told)}. "

@@ -106,7 +106,11 @@ def hand_on(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             stop_file(folder).touch()
             if number == signal.SIGINT:
-                print("\nsaving after this step; Ctrl-C again ends it now", file=sys.stderr, flush=True)
+                print(
+                    "\nSaving a checkpoint after this step. Press Ctrl-C again to quit now.",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     stop_file(folder).unlink(missing_ok=True)
     before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
