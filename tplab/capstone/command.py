@@ -39,7 +39,12 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
         if there is not None and there.exists():
             base = replace(read_settings(there), stop_after=None)
         else:
-            base = preset_for(_gpu(), *(given.get(name) for name in ("tp", "dp", "pp")), gpus=_gpus())
+            gpus = torch.cuda.device_count()
+            gpu = torch.cuda.get_device_name(0) if gpus else None
+            if torchrun.is_active():  # on one or more machines
+                ranks = int(os.environ["WORLD_SIZE"])
+                gpus *= ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+            base = preset_for(gpu, *(given.get(name) for name in ("tp", "dp", "pp")), gpus=gpus)
     return settings_of(dict(given), base)
 
 
@@ -133,15 +138,3 @@ def _as_without_torchrun() -> Iterator[None]:
         yield
     finally:
         os.environ.update(taken)
-
-
-def _gpu() -> str | None:
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-
-
-def _gpus() -> int:
-    """Return the number of GPUs on this machine, times the number of machines on which torchrun has started ranks."""
-    if not torchrun.is_active():
-        return torch.cuda.device_count()
-    ranks = int(os.environ["WORLD_SIZE"])
-    return torch.cuda.device_count() * (ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))

@@ -31,7 +31,7 @@ from tplab.capstone.data.token_files import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS, checkpoints_of
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings
-from tplab.capstone.training.sample import TEMPERATURE, TOP_K
+from tplab.capstone.training.evaluation import TEMPERATURE, TOP_K
 from tplab.capstone.training.step import lower_precision
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.generation import stream

@@ -51,7 +51,7 @@ def test_what_is_no_file_or_can_t_be_read_is_named_and_links_in_circles_end(fold
     os.mkfifo(folder / "pipe")  # reading it would wait for ever
     collected = gather(str(folder))
     assert [document.name for document in collected.documents] == ["a.py", "again.txt", "b.txt", "sub/c", "sub/z.md"]
-    assert collected.skipped["no file"] == ["itself", "nowhere", "pipe"]
+    assert collected.skipped["not a regular file"] == ["itself", "nowhere", "pipe"]
 
 
 def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

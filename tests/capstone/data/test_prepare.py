@@ -276,7 +276,7 @@ def told(settings: Settings) -> str:
 def test_an_error_on_one_rank_is_raised_on_all(settings: Settings, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     one, two = launch(told, 2, args=(replace(settings, data=missing),), timeout=30)
-    assert one.startswith(f"there is no such folder or file: {missing}")
+    assert one.startswith(f"no such folder or file: {missing}")
     assert two == f"rank 0: {one}"
 
 

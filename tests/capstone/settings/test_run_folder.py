@@ -54,7 +54,7 @@ def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> N
         check_unchanged(replace(settings, precision="float64"))
     with pytest.raises(ValueError, match="different settings") as raised:
         check_unchanged(other)
-    for line in ("hidden_size   128 in the run, 64 now", "weight_decay  0.1 in the run, 0.2 now"):
+    for line in ("hidden_size   was 128 and is now 64", "weight_decay  was 0.1 and is now 0.2"):
         assert line in str(raised.value)
     assert re.search("seed +was 0 and is now 1", str(raised.value))
     assert read_settings(Path(settings.folder) / "settings.yaml") == settings

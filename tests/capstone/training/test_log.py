@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tplab.capstone.training import log as log_module
 from tplab.capstone.training.log import Log, check_tensorboard, read_log, steps_of
 from tplab.capstone.watching.console import ConsoleLog
 
@@ -51,9 +50,7 @@ def test_only_one_rank_writes(tmp_path):
     assert read_log(tmp_path) == []
 
 
-@pytest.mark.parametrize("part", [7, log_module._PART])
-def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(log_module, "_PART", part)
+def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(tmp_path):
     log = Log(tmp_path)
     log.write(step(1))
     log.write(step(2))
@@ -66,9 +63,7 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(part, tmp_pat
     assert [row["step"] for row in rows_of_the_table(tmp_path)] == ["1", "3"]
 
 
-@pytest.mark.parametrize("part", [1, 7, 100])
-def test_a_log_of_a_first_line_that_was_cut_off_is_empty_then(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(log_module, "_PART", part)
+def test_a_log_of_a_first_line_that_was_cut_off_is_empty_then(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"kind": "st')
     Log(tmp_path)
     assert (tmp_path / "log.jsonl").read_bytes() == b""

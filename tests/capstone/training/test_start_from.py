@@ -161,7 +161,7 @@ def test_the_tokens_are_those_of_its_tokenizer_whole_and_without_ends_of_text_in
     assert sum(map(len, parts)) == len(whole)
     assert sum(part.count(END_OF_TEXT) for part in parts) == 60
     assert (files.end_of_text, files.vocab_size) == (0, 300)
-    assert str(files).endswith("vocabulary 300"), "there are as many as it has"
+    assert str(files).endswith("a vocabulary of 300."), "there are as many as it has"
 
 
 def changed(gpt2: Path, folder: Path, without: str = "", config: dict[str, Any] | None = None) -> Path:

@@ -76,9 +76,9 @@ class StepFolders:
         """Return advice about a damaged checkpoint: the newest intact one before it, and how to resume from there."""
         match = _COMPLETE.fullmatch(path.name)
         away = f"move the damaged one out of the way (mv {path} {path}.damaged) and run the same command again"
-        for older in reversed(self.steps() if match else []):
+        for older in reversed(self.steps()):
             with suppress(OSError, DamagedCheckpointError):
-                if older < int(match[1]):
+                if match and older < int(match[1]):
                     check_files(self.path(older), read_manifest(self.path(older)))
                     return f"{self.path(older)} is intact. To resume from step {older}, {away}"
         return f"There is no older intact checkpoint in {self.root}. To start over, {away}"

@@ -144,7 +144,8 @@ def _text_of(settings: Settings) -> _Text:
     run = Path(settings.folder)  # a run's own files aren't text to train on
     collected = gather(settings.data, settings.data_limit, without=[run, _shared(settings)])
     parts = in_parts(collected.documents)
-    ready, kind = None, [settings.vocab_size, MIN_FREQUENCY]
+    ready = None
+    kind: list[Any] = [settings.vocab_size, MIN_FREQUENCY]
     if settings.start_from is not None:
         ready = _tokenizer_of(Path(settings.start_from), settings.vocab_size)
         kind = [ready[0].to_str(), ready[1]]

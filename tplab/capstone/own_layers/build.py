@@ -151,7 +151,7 @@ class _Package(MetaPathFinder, ExecutionLoader):
     ) -> ModuleSpec | None:
         if (file := self._file(fullname)) is None:
             return None
-        inside = [] if file.endswith("__init__.py") else None
+        inside: list[str] | None = [] if file.endswith("__init__.py") else None
         return spec_from_file_location(
             fullname, self.answers.path(file), loader=self, submodule_search_locations=inside
         )

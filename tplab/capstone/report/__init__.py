@@ -10,7 +10,8 @@ sections   the sections from the log; study_sections: those from the study
 blocks     what a section consists of, and how it is written as Markdown; page: renders it as HTML
 """
 
-from collections.abc import Callable, Iterator
+import argparse
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tplab.capstone.report import sections, study_sections
@@ -91,3 +92,13 @@ def _left_out(run: Run, report: Report) -> Iterator[Block]:
         for what, how in report.missing:
             by_how.setdefault(how, []).append(what)
         yield grid([{"missing": "; ".join(what), "how to get it": how} for how, what in by_how.items()])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the given command line and return its exit code. Raises what `write_report` raises."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tplab.capstone report", description="Write report.html and report.md into the folder of a run."
+    )
+    parser.add_argument("folder", type=Path, help="folder of the run, such as runs/laptop")
+    print(write_report(parser.parse_args(argv).folder))
+    return 0

@@ -8,7 +8,7 @@ from tplab.capstone.own_layers.find import MINE
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Sample, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.sample import TEMPERATURE, TOP_K
+from tplab.capstone.training.evaluation import TEMPERATURE, TOP_K
 from tplab.capstone.watching.log_tail import thinned
 from tplab.capstone.words import apart, kind, layout, listed, small, visible
 from tplab.common.units import count, duration, large, rate, size, work

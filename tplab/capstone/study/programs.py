@@ -17,10 +17,10 @@ from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
 from tplab.capstone.planning.plan import kernels_of
 from tplab.capstone.settings.settings import Layers, Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
+from tplab.capstone.training.evaluation import write_sample
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.step import Step
 from tplab.cost.calibration import Kernels
 from tplab.cost.machines import matrix_rate, measure_machine, memory_rate

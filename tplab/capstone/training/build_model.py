@@ -75,58 +75,40 @@ def build_model(
         raise ValueError(f"{p} ranks need a mesh: pass mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
     if mesh is not None and mesh["pp"].size() != settings.pp:
         raise ValueError(f"pp={settings.pp} stages should share the layers, but the mesh has {mesh['pp'].size()}")
+    dtype = torch.float64 if settings.precision == "float64" else torch.float32
     gpus = [device] if device is not None and torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        return _build(settings, config, mesh, group, device, answers, weights)
+        torch.default_generator.manual_seed(settings.seed)
+        cut = settings.sequence_parallel and settings.layers == "tplab"
+        whole = (SequenceParallelGPT if cut else ParallelGPT)(
+            config, recompute=settings.recompute, async_grad_allreduce=settings.async_grad_allreduce, group=group,
+            device="cpu", dtype=torch.float32,
+        ).to(dtype=dtype)  # fmt: skip
+        drawn: nn.Module = whole
+        if mesh is not None and settings.pp > 1:
+            drawn = gpt_stages(whole, settings.layers_of_stages)[mesh.get_local_rank("pp")]
+        drawn.hooks = TrainingHooks(config=config, group=group)  # type: ignore[assignment]
+        if settings.start_from is not None and weights:
+            load_folder(drawn, settings.start_from)
+        if settings.layers == "tplab":
+            return drawn.to(device=device)
+        if settings.layers == "plain":
+            model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
+            model.load_state_dict(full_state_dict(drawn, group))
+            model.hooks = TrainingHooks(config=config)  # type: ignore[assignment]
+            return model
+        if settings.layers == "dtensor":
+            from tplab.capstone.model.dtensor_gpt import parallel_plain_gpt
 
+            model = parallel_plain_gpt(settings, config, mesh=mesh, device=device, dtype=dtype)
+        else:
+            from tplab.capstone.own_layers.build import assemble
 
-def _build(
-    settings: Settings, config: GPTConfig, mesh: DeviceMesh | None, group: ProcessGroup | None, device: Device,
-    answers: Answers | None, weights: bool,
-) -> nn.Module:  # fmt: skip
-    dtype = torch.float64 if settings.precision == "float64" else torch.float32
-    drawn: nn.Module = _drawn(settings, config, group).to(dtype=dtype)
-    if mesh is not None and settings.pp > 1:
-        drawn = _stage(drawn, settings, mesh)
-    if settings.start_from is not None and weights:
-        load_folder(drawn, settings.start_from)
-    if settings.layers == "tplab":
-        return drawn.to(device=device)
-    if settings.layers == "plain":
-        model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
-        model.load_state_dict(full_state_dict(drawn, group))
-        model.hooks = TrainingHooks(config=config)  # type: ignore[assignment]
+            if answers is None:
+                raise ValueError('layers="mine" needs answers: pass answers=find_answers(Path("my_course"), settings)')
+            model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
+        copy_shards(drawn, model)
         return model
-    if settings.layers == "dtensor":
-        from tplab.capstone.model.dtensor_gpt import parallel_plain_gpt
-
-        model = parallel_plain_gpt(settings, config, mesh=mesh, device=device, dtype=dtype)
-    else:
-        from tplab.capstone.own_layers.build import assemble
-
-        if answers is None:
-            raise ValueError('layers="mine" needs the answers: pass answers=find_answers(Path("my_course"), settings)')
-        model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
-    copy_shards(drawn, model)
-    return model
-
-
-def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) -> nn.Module:
-    """Create the course's model on the CPU, with its initial weights."""
-    options: dict[str, Any] = {"recompute": settings.recompute, "group": group, "device": "cpu", "dtype": torch.float32}
-    options["async_grad_allreduce"] = settings.async_grad_allreduce
-    cut = settings.sequence_parallel and settings.layers == "tplab"
-    torch.default_generator.manual_seed(settings.seed)
-    model = (SequenceParallelGPT if cut else ParallelGPT)(config, **options)
-    model.hooks = TrainingHooks(config=config, group=group)  # type: ignore[assignment]
-    return model
-
-
-def _stage(model: nn.Module, settings: Settings, mesh: DeviceMesh) -> nn.Module:
-    assert isinstance(model, ParallelGPT)
-    stage = gpt_stages(model, settings.layers_of_stages)[mesh.get_local_rank("pp")]
-    stage.hooks = hooks_of(model)  # type: ignore[assignment]
-    return stage
 
 
 @torch.no_grad()

@@ -16,12 +16,24 @@ appends a new "start" and further rows. Steps that the killed run did after its 
 """
 
 import json
+import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
+from tplab.capstone.own_layers.link import used
 from tplab.capstone.settings.run_folder import LOG
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.meter import this_machine
+from tplab.capstone.training.optimizer import learning_rate
+from tplab.capstone.training.ranks import Ranks
+from tplab.capstone.training.step_summary import StepSummary
+from tplab.memory.config import parameter_count
 
 Row = dict[str, Any]
 TABLE = "log.csv"
@@ -57,7 +69,10 @@ class Log:
         for name in (LOG, TABLE):
             _drop_cut_off_line(folder / name)
         if tensorboard:
-            self._board = _summary_writer(folder / "tensorboard", step)
+            check_tensorboard()
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, row: Row) -> None:
         """Write a row. If that fails, raises OSError with the name of the file."""
@@ -76,6 +91,62 @@ class Log:
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
+
+
+def start_row(
+    settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None,
+    changes: Mapping[str, tuple[Any, Any]], plan: Mapping[str, Any] | None = None,
+) -> Row:  # fmt: skip
+    """Return the row for the start of a run.
+
+    answers         the learner's code, if it is used; the log gets whose each answer is, and since when
+    idle            exercises whose answers are never called (`TrainingHooks.idle`)
+    step            the first step to do
+    resumed_from    the step of the checkpoint that was loaded, if any
+    plan            what `tplab.capstone.planning.plan` predicts for a step, if it was asked
+    changes         what is trained differently from here on, as {field: (before, now)}
+    """
+    return {
+        "kind": "start",
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "settings": asdict(settings),
+        "machine": this_machine(),
+        "ranks": ranks.size,
+        "backend": None if ranks.mesh is None else dist.get_backend(),
+        "device": ranks.device.type,
+        "parameters": parameter_count(settings.model),
+        "layers": settings.layers,
+        "used": [] if answers is None else used(answers.whose, settings, idle),
+        "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
+        "step": step,
+        "resumed_from": resumed_from,
+        "changes": changes,
+        "plan": plan,
+    }
+
+
+def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
+    """Return the row for a step. `seconds` is the mean time per step since the last row.
+
+    The loss is in nats per token. Lists have one value per rank: bytes for `sent`, `memory` and `tensors`, and shares
+    of the time for `communication`, which is empty until a GPU has finished a step (`tplab.capstone.training.meter`).
+    """
+    tokens = settings.tokens_per_step
+    shares = [figures.communication for figures in summary.figures]
+    return {
+        "kind": "step",
+        "step": summary.step,
+        "loss": summary.loss,
+        "learning_rate": learning_rate(summary.step, settings),
+        "norm": summary.norm,
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "communication": [] if None in shares else shares,
+        "sent": [figures.sent for figures in summary.figures],
+        "memory": [figures.memory for figures in summary.figures],
+        "tensors": [figures.tensors for figures in summary.figures],
+    }
 
 
 def read_log(folder: Path) -> list[Row]:
@@ -121,13 +192,6 @@ def check_tensorboard() -> None:
         ) from None
 
 
-def _summary_writer(folder: Path, step: int) -> Any:
-    check_tensorboard()
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=step)
-
-
 def _to_tensorboard(board: Any, row: Row) -> None:
     if row["kind"] == "step":
         for name in ("loss", "learning_rate", "norm", "seconds", "tokens_per_second"):
@@ -145,12 +209,7 @@ def _cells(row: Row) -> Row:
         return {"step": row["step"], "evaluation": row["loss"]}
     if row["kind"] != "step":
         return {}
-    largest = {
-        "communication": max(row["communication"], default=""),
-        "sent": max(row["sent"]),
-        "memory": max(row["memory"]),
-    }
-    return {**row, **largest}
+    return row | {name: max(row[name], default="") for name in ("communication", "sent", "memory")}
 
 
 def _append(path: Path, text: str) -> None:
@@ -168,7 +227,8 @@ def _append(path: Path, text: str) -> None:
 
 
 def _drop_cut_off_line(path: Path) -> None:
-    if path.exists():
-        data = path.read_bytes()
-        if (whole := data.rfind(b"\n") + 1) < len(data):
+    if path.exists() and (size := path.stat().st_size):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            whole = text.rfind(b"\n") + 1  # only reads the end
+        if whole < size:
             os.truncate(path, whole)

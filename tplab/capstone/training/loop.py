@@ -32,13 +32,11 @@ from tplab.capstone.planning.plan import plan
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
-from tplab.capstone.training.evaluation import Evaluation
-from tplab.capstone.training.log import Log, Row, check_tensorboard
-from tplab.capstone.training.log_rows import start_row, step_row
+from tplab.capstone.training.evaluation import Evaluation, write_sample
+from tplab.capstone.training.log import Log, Row, check_tensorboard, start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter, TensorCount
 from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.signals import Stop, stop_requests
 from tplab.capstone.training.step import Step
 from tplab.capstone.training.step_summary import StepSummaries, StepSummary
@@ -224,8 +222,8 @@ class _Run:
         with record(keep=False), suppress(Exception):
             self.checkpoints.wait()
         raise FloatingPointError(
-            f"{what}, so the training has diverged. Nothing has been saved since then. {self._saved_so_far()}To fix it, "
-            f"run the same command with a lower --learning-rate (it was {learning_rate(step, self.settings):.2g} at "
+            f"{what}, so the training has diverged. Nothing has been saved since then. {self._saved_so_far()}To fix "
+            f"it, run the same command with a lower --learning-rate (it was {learning_rate(step, self.settings):.2g} at "
             "this step), longer --warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
         )
 
