@@ -21,6 +21,7 @@ from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.ranks import check_started
 from tplab.capstone.training.signals import hand_on
 from tplab.capstone.watching.console import ConsoleLog, shown
+from tplab.checkpoint.files import gathered
 from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for
 
@@ -80,10 +81,8 @@ def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
         if dist.get_rank() == 0:
             set_aside(Path(settings.folder))
         dist.barrier()
-    if settings.layers == "mine" and dist.get_world_size() > 1:
-        box = [answers]
-        dist.broadcast_object_list(box, 0)
-        answers = box[0]
+    if settings.layers == "mine":
+        answers = gathered(answers, dist.group.WORLD)[0]
     return train(settings, answers, ConsoleLog(settings.last_step))
 
 

@@ -254,7 +254,7 @@ def test_a_loss_that_is_no_number_is_told_with_the_losses_of_the_checkpoints(tex
     said = raises(settings)
     losses = {row["step"]: row["loss"] for row in steps_of(read_log(Path(settings.folder)))}
     assert sorted(losses) == [1, 2, 3], "what isn't a number has no place in JSON"
-    assert said.startswith("the loss of step 4 is nan, so the training has diverged. Nothing was saved from then on. ")
+    assert said.startswith("the loss of step 4 is nan, so the training has diverged. Nothing has been saved since. ")
     assert f"There are checkpoints of step 2 (loss {losses[2]:.3f}) and step 3 (loss {losses[3]:.3f}). " in said
 
 

@@ -45,7 +45,7 @@ from tplab.capstone.checkpoints.manifest import (
     read_manifest,
     write_manifest,
 )
-from tplab.checkpoint.files import together
+from tplab.checkpoint.files import gathered, together
 from tplab.checkpoint.optimizer import OptimizerState
 from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_sharded
 from tplab.collectives.by_hand import rank_and_size
@@ -108,7 +108,7 @@ class Checkpoints:
             if not self.asynchronous:
                 together(lambda: self._write(step, staged), self._everyone)
         if self.asynchronous:
-            self._under_way = self._thread.submit(self._write_unseen, step, staged)
+            self._under_way = self._thread.submit(unrecorded()(self._write), step, staged)
         self._is_there = step
 
     def wait(self) -> None:
@@ -137,10 +137,6 @@ class Checkpoints:
         staged = stage_sharded(model, optimizer=optimizer, extra=extra, group=self.group, replica=self._savers)
         return staged.copied() if self.asynchronous else staged
 
-    def _write_unseen(self, step: int, staged: Staged | None) -> None:
-        with unrecorded():
-            self._write(step, staged)
-
     def _write(self, step: int, staged: Staged | None) -> None:
         if staged is None:
             return
@@ -158,11 +154,7 @@ class Checkpoints:
     def _write_manifest(self, saving: Path, step: int) -> None:
         mine = saving.glob(f"__{self.rank}_*.distcp")
         sums: dict[str, FileSum] = together(lambda: {path.name: file_sum(path) for path in mine}, self._savers)
-        of_ranks: list[Any] = [sums]
-        if self._savers is not None:
-            of_ranks = [None] * dist.get_world_size(self._savers)
-            dist.all_gather_object(of_ranks, sums, self._savers)
-        files = {name: found for part in of_ranks for name, found in part.items()}
+        files = {name: found for part in gathered(sums, self._savers) for name, found in part.items()}
         self._first(
             lambda: write_manifest(saving, {"step": step}, {**files, ".metadata": file_sum(saving / ".metadata")})
         )
@@ -190,14 +182,11 @@ class Checkpoints:
         """Return the path of the newest checkpoint, or None. It may be damaged, which only `load` checks."""
         self.wait()
         newest = max(self.steps(), default=None)
-        if self._everyone is not None:
-            seen: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(seen, newest, self._everyone)
-            if len(set(seen)) > 1:
-                raise ValueError(
-                    f"the ranks see different newest checkpoints in {self.folders.root}, of steps {seen}. This folder "
-                    "has to be on a disk that all of them share"
-                )
+        if len(set(seen := gathered(newest, self._everyone))) > 1:
+            raise ValueError(
+                f"the ranks see different newest checkpoints in {self.folders.root}, of steps {seen}. This folder has "
+                "to be on a disk that all of them share"
+            )
         return None if newest is None else self.folders.path(newest)
 
     def load(
@@ -215,7 +204,8 @@ class Checkpoints:
             manifest = together(lambda: read_manifest(path), self._everyone)
             together(lambda: check_files(path, manifest, share, shares), self._everyone)
         except (DamagedCheckpointError, FileNotFoundError) as error:
-            raise type(error)(f"{error}. {self._instead_of(path)}") from None
+            advice = gathered(self.folders.instead_of(path) if self.rank == 0 else "", self._everyone)[0]
+            raise type(error)(f"{error}. {advice}") from None
         with unsharded(optimizer) as full:
             extra = together(lambda: self._load(path, model, full), self._everyone)
         self._is_there = manifest["step"]
@@ -230,14 +220,6 @@ class Checkpoints:
                 "which it was saved, or train in another folder"
             ) from error
 
-    def _instead_of(self, path: Path) -> str:
-        """Return advice about a damaged checkpoint, composed by the first rank on behalf of all."""
-        if self._everyone is None:
-            return self.folders.instead_of(path)
-        said = [self.folders.instead_of(path) if dist.get_rank() == 0 else ""]
-        dist.broadcast_object_list(said, 0, self._everyone)
-        return said[0]
-
 
 def _check_shared(root: Path, everyone: ProcessGroup) -> None:
     """Have the first rank write a file that all others look for. Raises RuntimeError on all ranks if one can't see it.
@@ -245,37 +227,35 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
     Otherwise, a folder that the machines don't share would be noticed only when the run is resumed.
     """
     is_first, existed = dist.get_rank() == 0, root.is_dir()
-    about = [f"{PROBE}{os.urandom(8).hex()}", socket.gethostname(), str(root.absolute())]
-    dist.broadcast_object_list(about, 0, everyone)
-    name, host, folder = about
+    about = f"{PROBE}{os.urandom(8).hex()}", f"{root.absolute()} on {socket.gethostname()}"
+    name, written = gathered(about, everyone)[0]
+    path = root / name
+
+    def write() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def wait() -> None:
+        end = time.monotonic() + UNTIL_SEEN
+        while not path.exists():
+            if time.monotonic() > end:
+                raise RuntimeError(
+                    f"the checkpoint folder isn't shared: rank 0 writes to {written}, but {root.absolute()} on "
+                    f"{socket.gethostname()} is a different folder. Use a --folder that all machines share"
+                )
+            time.sleep(0.05)
+
+    def clear_up() -> None:
+        with suppress(OSError):  # whatever has gone wrong on this disk, the others' error says it better
+            path.unlink(missing_ok=True)
+            if not existed:
+                root.rmdir()  # unless another run is using it by now
+
     try:
-        together(lambda: _write_empty(root / name) if is_first else None, everyone)
-        together(lambda: _wait_for(root / name, f"{folder} on {host}"), everyone)
+        together(lambda: write() if is_first else None, everyone)
+        together(wait, everyone)
     finally:
-        together(lambda: _clear_up(root / name, existed) if is_first else None, everyone)
-
-
-def _write_empty(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-
-
-def _clear_up(path: Path, existed: bool) -> None:
-    with suppress(OSError):  # whatever has gone wrong on this disk, the others' error says it better
-        path.unlink(missing_ok=True)
-        if not existed:
-            path.parent.rmdir()  # unless another run is using it by now
-
-
-def _wait_for(path: Path, written: str) -> None:
-    end = time.monotonic() + UNTIL_SEEN
-    while not path.exists():
-        if time.monotonic() > end:
-            raise RuntimeError(
-                f"the checkpoint folder isn't shared: rank 0 writes to {written}, but {path.parent.absolute()} on "
-                f"{socket.gethostname()} is a different folder. Pass a --folder that all machines share"
-            )
-        time.sleep(0.05)
+        together(lambda: clear_up() if is_first else None, everyone)
 
 
 def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:
@@ -288,7 +268,5 @@ def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:
     if not dist.is_initialized():
         return None, None
     everyone = dist.new_group(backend="gloo", timeout=PATIENCE)
-    who: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(who, saves, everyone)
-    own = [rank for rank, is_saver in enumerate(who) if is_saver == saves]
+    own = [rank for rank, is_saver in enumerate(gathered(saves, everyone)) if is_saver == saves]
     return everyone, dist.new_group(own, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)

@@ -43,7 +43,7 @@ from tplab.capstone.data.tokenizer import (
 from tplab.capstone.progress import Show, progress
 from tplab.capstone.settings.run_folder import checkpoints_in
 from tplab.capstone.settings.settings import Settings
-from tplab.checkpoint.files import together
+from tplab.checkpoint.files import gathered, together
 
 __all__ = ["Batches", "TokenFiles", "prepare"]
 
@@ -64,8 +64,7 @@ def prepare(settings: Settings) -> TokenFiles:
     maker = int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
     waiting = dist.new_group(backend="gloo", timeout=PATIENCE)  # the default group would give up earlier
     made = together(lambda: _found_or_made(settings) if maker else None, waiting)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, made and (made.fingerprint, platform.python_version(), str(made.folder)), waiting)
+    found = gathered(made and (made.fingerprint, platform.python_version(), str(made.folder)), waiting)
     makers = {rank: place for rank, place in enumerate(found) if place}
     (fingerprint, _, folder), *_ = makers.values()
     if any(place[0] != fingerprint for place in makers.values()):

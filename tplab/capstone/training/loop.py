@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
@@ -40,6 +39,7 @@ from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.signals import Stop, stop_requests
 from tplab.capstone.training.step import Step
 from tplab.capstone.training.step_summary import StepSummaries, StepSummary
+from tplab.checkpoint.files import together
 from tplab.runtime import record
 
 A_SAVE_MAY_TAKE = 60.0  # seconds that a failed rank waits for the save in progress
@@ -86,16 +86,7 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
 def _alone_in(folder: Path, ranks: Ranks) -> Iterator[None]:
     """Lock the run's folder on the first rank. If another run has locked it, raises ValueError on all ranks."""
     with ExitStack() as stack:
-        busy: list[str | None] = [None]
-        if ranks.is_first:
-            try:
-                stack.enter_context(locked(folder))
-            except ValueError as error:
-                busy = [str(error)]
-        if ranks.size > 1:
-            dist.broadcast_object_list(busy, 0)
-        if busy[0] is not None:
-            raise ValueError(busy[0])
+        together(lambda: stack.enter_context(locked(folder)) if ranks.is_first else None, None)
         yield
 
 
@@ -221,10 +212,11 @@ class _Run:
         self.log.write({"kind": "end", "step": step, "why": what})
         with record(keep=False), suppress(Exception):
             self.checkpoints.wait()
+        rate = learning_rate(step, self.settings)
         raise FloatingPointError(
-            f"{what}, so the training has diverged. Nothing has been saved since then. {self._saved_so_far()}To fix "
-            f"it, run the same command with a lower --learning-rate (it was {learning_rate(step, self.settings):.2g} at "
-            "this step), longer --warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
+            f"{what}, so the training has diverged. Nothing has been saved since. {self._saved_so_far()}To fix it, "
+            f"run the same command with a lower --learning-rate (it was {rate:.2g} at this step), longer "
+            "--warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
         )
 
     def _saved_so_far(self) -> str:
