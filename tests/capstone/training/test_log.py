@@ -165,14 +165,14 @@ def test_lines_for_a_terminal(capsys):
     for row in rows:
         lines(json.loads(json.dumps(row)))
     assert capsys.readouterr().out.splitlines() == [
-        "1,234,567 parameters on 2 ranks, a processor: on from step 40 to step 600",
-        "learning_rate is 0.0005 from here on, instead of 0.001",
+        "1,234,567 parameters on 2 ranks (a processor), resuming after step 40, until step 600",
+        "learning_rate changes from 0.001 to 0.0005",
         "step  41   loss 2.0000   norm 1.500   128 tokens/s   0:04:40 left",
         "step 600   loss 2.0000   norm 1.500   128 tokens/s   0:00:00 left",
-        "step 600   checkpoint",
+        "step 600   saved a checkpoint",
         "step 600   loss 3.0000 on held-out text",
-        "step 600   the model writes:",
+        "step 600   the model wrote:",
         "    def f():",
         "        pass",
-        "step 600   the end: done",
+        "step 600   the run ended (done)",
     ]

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tplab.capstone.checkpoints.manifest import DamagedCheckpointError, check_files, read_manifest
@@ -46,14 +45,14 @@ class TokenFiles:
         self.fingerprint: str = self.about["fingerprint"]
         self.vocab_size: int = self.about["vocab_size"]
         self.end_of_text: int = self.about["end_of_text"]
-        self.train, self.validation = (self._ids(name) for name in ("train.bin", "validation.bin"))
+        self.train, self.validation = (
+            np.memmap(self.folder / name, dtype=self.about["dtype"], mode="r")
+            for name in ("train.bin", "validation.bin")
+        )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self.folder / "tokenizer.json")
-
-    def _ids(self, name: str) -> NDArray[np.unsignedinteger]:
-        return np.memmap(self.folder / name, dtype=self.about["dtype"], mode="r")
 
     def __str__(self) -> str:
         text, fewer = self.about["text"], self.about["asked_vocab_size"] - self.vocab_size

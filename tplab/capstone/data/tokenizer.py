@@ -47,7 +47,9 @@ def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer
         show_progress=False,
     )
     tokenizer.train_from_iterator((document.text for document in documents), trainer, length=len(documents))
-    return _that_reads_all_as_text(tokenizer)
+    description = json.loads(tokenizer.to_str())
+    description["added_tokens"] = []  # so that END_OF_TEXT is an ordinary entry, which no merge produces
+    return Tokenizer.from_str(json.dumps(description))
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -70,10 +72,3 @@ def size_of(tokenizer: Tokenizer) -> int:
 def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[list[int]]:
     """Return the ids of each document, without END_OF_TEXT. Uses several threads if `tokenizers` is allowed to."""
     return [encoding.ids for encoding in tokenizer.encode_batch_fast([document.text for document in documents])]
-
-
-def _that_reads_all_as_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of the tokenizer in which added tokens are ordinary vocabulary entries that no merge produces."""
-    description = json.loads(tokenizer.to_str())
-    description["added_tokens"] = []
-    return Tokenizer.from_str(json.dumps(description))
