@@ -4,10 +4,9 @@
     text = sample("runs/laptop", "def ")                           in a notebook or a program
     python -m tplab.capstone sample runs/laptop --prompt "def "    in a terminal
 
-Both show the text as it is written. Any number of ranks can share the model, whatever the run's grid was, because a
-checkpoint holds the full tensors (`tplab.checkpoint`). The first rank appends each piece of text to a temporary file,
-and the program that waits for the ranks shows what is new in it. A piece never ends inside a character, even if a token
-does, because `DecodeStream` holds its bytes back until the rest has come.
+Any number of ranks can share the model, whatever the run's grid was. The first rank appends each piece of text to a
+temporary file, and the program that waits for the ranks shows what is new in it. A piece never ends inside a character,
+even if a token does, because `DecodeStream` holds its bytes back until the rest has come.
 """
 
 import argparse

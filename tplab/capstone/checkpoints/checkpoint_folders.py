@@ -5,8 +5,7 @@
     step-000050.deleting/        an older checkpoint, renamed before it is deleted
     .shared-3f0c...              an empty file that shows whether all machines share the root folder
 
-A rename is atomic, so a kill can't leave it half done. Anything that a kill does leave behind has one of the temporary
-names, so it can't be mistaken for a checkpoint, and `clear` removes it.
+A rename is atomic, so anything that a kill leaves behind has one of the temporary names, and `clear` removes it.
 """
 
 import re

@@ -7,12 +7,11 @@
     delete      the oldest, if there are more than `keep`                   the first rank
 
 Every file is synced to disk before the next stage begins, so a folder named just step-000100 is always complete.
-Anything that a kill leaves behind has a different name, and the next save removes it (see `checkpoint_folders`).
 
 In an asynchronous save, training waits only for the copy, and a thread does the rest. The threads of all ranks
-communicate in a separate gloo group, so their messages and the training's collectives can't block each other.
-`dcp.async_save` works the same way, but without the checksums and the rename, which have to run in the thread, too. A
-new save waits for the one in progress. If a thread fails, the next `save` or `wait` raises its error on all ranks.
+communicate in a separate gloo group, so they can't block the training's collectives. (`dcp.async_save` is similar, but
+the checksums and the rename have to run in the thread, too.) A new save waits for the one in progress. If a thread
+fails, the next `save` or `wait` raises its error on all ranks.
 
 Only the first data-parallel replica saves, but all load. With ZeRO, the replicas first gather the optimizer's state
 (`FullOptimizer`), so a checkpoint doesn't depend on the number of ranks in any dimension, nor on the stage of ZeRO.

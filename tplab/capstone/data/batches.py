@@ -8,10 +8,9 @@
 The targets of a window are its tokens shifted by one position. Each epoch contains every window once. The next epoch
 has new windows in a new order, and a batch may contain the last windows of one epoch and the first of the next.
 
-A run on 10^9 tokens has millions of windows, so their order is computed by a formula instead of being stored. A Feistel
-network splits a position in that order into two halves and repeatedly mixes one half into the other. Each round can be
-undone, so every position gets a different window and none is left out. Only one batch has to fit in memory. (Black and
-Rogaway 2002, "Ciphers with arbitrary finite domains": the network, and cycle walking to stay in range.)
+The order of millions of windows is computed by a formula instead of being stored. A Feistel network splits a position
+in that order into two halves and repeatedly mixes one half into the other. Each round can be undone, so every position
+gets a different window. (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", also for cycle walking.)
 """
 
 import hashlib

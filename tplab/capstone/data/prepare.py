@@ -4,9 +4,8 @@
     runs/tokens/3f9a6c0d52e81b47   one folder per text and tokenizer, named after their fingerprint
         tokenizer.json, train.bin, validation.bin, manifest.json      (see `token_files`)
 
-The folder is written under a temporary name, synced to disk, and renamed, so even after a kill it's either complete or
-missing. If several processes need it at the same time, one process makes it while the others wait for a lock. The lock
-is released when that process ends, so you never have to delete anything by hand unless a file gets damaged later.
+Even after a kill, the folder is either complete or missing. If several processes need it at the same time, one of them
+makes it while the others wait for a lock, which is released when that process ends.
 
 A run that has checkpoints keeps using the tokens that it started with, even if Python or the text has changed since.
 """

@@ -1,17 +1,16 @@
 """A byte-pair tokenizer, trained on the training text with Hugging Face's `tokenizers`.
 
-The vocabulary starts with the 256 bytes. The most frequent pair of adjacent tokens becomes a new token, and this is
-repeated until there are `vocab_size` tokens: "s", "se", "sel", "self". Since every text consists of bytes, any text can
-be encoded, and decoding restores it exactly.
+The vocabulary starts with the 256 bytes, so any text can be encoded, and decoding restores it exactly. The most
+frequent pair of adjacent tokens becomes a new token, again and again, until there are `vocab_size`: "s", "se", "sel",
+"self".
 
     id 0                 END_OF_TEXT, between documents
     ids 1 to 256         the bytes
     ids 257 and higher   pairs, the most frequent first
 
-END_OF_TEXT is in the vocabulary, but the tokenizer doesn't look for it in text. If a text contains the characters
-"<|endoftext|>", they become ordinary tokens, so mentioning the marker doesn't end the document. Only a program that
-inserts id 0 can do that. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford
-et al. 2019 for bytes, and for the rule that splits text into words before pairs are counted.)
+If a text contains the characters "<|endoftext|>", they become ordinary tokens, so a document that mentions the marker
+doesn't end there. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford et al.
+2019 for bytes, and for the rule that splits text into words before pairs are counted.)
 """
 
 import json

@@ -2,10 +2,10 @@
 
     answers = find_answers(Path("my_course"), settings)
 
-Everything in the library has passed its check. For exercises that are still to do, the course's solutions take the
-place of the learner's, and the console, the log and the report say which ones. An answer that is written but hasn't
-passed is an error, because the learner may take it for the one that trains; missing="tplab" replaces it, too.
-`tplab.capstone.own_layers.build` loads the files on each rank.
+Everything in the library has passed its check. For exercises that aren't written yet, the course's solutions are used,
+and the console, the log and the report say for which ones. An answer that hasn't passed is an error, because the
+learner may think that it's used; missing="tplab" replaces it, too. `tplab.capstone.own_layers.build` loads the files on
+each rank.
 """
 
 import linecache

@@ -1,8 +1,8 @@
 """The trial before training: on these ranks, the learner's model has to compute the same results as tplab's.
 
-A small model takes one step in float64, and its loss and every gradient are compared. The exercises' checks have tested
-each answer separately. Here the answers work together, and some of the names they use are rebound. For example, a layer
-that never calls `copy_to_region` may pass its check, but it won't become sequence-parallel with a different f.
+A small model takes one step in float64, and its loss and every gradient are compared. The checks have tested each
+answer separately, but here, some of the names that the answers use are rebound. For example, a layer that never calls
+`copy_to_region` may pass its check, but it won't become sequence-parallel with a different f.
 """
 
 import sys

@@ -66,11 +66,7 @@ def check_unchanged(settings: Settings) -> None:
 
 
 def changes_of(settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return how the run in the folder was trained so far and will be from now on, as {field: (before, now)}.
-
-    Only fields that differ are listed. The result is empty if the folder has no checkpoints. Call this before
-    `write_settings`, which replaces the old settings.
-    """
+    """Return the settings that a resumed run changes, as {field: (before, now)}. Call it before `write_settings`."""
     folder = Path(settings.folder)
     return retuned(settings, read_settings(folder / SETTINGS)) if checkpoints_in(folder) else {}
 

@@ -7,10 +7,8 @@
     python -m tplab.capstone study --folder runs/laptop --only memory scaling
 
 Each part (`tplab.capstone.study.parts`) trains for a few steps, prints its result in one line, and is saved in
-measurements.json immediately, so killing a study loses only one part. `Budget` sets the number of steps for each part.
-
-A part is saved with the `MATTER` settings that it was measured with. If a run resumes with a different number of ranks
-or different layers, its parts are measured again.
+measurements.json immediately, with the `MATTER` settings that it was measured with. If a run resumes with a different
+number of ranks or different layers, its parts are measured again.
 """
 
 import argparse

@@ -5,8 +5,6 @@
     training = training_step(model, AdamW, mesh, ..)      the rest of a step, in the right order (`TrainingStep`)
     writer = for_generation(model)                        a ParallelGPT with the current weights, to generate text
 
-These functions handle every kind of model:
-
     layers      parameters are        backward runs in    sums after backward                  the norm is from
     "tplab"     shards                nothing             `TrainingStep` does all of them      tplab.data.grad_norm
     "mine"      shards                nothing             sequence_parallel: their 12.3        the learner's 14.4

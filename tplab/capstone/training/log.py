@@ -10,9 +10,9 @@
 In a "step" row, `sent` and `memory` list the bytes of each rank, and `communication` the share of time that each rank
 spent waiting (`tplab.capstone.training.meter`). log.csv has the largest value of each. Losses are in nats per token.
 
-Each row is a line that is written immediately, so killing a run loses at most the last line. When the run resumes, it
-appends a new "start" and further rows. Steps that the killed run did after its last checkpoint then appear twice, and
-`steps_of` returns only the later ones.
+Each row is a line that is written immediately, so killing a run loses at most the last line. A resumed run appends a
+new "start", and steps that the killed run did after its last checkpoint appear twice. `steps_of` returns the later
+ones.
 """
 
 import json

@@ -10,8 +10,8 @@
         log, evaluation, sample, checkpoint      when they are due
 
 A step depends only on the weights, the optimizer state and the step number, which determines the sequences (`Batches`),
-the dropout and the learning rate. A checkpoint therefore contains only these three, and a resumed run continues as if
-it had never been interrupted.
+the dropout and the learning rate. So a checkpoint only contains these three, and a resumed run continues as if it had
+never been interrupted.
 """
 
 import math

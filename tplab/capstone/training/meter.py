@@ -1,7 +1,6 @@
 """The cost of a step on a rank: time, bytes, memory, and the share of time that the rank waits for others.
 
-The collectives of a step come from the trace (`tplab.record`), which is discarded after each step, because it would
-fill the memory in a run that takes days.
+The collectives of a step come from its trace (`tplab.record`), which is discarded after the step.
 
     communication    seconds in which the rank waited for a collective / seconds of the step. Communication hidden
                      behind computation doesn't count, but waiting for a slower rank does. On a GPU, the stream waits

@@ -3,11 +3,9 @@
     with panel(settings):
         launch(train, settings.ranks, args=(settings,), backend=backend_for(settings.ranks), timeout=None)
 
-In JupyterLab, the panel is a widget that is redrawn a few times a second. When the run ends, it's replaced by a static
-picture, which is saved with the notebook. In a terminal, the panel is a single line. Elsewhere there is no panel, but a
-notebook without a browser still gets the final picture.
-
-The panel only reads the run's log, in the process that waits for the ranks. If drawing fails, the run isn't affected.
+In JupyterLab, the panel is a widget that is redrawn a few times a second and replaced by a static picture when the run
+ends. In a terminal, it's a single line. Elsewhere, there's no panel, but a notebook still gets the final picture. The
+panel only reads the run's log, in the process that waits for the ranks, so if drawing fails, the run isn't affected.
 """
 
 import sys
