@@ -3,11 +3,11 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,9 @@ WAYS_TO_END = {
     "stop_after": "Stopped after step {step}. Run the same command without --stop-after to continue.",
     "SIGTERM": "Stopped and saved a checkpoint after step {step}. Run the same command again to continue.",
 }
+
+
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def settings_from(given: Mapping[str, Any]) -> Settings:
@@ -62,7 +65,9 @@ def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
     check_started(settings, int(os.environ["WORLD_SIZE"]))
     answers = None
     if os.environ["RANK"] == "0":
-        with _as_without_torchrun():
+        with patch.dict(os.environ):  # without torchrun's variables, the chapters' checks can start ranks
+            for name in _OF_TORCHRUN:
+                os.environ.pop(name, None)
             answers = _answers(settings)
     try:
         outcome = launch(_on_a_rank, settings.ranks, args=(settings, answers, fresh), timeout=None)[0]
@@ -126,14 +131,3 @@ def _answers(settings: Settings) -> Any:
 def _summary(outcome: Outcome) -> str:
     how = WAYS_TO_END[outcome.stopped].format(step=outcome.step)
     return f"{how} To write the report: python -m tplab.capstone report {outcome.folder}"
-
-
-@contextmanager
-def _as_without_torchrun() -> Iterator[None]:
-    """Hide torchrun's variables, so that code inside the block can start ranks, as the chapters' checks do."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(taken)
