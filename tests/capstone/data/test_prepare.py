@@ -197,6 +197,22 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
     assert np.array_equal(prepare(settings).train, np.frombuffer(train, "<u2"))
 
 
+def test_token_files_of_an_earlier_version_are_still_read_and_checked(settings: Settings) -> None:
+    files = prepare(settings)
+    about = json.loads((files.folder / "manifest.json").read_text())
+    del about["sha256"]
+    (files.folder / "manifest.json").unlink()
+    (files.folder / "about.json").write_text(json.dumps({"about": about, "sha256": ".."}))
+    again = prepare(settings)
+    assert (again.fingerprint, again.vocab_size, str(again)) == (files.fingerprint, 300, str(files))
+    (files.folder / "train.bin").write_bytes(b"\0" + (files.folder / "train.bin").read_bytes()[1:])
+    with pytest.raises(ValueError, match="its contents have changed"):
+        prepare(settings)
+    (files.folder / "about.json").write_text("{")
+    with pytest.raises(ValueError, match="the token files are damaged"):
+        prepare(settings)
+
+
 def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
     says = r"only [\d,]+ tokens of held-out text, .*seq_length=2000 .* need 2,001"
     with pytest.raises(ValueError, match=says) as error:

@@ -6,13 +6,14 @@ validation.bin     the same for documents that the model isn't trained on
 manifest.json      size and SHA-256 of the other files, and a description of the text
 """
 
+import json
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from tplab.capstone.checkpoints.manifest import DamagedCheckpointError, check_files, read_manifest
+from tplab.capstone.checkpoints.manifest import check_files, read_manifest
 from tplab.capstone.data.tokenizer import read_tokenizer
 
 
@@ -34,17 +35,18 @@ class TokenFiles:
 
     def __init__(self, folder: str | Path, check: bool = True) -> None:
         self.folder = Path(folder)
+        old = self.folder / "about.json"  # what earlier versions wrote instead of a manifest
         try:
-            self.about = read_manifest(self.folder)
+            self.about = json.loads(old.read_bytes())["about"] if old.exists() else read_manifest(self.folder)
             check_files(self.folder, self.about, sums=check)
-        except DamagedCheckpointError as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"the token files are damaged: {error}. Delete {self.folder.resolve()}, and the next run will create "
                 "them again"
             ) from error
         self.fingerprint: str = self.about["fingerprint"]
         self.vocab_size: int = self.about["vocab_size"]
-        self.end_of_text: int = self.about["end_of_text"]
+        self.end_of_text: int = self.about.get("end_of_text", 0)
         self.train, self.validation = (
             np.memmap(self.folder / name, dtype=self.about["dtype"], mode="r")
             for name in ("train.bin", "validation.bin")
