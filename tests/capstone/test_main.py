@@ -60,7 +60,7 @@ def test_asked_to_stop_the_command_saves_and_torchrun_goes_on(flags, tmp_path):
     more = [*flags, "--stop-after", str(stopped + 3)]
     done = subprocess.run([*TORCHRUN, *more], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert f"resuming after step {stopped}, until step {stopped + 3}" in done.stdout
+    assert f"until step {stopped + 3}, resuming after step {stopped}" in done.stdout
     rows = read_log(tmp_path / "run")
     assert [row["step"] for row in steps_of(rows)] == list(range(1, stopped + 4))
     assert rows[-1] == {"kind": "end", "step": stopped + 3, "why": "stop_after"}

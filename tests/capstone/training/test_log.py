@@ -165,7 +165,7 @@ def test_lines_for_a_terminal(capsys):
     for row in rows:
         lines(json.loads(json.dumps(row)))
     assert capsys.readouterr().out.splitlines() == [
-        "1,234,567 parameters on 2 ranks (a processor), resuming after step 40, until step 600",
+        "Training 1,234,567 parameters on 2 ranks (a processor) until step 600, resuming after step 40",
         "learning_rate changes from 0.001 to 0.0005",
         "step  41   loss 2.0000   norm 1.500   128 tokens/s   0:04:40 left",
         "step 600   loss 2.0000   norm 1.500   128 tokens/s   0:00:00 left",

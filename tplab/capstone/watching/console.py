@@ -45,16 +45,16 @@ class ConsoleLog:
     def _start(self, row: dict[str, Any]) -> str:
         where = row["machine"]["gpu"] if row["device"] == "cuda" else row["machine"]["processor"]
         weights, resumed = row["settings"]["start_from"], row["resumed_from"]
-        begins = "starting" if weights is None else f"starting from the weights in {weights}"
+        begins = "" if weights is None else f", starting from the weights in {weights}"
         if resumed is not None:
-            begins = f"resuming after step {resumed}"
+            begins = f", resuming after step {resumed}"
         ranks = count(row["ranks"], "rank")
-        lines = [f"{row['parameters']:,} parameters on {ranks} ({where}), {begins}, until step {self.last_step}"]
+        lines = [f"Training {row['parameters']:,} parameters on {ranks} ({where}) until step {self.last_step}{begins}"]
         lines += [f"{name} changes from {old} to {now}" for name, (old, now) in row["changes"].items()]
         if plan := row["plan"]:
             seconds, memory = sum(plan["seconds"].values()), sum(plan["memory"].values())
             lines.append(
-                f"predicted: {duration(seconds)} per step, {size(memory)} of tensors per rank, and "
+                f"Predicted: {duration(seconds)} per step, {size(memory)} of tensors per rank, and "
                 f"{size(plan['sent'])} sent per rank and step"
             )
         return "\n".join(lines)
