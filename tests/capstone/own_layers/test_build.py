@@ -10,8 +10,9 @@ import torch
 from tests.capstone.a_few_steps import batch, finish_gradients, make, variant
 from tests.capstone.own_layers.libraries import Libraries, swapped, wrong
 from tplab import launch
+from tplab.capstone.model.training_hooks import copy_shards
 from tplab.capstone.own_layers.build import assemble
-from tplab.capstone.training.build_model import backward, copy_shards, hooks_of
+from tplab.capstone.training.build_model import backward, hooks_of
 from tplab.course.learner.statements import needed_statements
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError

@@ -169,6 +169,9 @@ def test_a_part_whose_ranks_fail_is_left_out(tmp_path: Path, done: list[str], mo
 def test_exercises_that_are_not_ready_are_named():
     told = "These are not ready in chapters:\n  4.1   Column-parallel: is still to do\n  12.3  Gather: fails\nWrite .."
     assert _why(told) == "first solve 4.1 and 12.3"
+    assert _why("\n".join(f"  4.{number}  Layer: isn't written yet" for number in range(1, 7))) == (
+        "first solve 6 exercises, from 4.1 on"
+    )
     assert _why("there is no folder chapters ...") == "there is no folder chapters"
 
 

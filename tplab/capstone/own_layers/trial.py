@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from tplab.capstone.model.training_hooks import copy_shards
 from tplab.capstone.own_layers.adapt import ROWS, Parts, gpt_of
 from tplab.capstone.settings.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
@@ -81,11 +82,10 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
         right: nn.Module = ParallelGPT(config, **{**place, "device": "cpu"}).to(place["device"])
     theirs = gpt_of(parts, settings, config, **place)
     own = dict(theirs.named_parameters())
-    _check_parameters(own, dict(right.named_parameters()))
     with torch.no_grad():
-        for name, parameter in right.named_parameters():
+        for parameter in right.parameters():
             parameter.add_(torch.randn((), dtype=torch.float64, generator=draws).item() / 8)  # some of them start at 0
-            own[name].copy_(parameter)
+    copy_shards(right, theirs)
     ids = torch.randint(config.vocab_size, (2, config.seq_length + 1), generator=draws)  # [b, s + 1]
     ids = ids.to(place["device"])
     loss = right(ids[:, :-1], ids[:, 1:])
@@ -110,18 +110,15 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
         whole = {f"the gradient of {name}" for name, param in own.items() if not hasattr(param, "tensor_parallel")}
         raise ValueError(_message(wrong, settings, only_whole=wrong.keys() <= whole))
     if mesh is not None:
-        _try_norm(parts, own, dict(right.named_parameters()), mesh)
+        _try_norm(parts, theirs, right, mesh)
     if settings.precision == "bfloat16":
         _try_bfloat16(gpt_of(parts, settings, config, **{**place, "dtype": torch.float32}), right, ids, loss.item())
 
 
-def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Parameter], mesh: DeviceMesh) -> None:
+def _try_norm(parts: Parts, theirs: nn.Module, right: nn.Module, mesh: DeviceMesh) -> None:
     """Check the answer to 14.4 on the gradients of the small model."""
-    for name, parameter in right.items():
-        if hasattr(parameter, "tensor_parallel"):
-            own[name].tensor_parallel = parameter.tensor_parallel  # type: ignore[attr-defined]
-    found = float(parts.gradient_norm(list(own.values()), mesh.get_group("tp"), mesh.get_group("pp")))
-    wanted = grad_norm(right.values(), mesh).item()
+    found = float(parts.gradient_norm(list(theirs.parameters()), mesh.get_group("tp"), mesh.get_group("pp")))
+    wanted = grad_norm(right.parameters(), mesh).item()
     if not abs(found - wanted) <= CLOSE * wanted:
         raise ValueError(
             f"for a small GPT, your gradient norm (14.4) is {found / wanted:.2f} times tplab's, {wanted:.6f}. Does it "
@@ -131,10 +128,7 @@ def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Pa
 
 def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: float) -> None:
     """Check that bfloat16 matmuls with float32 weights give nearly the same loss, and finite gradients."""
-    weights = dict(right.named_parameters())
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            parameter.copy_(weights[name])
+    copy_shards(right, theirs)
     with torch.autocast(ids.device.type, torch.bfloat16):
         loss = theirs(ids[:, :-1], ids[:, 1:])
     loss.backward()
@@ -146,15 +140,6 @@ def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: floa
     for name, parameter in theirs.named_parameters():
         if parameter.grad is None or not parameter.grad.isfinite().all():
             raise ValueError(f"in bfloat16, a small GPT with your layers gets a gradient of {name} that isn't finite")
-
-
-def _check_parameters(own: dict[str, nn.Parameter], right: dict[str, nn.Parameter]) -> None:
-    found, wanted = ({name: list(param.shape) for name, param in one.items()} for one in (own, right))
-    if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        told = ", ".join(
-            f"{name} (yours: {found.get(name, 'none')}, tplab's: {wanted.get(name, 'none')})" for name in other[:4]
-        )
-        raise ValueError(f"a small GPT with your layers has different parameters than tplab's: {told}")
 
 
 def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:

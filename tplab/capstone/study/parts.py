@@ -36,6 +36,7 @@ from tplab.runtime import RankError, Record, Results, Total, launch
 from tplab.runtime.devices import backend_for
 
 Measured = dict[str, Any]
+MOST = 4  # exercises that are listed one by one
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def _layers(study: Study) -> Measured:
 def _why(message: str) -> str:
     """Return the exercises that aren't ready, if the message lists them one per line, otherwise its first line."""
     if exercises := re.findall(r"^ +(\d+\.\d+)", message, re.MULTILINE):
-        return f"first solve {listed(exercises)}"
+        first = listed(exercises) if len(exercises) <= MOST else f"{len(exercises)} exercises, from {exercises[0]} on"
+        return f"first solve {first}"
     return message.splitlines()[0].rstrip(" .")
 
 

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.capstone.model.plain_gpt import PlainGPT
-from tplab.capstone.model.training_hooks import TrainingHooks
+from tplab.capstone.model.training_hooks import TrainingHooks, copy_shards, local
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.settings.settings import Settings
 from tplab.cluster.training_step import TrainingStep
@@ -109,24 +109,6 @@ def build_model(
         return model
 
 
-@torch.no_grad()
-def copy_shards(source: nn.Module, target: nn.Module) -> None:
-    """Copy this rank's parameters and their shard marks by name. Raises ValueError if names or shapes differ."""
-    given, own = dict(source.named_parameters()), dict(target.named_parameters())
-    if given.keys() != own.keys():
-        there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())
-        raise ValueError(
-            f"the model should have ParallelGPT's parameters, but it lacks {there[:4]} and has {here[:4]} instead"
-        )
-    for name, parameter in own.items():
-        if list(local(parameter).shape) != list(given[name].shape):
-            shapes = f"{list(local(parameter).shape)} instead of {list(given[name].shape)}, as in ParallelGPT"
-            raise ValueError(f"on this rank, the shape of {name} is {shapes}")
-        local(parameter).copy_(given[name])
-        if hasattr(given[name], "tensor_parallel"):
-            parameter.tensor_parallel = given[name].tensor_parallel  # type: ignore[attr-defined]
-
-
 def backward(model: nn.Module, loss: Tensor) -> None:
     """Run `loss.backward()` inside the context manager that the model requires."""
     with hooks_of(model).around_backward():
@@ -139,12 +121,6 @@ def training_step(
     """Return the `TrainingStep` of a model. `options` are its options, and the optimizer's."""
     hooks = hooks_of(model)
     return TrainingStep(model, optimizer_class, mesh=mesh, finish=hooks.finish_gradients, norm=hooks.norm, **options)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, or any other tensor unchanged."""
-    with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
