@@ -32,7 +32,7 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
     if width > 1:
         note += f", and it counts 16-bit activations {'twice' if width == 2 else 'four times'}"
     if settings.pp == 1:
-        note += f". It includes the logits of {_tokens_at_once(settings):,} tokens, which the loss computes at a time."
+        note += f". It includes the logits of the {_tokens_at_once(settings):,} tokens that the loss handles at a time."
     else:
         note += ". It includes the logits of a micro-batch and their gradient."
     if settings.zero:

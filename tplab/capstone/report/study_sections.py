@@ -28,8 +28,8 @@ def memory(run: Run) -> Iterator[Block | Missing]:
         "allocated by PyTorch on a GPU" if run.device == "cuda" else "of all tensors that were alive during a step"
     )
     yield Figure("memory", viz.bill(bars), (
-        f"The formula predicts {size(predicted)} per rank. We measured a peak of {size(peak)} {counted}, which is "
-        f"{abs(peak / predicted - 1):.0%} {'more' if peak > predicted else 'less'}. {found['note']}"
+        f"The formula predicts {size(predicted)} per rank. The tensors of a real step{counted} peaked at {size(peak)}, "
+        f"which is {abs(peak / predicted - 1):.0%} {'more' if peak > predicted else 'less'}. {note}"
     ))  # fmt: skip
     if found["curve"]:
         meter = SimpleNamespace(curve=found["curve"], marks=[tuple(mark) for mark in found["marks"]], capacity=None)
