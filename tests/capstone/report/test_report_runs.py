@@ -160,6 +160,12 @@ def test_held_out_text_is_compared_with_the_training_steps_around_it(tmp_path: P
     assert "below" not in words
 
 
+@pytest.mark.parametrize(("flops", "impossible"), [(6.1e10, False), (1e6, True)])
+def test_more_than_the_machine_can_do_is_called_impossible(flops: float, impossible: bool, tmp_path: Path):
+    write_run(tmp_path, measured=MEASURED | {"machine": MEASURED["machine"] | {"flops": flops}})
+    assert ("More than 100% is impossible" in words_of(tmp_path, "Speed")) == impossible
+
+
 def test_a_loss_that_rises_does_not_fall(tmp_path: Path):
     log = Log(tmp_path)
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0 + step) for step in (1, 2, 3)))

@@ -157,10 +157,16 @@ def speed(run: Run) -> Iterator[Block | Missing]:
         "FLOPs per step": work(model_flops(run.settings.model, run.settings.batch_size)),
     }])  # fmt: skip
     if share := utilization(run):
-        yield (
+        says = (
             f"The model-FLOPs utilization is {share[0]:.1%}. It's the rate at which a rank computes the FLOPs that the "
-            f"model needs, as a share of {share[1]}."
         )
+        says += f"model needs, as a share of {share[1]}."
+        if share[0] > 1:
+            says += (
+                " More than 100% is impossible, so something else must have used the machine while the matmuls were "
+            )
+            says += "measured. Run `study --only machine` again."
+        yield says
     else:
         yield Missing("the model-FLOPs utilization", "`--only machine`")
     picture = viz.training(thinned(run.speeds)[1], ylabel="tokens/s", from_zero=True)

@@ -24,9 +24,8 @@ def memory(run: Run) -> Iterator[Block | Missing]:
         return
     predicted, peak = sum(found["bill"].values()), max(found["peak"])
     bars = {"predicted": found["bill"], "measured": {"all tensors": peak}}
-    counted = (
-        "allocated by PyTorch on a GPU" if run.device == "cuda" else "of all tensors that were alive during a step"
-    )
+    counted = " (as PyTorch's allocator counts them)" if run.device == "cuda" else ""
+    note = "" if run.start["plan"] else found["note"]  # otherwise, it's beside the plan
     yield Figure("memory", viz.bill(bars), (
         f"The formula predicts {size(predicted)} per rank. The tensors of a real step{counted} peaked at {size(peak)}, "
         f"which is {abs(peak / predicted - 1):.0%} {'more' if peak > predicted else 'less'}. {note}"
