@@ -165,7 +165,7 @@ def speed(run: Run) -> Iterator[Block | Missing]:
             says += (
                 " More than 100% is impossible, so something else must have used the machine while the matmuls were "
             )
-            says += "measured. Run `study --only machine` again."
+            says += f"measured. `python -m tplab.capstone study --folder {run.folder} --only machine` repeats that."
         yield says
     else:
         yield Missing("the model-FLOPs utilization", "`--only machine`")
