@@ -7,7 +7,8 @@ import torch.distributed as dist
 
 from tests.reference import random
 from tplab.capstone import Settings
-from tplab.capstone.training.build_model import backward, build_model, hooks_of, local, training_step
+from tplab.capstone.model.training_hooks import local
+from tplab.capstone.training.build_model import backward, build_model, hooks_of, training_step
 from tplab.data.grid import mesh
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 

@@ -198,20 +198,20 @@ def test_what_arrives_in_two_parts_is_shown_whole(tmp_path: Path):
 @pytest.mark.parametrize(
     ("folder", "flags", "says"),
     [
-        ("nowhere", [], "there is no folder .*nowhere: give the folder of a run, such as runs/laptop"),
+        ("nowhere", [], "there's no folder .*nowhere. Use the folder of a run, such as runs/laptop"),
         ("empty", [], "no run has been started in .*empty, because it has no settings.yaml"),
-        ("without", [], "the run in .*without has no checkpoint yet: it saves one every save_every steps"),
-        ("run", ["--prompt", ""], "the prompt is empty: give the model a beginning"),
-        ("run", ["--prompt", "0" * 17], "the prompt has 17 tokens, but the model can read only seq_length=16"),
+        ("without", [], "the run in .*without has no checkpoint yet. It saves one every save_every steps"),
+        ("run", ["--prompt", ""], "the prompt is empty, but the model needs some text"),
+        ("run", ["--prompt", "0" * 17], "the prompt has 17 tokens, but the model can only read seq_length=16"),
         ("run", ["--tp", "3"], "num_heads=4 can't be divided over 3 ranks"),
         ("run", ["--tp", "0"], "p=0 is no number of ranks"),
-        ("run", ["--step", "5"], "the run in .*run has no checkpoint of step 5, only of 3, 6"),
+        ("run", ["--step", "5"], "the run in .*run has no checkpoint of step 5. It has checkpoints of 3, 6"),
         ("run", ["--tokens", "0"], "tokens=0 should be 1 or more"),
         ("run", ["--temperature", "nan"], "temperature=nan should be 0"),
         ("run", ["--temperature", "-1"], "temperature=-1.0 should be 0"),
         ("run", ["--top-k", "-1"], "top_k=-1 should be 0 or more"),
         ("run", ["--seed", "-1"], "seed=-1 should be between 0 and"),
-        ("damaged", [], ".distcp has its .* bytes, but they are not those that were written"),
+        ("damaged", [], ".distcp has the right size, .* bytes, but its contents have changed"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_one_line(folder, flags, says, settings, capsys, tmp_path):

@@ -15,7 +15,8 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
+from importlib import import_module
 
 from tplab.capstone.command import carry_out, settings_from
 from tplab.capstone.settings.io import add_arguments
@@ -27,58 +28,43 @@ _FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU, with tensor
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 2 --pp 2 --dp 2 --zero 1
 
-Without torchrun it starts tp · pp · dp processes here. For several nodes see tplab/capstone/capstone.slurm.
-The same command again goes on from the newest checkpoint; SIGTERM, or `touch FOLDER/stop`, saves one and ends.
-If a rank fails, torchrun ends them all. With --max-restarts 3 it then starts them again, up to three times, and they go
-on from the newest checkpoint.
+Without torchrun, the command starts tp · pp · dp processes itself. For several machines, see
+tplab/capstone/capstone.slurm. To stop a run, press Ctrl-C, send SIGTERM, or `touch FOLDER/stop`. It then saves a
+checkpoint. Run the same command again to resume from the newest checkpoint.
 
-Without --preset and --config the settings are those of the run in --folder, or a preset that fits this machine.
+If a rank fails, torchrun ends all of them. With --max-restarts 3, it restarts them up to three times, and they resume
+from the newest checkpoint.
+
+Without --preset and --config, the settings are those of the run in --folder, if there is one. Otherwise, a preset is
+chosen to fit this machine.
 
 other commands:
-    python -m tplab.capstone sample FOLDER     write text with the newest checkpoint of a run (sample --help)
-    python -m tplab.capstone report FOLDER     write the report of a run
-    python -m tplab.capstone study --help      measure what the report shows beside the run
+    python -m tplab.capstone sample FOLDER     generate text with the newest checkpoint of a run
+    python -m tplab.capstone report FOLDER     write a report about a run
+    python -m tplab.capstone study [flags]     take the additional measurements that a report needs
 """
+
+
+_OTHERS = {
+    "sample": "tplab.capstone.writing", "report": "tplab.capstone.report", "study": "tplab.capstone.study.run",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the given command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    name = arguments.pop(0) if arguments[:1] and arguments[0] in ("report", "sample", "study") else ""
+    name = arguments.pop(0) if arguments[:1] and arguments[0] in _OTHERS else ""
     try:
-        return {"": _train, "report": _report, "sample": _sample, "study": _study}[name](arguments)
+        if name:  # imported here because training doesn't need it
+            return import_module(_OTHERS[name]).main(arguments)
+        given = vars(parser().parse_args(arguments))
+        fresh = given.pop("fresh", False)
+        return carry_out(settings_from(given), fresh=fresh)
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one may be misconfigured
             where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
             print(f"python -m tplab.capstone{name and ' ' + name}{where}: {error}", file=sys.stderr)
         return 2
-
-
-def _train(arguments: Sequence[str]) -> int:
-    given = vars(parser().parse_args(arguments))
-    fresh = given.pop("fresh", False)
-    return carry_out(settings_from(given), fresh=fresh)
-
-
-def _report(arguments: Sequence[str]) -> int:
-    from tplab.capstone.report import write_report  # imported here because drawing is slow to import
-
-    made = argparse.ArgumentParser(prog="python -m tplab.capstone report", description="Write report.html, report.md.")
-    made.add_argument("folder", type=Path, help="of the run, such as runs/laptop")
-    print(write_report(made.parse_args(arguments).folder))
-    return 0
-
-
-def _sample(arguments: Sequence[str]) -> int:
-    from tplab.capstone.writing import main  # imported here because training doesn't need it
-
-    return main(arguments)
-
-
-def _study(arguments: Sequence[str]) -> int:
-    from tplab.capstone.study.run import main  # imported here because training doesn't need it
-
-    return main(arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,22 +73,15 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tplab.capstone",
         usage="python -m tplab.capstone [--preset NAME] [--config FILE] [flags]",
         description=_FIRST_LINES,
-        formatter_class=_Help,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=34, width=110),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     add_arguments(made)
     made.add_argument(
-        "--fresh", action="store_true", help="begin anew; what the folder has of a run is kept aside, in before-1/"
+        "--fresh", action="store_true", help="start over, and move the previous run in this folder to before-1/"
     )
     return made
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that shows flags and their descriptions in two columns."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
 
 
 if __name__ == "__main__":

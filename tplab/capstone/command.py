@@ -3,11 +3,11 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,18 @@ from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.ranks import check_started
 from tplab.capstone.training.signals import hand_on
 from tplab.capstone.watching.console import ConsoleLog, shown
+from tplab.checkpoint.files import gathered
 from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for
 
 WAYS_TO_END = {
-    "done": "all {step} steps are done",
-    "stop_after": "stopped after step {step}, as asked; the same command without --stop-after goes on",
-    "SIGTERM": "asked to stop, saved step {step}; the same command goes on",
+    "done": "All {step} steps are done.",
+    "stop_after": "Stopped after step {step}. Run the same command without --stop-after to continue.",
+    "SIGTERM": "Stopped and saved a checkpoint after step {step}. Run the same command again to continue.",
 }
+
+
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def settings_from(given: Mapping[str, Any]) -> Settings:
@@ -39,7 +43,12 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
         if there is not None and there.exists():
             base = replace(read_settings(there), stop_after=None)
         else:
-            base = preset_for(_gpu(), *(given.get(name) for name in ("tp", "dp", "pp")), gpus=_gpus())
+            gpus = torch.cuda.device_count()
+            gpu = torch.cuda.get_device_name(0) if gpus else None
+            if torchrun.is_active():  # on one or more machines
+                ranks = int(os.environ["WORLD_SIZE"])
+                gpus *= ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+            base = preset_for(gpu, *(given.get(name) for name in ("tp", "dp", "pp")), gpus=gpus)
     return settings_of(dict(given), base)
 
 
@@ -56,7 +65,9 @@ def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
     check_started(settings, int(os.environ["WORLD_SIZE"]))
     answers = None
     if os.environ["RANK"] == "0":
-        with _as_without_torchrun():
+        with patch.dict(os.environ):  # without torchrun's variables, the chapters' checks can start ranks
+            for name in _OF_TORCHRUN:
+                os.environ.pop(name, None)
             answers = _answers(settings)
     try:
         outcome = launch(_on_a_rank, settings.ranks, args=(settings, answers, fresh), timeout=None)[0]
@@ -75,10 +86,8 @@ def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
         if dist.get_rank() == 0:
             set_aside(Path(settings.folder))
         dist.barrier()
-    if settings.layers == "mine" and dist.get_world_size() > 1:
-        box = [answers]
-        dist.broadcast_object_list(box, 0)
-        answers = box[0]
+    if settings.layers == "mine":
+        answers = gathered(answers, dist.group.WORLD)[0]
     return train(settings, answers, ConsoleLog(settings.last_step))
 
 
@@ -91,7 +100,7 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
         pass  # otherwise, it would be noticed only after the text is prepared, and by every rank
     answers = _answers(settings)
     if fresh and (aside := set_aside(folder)):
-        print(f"the run that was in {folder} is in {aside} now")
+        print(f"Moved the previous run from {folder} to {aside}.")
     print(prepare(settings))
     tell = None if sys.stderr.isatty() else ConsoleLog(settings.last_step)
     with hand_on(folder), panel(settings):
@@ -103,7 +112,7 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
             print(error.cause_message if diverged else error, file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("ended without saving; the same command goes on from the newest checkpoint", file=sys.stderr)
+            print("Ended without saving. The same command resumes from the newest checkpoint.", file=sys.stderr)
             return 130
     if tell is None and (samples := steps_of(read_log(folder), "sample")):
         print(shown(samples[-1]))
@@ -121,27 +130,4 @@ def _answers(settings: Settings) -> Any:
 
 def _summary(outcome: Outcome) -> str:
     how = WAYS_TO_END[outcome.stopped].format(step=outcome.step)
-    return f"{how}. python -m tplab.capstone report {outcome.folder} writes the report"
-
-
-@contextmanager
-def _as_without_torchrun() -> Iterator[None]:
-    """Hide torchrun's variables, so that code inside the block can start ranks, as the chapters' checks do."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(taken)
-
-
-def _gpu() -> str | None:
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-
-
-def _gpus() -> int:
-    """Return the number of GPUs on this machine, times the number of machines on which torchrun has started ranks."""
-    if not torchrun.is_active():
-        return torch.cuda.device_count()
-    ranks = int(os.environ["WORLD_SIZE"])
-    return torch.cuda.device_count() * (ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    return f"{how} To write the report: python -m tplab.capstone report {outcome.folder}"

@@ -4,10 +4,9 @@
     text = sample("runs/laptop", "def ")                           in a notebook or a program
     python -m tplab.capstone sample runs/laptop --prompt "def "    in a terminal
 
-Both show the text as it is written. Any number of ranks can share the model, whatever the run's grid was, because a
-checkpoint holds the full tensors (`tplab.checkpoint`). The first rank appends each piece of text to a temporary file,
-and the program that waits for the ranks shows what is new in it. A piece never ends inside a character, even if a token
-does, because `DecodeStream` holds its bytes back until the rest has come.
+Any number of ranks can share the model, whatever the run's grid was. The first rank appends each piece of text to a
+temporary file, and the program that waits for the ranks shows what is new in it. A piece never ends inside a character,
+even if a token does, because `DecodeStream` holds its bytes back until the rest has come.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from tplab.capstone.data.token_files import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS, checkpoints_of
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings
-from tplab.capstone.training.sample import TEMPERATURE, TOP_K
+from tplab.capstone.training.evaluation import TEMPERATURE, TOP_K
 from tplab.capstone.training.step import lower_precision
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.generation import stream
@@ -85,18 +84,18 @@ def sample(
     tokens         number of new tokens; fewer if the model ends the document before
     tp             number of ranks that share the model (None: as many as in the run, or as torchrun has started)
     step           the step of the checkpoint (None: the newest)
-    temperature    0: always take the likeliest token (greedy); larger values make unlikely tokens more frequent
-    top_k          draw from the k likeliest tokens only (0: from all)
+    temperature    0: always take the most likely token (greedy); larger values make unlikely tokens more frequent
+    top_k          draw from the k most likely tokens only (0: from all)
     seed           of the draws; the same seed gives the same text
     show           called with each new piece of the text, beginning with the prompt
 
-    If the text gets longer than the model's seq_length, the model goes on from the second half of what it has read.
+    If the text gets longer than the model's seq_length, the model continues from the second half of what it has read.
     Raises FileNotFoundError if there's no run or no checkpoint in the folder, and ValueError for a damaged checkpoint,
     for an empty prompt, for one that is longer than seq_length, and for other arguments that don't fit.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}: give the folder of a run, such as runs/laptop")
+        raise FileNotFoundError(f"there's no folder {folder}. Use the folder of a run, such as runs/laptop")
     if not (folder / SETTINGS).exists():
         raise FileNotFoundError(f"no run has been started in {folder}, because it has no {SETTINGS}")
     settings = read_settings(folder / SETTINGS)
@@ -106,17 +105,17 @@ def sample(
     if tokens < 1 or top_k < 0:
         raise ValueError(f"tokens={tokens} should be 1 or more, and top_k={top_k} should be 0 or more")
     if not (isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"temperature={temperature} should be 0, for the likeliest token, or a finite number above it")
+        raise ValueError(f"temperature={temperature} should be 0, for the most likely token, or a positive number")
     if not 0 <= seed <= LARGEST_SEED:
         raise ValueError(f"seed={seed} should be between 0 and 2^32 - 1 = {LARGEST_SEED}")
     checkpoint = _checkpoint_of(folder, step)
     files = TokenFiles(folder / "tokens", check=False)
     ids = files.tokenizer.encode(prompt).ids
     if not ids:
-        raise ValueError('the prompt is empty: give the model a beginning, such as --prompt "def "')
+        raise ValueError('the prompt is empty, but the model needs some text to continue, such as --prompt "def "')
     if len(ids) > settings.seq_length:
         raise ValueError(
-            f"the prompt has {len(ids)} tokens, but the model can read only seq_length={settings.seq_length}: use a "
+            f"the prompt has {len(ids)} tokens, but the model can only read seq_length={settings.seq_length}. Use a "
             "shorter prompt"
         )
     request = Request(
@@ -209,11 +208,11 @@ def _checkpoint_of(folder: Path, step: int | None) -> Path:
     steps = folders.steps()
     if not steps:
         raise FileNotFoundError(
-            f"the run in {folder} has no checkpoint yet: it saves one every save_every steps, and when it is stopped"
+            f"the run in {folder} has no checkpoint yet. It saves one every save_every steps, and when you stop it"
         )
     if step is not None and step not in steps:
         raise FileNotFoundError(
-            f"the run in {folder} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}"
+            f"the run in {folder} has no checkpoint of step {step}. It has checkpoints of {', '.join(map(str, steps))}"
         )
     path = folders.path(steps[-1] if step is None else step)
     check_files(path, read_manifest(path))
@@ -224,24 +223,38 @@ def main(argv: Sequence[str]) -> int:
     """Run the given command line and return its exit code. Raises what `sample` raises about its arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone sample", allow_abbrev=False,
-        description="Write text with the newest checkpoint of a run.",
+        description="Generate text with the newest checkpoint of a run.",
     )  # fmt: skip
     parser.add_argument("folder", type=Path, help="folder of the run, such as runs/laptop")
-    parser.add_argument("--prompt", default="def ", help="beginning of the text (default: %(default)r)")
-    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="number of new tokens (%(default)s)")
-    parser.add_argument("--tp", type=int, metavar="N", help="number of ranks that share the model (as in the run)")
-    parser.add_argument("--step", type=int, metavar="N", help="step of the checkpoint (the newest)")
+    parser.add_argument("--prompt", default="def ", help="text to continue (default: %(default)r)")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, metavar="N", help="number of new tokens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tp", type=int, metavar="N", help="number of ranks that share the model (default: as in the run)"
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="use the checkpoint of this step (default: the newest)")
     parser.add_argument(
         "--temperature", type=float, default=TEMPERATURE, metavar="X",
-        help="larger values make unlikely tokens more frequent; 0 always takes the likeliest one (%(default)s)",
+        help="larger values make unlikely tokens more frequent, and 0 takes the most likely one (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--greedy", action="store_const", const=0.0, dest="temperature", help="the same as --temperature 0"
     )
     parser.add_argument(
-        "--top-k", type=int, default=TOP_K, metavar="N", help="draw from the N likeliest tokens; 0: all (%(default)s)"
+        "--top-k",
+        type=int,
+        default=TOP_K,
+        metavar="N",
+        help="draw from the N most likely tokens (0: from all; default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random seed, because the same seed gives the same text (default: 0)",
+    )
     given = vars(parser.parse_args(argv))
     try:
         sample(**given)

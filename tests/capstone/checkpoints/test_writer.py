@@ -112,7 +112,7 @@ def test_the_newest_are_kept_and_what_is_loaded_is_what_was_saved(asynchronous, 
 def test_a_step_that_is_there_is_not_saved_again(saved, folder):
     checkpoints = Checkpoints(folder)
     model, optimizer = build()
-    says = "step-000002 is there already, and this run has neither saved nor loaded"
+    says = "step-000002 already exists, but this run has neither saved nor loaded"
     with pytest.raises(FileExistsError, match=says):
         checkpoints.save(2, model, optimizer)
     checkpoints.load(checkpoints.latest(), model, optimizer)
@@ -179,7 +179,7 @@ def test_what_goes_wrong_in_the_background_is_raised_afterwards(then, tmp_path, 
     with monkeypatch.context() as broken:
         broken.setattr(module, "write_manifest", no_space)
         checkpoints.save(2, model, optimizer)
-        with pytest.raises(RuntimeError, match=r"No space left.*step-000001, is untouched"):
+        with pytest.raises(RuntimeError, match=r"No space left.*step-000001, is intact"):
             checkpoints.save(3, model, optimizer) if then == "save" else getattr(checkpoints, then)()
     assert names(tmp_path) == ["step-000001"]
     checkpoints.save(2, model, optimizer)  # it is not there, so it is saved
@@ -285,12 +285,12 @@ def refused(folder, step, kind=DamagedCheckpointError, config=CONFIG):
 
 DAMAGES = {  # what is done to the folder of a checkpoint: words of the message
     "cut off": (lambda f: os.truncate(f / "__0_0.distcp", 5000), r"__0_0\.distcp has 5,000 bytes instead of \d+,\d+"),
-    "a file lost": (lambda f: (f / "__0_0.distcp").unlink(), r"__0_0\.distcp is missing; it had \d+,\d+ bytes"),
+    "a file lost": (lambda f: (f / "__0_0.distcp").unlink(), r"__0_0\.distcp is missing\. It had \d+,\d+ bytes"),
     "no .metadata": (lambda f: (f / ".metadata").unlink(), r"\.metadata is missing"),
-    "no manifest": (lambda f: (f / "manifest.json").unlink(), r"has no manifest\.json.*There are \['\.metadata', '__0"),
-    "an empty manifest": (lambda f: (f / "manifest.json").write_text(""), r"manifest\.json was changed or cut off"),
-    "another manifest": (lambda f: (f / "manifest.json").write_text("[1]"), r"manifest\.json was changed or cut off"),
-    "an empty folder": (lambda f: [path.unlink() for path in f.iterdir()], r"has no manifest\.json.*There are \[\]"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), r"has no manifest\.json.*It has \['\.metadata', '__0"),
+    "an empty manifest": (lambda f: (f / "manifest.json").write_text(""), r"manifest\.json was changed or truncated"),
+    "another manifest": (lambda f: (f / "manifest.json").write_text("[1]"), r"manifest\.json was changed or truncated"),
+    "an empty folder": (lambda f: [path.unlink() for path in f.iterdir()], r"has no manifest\.json.*It has \[\]"),
 }
 
 
@@ -300,7 +300,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_named(damage, saved, f
     work(folder / "step-000002")
     said = refused(folder, 2)
     assert re.search(words, said), said
-    assert f"{folder / 'step-000001'} is whole: to go on from step 1, move the damaged one away" in said
+    assert f"{folder / 'step-000001'} is intact. To resume from step 1, move the damaged one out of the way" in said
     source, target = re.search(r"\(mv (\S+) (\S+)\)", said).groups()
     shutil.move(source, target)  # as it says
     checkpoints, others = Checkpoints(folder), build()
@@ -326,8 +326,8 @@ def test_a_flipped_bit_anywhere_is_found(folder):
 def test_where_no_older_one_is_whole_none_is_named(folder):
     flip(folder / "step-000001" / "__0_0.distcp", 3000)
     flip(folder / "step-000002" / ".metadata", 30)
-    assert f"No older checkpoint in {folder} is whole" in refused(folder, 2)
-    assert "there is no checkpoint at" in refused(folder, 7, FileNotFoundError)
+    assert f"There is no older intact checkpoint in {folder}" in refused(folder, 2)
+    assert "there's no folder" in refused(folder, 7, FileNotFoundError)
 
 
 def test_another_model_is_refused(folder):
@@ -336,7 +336,7 @@ def test_another_model_is_refused(folder):
         ({"hidden_size": 64}, "is [40, 32] in the checkpoint; the model needs [40, 64]"),
     ):
         said = refused(folder, 2, ValueError, config=replace(CONFIG, **change))
-        assert re.search(r"step-000002 can't be loaded here.*train in another folder", said)
+        assert re.search(r"step-000002 can't be loaded into this model.*train in another folder", said)
         assert words in said
 
 
@@ -356,7 +356,7 @@ def test_a_pickle_runs_nothing_even_with_the_right_checksums(folder, tmp_path):
     metadata.planner_data["model.table.weight"] = Evil(tmp_path / "mark")
     (newest / ".metadata").write_bytes(pickle.dumps(metadata))
     manifest = read_manifest(newest)
-    write_manifest(newest, 2, {**manifest["files"], ".metadata": file_sum(newest / ".metadata")})
+    write_manifest(newest, {"step": 2}, {**manifest["files"], ".metadata": file_sum(newest / ".metadata")})
     assert "which no checkpoint needs" in refused(folder, 2, ValueError)
     assert not (tmp_path / "mark").exists()
 
@@ -378,11 +378,11 @@ def test_a_full_disk_is_told_with_its_numbers_before_anything_is_written(asynchr
     monkeypatch.setattr("tplab.checkpoint.files.shutil.disk_usage", lambda path: usage._replace(free=1234))
     checkpoints = Checkpoints(folder, 2, asynchronous)
     said = message(lambda: (checkpoints.save(3, model, optimizer), checkpoints.wait()))
-    assert f"RuntimeError: step 3 was not saved: {folder / 'step-000003.saving'} could not be saved" in said
+    assert f"RuntimeError: step 3 wasn't saved: {folder / 'step-000003.saving'} could not be saved" in said
     needed = int(re.search(r"about ([\d,]+) bytes are to be written, and 1,234 are free", said)[1].replace(",", ""))
     written = sum(path.stat().st_size for path in (folder / "step-000002").iterdir())
     assert written < needed < 1.1 * written
-    assert f"{folder / 'step-000002'}, is untouched" in said
+    assert f"{folder / 'step-000002'}, is intact" in said
     assert names(folder) == ["step-000001", "step-000002"]
 
 
@@ -404,7 +404,7 @@ def test_a_disk_that_is_full_in_the_middle(asynchronous, trained, folder, tmp_pa
 
     killed(save)
     words = r"of about [\d,]+ bytes a part could not be written; [\d,]+ bytes are free on its disk.*File too large"
-    assert re.search(words + r".*step-000002, is untouched", said.read_text()), said.read_text()
+    assert re.search(words + r".*step-000002, is intact", said.read_text()), said.read_text()
     assert names(folder) == ["step-000001", "step-000002"]
     Checkpoints(folder).load(folder / "step-000002", *build())
 
@@ -540,15 +540,15 @@ def test_the_record_has_nothing_of_the_background_and_nobody_seems_stuck(two):
 def test_ranks_that_see_different_disks_are_told(two):
     for seen, *_ in two[1]:
         assert "the ranks see different newest checkpoints" in seen
-        assert "of the steps [2, 4]" in seen
+        assert "of steps [2, 4]" in seen
 
 
 def test_all_ranks_are_told_of_a_damaged_file_that_one_has_found(two):
     root, results = two
     for _, said, _ in results:
         assert said.startswith("DamagedCheckpointError: ")
-        assert "step-000002/__0_0.distcp has its" in said
-        assert f"{root / 'damaged' / 'step-000001'} is whole: to go on from step 1" in said
+        assert "step-000002/__0_0.distcp has the right size" in said
+        assert f"{root / 'damaged' / 'step-000001'} is intact. To resume from step 1" in said
 
 
 def on_a_disk_of_its_own(folders: list[Path]) -> None:

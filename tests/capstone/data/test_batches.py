@@ -116,13 +116,13 @@ def test_every_token_is_an_input_in_some_epoch() -> None:
 
 
 def test_too_short_a_text_and_impossible_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="10 tokens are too few .*seq_length=10 .*takes 11"):
+    with pytest.raises(ValueError, match="10 tokens are too few, .*seq_length=10 .* need 11"):
         batches(tokens=TOKENS[:10])
     with pytest.raises(ValueError, match="batch_size=0"):
         batches(batch_size=0)
-    with pytest.raises(ValueError, match="no replica 2 of 2"):
+    with pytest.raises(ValueError, match="replica=2 should be between 0 and 1"):
         batches(batch_size=8).own(0, 2, 2)
-    with pytest.raises(ValueError, match="steps begin at 0"):
+    with pytest.raises(ValueError, match="step=-1 should be 0 or more"):
         batches().batch(-1)
     with pytest.raises(TypeError, match=r"\.train or \.validation"):
         Batches([1, 2, 3], 1, 1, 0)  # type: ignore[arg-type]

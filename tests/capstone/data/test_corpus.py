@@ -51,7 +51,7 @@ def test_what_is_no_file_or_can_t_be_read_is_named_and_links_in_circles_end(fold
     os.mkfifo(folder / "pipe")  # reading it would wait for ever
     collected = gather(str(folder))
     assert [document.name for document in collected.documents] == ["a.py", "again.txt", "b.txt", "sub/c", "sub/z.md"]
-    assert collected.skipped["no file"] == ["itself", "nowhere", "pipe"]
+    assert collected.skipped["not a regular file"] == ["itself", "nowhere", "pipe"]
 
 
 def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +91,10 @@ def test_a_single_file_is_a_text_too_and_nothing_is_an_error_that_says_what_to_d
     with pytest.raises(FileNotFoundError, match=r"missing.*--data PATH"):
         gather(str(folder / "missing"))
     (folder / "nothing").mkdir()
-    with pytest.raises(ValueError, match="no text in .*nothing: it is empty"):
+    with pytest.raises(ValueError, match="no UTF-8 text in .*nothing, because it's empty"):
         gather(str(folder / "nothing"))
     (folder / "nothing" / "x.bin").write_bytes(b"\0")
-    with pytest.raises(ValueError, match=r"no text in .*nothing: 1 binary \(x.bin\)"):
+    with pytest.raises(ValueError, match=r"no UTF-8 text in .*nothing, because we skipped 1 binary \(x.bin\)"):
         gather(str(folder / "nothing"))
 
 
@@ -176,5 +176,5 @@ def test_several_small_files_can_be_split_and_copies_of_one_text_can_t() -> None
     train, validation = split(many_copies)
     assert {document.text[0] for document in validation} == {"a"}  # the shortest, since each is more than 8%
     assert len(train) == 30
-    with pytest.raises(ValueError, match="its 3 documents are all the same. Add a different"):
+    with pytest.raises(ValueError, match="all 3 documents are the same. Add a different"):
         split([Document(name, "same\n") for name in "abc"])

@@ -72,8 +72,8 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
     assert files.vocab_size == 300 == files.tokenizer.get_vocab_size() > files.train.max()
     assert files.end_of_text == 0
     held_bytes = sum(len(text.encode()) for text in validation)
-    assert files.bytes_per_token == held_bytes / len(files.validation)
-    assert f"{len(files.train):,} tokens to train on" in str(files)
+    assert f"{held_bytes / len(files.validation):.2f} bytes per token" in str(files)
+    assert f"{len(files.train):,} tokens for training" in str(files)
     ids, targets = Batches(files.train, 16, 4, 0).batch(0)
     assert ids.shape == targets.shape == (4, 16)
 
@@ -81,7 +81,7 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
 def test_a_vocabulary_that_the_text_lacks_is_said(settings: Settings) -> None:
     files = prepare(replace(settings, vocab_size=60_000))
     assert files.vocab_size == files.tokenizer.get_vocab_size() < 1000
-    assert f"{60_000 - files.vocab_size:,} fewer than asked for" in str(files)
+    assert f"{60_000 - files.vocab_size:,} fewer than requested" in str(files)
 
 
 def spread_out(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
@@ -164,7 +164,7 @@ def test_the_same_text_gives_the_same_bytes(settings: Settings, tmp_path: Path) 
     one = prepare(settings)
     other = prepare(replace(settings, folder=str(tmp_path / "elsewhere" / "run")))
     assert one.folder != other.folder
-    for name in ("tokenizer.json", "train.bin", "validation.bin", "about.json"):
+    for name in ("tokenizer.json", "train.bin", "validation.bin", "manifest.json"):
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
@@ -172,15 +172,15 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
     files = prepare(settings)
     folder = files.folder
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    train, about = kept["train.bin"], kept["about.json"]
+    train, about = kept["train.bin"], kept["manifest.json"]
     damages = {
-        "train.bin has .* bytes, not": ("train.bin", train[:-2]),
-        "train.bin has its .* bytes, but not those": ("train.bin", train[:100] + b"\1" + train[101:]),
+        "train.bin has .* bytes instead of": ("train.bin", train[:-2]),
+        "train.bin has the right size.*its contents have changed": ("train.bin", train[:100] + b"\1" + train[101:]),
         "validation.bin is missing": ("validation.bin", None),
-        "tokenizer.json has its": ("tokenizer.json", kept["tokenizer.json"].replace(b"true", b"True", 1)),
-        "about.json can't be read": ("about.json", about[: len(about) // 2]),
-        "about.json was changed": ("about.json", about.replace(b'"vocab_size": 300', b'"vocab_size": 299')),
-        "about.json can't be read.*KeyError": ("about.json", b"{}"),
+        "tokenizer.json has the right size": ("tokenizer.json", kept["tokenizer.json"].replace(b"true", b"True", 1)),
+        "manifest.json was changed or truncated": ("manifest.json", about[: len(about) // 2]),
+        "manifest.json was changed after": ("manifest.json", about.replace(b'"vocab_size": 300', b'"vocab_size": 299')),
+        "manifest.json was changed .* its checksum": ("manifest.json", b"{}"),
     }
     for message, (name, data) in damages.items():
         assert data != kept[name]
@@ -192,16 +192,32 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
         assert f"Delete {folder.resolve()}" in str(raised.value)
         (folder / name).write_bytes(kept[name])
     shutil.rmtree(folder)
-    with pytest.raises(FileNotFoundError, match="no token files at"):
+    with pytest.raises(FileNotFoundError, match="no folder"):
         TokenFiles(folder)
     assert np.array_equal(prepare(settings).train, np.frombuffer(train, "<u2"))
 
 
+def test_token_files_of_an_earlier_version_are_still_read_and_checked(settings: Settings) -> None:
+    files = prepare(settings)
+    about = json.loads((files.folder / "manifest.json").read_text())
+    del about["sha256"]
+    (files.folder / "manifest.json").unlink()
+    (files.folder / "about.json").write_text(json.dumps({"about": about, "sha256": ".."}))
+    again = prepare(settings)
+    assert (again.fingerprint, again.vocab_size, str(again)) == (files.fingerprint, 300, str(files))
+    (files.folder / "train.bin").write_bytes(b"\0" + (files.folder / "train.bin").read_bytes()[1:])
+    with pytest.raises(ValueError, match="its contents have changed"):
+        prepare(settings)
+    (files.folder / "about.json").write_text("{")
+    with pytest.raises(ValueError, match="the token files are damaged"):
+        prepare(settings)
+
+
 def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
-    says = r"there are [\d,]+ tokens held out, too few .*seq_length=2000 .*2,001"
+    says = r"only [\d,]+ tokens of held-out text, .*seq_length=2000 .* need 2,001"
     with pytest.raises(ValueError, match=says) as error:
         prepare(replace(settings, seq_length=2000))
-    assert "MB of text in 40 documents" in str(error.value)
+    assert "MB in 40 documents" in str(error.value)
 
 
 def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(settings: Settings) -> None:
@@ -211,7 +227,7 @@ def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(setti
     (texts / "00.txt").write_text("changed\n")
     assert prepare(settings).fingerprint == first.fingerprint
     shutil.rmtree(first.folder)
-    with pytest.raises(ValueError, match=f"began with the token files {first.fingerprint}. They are no longer"):
+    with pytest.raises(ValueError, match=f"trained on the token files {first.fingerprint}, which are no longer"):
         prepare(settings)
     shutil.rmtree(texts)
     write_texts(texts)
@@ -228,7 +244,7 @@ def test_a_full_disk_leaves_nothing_behind(settings: Settings, monkeypatch: pyte
     monkeypatch.setattr(folders.os, "fsync", fsync)
     with pytest.raises(OSError, match="No space left") as raised:
         prepare(settings)
-    assert "There is no room for" in raised.value.__notes__[0]
+    assert "The disk is too full for" in raised.value.__notes__[0]
     assert [path.name for path in Path(settings.folder).parent.rglob("*")] == ["tokens", ".lock"]
 
 
@@ -276,7 +292,7 @@ def told(settings: Settings) -> str:
 def test_an_error_on_one_rank_is_raised_on_all(settings: Settings, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     one, two = launch(told, 2, args=(replace(settings, data=missing),), timeout=30)
-    assert one.startswith(f"there is no such folder or file: {missing}")
+    assert one.startswith(f"no such folder or file: {missing}")
     assert two == f"rank 0: {one}"
 
 
@@ -311,7 +327,7 @@ def test_a_kill_leaves_nothing_that_counts_and_who_waits_goes_on(settings: Setti
         shared = tmp_path / "runs" / "tokens"
         (left,) = (path for path in shared.iterdir() if path.name != ".lock")
         assert left.name.startswith(".making-")
-        assert json.loads((left / "about.json").read_text())
+        assert json.loads((left / "manifest.json").read_text())
         with ThreadPoolExecutor() as threads:
             waiting = threads.submit(prepare, settings)
             with pytest.raises(TimeoutError):
@@ -338,5 +354,5 @@ def test_without_locks_the_first_folder_stays(settings: Settings, monkeypatch: p
 
 def test_what_lies_in_the_place_of_the_link_is_not_overwritten(settings: Settings) -> None:
     (Path(settings.folder) / "tokens").mkdir(parents=True)
-    with pytest.raises(FileExistsError, match="is something else: move it away"):
+    with pytest.raises(FileExistsError, match="there's something else. Move it out of the way"):
         prepare(settings)

@@ -9,7 +9,6 @@ import pytest
 from tests.capstone.made_up import MEASURED, NASTY, SETTINGS, losses, write_run
 from tests.runtime.page import Page
 from tplab.capstone.report import compose, write_report
-from tplab.capstone.report.blocks import Missing
 from tplab.capstone.report.run import Run
 
 
@@ -49,32 +48,32 @@ def test_its_numbers_are_those_of_the_log(page: Page):
 
 
 def test_its_numbers_are_those_measured(page: Page):
-    assert "agree to the byte" in page.text
+    assert "what the formula predicts, to the byte" in page.text
     assert "1,234,567" in page.text
-    assert "2 are 1.72 times as fast as one" in page.text  # 0.19 / 0.1105
+    assert "2 ranks are 1.72 times as fast as 1 rank" in page.text  # 0.19 / 0.1105
     assert "do 1.50 times as much work in the same time" in page.text  # 1.9 · 0.19 / 0.24
-    assert "takes 0.79 times as long as one of torch's" in page.text  # 0.11 / 0.14
+    assert "takes 0.79 times as long as one with PyTorch's" in page.text  # 0.11 / 0.14
     assert "7% more" in page.text  # 31 MB beside 29
     assert "bit for bit" in page.text
-    assert "3e-07 apart" in page.text  # 30 steps, 1e-8 more each
+    assert "differ by at most 3e-07" in page.text  # 30 steps, 1e-8 more each
 
 
 def test_a_byte_too_many_is_said(tmp_path: Path):
     traffic = MEASURED["traffic"] | {"measured": {"all_reduce": [12, 1_234_568]}}
     write_run(tmp_path, measured=MEASURED | {"traffic": traffic})
     words = str(compose(Run(tmp_path)).sections)
-    assert "agree to the byte" not in words
-    assert "They differ" in words
+    assert "to the byte" not in words
+    assert "didn't send what the formula predicts" in words
 
 
 def test_only_what_differs_from_the_defaults_stands_in_front(page: Page, folder: Path):
-    section = next(part for part in compose(Run(folder)).sections if part.title == "The configuration")
+    section = next(part for part in compose(Run(folder)).sections if part.title == "Settings")
     first, rest = section.blocks
     in_front, behind = ({row[0] for row in block.table.rows} for block in (first, rest))
     assert {"folder", "tp", "sample_every", "seq_length"} <= in_front
     assert {"dp", "learning_rate", "layers", "seed"} <= behind
     assert in_front | behind == {field.name for field in fields(SETTINGS)}
-    assert rest.folded == f"{len(rest.table.rows)} settings that are as by default"
+    assert rest.folded == f"The other {len(rest.table.rows)} settings have their default values"
 
 
 def test_written_text_is_text_and_never_markup(page: Page, folder: Path):
@@ -104,22 +103,27 @@ def test_every_figure_says_what_to_see(page: Page):
 def test_what_was_not_measured_is_named_with_the_command_for_it(tmp_path: Path):
     write_run(tmp_path)
     report = compose(Run(tmp_path))
-    left_out = report.sections[-1]
-    how = " ".join(block.how for block in left_out.blocks if isinstance(block, Missing))
+    text, table = report.sections[-1].blocks
+    assert f"study --folder {tmp_path}`" in text
+    how = " ".join(row[1] for row in table.table.rows)
     for part in ("machine", "alone", "memory", "traffic", "timeline", "scaling", "layers", "baseline"):
         assert f"--only {part}`" in how
+        assert f"--only {part}`" not in str(report.sections[:-1]), "it's said once"
+    assert not {"One step on every rank", "Scaling", "Whose layers"} & {section.title for section in report.sections}
     write_report(tmp_path)
     Page((tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
 def test_a_complete_report_misses_nothing(folder: Path):
-    assert compose(Run(folder)).missing == []
+    report = compose(Run(folder))
+    assert report.missing == []
+    assert report.sections[-1].title == "Generated text"
 
 
 def test_a_run_without_a_step_has_nothing_to_report(tmp_path: Path):
     write_run(tmp_path)
     (tmp_path / "log.jsonl").write_text((tmp_path / "log.jsonl").read_text().split("\n")[0] + "\n")
-    with pytest.raises(ValueError, match="no step yet"):
+    with pytest.raises(ValueError, match="hasn't completed a step"):
         write_report(tmp_path)
-    with pytest.raises(ValueError, match="was a run begun there"):
+    with pytest.raises(ValueError, match="no run has been started in"):
         write_report(tmp_path / "nowhere")

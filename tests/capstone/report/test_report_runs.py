@@ -8,8 +8,7 @@ import pytest
 
 from tests.capstone.made_up import MACHINE, MEASURED, SETTINGS, Log, losses, start_row, step_row, write_run
 from tplab.capstone.report import compose
-from tplab.capstone.report.blocks import Figure
-from tplab.capstone.report.markdown import to_markdown
+from tplab.capstone.report.blocks import Figure, to_markdown
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import MATTER
 
@@ -23,10 +22,10 @@ def test_a_log_of_every_tenth_step_tells_the_whole_run(tmp_path: Path):
     write_run(tmp_path, replace(SETTINGS, log_every=10), MEASURED)
     report, words = compose(Run(tmp_path)), words_of(tmp_path)
     assert "60 of 60 steps" in report.about
-    assert f"has read {60 * SETTINGS.tokens_per_step:,} tokens in 60 steps" in words
+    assert f"In 60 steps in float32, the model has read {60 * SETTINGS.tokens_per_step:,} tokens." in words
     values = losses(60)
-    assert f"From {values[9]:.2f} nats a token at step 10 to {values[59]:.2f} at step 60." in words
-    assert "Of 3 logged steps among the first 30, on one rank and on 2" in words
+    assert f"The training loss was {values[9]:.2f} nats per token at step 10 and {values[59]:.2f} at step 60." in words
+    assert "In 3 of the first 30 steps, the losses agree." in words
     figures = {block.name: block for part in report.sections for block in part.blocks if isinstance(block, Figure)}
     above, _ = figures["one-rank"].picture.axes
     assert list(above.lines[0].get_xdata()) == [10, 20, 30]
@@ -34,12 +33,14 @@ def test_a_log_of_every_tenth_step_tells_the_whole_run(tmp_path: Path):
 
 def test_points_of_a_thinned_log_are_means_of_logged_steps(tmp_path: Path):
     write_run(tmp_path, replace(SETTINGS, steps=5000, log_every=10))
-    assert "Each point is the mean of 2 logged steps." in words_of(tmp_path, "Loss")
+    assert "Each point of the curve is the mean of 2 logged steps." in words_of(tmp_path, "Loss")
 
 
 def test_a_log_that_shares_no_step_with_one_rank_says_so(tmp_path: Path):
     write_run(tmp_path, replace(SETTINGS, log_every=60), MEASURED)
-    assert "One rank was trained for 30 steps, and the log of this run has none of them." in words_of(tmp_path, "Loss")
+    assert "A single rank was trained for 30 steps, but the log of this run has none of them." in words_of(
+        tmp_path, "Loss"
+    )
 
 
 def test_a_run_that_went_on_at_another_tp_is_reported_as_it_is_now(tmp_path: Path):
@@ -50,7 +51,7 @@ def test_a_run_that_went_on_at_another_tp_is_reported_as_it_is_now(tmp_path: Pat
     run = Run(tmp_path)
     assert (run.ranks, run.done, run.step_seconds) == (4, 60, 0.5)
     assert len(run.memory) == len(run.communication or []) == 4
-    assert "begun 2026-03-01 12:00" in compose(run).about
+    assert "started 2026-03-01 12:00" in compose(run).about
     log.add(start_row(SETTINGS, step=61, resumed_from=60))
     assert Run(tmp_path).ranks == 4, "a start behind which no step was done says nothing of those there are"
     log.add(step_row(SETTINGS, 61, 3.9) | {"seconds": 7.0})
@@ -65,8 +66,8 @@ def test_a_run_that_is_trained_differently_from_some_step_on_says_so(tmp_path: P
     log.add(start_row(SETTINGS, step=31, resumed_from=30, changes=changes), step_row(SETTINGS, 31, 4.0))
     (tmp_path / "measurements.json").write_text(json.dumps(MEASURED))
     words = words_of(tmp_path, "Loss")
-    assert "From step 31 on, learning_rate is 0.0005 instead of 0.001 and steps is 90 instead of 60." in words
-    assert "its losses can't be repeated on one rank" in words
+    assert "At step 31, learning_rate changed from 0.001 to 0.0005 and steps changed from 60 to 90." in words
+    assert "a single rank can't reproduce its losses" in words
     assert "The run was resumed once, from step 30." in words_of(tmp_path)
 
 
@@ -80,11 +81,15 @@ def test_a_run_that_went_on_as_it_was_is_told_as_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "off", "says"),
     [
-        ({}, 1e-8, "lie on each other: at most 3e-07 apart. Below, the difference, which is the order of additions"),
-        ({}, 0.5 / 30, "up to 0.5 apart, which is more than rounding in float32 explains (about 0.001 at most)"),
-        ({"precision": "bfloat16"}, 0.02 / 30, "lie on each other: at most 0.02 apart"),
-        ({"precision": "float64"}, 1e-8, "more than rounding in float64 explains"),
-        ({"dropout": 0.1}, 0.5 / 30, "With dropout = 0.1 the ranks draw other masks than one rank alone"),
+        (
+            {},
+            1e-8,
+            "the losses agree. They differ by at most 3e-07, because several ranks add up numbers in a different order",
+        ),
+        ({}, 0.5 / 30, "differ by up to 0.5, which is more than rounding in float32 can explain (about 0.001)"),
+        ({"precision": "bfloat16"}, 0.02 / 30, "the losses agree. They differ by at most 0.02"),
+        ({"precision": "float64"}, 1e-8, "more than rounding in float64 can explain"),
+        ({"dropout": 0.1}, 0.5 / 30, "With dropout = 0.1, several ranks draw different masks than a single one"),
     ],
 )
 def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: float, says: str):
@@ -92,7 +97,7 @@ def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: fl
     write_run(tmp_path, replace(SETTINGS, **change), MEASURED | {"alone": alone})
     words = words_of(tmp_path, "Loss")
     assert says in words
-    assert ("order of additions" in words) == ("lie on each other:" in words)
+    assert ("in a different order" in words) == ("the losses agree" in words)
 
 
 def test_whose_answers_trained_is_said_from_the_step_on_from_which_they_did(tmp_path: Path):
@@ -102,18 +107,18 @@ def test_whose_answers_trained_is_said_from_the_step_on_from_which_they_did(tmp_
     own = {"whose": dict.fromkeys(("4.1", "5.2"), "yours"), "checked": dict.fromkeys(("4.1", "5.2"), "passed")}
     log = Log(tmp_path)
     log.add(start_row(mine, answers=borrowed), step_row(mine, 1, 5.0))
-    assert "but 1 of their 2 answers are the course's solutions" in words_of(tmp_path)
+    assert "but 1 of the 2 answers comes from the course's solutions" in words_of(tmp_path)
     log.add(start_row(mine, step=2, resumed_from=1, answers=borrowed), step_row(mine, 2, 4.9))
     log.add(start_row(mine, step=3, resumed_from=2, answers=own), step_row(mine, 3, 4.8))
     words = words_of(tmp_path, "Whose layers")
     for line in (
-        "From step 1 on: 1 of the 2 answers is yours: 4.1. For 5.2, the course's solution is used in place of one "
-        "that is still to do.",
-        "From step 3 on: 2 of the 2 answers are yours: 4.1 and 5.2.",
+        "Since step 1: 1 of the 2 answers is yours: 4.1. For 5.2, the course's solution is used, because your own "
+        "answer is still to do.",
+        "Since step 3: 2 of the 2 answers are yours: 4.1 and 5.2.",
     ):
         assert words.count(line) == 1
-    assert "From step 2 on" not in words
-    assert "the course's solutions" not in words_of(tmp_path, "five numbers")
+    assert "Since step 2" not in words
+    assert "the course's solutions" not in words_of(tmp_path, "At a glance")
 
 
 def planned(folder: Path, seconds: float, sent: int, **other: object) -> str:
@@ -128,14 +133,14 @@ def planned(folder: Path, seconds: float, sent: int, **other: object) -> str:
     ("seconds", "sent", "other", "says"),
     [
         (0.11, 1_234_567, {}, ["1.10 times as long as predicted. The ranks sent exactly as many bytes as predicted.",
-                               "| a step | 100 ms | 110 ms | 1.10 |",
-                               "| tensors on a rank, at most | 29 MB | 31.9 MB | 1.10 |",
-                               "| bytes sent by a rank per step | 1,234,567 | 1,234,567 | 1.00 |"]),
-        (0.2, 1_234_567, {}, ["2.00 times as long as predicted, which is too long. Perhaps something else used the"]),
-        (0.05, 1_234_567, {}, ["0.50 times as long as predicted, so something else probably used the machine while"]),
-        (0.1, 1_234_667, {}, ["The ranks sent +100 bytes compared with the prediction."]),
-        (0.1, 1_234_567, {"device": "cuda"}, ["| tensors on a rank, at most | 29 MB | 412 MB | 14.21 |"]),
-        (0.1, 1_234_567, {"plan": None}, ["what the course's formulas predict", "start the run with `--plan`"]),
+                               "| time per step | 100 ms | 110 ms | 1.10 |",
+                               "| peak memory of tensors on a rank | 29 MB | 31.9 MB | 1.10 |",
+                               "| bytes that a rank sends per step | 1,234,567 | 1,234,567 | 1.00 |"]),
+        (0.2, 1_234_567, {}, ["2.00 times as long as predicted. That's quite far off, so maybe something else was"]),
+        (0.05, 1_234_567, {}, ["0.50 times as long as predicted. Something else was probably using the machine while"]),
+        (0.1, 1_234_667, {}, ["The ranks sent 100 bytes more than predicted."]),
+        (0.1, 1_234_567, {"device": "cuda"}, ["| peak memory of tensors on a rank | 29 MB | 412 MB | 14.21 |"]),
+        (0.1, 1_234_567, {"plan": None}, ["the predicted time, memory and traffic", "start a run with `--plan`"]),
     ],
 )  # fmt: skip
 def test_a_run_stands_beside_its_plan(seconds: float, sent: int, other: dict, says: list[str], tmp_path: Path):
@@ -150,16 +155,22 @@ def test_held_out_text_is_compared_with_the_training_steps_around_it(tmp_path: P
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0 - 0.1 * step) for step in range(1, 21)))
     log.add({"kind": "evaluation", "step": 20, "loss": 3.2})
     words = words_of(tmp_path, "Loss")
-    assert "The last one is 3.20, and the mean training loss of the ten steps up to it is 3.45." in words
+    assert "The last ring is at 3.20, and the mean training loss of the ten steps before it is 3.45." in words
     assert "above" not in words
     assert "below" not in words
+
+
+@pytest.mark.parametrize(("flops", "impossible"), [(6.1e10, False), (1e6, True)])
+def test_more_than_the_machine_can_do_is_called_impossible(flops: float, impossible: bool, tmp_path: Path):
+    write_run(tmp_path, measured=MEASURED | {"machine": MEASURED["machine"] | {"flops": flops}})
+    assert ("More than 100% is impossible" in words_of(tmp_path, "Speed")) == impossible
 
 
 def test_a_loss_that_rises_does_not_fall(tmp_path: Path):
     log = Log(tmp_path)
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0 + step) for step in (1, 2, 3)))
     words = words_of(tmp_path, "Loss")
-    assert "From 6.00 nats a token at step 1 to 8.00 at step 3." in words
+    assert "The training loss was 6.00 nats per token at step 1 and 8.00 at step 3." in words
     assert "falls" not in words
 
 
@@ -170,17 +181,18 @@ def test_gpus_tell_their_communication_by_the_timeline(tmp_path: Path):
     (tmp_path / "measurements.json").write_text(json.dumps(MEASURED))
     share = 6 * 0.0016 / (24 * 0.0031 + 6 * 0.0016 - 0.0001)  # behind what computes, in each of 6 collectives
     words = words_of(tmp_path)
-    assert f"while they computed nothing: rank 0 {share:.0%} and rank 1 {share:.0%}" in words
+    assert f"without computing anything: {share:.0%} on rank 0 and {share:.0%} on rank 1" in words
     assert f"Number(value='{share:.0%}', unit='of a step'" in words
 
 
 @pytest.mark.parametrize(
     ("of_two", "threads", "says", "never"),
     [
-        (0.08, 0.1, "2 ranks can't be 2.38 times as fast as one. Something else used the machine", "no messages"),
-        (0.1, 0.08, "One process with 2 threads takes 80 ms per step (79 ms to 81 ms), 0.80 times as long as 2 "
-         "ranks. Its threads share memory, so they have no messages to send", "Careful"),
-        (0.1, None, "2 are 1.90 times as fast as one.", "One process"),
+        (0.08, 0.1, "2 ranks can't really be 2.38 times as fast as 1 rank. Something else must have used",
+         "to send messages"),
+        (0.1, 0.08, "A single process with 2 threads takes 80 ms per step (79 ms to 81 ms), which is 0.80 times as "
+         "long as 2 ranks. Its threads share their memory, so they don't have to send messages", "Be careful"),
+        (0.1, None, "2 ranks are 1.90 times as fast as 1 rank.", "A single process"),
     ],
 )  # fmt: skip
 def test_an_impossible_speedup_is_called_that_and_threads_stand_beside_ranks(
@@ -204,7 +216,7 @@ def test_scaling_begins_at_the_fewest_ranks_that_had_room(tmp_path: Path):
     found["rounds"] = {p: [seconds] for p, seconds in strong.items()}
     write_run(tmp_path, measured=MEASURED | {"scaling": found})
     words = words_of(tmp_path, "Scaling")
-    assert "4 are 2.00 times as fast as 2." in words
+    assert "4 ranks are 2.00 times as fast as 2 ranks." in words
     assert "weak-scaling" not in words
 
 
@@ -215,5 +227,5 @@ def test_what_was_measured_with_another_layout_is_left_out(tmp_path: Path):
     measured["memory"] = MEASURED["memory"] | then
     write_run(tmp_path, measured=measured)
     report = compose(Run(tmp_path))
-    assert [block.what for block in report.missing] == ["the memory of one step beside the predicted bill"]
-    assert "measured with other settings: memory (tp = 4, recompute = layers)." in str(report.sections[-1])
+    assert [block.what for block in report.missing] == ["a comparison of a step's memory with the formula"]
+    assert "made with other settings: memory (tp = 4, recompute = layers)." in str(report.sections[-1])

@@ -50,16 +50,16 @@ def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> N
     again = replace(settings, **{name: now for name, (_, now) in retuned.items()})
     check_unchanged(again)
     assert changes_of(again) == retuned
-    with pytest.raises(ValueError, match="precision  'float32' in the run, 'float64' now"):
+    with pytest.raises(ValueError, match="precision  was 'float32' and is now 'float64'"):
         check_unchanged(replace(settings, precision="float64"))
-    with pytest.raises(ValueError, match="other settings") as raised:
+    with pytest.raises(ValueError, match="different settings") as raised:
         check_unchanged(other)
-    for line in ("hidden_size   128 in the run, 64 now", "weight_decay  0.1 in the run, 0.2 now"):
+    for line in ("hidden_size   was 128 and is now 64", "weight_decay  was 0.1 and is now 0.2"):
         assert line in str(raised.value)
-    assert re.search("seed +0 in the run, 1 now", str(raised.value))
+    assert re.search("seed +was 0 and is now 1", str(raised.value))
     assert read_settings(Path(settings.folder) / "settings.yaml") == settings
     (Path(settings.folder) / "settings.yaml").unlink()
-    with pytest.raises(ValueError, match="checkpoints, but no settings.yaml"):
+    with pytest.raises(ValueError, match="checkpoints, but not the settings.yaml"):
         check_unchanged(settings)
 
 
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(OSError, match=r"can't write to .*run \(Read-only file system\)\. Pass a --folder on a disk"):
+    with pytest.raises(OSError, match=r"can't write to .*run \(Read-only file system\)\. Use a --folder in a place"):
         with locked(tmp_path / "run"):
             pass
 
@@ -102,7 +102,7 @@ def test_a_folder_is_locked_until_its_process_ends_however_it_ends(tmp_path: Pat
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(ValueError, match=rf"another run is training in .* \(process {holder.pid} on "):
+        with pytest.raises(ValueError, match=rf"another run is already training in .* \(process {holder.pid} on "):
             with locked(tmp_path):
                 pass
     finally:

@@ -104,48 +104,60 @@ def test_what_is_saved_is_read_again(tmp_path):
         ({"beta1": 2.0}, "beta1=2.0 should be at least 0 and less than 1"),
         ({"dropout": 1.0}, "dropout=1.0 should be at least 0 and less than 1"),
         ({"seed": 10**20}, "seed=10+ should be at most 2.32 - 1 = 4294967295"),
-        ({"dropout": 0.1, "layers": "dtensor"}, 'dropout=0.1 needs layers="tplab"'),
-        ({3: 4}, r"there are no settings \[3\]; known"),
-        ({"step": 3}, r"there are no settings \['step'\]; known: .*steps"),
-        ({"steps": "many"}, "steps: 'many' should be int"),
-        ({"steps": True}, "steps: True should be int"),
-        ({"steps": 1.5}, "steps: 1.5 should be int"),
-        ({"compile": 1}, "compile: 1 should be bool"),
-        ({"layers": "yours"}, "layers: 'yours' should be tplab or mine or dtensor or plain"),
-        ({"learning_rate": "fast"}, "learning_rate: 'fast' should be float"),
+        ({"dropout": 0.1, "layers": "dtensor"}, "only supports dropout=0.0"),
+        ({3: 4}, r"no settings called \[3\]. The settings are"),
+        ({"step": 3}, r"no settings called \['step'\]. The settings are .*steps"),
+        ({"steps": "many"}, "steps should be int, not 'many'"),
+        ({"steps": True}, "steps should be int, not True"),
+        ({"steps": 1.5}, "steps should be int, not 1.5"),
+        ({"compile": 1}, "compile should be bool, not 1"),
+        ({"layers": "yours"}, "layers should be tplab or mine or dtensor or plain, not 'yours'"),
+        ({"learning_rate": "fast"}, "learning_rate should be float, not 'fast'"),
         ({"tp": 3}, "num_heads=8 can't be divided over 3 ranks.*Use p in 1, 2, 4, 8"),
-        ({"tp": 2, "sequence_parallel": True, "seq_length": 5}, "seq_length=5 can't be cut over tp=2 ranks"),
+        ({"tp": 2, "sequence_parallel": True, "seq_length": 5}, "a multiple of tp=2, but seq_length=5"),
         ({"tp": 0}, "tp=0 should be 1 or more"),
         ({"stop_after": 0}, "stop_after=0 should be 1 or more"),
-        ({"batch_size": 12, "micro_batch_size": 8}, "batch_size=12 .* 1 · 8 = 8: try 16, or micro_batch_size=4"),
-        ({"batch_size": 5, "micro_batch_size": 8, "dp": 2}, "2 · 8 = 16: try 16$"),
-        ({"layers": "plain", "tp": 2}, 'tp=2 needs layers="tplab": layers="plain" only supports tp=1. Use either'),
-        ({"layers": "plain", "dp": 2, "batch_size": 32}, "dp=2 needs layers"),
+        (
+            {"batch_size": 12, "micro_batch_size": 8},
+            "batch_size=12 .* 1 · 8 = 8. Try 16, or keep it and use micro_batch_size=4",
+        ),
+        ({"batch_size": 5, "micro_batch_size": 8, "dp": 2}, "2 · 8 = 16. Try 16$"),
+        (
+            {"layers": "plain", "tp": 2},
+            'layers="plain" only supports tp=1. Use that instead of tp=2, or use layers="tplab"',
+        ),
+        ({"layers": "plain", "dp": 2, "batch_size": 32}, "only supports dp=1. Use that instead of dp=2"),
         ({"layers": "dtensor", "dp": 2, "batch_size": 32}, 'layers="dtensor" only supports dp=1'),
         ({"layers": "mine", "pp": 2}, 'layers="mine" only supports pp=1'),
         ({"layers": "mine", "zero": 1, "dp": 2, "batch_size": 32}, 'layers="mine" only supports zero=0'),
-        ({"layers": "plain", "gated": True}, "gated=True needs .* only supports gated=False"),
-        ({"layers": "mine", "bias": False}, "bias=False needs .* only supports bias=True"),
+        ({"layers": "plain", "gated": True}, "only supports gated=False. Use that instead of gated=True"),
+        ({"layers": "mine", "bias": False}, "only supports bias=True. Use that instead of bias=False"),
         ({"layers": "mine", "learned_positions": False}, "only supports learned_positions=True"),
         ({"layers": "mine", "tied_embedding": False}, "only supports tied_embedding=True"),
-        ({"layers": "mine", "num_kv_heads": 2}, "num_kv_heads=2 needs .* only supports num_kv_heads=8"),
+        ({"layers": "mine", "num_kv_heads": 2}, "only supports num_kv_heads=8. Use that instead of num_kv_heads=2"),
         ({"layers": "dtensor", "ffn_hidden_size": 100}, "only supports ffn_hidden_size=512"),
-        ({"layers": "dtensor", "norm_eps": 1e-6}, "norm_eps=1e-06 needs"),
+        ({"layers": "dtensor", "norm_eps": 1e-6}, "Use that instead of norm_eps=1e-06"),
         (
             {"layers": "dtensor", "compile": True, "recompute": "layers"},
-            'compile=True and recompute="layers" fails in torch.compile itself: set recompute="nothing" or',
+            'compile=True and recompute="layers" fail inside torch.compile. Use recompute="nothing" or',
         ),
-        ({"pp": 5}, "pp=5 stages can't share num_layers=4: each needs a layer. Set pp to 4 or less"),
-        ({"zero": 2}, "zero=2 shards over replicas, and dp=1 is a single one. Set dp to 2 or more, or zero to 0"),
+        ({"pp": 5}, "pp=5 is too large, because each stage needs one of the num_layers=4 layers. Set pp to 4 or less"),
+        (
+            {"zero": 2},
+            "zero=2 shards over replicas, but dp=1 means there's only one. Set dp to 2 or more, or zero to 0",
+        ),
         ({"zero": 3, "dp": 2, "batch_size": 32, "compile": True}, "with zero=3. Set compile to False, or zero to 2"),
-        ({"zero": 4}, "zero: 4 should be 0 or 1 or 2 or 3"),
-        ({"zero": True}, "zero: True should be 0 or 1 or 2 or 3"),
+        ({"zero": 4}, "zero should be 0 or 1 or 2 or 3, not 4"),
+        ({"zero": True}, "zero should be 0 or 1 or 2 or 3, not True"),
         ({"num_kv_heads": 3}, "num_heads=8 can't share num_kv_heads=3 evenly"),
         ({"num_kv_heads": 2, "tp": 3, "num_heads": 6, "hidden_size": 96}, "num_kv_heads=2 can't be divided over 3"),
-        ({"hidden_size": 24, "learned_positions": False}, "a head has hidden_size / num_heads = 3. Use an even number"),
+        (
+            {"hidden_size": 24, "learned_positions": False},
+            "each head has hidden_size / num_heads = 3 of them. Use an even number",
+        ),
         ({"rotary_base": 0.5}, "rotary_base=0.5 should be 1 or more"),
-        ({"vocab_size": 200}, "vocab_size=200: .* 258"),
-        ({"min_learning_rate": 1.0}, "min_learning_rate=1.0 should lie between 0 and learning_rate=0.001"),
+        ({"vocab_size": 200}, "vocab_size=200 should be at least 258"),
+        ({"min_learning_rate": 1.0}, "min_learning_rate=1.0 should be between 0 and learning_rate=0.001"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_would_fit(values, message):
@@ -154,7 +166,8 @@ def test_a_wrong_setting_is_named_with_what_would_fit(values, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("[1, 2]", "holds a list"), ("a: [", "is no YAML file"), (None, "there are no settings at")]
+    ("text", "message"),
+    [("[1, 2]", "contains a list"), ("a: [", "isn't valid YAML"), (None, "there's no file with settings at")],
 )
 def test_a_file_that_is_none_is_named(text, message, tmp_path):
     file = tmp_path / "settings.yaml"
@@ -166,9 +179,12 @@ def test_a_file_that_is_none_is_named(text, message, tmp_path):
 
 def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
     check_started(Settings(tp=2, pp=2, dp=2, batch_size=32), 8)
-    with pytest.raises(ValueError, match=r"tp=2 · pp=2 · dp=1 = 4 ranks, and 8 were started. Add --dp 2: replicas"):
+    with pytest.raises(ValueError, match=r"tp=2 · pp=2 · dp=1 = 4 ranks, but 8 were started. To fix that, use --dp 2,"):
         check_started(Settings(tp=2, pp=2), 8)
-    with pytest.raises(ValueError, match=r"and 1 was started. Start 2: torchrun --standalone --nproc-per-node 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"but 1 was started. To fix that, start 2 ranks with `torchrun --standalone --nproc-per-node 2",
+    ):
         join(Settings(tp=2))
 
 

@@ -58,8 +58,8 @@ def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_wit
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(settings, BUDGET, None))
     assert (found["strong"], found["weak"]) == ({1: 1.0, 2: 2.0}, {1: 1.0})
-    assert "1 rank in micro-batches of 1, since larger ones had no room" in found["note"]
-    assert "2 ranks with the grown model not measured (OutOfMemoryError)" in found["note"]
+    assert "On 1 rank, we used micro-batches of 1, because larger ones didn't fit." in found["note"]
+    assert "We couldn't measure the grown model on 2 ranks (OutOfMemoryError)." in found["note"]
     alone = PARTS["alone"]
     monkeypatch.setattr(study_parts, "launch", lambda *_, **__: no_room(None))
     with pytest.raises(RankError):
@@ -75,7 +75,7 @@ def test_a_smallest_measured_number_of_ranks_is_the_base(monkeypatch: pytest.Mon
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(TINY, BUDGET, None))
     assert list(found["strong"]) == [2]
-    assert found["says"] == "2 ranks: 1.00 times as fast as 2 ranks"
+    assert found["says"] == "2 ranks are 1.00 times as fast as 2 ranks"
 
 
 def test_the_machine_is_measured_in_the_precision_of_the_run(monkeypatch: pytest.MonkeyPatch):

@@ -95,7 +95,7 @@ def test_the_timeline_has_both_lanes_of_every_rank(measured: dict):
 def test_missing_answers_are_said_and_the_rest_goes_on(settings: Settings, measured: dict):
     assert "nowhere" in measured["layers"]["why"]
     report = compose(Run(Path(settings.folder)))
-    assert ["nowhere" in missing.what for missing in report.sections[-1].blocks[1:]] == [True]
+    assert ["nowhere" in missing.how for missing in report.missing] == [True]
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_settings_of_another_run_are_refused_before_anything_is_measured(tmp_pat
     settings = write_run(tmp_path)
     write_settings(settings)
     StepFolders(tmp_path / "checkpoints").path(60).mkdir(parents=True)
-    with pytest.raises(ValueError, match="hidden_size +64 in the run, 128 now"):
+    with pytest.raises(ValueError, match="hidden_size +was 64 and is now 128"):
         study(replace(settings, hidden_size=128))
 
 
@@ -162,18 +162,21 @@ def test_a_part_whose_ranks_fail_is_left_out(tmp_path: Path, done: list[str], mo
     settings, said = write_run(tmp_path), []
     monkeypatch.setitem(study_module.PARTS, "alone", no_room)
     study(settings, say=said.append)
-    assert "alone: not measured: OutOfMemoryError: there is no room" in said
+    assert "alone: not measured, because of OutOfMemoryError: there is no room" in said
     assert set(PARTS) - {"alone"} == set(json.loads((tmp_path / "measurements.json").read_text())) == set(done)
 
 
 def test_exercises_that_are_not_ready_are_named():
     told = "These are not ready in chapters:\n  4.1   Column-parallel: is still to do\n  12.3  Gather: fails\nWrite .."
-    assert _why(told) == "exercises 4.1 and 12.3 are not written, or don't pass yet"
+    assert _why(told) == "first solve 4.1 and 12.3"
+    assert _why("\n".join(f"  4.{number}  Layer: isn't written yet" for number in range(1, 7))) == (
+        "first solve 6 exercises, from 4.1 on"
+    )
     assert _why("there is no folder chapters ...") == "there is no folder chapters"
 
 
 def test_an_unknown_part_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"there are no parts \['everything'\]; known: machine, before"):
+    with pytest.raises(ValueError, match=r"no parts called \['everything'\]. Its parts are machine, before"):
         study(replace(TINY, folder=str(tmp_path)), only=["everything"])
 
 
@@ -278,13 +281,13 @@ def test_a_llama_in_stages_is_measured_and_reported(tmp_path: Path):
         measured["scaling"]["parts"]["2"]["pipeline bubble"] > 0 == measured["scaling"]["parts"]["1"]["pipeline bubble"]
     )
     for part in ("layers", "baseline"):
-        assert "only supports" in measured[part]["why"] or "tp of 2" in measured[part]["why"]
+        assert "only supports" in measured[part]["why"] or "tp=2" in measured[part]["why"]
     words = str(compose(run))
     assert "A Llama on 2 ranks" in words
-    assert "tp = 1, pp = 2, dp = 1, begun" in words
-    assert "in pp = 2 stages" in words
-    assert "agree to the byte. On the first rank of each stage" in words
-    assert "not measured" not in " ".join(told)
+    assert "tp = 1, pp = 2, dp = 1, started" in words
+    assert "divided into 2 pipeline stages (pp)" in words
+    assert "to the byte. The table shows the traffic of the first rank of each pipeline stage." in words
+    assert "because of" not in " ".join(told)
 
 
 def test_wider_numbers_take_as_much_longer():

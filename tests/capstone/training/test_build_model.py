@@ -8,7 +8,7 @@ from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, fini
 from tests.reference import assert_close
 from tplab import launch
 from tplab.capstone.own_layers.find import find_answers
-from tplab.capstone.own_layers.link import DOES_WITHOUT, used
+from tplab.capstone.own_layers.link import used
 from tplab.capstone.training.build_model import backward, build_model, for_generation
 from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
@@ -155,8 +155,8 @@ def test_products_in_bfloat16_leave_loss_and_weights_in_float32(two, right):
     ("changes", "says"),
     [
         ({"layers": "dtensor"}, "needs a process group"),
-        ({"layers": "mine"}, "needs a process group, also for one rank"),
-        ({"tp": 2}, "tp=2 ranks should share the model, and there are 1"),
+        ({"layers": "mine"}, "needs a process group even for a single rank"),
+        ({"tp": 2}, "tp=2 ranks should share the model, but there are 1"),
     ],
 )
 def test_what_layers_cannot_do_is_said(answers, changes, says):
@@ -179,14 +179,14 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     assert rows["f"]["source"] == "exercise 3.2"
     assert rows["generation"]["whose"] == "tplab"
     idle = {row["what"]: row for row in used(answers.whose, variant(layers="mine"), idle={"3.2", "8.2"})}
-    assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", DOES_WITHOUT)
+    assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", "the other answers don't call it")
     assert idle["g"] == rows["g"]
     loss = "maximum, log-sum-exp and target of the loss"
-    assert idle[loss]["whose"] == "in part not called and the course's solution"
+    assert idle[loss]["whose"] == "partly not called and partly the course's solution"
     cut = {
         row["what"]: row["source"] for row in used(answers.whose, variant(layers="mine", sequence_parallel=True, tp=2))
     }
-    assert cut["all-gather in place of f, reduce-scatter in place of g"] == "exercise 12.1"
+    assert cut["all-gather instead of f, reduce-scatter instead of g"] == "exercise 12.1"
     groups = used(answers.whose, variant(layers="mine", dp=2, batch_size=8))
     assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.mappings"
     assert all(all(isinstance(value, str) for value in row.values()) for row in groups)

@@ -254,7 +254,7 @@ def test_a_loss_that_is_no_number_is_told_with_the_losses_of_the_checkpoints(tex
     said = raises(settings)
     losses = {row["step"]: row["loss"] for row in steps_of(read_log(Path(settings.folder)))}
     assert sorted(losses) == [1, 2, 3], "what isn't a number has no place in JSON"
-    assert said.startswith("the loss of step 4 is nan, so the training has diverged. Nothing was saved from then on. ")
+    assert said.startswith("the loss of step 4 is nan, so the training has diverged. Nothing has been saved since. ")
     assert f"There are checkpoints of step 2 (loss {losses[2]:.3f}) and step 3 (loss {losses[3]:.3f}). " in said
 
 
@@ -313,7 +313,7 @@ def test_asked_to_stop_a_run_saves_also_where_it_saves_nothing_else(text):
 
 
 def test_a_run_with_other_settings_is_refused_and_left_alone(text, on_two):
-    assert "seed  3 in the run, 5 now" in on_two[0]["changed"]
+    assert "seed  was 3 and is now 5" in on_two[0]["changed"]
     assert on_two[0]["changed"] == on_two[1]["changed"]
     rows = read_log(text.parent / "l")
     assert [row["kind"] for row in rows].count("start") == 1

@@ -86,7 +86,7 @@ def test_ctrl_c_is_handed_on_too_and_a_second_one_interrupts(tmp_path, capsys):
     with hand_on(tmp_path / "run"):
         os.kill(os.getpid(), signal.SIGINT)
         assert stop_file(tmp_path / "run").exists()
-        assert "Ctrl-C again ends it now" in capsys.readouterr().err
+        assert "Press Ctrl-C again to quit now" in capsys.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -161,7 +161,7 @@ def test_the_tokens_are_those_of_its_tokenizer_whole_and_without_ends_of_text_in
     assert sum(map(len, parts)) == len(whole)
     assert sum(part.count(END_OF_TEXT) for part in parts) == 60
     assert (files.end_of_text, files.vocab_size) == (0, 300)
-    assert str(files).endswith("vocabulary 300"), "there are as many as it has"
+    assert str(files).endswith("a vocabulary of 300."), "there are as many as it has"
 
 
 def changed(gpt2: Path, folder: Path, without: str = "", config: dict[str, Any] | None = None) -> Path:
@@ -186,19 +186,23 @@ LLAMA = {
 @pytest.mark.parametrize(
     ("options", "flags", "says"),
     [
-        ({}, ["--hidden-size", "32"], "the model in .* has hidden_size=16, but hidden_size=32 was given: leave it out"),
-        ({}, ["--vocab-size", "300"], "has vocab_size=310, but vocab_size=300 was given"),
+        (
+            {},
+            ["--hidden-size", "32"],
+            "the model in .* has hidden_size=16, but you asked for hidden_size=32. Leave this setting out",
+        ),
+        ({}, ["--vocab-size", "300"], "has vocab_size=310, but you asked for vocab_size=300"),
         ({}, ["--tp", "3"], "num_heads=4 can't be divided over 3 ranks"),
         ({"without": "config.json"}, [], "there is no .*config.json: is this the folder of a Hugging Face model?"),
         (
             {"without": "tokenizer.json"},
             [],
-            "there is no tokenizer.json in .*, and the run needs",
+            "there's no tokenizer.json in .*, but the run needs",
         ),
         ({"without": "model.safetensors"}, [], "there is no model.safetensors and no model.safetensors.index.json"),
         ({"config": {"model_type": "bert"}}, [], "model_type='bert': only 'gpt2'"),
         ({"config": {"vocab_size": 299}}, [], "has ids up to 299, but the model's table has only 299 rows"),
-        ({"config": LLAMA}, [], "has rotary_scaling=.*, for which the capstone has no setting"),
+        ({"config": LLAMA}, [], "has rotary_scaling=.*, which the capstone doesn't support"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line_before_ranks_start(options, flags, says, gpt2, tmp_path, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.capstone.made_up import Log, step_row
-from tplab.capstone.watching.log_tail import Curve, LogTail, RunStatus
+from tplab.capstone.watching.log_tail import LogTail, RunStatus, thinned
 from tplab.capstone.watching.panel_view import to_html
 
 
@@ -87,15 +87,9 @@ def test_a_log_that_begins_anew_is_another_run(log: Log):
 
 
 def test_a_long_run_stays_cheap(log: Log):
-    curve = Curve()
-    for step in range(1, 100_001):
-        curve.add(step, float(step))
-    points = curve.points
-    assert len(points) <= 401
-    assert points[-1][0] == 100_000
-    assert sum(value for _, value in points[:-1]) / (len(points) - 1) == pytest.approx(50_000, rel=0.02)
-    curve.forget(50_000)
-    assert curve.points[-1][0] < 50_000
+    every, points = thinned([(step, float(step)) for step in range(1, 100_001)])
+    assert (every, len(points), points[-1][0]) == (250, 400, 100_000)
+    assert points[0] == (250, 125.5)
     log.start()
     line = json.dumps(step_row(log.settings, 1, 5.0)) + "\n"
     log.write("".join(line.replace('"step": 1,', f'"step": {step},') for step in range(1, 20_001)))

@@ -76,7 +76,7 @@ def test_until_the_first_step_it_says_what_the_ranks_do():
     early = RunStatus(last_step=600, started=True)
     ranks = [Now(0, "waiting", "all_reduce #3", (1,)), Now(1, "computing")]
     assert "waits in all_reduce #3 for rank 1" in Page(to_html(early, ranks)).text
-    assert to_line(early, 200, ranks) == "the first step  rank 0 waits in all_reduce #3 for rank 1, rank 1 computing"
+    assert to_line(early, 200, ranks) == "first step  rank 0 waits in all_reduce #3 for rank 1, rank 1 computing"
 
 
 def test_the_line_keeps_its_width():

@@ -30,8 +30,10 @@ def locked(folder: Path) -> Iterator[None]:
     machine, so several machines may make the same folder under temporary names, and the first one to finish wins.
     """
     with files.locked(folder / ".lock") as alone:
-        if alone:
-            _remove_what_was_left(folder)
+        for place in folder.glob(_MAKING + "*") if alone else ():
+            with suppress(FileNotFoundError):  # the process that made it has just finished
+                if time.time() - place.stat().st_mtime > _LEFT_BEHIND:
+                    shutil.rmtree(place, ignore_errors=True)
         yield
 
 
@@ -54,17 +56,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
         sync_folder(folder.parent)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            error.add_note(f"There is no room for {folder}: {_free(folder.parent)}. What was begun has been removed.")
+            free = units.size(shutil.disk_usage(folder.parent).free)
+            error.add_note(
+                f"The disk is too full for {folder}, with only {free} free. The unfinished folder was removed."
+            )
         raise
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _remove_what_was_left(folder: Path) -> None:
-    for place in folder.glob(_MAKING + "*"):
-        with suppress(FileNotFoundError):  # the process that made it has just finished
-            if time.time() - place.stat().st_mtime > _LEFT_BEHIND:
-                shutil.rmtree(place, ignore_errors=True)
 
 
 def write(path: Path, chunks: Iterable[bytes]) -> FileSum:
@@ -85,12 +83,10 @@ def link(path: Path, folder: Path) -> None:
     if path.is_dir() and path.resolve() == folder.resolve():
         return
     if path.exists() and not path.is_symlink():
-        raise FileExistsError(f"{path} should become a link to {folder}, and is something else: move it away")
+        raise FileExistsError(
+            f"{path} should become a link to {folder}, but there's something else. Move it out of the way"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     new.symlink_to(os.path.relpath(folder.resolve(), path.parent.resolve()), target_is_directory=True)
     os.replace(new, path)
-
-
-def _free(folder: Path) -> str:
-    return f"{units.size(shutil.disk_usage(folder).free)} are free"

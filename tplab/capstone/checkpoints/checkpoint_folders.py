@@ -5,12 +5,12 @@
     step-000050.deleting/        an older checkpoint, renamed before it is deleted
     .shared-3f0c...              an empty file that shows whether all machines share the root folder
 
-A rename is atomic, so a kill can't leave it half done. Anything that a kill does leave behind has one of the temporary
-names, so it can't be mistaken for a checkpoint, and `clear` removes it.
+A rename is atomic, so anything that a kill leaves behind has one of the temporary names, and `clear` removes it.
 """
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from tplab.capstone.checkpoints.manifest import DamagedCheckpointError, check_files, read_manifest, sync_folder
@@ -53,10 +53,10 @@ class StepFolders:
     def check_is_free(self, step: int) -> None:
         """Raise FileExistsError if something other than an empty folder is at the step's path."""
         path = self.path(step)
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):  # `publish` replaces an empty folder
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):  # `publish` replaces an empty folder
             raise FileExistsError(
-                f"{path} is there already, and this run has neither saved nor loaded it. Move it away, or train in "
-                "another folder"
+                f"{path} already exists, but this run has neither saved nor loaded it. Move it out of the way, or "
+                "train in another folder"
             )
 
     def publish(self, step: int) -> None:
@@ -74,16 +74,10 @@ class StepFolders:
     def instead_of(self, path: Path) -> str:
         """Return advice about a damaged checkpoint: the newest intact one before it, and how to resume from there."""
         match = _COMPLETE.fullmatch(path.name)
-        away = f"move the damaged one away (mv {path} {path}.damaged)"
+        away = f"move the damaged one out of the way (mv {path} {path}.damaged) and run the same command again"
         for older in reversed(self.steps()):
-            if match and older < int(match[1]) and _is_whole(self.path(older)):
-                return f"{self.path(older)} is whole: to go on from step {older}, {away} and start again"
-        return f"No older checkpoint in {self.root} is whole: to begin anew, {away} and start again"
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        check_files(path, read_manifest(path))
-    except (OSError, DamagedCheckpointError):
-        return False
-    return True
+            with suppress(OSError, DamagedCheckpointError):
+                if match and older < int(match[1]):
+                    check_files(self.path(older), read_manifest(self.path(older)))
+                    return f"{self.path(older)} is intact. To resume from step {older}, {away}"
+        return f"There is no older intact checkpoint in {self.root}. To start over, {away}"

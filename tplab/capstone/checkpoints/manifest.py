@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: its files with their sizes and SHA-256, to detect missing, truncated or changed ones.
+"""The manifest of a folder: its files with their sizes and SHA-256, to detect missing, truncated or changed ones.
 
     {
-     "step": 100,
+     "step": 100,                (whatever else there is to say about the folder)
      "files": {
       ".metadata": {"bytes": 21034, "sha256": "91c0.."},
       "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (as printed by `sha256sum __0_0.distcp`)
@@ -19,13 +19,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 NAME = "manifest.json"
 
 
 class DamagedCheckpointError(ValueError):
-    """Raised when a checkpoint differs from what was written, because a file is missing, truncated or changed."""
+    """Raised when a folder differs from what was written, because a file is missing, truncated or changed."""
 
 
 class FileSum(TypedDict):
@@ -35,13 +35,6 @@ class FileSum(TypedDict):
     sha256: str
 
 
-class Manifest(TypedDict):
-    """The step of a checkpoint, and its files by name."""
-
-    step: int
-    files: dict[str, FileSum]
-
-
 def file_sum(path: Path) -> FileSum:
     """Read a file and return its size and checksum."""
     with open(path, "rb") as file:
@@ -49,52 +42,53 @@ def file_sum(path: Path) -> FileSum:
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
-def write_manifest(folder: Path, step: int, files: Mapping[str, FileSum]) -> None:
+def write_manifest(folder: Path, about: Mapping[str, Any], files: Mapping[str, FileSum]) -> None:
     """Write the manifest, and sync both its contents and the folder's directory entries to disk."""
     with open(folder / NAME, "w", encoding="utf-8") as file:
-        file.write(_text({"step": step, "files": dict(sorted(files.items()))}))
+        file.write(_text({**about, "files": dict(sorted(files.items()))}))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Read a manifest. Raises FileNotFoundError without the folder, DamagedCheckpointError without a valid manifest."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no checkpoint at {folder}: no such directory")
+        raise FileNotFoundError(f"there's no folder {folder}")
+    path = folder / NAME
     try:
-        text = (folder / NAME).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        intact = text == _text({name: value for name, value in manifest.items() if name != "sha256"})
     except FileNotFoundError:
+        there = sorted(file.name for file in folder.iterdir())[:8]
         raise DamagedCheckpointError(
-            f"{folder} has no {NAME}, without which nobody knows whether the rest is complete. There are "
-            f"{sorted(path.name for path in folder.iterdir())[:8]}"
+            f"{folder} has no {NAME}, so it's impossible to tell whether its files are complete. It has {there}"
         ) from None
-    except UnicodeDecodeError as error:
-        raise DamagedCheckpointError(f"{folder / NAME} was changed or cut off after it was written: {error}") from None
-    try:
-        found = json.loads(text)
-        manifest: Manifest = {"step": found["step"], "files": found["files"]}
-    except (ValueError, TypeError, KeyError) as error:
-        raise DamagedCheckpointError(
-            f"{folder / NAME} was changed or cut off after it was written: {error!r}"
-        ) from None
-    if text != _text(manifest):
-        raise DamagedCheckpointError(f"{folder / NAME} was changed after it was written: its own checksum doesn't fit")
+    except (ValueError, AttributeError) as error:
+        raise DamagedCheckpointError(f"{path} was changed or truncated after it was written: {error!r}") from None
+    if not intact:
+        raise DamagedCheckpointError(f"{path} was changed after it was written, because it doesn't match its checksum")
     return manifest
 
 
-def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 1) -> None:
-    """Verify every `shares`-th file of a manifest, starting at `share`. Raises DamagedCheckpointError on a mismatch."""
+def check_files(
+    folder: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1, *, sums: bool = True
+) -> None:
+    """Verify every `shares`-th file of a manifest, starting at `share`. Raises DamagedCheckpointError on a mismatch.
+
+    sums    if False, only the sizes are verified, which is fast
+    """
     for name, expected in list(manifest["files"].items())[share::shares]:
         path = folder / name
         if not path.is_file():
-            raise DamagedCheckpointError(f"{path} is missing; it had {expected['bytes']:,} bytes")
+            raise DamagedCheckpointError(f"{path} is missing. It had {expected['bytes']:,} bytes")
         if (size := path.stat().st_size) != expected["bytes"]:
             raise DamagedCheckpointError(f"{path} has {size:,} bytes instead of {expected['bytes']:,}")
-        if (found := file_sum(path)["sha256"]) != expected["sha256"]:
+        if sums and (found := file_sum(path)["sha256"]) != expected["sha256"]:
             raise DamagedCheckpointError(
-                f"{path} has its {size:,} bytes, but they are not those that were written: the SHA-256 begins with "
-                f"{found[:12]}, not with {expected['sha256'][:12]}"
+                f"{path} has the right size, {size:,} bytes, but its contents have changed: its SHA-256 starts with "
+                f"{found[:12]} instead of {expected['sha256'][:12]}"
             )
 
 
@@ -107,6 +101,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _text(manifest: Manifest) -> str:
+def _text(manifest: Mapping[str, Any]) -> str:
     body = json.dumps(manifest, indent=1)
     return json.dumps({**manifest, "sha256": hashlib.sha256(body.encode()).hexdigest()}, indent=1) + "\n"

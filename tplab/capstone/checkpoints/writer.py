@@ -7,24 +7,11 @@
     delete      the oldest, if there are more than `keep`                   the first rank
 
 Every file is synced to disk before the next stage begins, so a folder named just step-000100 is always complete.
-Anything that a kill leaves behind has a different name, and the next save removes it (see `checkpoint_folders`).
 
 In an asynchronous save, training waits only for the copy, and a thread does the rest. The threads of all ranks
-communicate in a separate gloo group, so their messages and the training's collectives can't block each other.
-`dcp.async_save` works the same way, but without the checksums and the rename, which have to run in the thread, too. A
-new save waits for the one in progress. If a thread fails, the next `save` or `wait` raises its error on all ranks.
-
-In training, on every rank:
-
-    checkpoints = Checkpoints(folder, keep=2, asynchronous=True, mesh=mesh)
-    newest = checkpoints.latest()
-    step = checkpoints.load(newest, model, optimizer)["step"] if newest else 0
-    while step < steps:
-        ...
-        step += 1
-        if step % save_every == 0:
-            checkpoints.save(step, model, optimizer, {"settings": asdict(settings)})
-    checkpoints.wait()                         # otherwise the last save would be cut short when the program ends
+communicate in a separate gloo group, so they can't block the training's collectives. (`dcp.async_save` is similar, but
+the checksums and the rename have to run in the thread, too.) A new save waits for the one in progress. If a thread
+fails, the next `save` or `wait` raises its error on all ranks.
 
 Only the first data-parallel replica saves, but all load. With ZeRO, the replicas first gather the optimizer's state
 (`FullOptimizer`), so a checkpoint doesn't depend on the number of ranks in any dimension, nor on the stage of ZeRO.
@@ -57,7 +44,7 @@ from tplab.capstone.checkpoints.manifest import (
     read_manifest,
     write_manifest,
 )
-from tplab.checkpoint.files import together
+from tplab.checkpoint.files import gathered, together
 from tplab.checkpoint.optimizer import OptimizerState
 from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_sharded
 from tplab.collectives.by_hand import rank_and_size
@@ -87,7 +74,7 @@ class Checkpoints:
         mesh: DeviceMesh | None = None,
     ) -> None:
         if keep < 1:
-            raise ValueError(f"keep={keep}: one checkpoint at least has to stay")
+            raise ValueError(f"keep={keep} should be 1 or more, because the newest checkpoint has to stay")
         self.folders, self.keep, self.asynchronous = StepFolders(Path(folder)), keep, asynchronous
         self.group = None if mesh is None else mesh.get_group("tp")
         self.saves = mesh is None or mesh.get_local_rank("dp") == 0
@@ -120,7 +107,7 @@ class Checkpoints:
             if not self.asynchronous:
                 together(lambda: self._write(step, staged), self._everyone)
         if self.asynchronous:
-            self._under_way = self._thread.submit(self._write_unseen, step, staged)
+            self._under_way = self._thread.submit(unrecorded()(self._write), step, staged)
         self._is_there = step
 
     def wait(self) -> None:
@@ -149,10 +136,6 @@ class Checkpoints:
         staged = stage_sharded(model, optimizer=optimizer, extra=extra, group=self.group, replica=self._savers)
         return staged.copied() if self.asynchronous else staged
 
-    def _write_unseen(self, step: int, staged: Staged | None) -> None:
-        with unrecorded():
-            self._write(step, staged)
-
     def _write(self, step: int, staged: Staged | None) -> None:
         if staged is None:
             return
@@ -163,19 +146,17 @@ class Checkpoints:
             self._write_manifest(saving, step)
         except Exception as error:
             self._first(self._clear_if_possible)
-            raise RuntimeError(f"step {step} was not saved: {error}. {self._untouched(step)}") from error
+            raise RuntimeError(f"step {step} wasn't saved: {error}. {self._untouched(step)}") from error
         self._first(lambda: self.folders.publish(step))
         self._first(lambda: self.folders.delete_old(step, self.keep))
 
     def _write_manifest(self, saving: Path, step: int) -> None:
         mine = saving.glob(f"__{self.rank}_*.distcp")
         sums: dict[str, FileSum] = together(lambda: {path.name: file_sum(path) for path in mine}, self._savers)
-        of_ranks: list[Any] = [sums]
-        if self._savers is not None:
-            of_ranks = [None] * dist.get_world_size(self._savers)
-            dist.all_gather_object(of_ranks, sums, self._savers)
-        files = {name: found for part in of_ranks for name, found in part.items()}
-        self._first(lambda: write_manifest(saving, step, {**files, ".metadata": file_sum(saving / ".metadata")}))
+        files = {name: found for part in gathered(sums, self._savers) for name, found in part.items()}
+        self._first(
+            lambda: write_manifest(saving, {"step": step}, {**files, ".metadata": file_sum(saving / ".metadata")})
+        )
 
     def _first(self, work: Callable[[], None]) -> None:
         """Do `work` on the first rank while the others wait. If it fails, raise its error on all ranks."""
@@ -189,8 +170,8 @@ class Checkpoints:
         """Return a sentence for the error of a failed save that says what happened to the checkpoint before it."""
         older = [other for other in self.folders.steps() if other < step]
         if not older:
-            return "There was none before it"
-        return f"The checkpoint before it, {self.folders.path(older[-1])}, is untouched"
+            return "There is no older checkpoint"
+        return f"The checkpoint before it, {self.folders.path(older[-1])}, is intact"
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints in the folder, in ascending order."""
@@ -200,14 +181,11 @@ class Checkpoints:
         """Return the path of the newest checkpoint, or None. It may be damaged, which only `load` checks."""
         self.wait()
         newest = max(self.steps(), default=None)
-        if self._everyone is not None:
-            seen: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(seen, newest, self._everyone)
-            if len(set(seen)) > 1:
-                raise ValueError(
-                    f"the ranks see different newest checkpoints in {self.folders.root}, of the steps {seen}: it has "
-                    "to be on a disk that all of them share"
-                )
+        if len(set(seen := gathered(newest, self._everyone))) > 1:
+            raise ValueError(
+                f"the ranks see different newest checkpoints in {self.folders.root}, of steps {seen}. This folder has "
+                "to be on a disk that all of them share"
+            )
         return None if newest is None else self.folders.path(newest)
 
     def load(
@@ -225,7 +203,8 @@ class Checkpoints:
             manifest = together(lambda: read_manifest(path), self._everyone)
             together(lambda: check_files(path, manifest, share, shares), self._everyone)
         except (DamagedCheckpointError, FileNotFoundError) as error:
-            raise type(error)(f"{error}. {self._instead_of(path)}") from None
+            advice = gathered(self.folders.instead_of(path) if self.rank == 0 else "", self._everyone)[0]
+            raise type(error)(f"{error}. {advice}") from None
         with unsharded(optimizer) as full:
             extra = together(lambda: self._load(path, model, full), self._everyone)
         self._is_there = manifest["step"]
@@ -236,17 +215,9 @@ class Checkpoints:
             return load_sharded(path, model, optimizer=optimizer, group=self.group, replica=self._everyone)
         except ValueError as error:
             raise ValueError(
-                f"{path} can't be loaded here: {error}. Nothing has been changed. Go on with the settings that it was "
-                "saved with, or train in another folder"
+                f"{path} can't be loaded into this model: {error}. Nothing has been changed. Use the settings with "
+                "which it was saved, or train in another folder"
             ) from error
-
-    def _instead_of(self, path: Path) -> str:
-        """Return advice about a damaged checkpoint, composed by the first rank on behalf of all."""
-        if self._everyone is None:
-            return self.folders.instead_of(path)
-        said = [self.folders.instead_of(path) if dist.get_rank() == 0 else ""]
-        dist.broadcast_object_list(said, 0, self._everyone)
-        return said[0]
 
 
 def _check_shared(root: Path, everyone: ProcessGroup) -> None:
@@ -255,37 +226,35 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
     Otherwise, a folder that the machines don't share would be noticed only when the run is resumed.
     """
     is_first, existed = dist.get_rank() == 0, root.is_dir()
-    about = [f"{PROBE}{os.urandom(8).hex()}", socket.gethostname(), str(root.absolute())]
-    dist.broadcast_object_list(about, 0, everyone)
-    name, host, folder = about
+    about = f"{PROBE}{os.urandom(8).hex()}", f"{root.absolute()} on {socket.gethostname()}"
+    name, written = gathered(about, everyone)[0]
+    path = root / name
+
+    def write() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def wait() -> None:
+        end = time.monotonic() + UNTIL_SEEN
+        while not path.exists():
+            if time.monotonic() > end:
+                raise RuntimeError(
+                    f"the checkpoint folder isn't shared: rank 0 writes to {written}, but {root.absolute()} on "
+                    f"{socket.gethostname()} is a different folder. Use a --folder that all machines share"
+                )
+            time.sleep(0.05)
+
+    def clear_up() -> None:
+        with suppress(OSError):  # whatever has gone wrong on this disk, the others' error says it better
+            path.unlink(missing_ok=True)
+            if not existed:
+                root.rmdir()  # unless another run is using it by now
+
     try:
-        together(lambda: _write_empty(root / name) if is_first else None, everyone)
-        together(lambda: _wait_for(root / name, f"{folder} on {host}"), everyone)
+        together(lambda: write() if is_first else None, everyone)
+        together(wait, everyone)
     finally:
-        together(lambda: _clear_up(root / name, existed) if is_first else None, everyone)
-
-
-def _write_empty(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-
-
-def _clear_up(path: Path, existed: bool) -> None:
-    with suppress(OSError):  # whatever has gone wrong on this disk, the others' error says it better
-        path.unlink(missing_ok=True)
-        if not existed:
-            path.parent.rmdir()  # unless another run is using it by now
-
-
-def _wait_for(path: Path, written: str) -> None:
-    end = time.monotonic() + UNTIL_SEEN
-    while not path.exists():
-        if time.monotonic() > end:
-            raise RuntimeError(
-                f"the checkpoint folder isn't shared: rank 0 writes to {written}, but {path.parent.absolute()} on "
-                f"{socket.gethostname()} is a different folder. Pass a --folder that all machines share"
-            )
-        time.sleep(0.05)
+        together(lambda: clear_up() if is_first else None, everyone)
 
 
 def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:
@@ -298,7 +267,5 @@ def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:
     if not dist.is_initialized():
         return None, None
     everyone = dist.new_group(backend="gloo", timeout=PATIENCE)
-    who: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(who, saves, everyone)
-    own = [rank for rank, is_saver in enumerate(who) if is_saver == saves]
+    own = [rank for rank, is_saver in enumerate(gathered(saves, everyone)) if is_saver == saves]
     return everyone, dist.new_group(own, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)

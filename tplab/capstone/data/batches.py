@@ -8,10 +8,9 @@
 The targets of a window are its tokens shifted by one position. Each epoch contains every window once. The next epoch
 has new windows in a new order, and a batch may contain the last windows of one epoch and the first of the next.
 
-A run on 10^9 tokens has millions of windows, so their order is computed by a formula instead of being stored. A Feistel
-network splits a position in that order into two halves and repeatedly mixes one half into the other. Each round can be
-undone, so every position gets a different window and none is left out. Only one batch has to fit in memory. (Black and
-Rogaway 2002, "Ciphers with arbitrary finite domains": the network, and cycle walking to stay in range.)
+The order of millions of windows is computed by a formula instead of being stored. A Feistel network splits a position
+in that order into two halves and repeatedly mixes one half into the other. Each round can be undone, so every position
+gets a different window. (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", also for cycle walking.)
 """
 
 import hashlib
@@ -41,8 +40,8 @@ class Batches:
                 raise ValueError(f"{name}={size} should be 1 or more")
         if len(tokens) < seq_length + 1:
             raise ValueError(
-                f"{len(tokens):,} tokens are too few for a sequence of seq_length={seq_length} and its last target: "
-                f"that takes {seq_length + 1:,}"
+                f"{len(tokens):,} tokens are too few, because a sequence of seq_length={seq_length} and its last "
+                f"target need {seq_length + 1:,}"
             )
         self.tokens, self.seq_length, self.batch_size, self.seed = tokens, seq_length, batch_size, seed
         self.windows = max(1, (len(tokens) - seq_length) // seq_length)  # the same number for every offset
@@ -55,7 +54,7 @@ class Batches:
     def own(self, step: int, replica: int, replicas: int) -> tuple[Tensor, Tensor]:
         """Return the rows of `batch(step)` that one replica trains on: [batch_size / replicas, seq_length] each."""
         if not 0 <= replica < replicas:
-            raise ValueError(f"there is no replica {replica} of {replicas}")
+            raise ValueError(f"replica={replica} should be between 0 and {replicas - 1}")
         each = divide(self.batch_size, replicas)
         return self._rows(step * self.batch_size + replica * each, each)
 
@@ -65,7 +64,7 @@ class Batches:
 
     def _rows(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         if first < 0:
-            raise ValueError(f"steps begin at 0: there is none {first // self.batch_size}")
+            raise ValueError(f"step={first // self.batch_size} should be 0 or more")
         rows = [self.tokens[begin : begin + self.seq_length + 1] for begin in self._begins(first, count)]
         windows = torch.from_numpy(np.stack(rows).astype(np.int64))  # [count, s + 1]
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

@@ -58,11 +58,11 @@ def gather(data: str | None = None, limit: int | None = None, without: Iterable[
     there is no text or the limit is below 1.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} bytes of text: it should be 1 or more, or None for all")
+        raise ValueError(f"limit={limit} should be 1 byte or more, or None for all of the text")
     folder = Path(sysconfig.get_path("stdlib")) if data is None else Path(data).expanduser()
     if not folder.exists():
-        what = "the standard library of this Python is missing" if data is None else "there is no such folder or file"
-        raise FileNotFoundError(f"{what}: {folder}. Give a folder of text files as data (--data PATH)")
+        what = "the standard library of this Python is missing" if data is None else "no such folder or file"
+        raise FileNotFoundError(f"{what}: {folder}. Use --data PATH to train on a folder of text files")
     collected, left = Collected(), limit
     for path in _files(folder, data is None, {path.resolve() for path in without}, collected):
         name = path.relative_to(folder).as_posix() if path != folder else path.name
@@ -74,8 +74,8 @@ def gather(data: str | None = None, limit: int | None = None, without: Iterable[
             if left <= 0:
                 break
     if not collected.documents:
-        found = skipped_text(collected.skipped) or "it is empty"
-        raise ValueError(f"there is no text in {folder}: {found}. Text is what decodes as UTF-8")
+        found = f"we skipped {text}" if (text := skipped_text(collected.skipped)) else "it's empty"
+        raise ValueError(f"there's no UTF-8 text in {folder}, because {found}")
     return collected
 
 
@@ -104,8 +104,8 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
     for document, digest in zip(documents, digests, strict=True):
         sizes[digest] = sizes.get(digest, 0) + len(document.text)
     if len(sizes) < 2:
-        same = "it has only one document" if len(documents) == 1 else f"its {len(documents)} documents are all the same"
-        raise ValueError(f"part of the text is held out to measure the loss on, but {same}. Add a different document")
+        same = "there's only one document" if len(documents) == 1 else f"all {len(documents)} documents are the same"
+        raise ValueError(f"some documents have to be held out for evaluation, but {same}. Add a different document")
     total, taken, held = sum(sizes.values()), 0, set()
     for digest in sorted(sizes):
         if taken < VALIDATION_SHARE * total and taken + sizes[digest] <= VALIDATION_MOST * total:
@@ -136,7 +136,7 @@ def _read(path: Path, limit: int | None, name: str, collected: Collected) -> tup
     """Return (text of the first `limit` bytes, whether that's the full file). A file that isn't text is skipped."""
     try:
         if not path.is_file():
-            collected.skip(name, "no file")
+            collected.skip(name, "not a regular file")
             return "", True
         with open(path, "rb") as file:
             data = file.read(_HEAD)

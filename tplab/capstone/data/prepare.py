@@ -2,11 +2,10 @@
 
     runs/laptop/tokens             a link to the run's folder of token files, such as
     runs/tokens/3f9a6c0d52e81b47   one folder per text and tokenizer, named after their fingerprint
-        tokenizer.json, train.bin, validation.bin, about.json      (see `token_files`)
+        tokenizer.json, train.bin, validation.bin, manifest.json      (see `token_files`)
 
-The folder is written under a temporary name, synced to disk, and renamed, so even after a kill it's either complete or
-missing. If several processes need it at the same time, one process makes it while the others wait for a lock. The lock
-is released when that process ends, so you never have to delete anything by hand unless a file gets damaged later.
+Even after a kill, the folder is either complete or missing. If several processes need it at the same time, one of them
+makes it while the others wait for a lock, which is released when that process ends.
 
 A run that has checkpoints keeps using the tokens that it started with, even if Python or the text has changed since.
 """
@@ -28,9 +27,10 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from tplab.capstone.checkpoints.atomic_folders import link, locked, new_folder, write
+from tplab.capstone.checkpoints.manifest import write_manifest
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.corpus import Collected, Document, gather, in_parts, skipped_text, split
-from tplab.capstone.data.token_files import TokenFiles, sealed
+from tplab.capstone.data.token_files import TokenFiles
 from tplab.capstone.data.tokenizer import (
     END_OF_TEXT,
     MIN_FREQUENCY,
@@ -42,7 +42,7 @@ from tplab.capstone.data.tokenizer import (
 from tplab.capstone.progress import Show, progress
 from tplab.capstone.settings.run_folder import checkpoints_in
 from tplab.capstone.settings.settings import Settings
-from tplab.checkpoint.files import together
+from tplab.checkpoint.files import gathered, together
 
 __all__ = ["Batches", "TokenFiles", "prepare"]
 
@@ -63,13 +63,14 @@ def prepare(settings: Settings) -> TokenFiles:
     maker = int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
     waiting = dist.new_group(backend="gloo", timeout=PATIENCE)  # the default group would give up earlier
     made = together(lambda: _found_or_made(settings) if maker else None, waiting)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, made and (made.fingerprint, platform.python_version(), str(made.folder)), waiting)
+    found = gathered(made and (made.fingerprint, platform.python_version(), str(made.folder)), waiting)
     makers = {rank: place for rank, place in enumerate(found) if place}
     (fingerprint, _, folder), *_ = makers.values()
     if any(place[0] != fingerprint for place in makers.values()):
         parts = [f"rank {rank} has {name} (Python {python})" for rank, (name, python, _) in makers.items()]
-        raise ValueError(f"the machines have different text: {', '.join(parts)}. Give all the same Python and data")
+        raise ValueError(
+            f"the machines have different text: {', '.join(parts)}. All of them need the same Python and the same data"
+        )
     return together(lambda: made or TokenFiles(folder, check=False), waiting)
 
 
@@ -88,9 +89,10 @@ def _files_of(settings: Settings, show: Show) -> TokenFiles:
     text = _text_of(settings)
     if began_with and began_with != text.fingerprint:
         raise ValueError(
-            f"the run in {run} has checkpoints, and began with the token files {began_with}. They are no longer in "
-            f"{shared}, and the text of now gives others, {text.fingerprint}: {text.collected}; Python "
-            f"{platform.python_version()}. Give the text of then, or begin another run in another folder"
+            f"the run in {run} has checkpoints, and it was trained on the token files {began_with}, which are no "
+            f"longer in {shared}. The text has changed since then, because it would now become {text.fingerprint}: "
+            f"{text.collected}, with Python {platform.python_version()}. Restore the old text, or start a new run in "
+            "another folder"
         )
     folder = shared / text.fingerprint
     if not folder.is_dir():
@@ -100,7 +102,13 @@ def _files_of(settings: Settings, show: Show) -> TokenFiles:
                 _make(folder, text, settings, show)
     show("checking the tokens")
     files = TokenFiles(folder)
-    _check_length(files, settings.seq_length)
+    for what, ids in (("for training", files.train), ("of held-out text", files.validation)):
+        if len(ids) < settings.seq_length + 1:
+            raise ValueError(
+                f"there are only {len(ids):,} tokens {what}, but one sequence of seq_length={settings.seq_length} and "
+                f"its last target need {settings.seq_length + 1:,}. {files} Use more text (data, data_limit) or a "
+                "smaller seq_length"
+            )
     link(run / "tokens", folder)
     return files
 
@@ -122,59 +130,57 @@ def _of_run(run: Path) -> str | None:
 
 @dataclass(frozen=True)
 class _Text:
+    """A text in parts, and its fingerprint. `ready` is the tokenizer that a run starts from, and its end of a text."""
+
     collected: Collected
     parts: Sequence[Document]
     fingerprint: str
+    ready: tuple[Tokenizer, int] | None
 
 
 def _text_of(settings: Settings) -> _Text:
     run = Path(settings.folder)  # a run's own files aren't text to train on
     collected = gather(settings.data, settings.data_limit, without=[run, _shared(settings)])
     parts = in_parts(collected.documents)
-    digest = hashlib.sha256()
+    ready = None
     kind: list[Any] = [settings.vocab_size, MIN_FREQUENCY]
     if settings.start_from is not None:
-        tokenizer, end = _tokenizer_of(Path(settings.start_from), settings.vocab_size)
-        kind = [tokenizer.to_str(), end]
-    digest.update(json.dumps([FORMAT, tokenizers.__version__, *kind]).encode())
+        ready = _tokenizer_of(Path(settings.start_from), settings.vocab_size)
+        kind = [ready[0].to_str(), ready[1]]
+    digest = hashlib.sha256(json.dumps([FORMAT, tokenizers.__version__, *kind]).encode())
     for part in parts:
         text = part.text.encode()
         digest.update(len(text).to_bytes(8, "little") + text)
-    return _Text(collected, parts, digest.hexdigest()[:16])
+    return _Text(collected, parts, digest.hexdigest()[:16], ready)
 
 
 def _make(folder: Path, text: _Text, settings: Settings, show: Show) -> None:
     show("training the tokenizer")
     train, validation = split(text.parts)
-    if settings.start_from is None:
-        tokenizer, end = train_tokenizer(train, settings.vocab_size), 0
-        vocab_size, asked = tokenizer.get_vocab_size(), settings.vocab_size
-    else:
-        tokenizer, end = _tokenizer_of(Path(settings.start_from), settings.vocab_size)
-        vocab_size = asked = size_of(tokenizer)
+    tokenizer, end = text.ready or (train_tokenizer(train, settings.vocab_size), 0)
+    vocab_size = size_of(tokenizer)
     dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
-    about: dict[str, Any] = {
+    train_bytes, validation_bytes = (sum(len(part.text.encode()) for part in parts) for parts in (train, validation))
+    about = {
         "fingerprint": text.fingerprint,
         "vocab_size": vocab_size,
-        "asked_vocab_size": asked,
+        "asked_vocab_size": vocab_size if text.ready else settings.vocab_size,
         "end_of_text": end,
         "dtype": dtype,
         "text": {
             "from": settings.data or f"the standard library of Python {platform.python_version()}",
             "documents": len(text.collected.documents),
             "skipped": skipped_text(text.collected.skipped),
-            "train_bytes": _bytes_in(train),
-            "validation_bytes": _bytes_in(validation),
+            "train_bytes": train_bytes,
+            "validation_bytes": validation_bytes,
         },
         "made_with": {"format": FORMAT, "tokenizers": tokenizers.__version__, "python": sys.version},
     }
     with new_folder(folder) as place:
-        about["files"] = {
-            "tokenizer.json": write(place / "tokenizer.json", [tokenizer.to_str().encode()]),
-            "train.bin": write(place / "train.bin", _ids_of(train, tokenizer, end, dtype, show)),
-            "validation.bin": write(place / "validation.bin", _ids_of(validation, tokenizer, end, dtype, show)),
-        }
-        write(place / "about.json", [sealed(about)])
+        files = {"tokenizer.json": write(place / "tokenizer.json", [tokenizer.to_str().encode()])}
+        for name, parts in (("train.bin", train), ("validation.bin", validation)):
+            files[name] = write(place / name, _ids_of(parts, tokenizer, end, dtype, show))
+        write_manifest(place, about, files)
 
 
 def _tokenizer_of(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
@@ -184,7 +190,9 @@ def _tokenizer_of(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
     end = ends[0] if isinstance(ends, list) and ends else ends
     end = tokenizer.token_to_id(END_OF_TEXT) if end is None else end
     if end is None:
-        raise ValueError(f"{folder / 'config.json'} has no eos_token_id, which the run writes between two texts")
+        raise ValueError(
+            f"{folder / 'config.json'} has no eos_token_id, but the run needs a token that separates two texts"
+        )
     if (ids := max(size_of(tokenizer), end + 1)) > vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} has ids up to {ids - 1:,}, but the model's table has only {vocab_size:,} rows"
@@ -203,17 +211,3 @@ def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype
             yield b"".join(np.array([*ids, end], dtype).tobytes() for ids in encode(tokenizer, waiting))
             waiting, characters = [], 0
             show("encoding the text", number / len(documents))
-
-
-def _check_length(files: TokenFiles, seq_length: int) -> None:
-    for name, ids in (("to train on", files.train), ("held out", files.validation)):
-        if len(ids) < seq_length + 1:
-            raise ValueError(
-                f"there are {len(ids):,} tokens {name}, too few for one sequence of seq_length={seq_length} and its "
-                f"last target, {seq_length + 1:,}. The text: {files}. Give more text (data, data_limit) or a smaller "
-                "seq_length"
-            )
-
-
-def _bytes_in(documents: Sequence[Document]) -> int:
-    return sum(len(document.text.encode()) for document in documents)

@@ -1,17 +1,16 @@
 """A byte-pair tokenizer, trained on the training text with Hugging Face's `tokenizers`.
 
-The vocabulary starts with the 256 bytes. The most frequent pair of adjacent tokens becomes a new token, and this is
-repeated until there are `vocab_size` tokens: "s", "se", "sel", "self". Since every text consists of bytes, any text can
-be encoded, and decoding restores it exactly.
+The vocabulary starts with the 256 bytes, so any text can be encoded, and decoding restores it exactly. The most
+frequent pair of adjacent tokens becomes a new token, again and again, until there are `vocab_size`: "s", "se", "sel",
+"self".
 
     id 0                 END_OF_TEXT, between documents
     ids 1 to 256         the bytes
     ids 257 and higher   pairs, the most frequent first
 
-END_OF_TEXT is in the vocabulary, but the tokenizer doesn't look for it in text. If a text contains the characters
-"<|endoftext|>", they become ordinary tokens, so mentioning the marker doesn't end the document. Only a program that
-inserts id 0 can do that. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford
-et al. 2019 for bytes, and for the rule that splits text into words before pairs are counted.)
+If a text contains the characters "<|endoftext|>", they become ordinary tokens, so a document that mentions the marker
+doesn't end there. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford et al.
+2019 for bytes, and for the rule that splits text into words before pairs are counted.)
 """
 
 import json
@@ -33,7 +32,9 @@ def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer
     The result doesn't depend on the number of threads. Raises ValueError if vocab_size is below 258.
     """
     if vocab_size < SMALLEST:
-        raise ValueError(f"vocab_size={vocab_size}: the bytes, {END_OF_TEXT} and one pair of bytes are {SMALLEST}")
+        raise ValueError(
+            f"vocab_size={vocab_size} should be at least {SMALLEST}, for the bytes, {END_OF_TEXT} and one pair"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,7 +46,9 @@ def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer
         show_progress=False,
     )
     tokenizer.train_from_iterator((document.text for document in documents), trainer, length=len(documents))
-    return _that_reads_all_as_text(tokenizer)
+    description = json.loads(tokenizer.to_str())
+    description["added_tokens"] = []  # so that END_OF_TEXT is an ordinary entry, which no merge produces
+    return Tokenizer.from_str(json.dumps(description))
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -68,10 +71,3 @@ def size_of(tokenizer: Tokenizer) -> int:
 def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[list[int]]:
     """Return the ids of each document, without END_OF_TEXT. Uses several threads if `tokenizers` is allowed to."""
     return [encoding.ids for encoding in tokenizer.encode_batch_fast([document.text for document in documents])]
-
-
-def _that_reads_all_as_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of the tokenizer in which added tokens are ordinary vocabulary entries that no merge produces."""
-    description = json.loads(tokenizer.to_str())
-    description["added_tokens"] = []
-    return Tokenizer.from_str(json.dumps(description))

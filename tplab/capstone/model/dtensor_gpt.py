@@ -5,13 +5,13 @@
     loss_parallel         F.cross_entropy of logits sharded along the vocabulary; backward has to run inside it, too
     SequenceParallel      norms, with the sequence sharded between the blocks
 
-torch gives each rank one contiguous shard of a parameter. The rows of [Wq; Wk; Wv] are therefore sorted by rank, and
-the embedding table is padded like ParallelGPT's. Every rank then stores exactly the same elements as with ParallelGPT,
-and the parameters carry that model's `tensor_parallel` marks, which describe the shards.
+torch gives each rank one contiguous shard of a parameter. So the rows of [Wq; Wk; Wv] are sorted by rank, and the
+embedding table is padded, and every rank stores the same elements as with ParallelGPT, with its `tensor_parallel`
+marks.
 
-If the sequence is sharded, the gradients of norm layers are Partial: each rank has the sum over its tokens. torch would
-all-reduce them at every use, once for the gradient norm and again in the optimizer. `finish_gradients` does it only
-once. (torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has a similar plan.)
+If the sequence is sharded, the gradients of norm layers are Partial, and torch would all-reduce them at every use. So
+`finish_gradients` does it once. (torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has
+a similar plan.)
 """
 
 from typing import Any

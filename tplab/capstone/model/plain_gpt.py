@@ -4,6 +4,7 @@ It uses none of the course's layers, but its parameters have the same names as t
 therefore accept the same full state dict (`full_state_dict`) and the same checkpoints.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +79,8 @@ class PlainLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(hidden_size, **place)
         self.attention = PlainAttention(hidden_size, num_heads, recompute=recompute == "attention", **place)
         self.mlp_norm = nn.LayerNorm(hidden_size, **place)
-        self.mlp = PlainMLP(hidden_size, ffn_size, **place)
+        up, down = nn.Linear(hidden_size, ffn_size, **place), nn.Linear(ffn_size, hidden_size, **place)
+        self.mlp = nn.Sequential(OrderedDict(up=up, gelu=nn.GELU(), down=down))
 
     def forward(self, x: Tensor) -> Tensor:
         return again_in_backward(self._forward)(x) if self.recompute else self._forward(x)
@@ -105,20 +107,6 @@ class PlainAttention(nn.Module):
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [b, n, s, d]
         y = (again_in_backward(attend) if self.recompute else attend)(q, k, v)  # [b, n, s, d]
         return self.out(y.transpose(1, 2).flatten(2))  # [b, s, n·d] -> [b, s, h]
-
-
-class PlainMLP(nn.Module):
-    """The MLP of a layer, [b, s, h] -> [b, s, h]."""
-
-    def __init__(
-        self, hidden_size: int, ffn_size: int, *, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__()
-        self.up = nn.Linear(hidden_size, ffn_size, device=device, dtype=dtype)
-        self.down = nn.Linear(ffn_size, hidden_size, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

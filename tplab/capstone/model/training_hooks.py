@@ -1,4 +1,4 @@
-"""The parts of a training step that depend on which layers a model is made of.
+"""The parts of a training step that depend on which layers a model is made of, and copies of weights between models.
 
 Every model built by `tplab.capstone.training.build_model` stores them as `model.hooks`, and that module calls them.
 """
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from tplab.memory.config import GPTConfig
 
@@ -31,3 +33,27 @@ class TrainingHooks:
     finish_gradients: Callable[[], None] | None = None
     norm: Callable[[DeviceMesh | None], Tensor] | None = None
     idle: frozenset[str] = frozenset()
+
+
+@torch.no_grad()
+def copy_shards(source: nn.Module, target: nn.Module) -> None:
+    """Copy this rank's parameters and their shard marks by name. Raises ValueError if names or shapes differ."""
+    given, own = dict(source.named_parameters()), dict(target.named_parameters())
+    if given.keys() != own.keys():
+        there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())
+        raise ValueError(
+            f"the model should have ParallelGPT's parameters, but it lacks {there[:4]} and has {here[:4]} instead"
+        )
+    for name, parameter in own.items():
+        if list(local(parameter).shape) != list(given[name].shape):
+            shapes = f"{list(local(parameter).shape)} instead of {list(given[name].shape)}, as in ParallelGPT"
+            raise ValueError(f"on this rank, the shape of {name} is {shapes}")
+        local(parameter).copy_(given[name])
+        if hasattr(given[name], "tensor_parallel"):
+            parameter.tensor_parallel = given[name].tensor_parallel  # type: ignore[attr-defined]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, or any other tensor unchanged."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -9,9 +9,10 @@ import importlib
 import itertools
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from importlib.util import spec_from_file_location
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -59,8 +60,8 @@ def assemble(
     check_answers(answers.whose, settings)
     if not dist.is_initialized():
         raise ValueError(
-            'layers="mine" asks torch.distributed for its ranks, so it needs a process group, also for one rank: '
-            "start it with tplab.launch or torchrun"
+            'layers="mine" needs a process group even for a single rank, because your layers ask torch.distributed for '
+            "their rank. Start it with tplab.launch or torchrun"
         )
     parts = link(answers, settings)
     group = None if mesh is None else mesh.get_group("tp")
@@ -127,7 +128,7 @@ def _along_the_sequence(package: "_Package", settings: Settings) -> dict[str, An
     return {F: gather, G: reduce_scatter}
 
 
-class _Package(MetaPathFinder, Loader):
+class _Package(MetaPathFinder, ExecutionLoader):
     """The learner's package, imported from the texts of its files."""
 
     def __init__(self, answers: Answers) -> None:
@@ -148,26 +149,25 @@ class _Package(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, _, rest = fullname.partition(".")
-        if package != self.name:
+        if (file := self._file(fullname)) is None:
             return None
-        stem = rest.replace(".", "/")
-        folder = f"{stem}/__init__.py".lstrip("/")
-        file = folder if folder in self.answers.files else f"{stem}.py"
-        if file not in self.answers.files:
-            return None
-        return ModuleSpec(fullname, self, origin=self.answers.path(file), is_package=file == folder)
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
+        inside: list[str] | None = [] if file.endswith("__init__.py") else None
+        return spec_from_file_location(
+            fullname, self.answers.path(file), loader=self, submodule_search_locations=inside
+        )
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        assert spec is not None
-        assert spec.origin is not None
-        file = next(file for file in self.answers.files if self.answers.path(file) == spec.origin)
-        module.__file__ = spec.origin
-        code: CodeType = compile(self.answers.files[file], spec.origin, "exec", dont_inherit=True)
-        exec(code, module.__dict__)
-        if file == OWN_DEVICE.file:
+        super().exec_module(module)
+        if self._file(module.__name__) == OWN_DEVICE.file:
             module.__dict__[OWN_DEVICE.name] = own_device
+
+    def get_source(self, fullname: str) -> str:
+        return self.answers.files[self._file(fullname) or ""]
+
+    def get_filename(self, fullname: str) -> str:
+        return self.answers.path(self._file(fullname) or "")
+
+    def _file(self, fullname: str) -> str | None:
+        package, *rest = fullname.split(".")
+        files = ("/".join([*rest, "__init__.py"]), "/".join(rest) + ".py")
+        return next((file for file in files if package == self.name and file in self.answers.files), None)

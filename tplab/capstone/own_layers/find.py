@@ -2,10 +2,10 @@
 
     answers = find_answers(Path("my_course"), settings)
 
-Everything in the library has passed its check. For exercises that are still to do, the course's solutions take the
-place of the learner's, and the console, the log and the report say which ones. An answer that is written but hasn't
-passed is an error, because the learner may take it for the one that trains; missing="tplab" replaces it, too.
-`tplab.capstone.own_layers.build` loads the files on each rank.
+Everything in the library has passed its check. For exercises that aren't written yet, the course's solutions are used,
+and the console, the log and the report say for which ones. An answer that hasn't passed is an error, because the
+learner may think that it's used; missing="tplab" replaces it, too. `tplab.capstone.own_layers.build` loads the files on
+each rank.
 """
 
 import linecache
@@ -28,7 +28,7 @@ from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
 MINE, COURSES = "yours", "the course's solution"
-TO_DO = "is still to do"
+TO_DO = "isn't written yet"
 INSTEAD = "in place of one that"
 
 
@@ -97,7 +97,7 @@ def find_answers(
                 problems[exercise] = chapter.problem(exercise)
                 passages[exercise], dates[exercise] = chapter.solution(exercise), "never"
             elif chapter.has_changed(exercise, passages[exercise]):
-                say(f"{exercise} was changed since it passed on {dates[exercise]}. What passed is what trains.")
+                say(f"You changed {exercise} after it passed on {dates[exercise]}. The version that passed is used.")
             copied = exercise in problems or passages[exercise] == chapter.solution(exercise)
             whose[exercise] = COURSES if copied else MINE
             checked[exercise] = f"passed on {dates[exercise]}"
@@ -119,14 +119,11 @@ def whose_is_what(whose: Mapping[str, str], checked: Mapping[str, str]) -> str:
     are = "is" if len(mine) == 1 else "are"
     told = [f"{len(mine)} of the {len(whose)} answers {are} yours" + (f": {names(mine)}." if mine else ".")]
     if copied:
-        told.append(f"In your library, but copied from the course's solutions: {names(copied)}.")
-    reasons: dict[str, list[str]] = {}
-    for exercise, why in checked.items():
-        if why.startswith(INSTEAD):
-            reasons.setdefault(why, []).append(exercise)
-    for why, exercises in reasons.items():
-        each = "each of " if len(exercises) > 1 else ""
-        told.append(f"For {each}{names(exercises)}, the course's solution is used {why}.")
+        told.append(f"Your library has the course's solutions for {names(copied)}.")
+    for why in dict.fromkeys(why for why in checked.values() if why.startswith(INSTEAD)):
+        exercises = names([exercise for exercise, other in checked.items() if other == why])
+        reason = why.removeprefix(INSTEAD).strip()
+        told.append(f"For {exercises}, the course's solution is used, because your own answer {reason}.")
     return " ".join(told)
 
 
@@ -160,7 +157,7 @@ class _Chapter:
         if exercise in self.merged.missing:
             return f"is missing. {self.merged.missing[exercise]}"
         own = [piece.source for piece in self.merged.pieces if (piece.role, piece.number) == ("exercise", exercise)]
-        return TO_DO if any(is_stub(source, exercise) for source in own) else "has not passed its check"
+        return TO_DO if any(is_stub(source, exercise) for source in own) else "hasn't passed its check"
 
 
 def _course_of(folder: str | Path) -> Course:
@@ -176,7 +173,7 @@ def _course_of(folder: str | Path) -> Course:
                 raise NotReady(str(error)) from None
             executed = course.material / "solutions"  # the course's own notebooks have no library
             return Course(course.material, executed) if found == executed.resolve() else course
-    raise FileNotFoundError(f"there is no folder {folder} with your notebooks: say where they are, --chapters ...")
+    raise FileNotFoundError(f"there's no folder {folder} with your notebooks. Use --chapters to say where they are")
 
 
 def _check_unedited(course: Course) -> None:
@@ -185,8 +182,8 @@ def _check_unedited(course: Course) -> None:
     if edited:
         were = "was" if len(edited) == 1 else "were"
         raise NotReady(
-            f"{names(edited)} in {course.folder / library.PACKAGE} {were} edited after the check. Put the change into "
-            "the notebook and check it there. train.py runs the package as it is."
+            f"{names(edited)} in {course.folder / library.PACKAGE} {were} edited after the check. Make the change in "
+            "the notebook and check it there, or use train.py, which runs the package as it is."
         )
 
 
@@ -198,11 +195,10 @@ def _list_of(problems: dict[str, str], course: Course) -> str:
     numbers = " ".join(map(str, chapters_of(problems)))
     place = course.folder / library.PACKAGE
     return (
-        f"These exercises, of the model that you want to train, are not in your library, {place}:\n"
+        f"The model needs these exercises, but your library ({place}) doesn't have them yet:\n"
         + "\n".join(lines)
-        + f"\nWrite them, and run `tplab check {numbers}`: what passes goes into your library. "
-        "Meanwhile, `--missing tplab` takes the course's solutions for them, and `--layers tplab` takes all layers "
-        "from tplab."
+        + f"\nSolve them and run `tplab check {numbers}`, which adds every answer that passes to your library. Until "
+        "then, `--missing tplab` uses the course's solutions for them, and `--layers tplab` only uses tplab's layers."
     )
 
 

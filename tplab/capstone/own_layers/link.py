@@ -15,7 +15,6 @@ from tplab.capstone.settings.settings import Settings
 
 F, G = "copy_to_region", "reduce_from_region"
 NOT_CALLED = "not called"
-DOES_WITHOUT = "no other cell calls it: they have tplab's by another way, or do without"
 
 # exercise -> the names that its answer defines
 ANSWERS: dict[str, tuple[str, ...]] = {
@@ -74,76 +73,65 @@ def check_answers(whose: Mapping[str, str], settings: Settings) -> None:
     """Raise ValueError if an answer is missing because `find_answers` was called with different settings."""
     if missing := [exercise for exercise in needed(settings) if exercise not in whose]:
         raise ValueError(
-            f"the answers to {', '.join(missing)} were not looked for: a model of these settings needs them. Pass the "
-            "settings to find_answers"
+            f"a model with these settings also needs the answers to {', '.join(missing)}. Pass the same settings to "
+            "find_answers"
         )
 
 
 def used(whose: Mapping[str, str], settings: Settings, idle: Collection[str] = frozenset()) -> list[dict[str, str]]:
     """Return the origin of a model's parts as rows of "what", "whose", "source", "why". `idle`: see `TrainingHooks`."""
     check_answers(whose, settings)
-    world, cut = whole_world(settings), settings.sequence_parallel
-    groups = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"
-    product = "its product is that of 11.3" if is_async(settings) else ""
-    if cut:
-        regions = ("12.1", "") if world else ("tplab.sequence.regions", groups)
-        adds = "it adds up numbers of all tokens, which no rank has a part of"
-        rows = [
-            ("all-gather in place of f, reduce-scatter in place of g", *regions),
-            ("g in the loss", *(("3.3", adds) if world else ("tplab.tensor.mappings", groups))),
-        ]
-    elif world:
-        f = "its sum is that of 11.3 where that multiplies" if is_async(settings) else ""
-        rows = [("f", "3.2", f), ("g", "3.3", "")]
-    else:
-        rows = [("f and g", "tplab.tensor.mappings", groups)]
-    rows += [("column-parallel layer", "4.1", product), ("row-parallel layer", "4.2", "")]
-    if is_async(settings):
-        rows.append(("product whose backward lets dx travel", "11.3", ""))
-    elif settings.async_grad_allreduce:
-        why = "the answer to 11.3 is an all-reduce, and here a reduce-scatter would have to travel"
-        rows.append(("overlap in backward", "", why))
-    bfloat16 = "in bfloat16 it gets logits in float32" if settings.precision == "bfloat16" else ""
-    rows += [
-        ("MLP", "5.2", "10.1 wants the last bias apart: it gets the output with the bias, and zeros"),
-        ("heads and scores", "6.1", ""),
-        ("attention", "6.2", "as for the MLP"),
-        ("rows of a rank", "7.1", ""),
-        ("lookup", "7.2", ""),
-        ("embedding", "7.3", ""),
-        ("logits", "7.4", product),
-        ("maximum, log-sum-exp and target of the loss", "8.1 8.2 8.3 8.4", ""),
-        ("loss", "8.5", bfloat16),
-        ("layer", "10.1", ""),
-        ("GPT", "10.2", ""),
-    ]
-    if cut:
-        only_these = "10.2 adds up all positions: its table gets these alone"
-        rows += [
-            ("sum of the gradients of norms, biases and positions", "12.3", ""),
-            ("positions of a rank's tokens", "tplab.tensor.sharding", only_these),
-        ]
-    several = "14.1 adds up after every backward, and here several may come before"
-    rows += [
-        ("length of the gradient", "14.4", ""),
-        ("first weights", settings.start_from or "tplab.gpt.model", "the same for everybody's layers"),
-        ("mean over replicas", "tplab.data.data_parallel", several),
-        ("generation", "tplab.gpt.generation", "it draws from the distribution; 10.4 takes the best token"),
-        ("checkpoints", "tplab.checkpoint.sharded", "they fit any number of ranks, with the state of the optimizer"),
-    ]
-    return [_row(*row, whose, idle) for row in rows]
+    world, cut, overlap = whole_world(settings), settings.sequence_parallel, is_async(settings)
+    groups = f"the answer works on all ranks, but here each of dp={settings.dp} groups of {settings.tp} has a model"
+    matmul = "uses the matmul of 11.3" if overlap else ""
+    adds = "adds up values of all tokens, which are the same on every rank"
+    rows = [  # whether the model has the part, what it is, its source, and why
+        (world and not cut, "f", "3.2", "11.3 does its all-reduce in some of the matmuls" if overlap else ""),
+        (world and not cut, "g", "3.3", ""),
+        (not world and not cut, "f and g", "tplab.tensor.mappings", groups),
+        (world and cut, "all-gather instead of f, reduce-scatter instead of g", "12.1", ""),
+        (world and cut, "g in the loss", "3.3", adds),
+        (not world and cut, "all-gather and reduce-scatter instead of f and g", "tplab.sequence.regions", groups),
+        (not world and cut, "g in the loss", "tplab.tensor.mappings", groups),
+        (True, "column-parallel layer", "4.1", matmul),
+        (True, "row-parallel layer", "4.2", ""),
+        (overlap, "matmul that overlaps with the all-reduce of dx", "11.3", ""),
+        (
+            settings.async_grad_allreduce and not overlap, "overlap in backward", "",
+            "11.3 all-reduces dx, but sequence parallelism needs a reduce-scatter",
+        ),
+        (True, "MLP", "5.2", "10.1 wants the last bias separately"),
+        (True, "heads and scores", "6.1", ""),
+        (True, "attention", "6.2", "the same as for the MLP"),
+        (True, "vocabulary range of a rank", "7.1", ""),
+        (True, "lookup", "7.2", ""),
+        (True, "embedding", "7.3", ""),
+        (True, "logits", "7.4", matmul),
+        (True, "maximum, log-sum-exp and target of the loss", "8.1 8.2 8.3 8.4", ""),
+        (True, "loss", "8.5", "gets float32 logits in bfloat16" if settings.precision == "bfloat16" else ""),
+        (True, "layer", "10.1", ""),
+        (True, "GPT", "10.2", ""),
+        (cut, "sum of the gradients of norms, biases and positions", "12.3", ""),
+        (cut, "positions of a rank's tokens", "tplab.tensor.sharding", "10.2 would add the positions of all tokens"),
+        (True, "gradient norm", "14.4", ""),
+        (True, "initial weights", settings.start_from or "tplab.gpt.model", "the same for all kinds of layers"),
+        (True, "average over replicas", "tplab.data.data_parallel", "14.1 averages after every backward pass"),
+        (True, "generation", "tplab.gpt.generation", "draws tokens at random; 10.4 takes the most likely one"),
+        (True, "checkpoints", "tplab.checkpoint.sharded", "work on any number of ranks, and include the optimizer"),
+    ]  # fmt: skip
+    return [_row(what, source, why, whose, idle) for wanted, what, source, why in rows if wanted]
 
 
 def _row(what: str, source: str, why: str, whose: Mapping[str, str], idle: Collection[str]) -> dict[str, str]:
-    """Return the row of a part that comes from exercises, such as "8.1 8.2", from a module of tplab, or from nobody."""
+    """Return the row of a part that comes from exercises, such as "8.1 8.2", from a module of tplab, or from none."""
     exercises = source.split() or [""]
     first, last = exercises[0], exercises[-1]
     if first not in ANSWERS:
-        return {"what": what, "whose": "tplab" if source else "nobody", "source": source, "why": why}
+        return {"what": what, "whose": "tplab" if source else "left out", "source": source, "why": why}
     owners = sorted({NOT_CALLED if exercise in idle else whose[exercise] for exercise in exercises})
     return {
         "what": what,
-        "whose": owners[0] if len(owners) == 1 else f"in part {' and '.join(owners)}",
+        "whose": owners[0] if len(owners) == 1 else f"partly {' and partly '.join(owners)}",
         "source": f"exercise {first}" if first == last else f"exercises {first} to {last}",
-        "why": why or (DOES_WITHOUT if owners == [NOT_CALLED] else ""),
+        "why": why or ("the other answers don't call it" if owners == [NOT_CALLED] else ""),
     }

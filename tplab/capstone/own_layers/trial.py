@@ -1,8 +1,8 @@
 """The trial before training: on these ranks, the learner's model has to compute the same results as tplab's.
 
-A small model takes one step in float64, and its loss and every gradient are compared. The exercises' checks have tested
-each answer separately. Here the answers work together, and some of the names they use are rebound. For example, a layer
-that never calls `copy_to_region` may pass its check, but it won't become sequence-parallel with a different f.
+A small model takes one step in float64, and its loss and every gradient are compared. The checks have tested each
+answer separately, but here, some of the names that the answers use are rebound. For example, a layer that never calls
+`copy_to_region` may pass its check, but it won't become sequence-parallel with a different f.
 """
 
 import sys
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from tplab.capstone.model.training_hooks import copy_shards
 from tplab.capstone.own_layers.adapt import ROWS, Parts, gpt_of
 from tplab.capstone.settings.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
@@ -27,9 +28,9 @@ from tplab.tensor.linear import Device
 
 CLOSE = 1e-8  # relative to the largest element
 NAMES = (
-    "With sequence_parallel, copy_to_region and reduce_from_region become an all-gather and a reduce-scatter in your "
-    "chapters 4 to 7. Do ColumnParallelLinear, RowParallelLinear, parallel_lookup and parallel_logits call them by "
-    "these names?"
+    "With sequence_parallel, copy_to_region and reduce_from_region are replaced by an all-gather and a reduce-scatter "
+    "in chapters 4 to 7. Do your ColumnParallelLinear, RowParallelLinear, parallel_lookup and parallel_logits call "
+    "them by these names?"
 )
 IN_BFLOAT16 = 0.05  # relative to the loss
 TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type associated with device type")
@@ -40,8 +41,13 @@ def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: D
 
     Raises ValueError, with the same message on all ranks, naming what differs most from tplab's model.
     """
-    with _about_devices(), _what_runs() as ran:
-        _try_out(parts, settings, mesh, device)
+    with _what_runs() as ran:
+        try:
+            _try_out(parts, settings, mesh, device)
+        except (RuntimeError, ValueError) as error:
+            if any(words in str(error) for words in TWO_DEVICES):
+                error.add_note("Maybe your cell creates a tensor without device=, so that it's on the CPU.")
+            raise
     return ran
 
 
@@ -63,17 +69,6 @@ def _what_runs() -> Iterator[set[tuple[str, str]]]:
         sys.setprofile(before)
 
 
-@contextmanager
-def _about_devices() -> Iterator[None]:
-    """Add an explanation to errors about tensors on the wrong device."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        if any(words in str(error) for words in TWO_DEVICES):
-            error.add_note("Probably a tensor in your cell is made without device=, and so lies on the CPU.")
-        raise
-
-
 def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> None:
     group = None if mesh is None else mesh.get_group("tp")
     p = rank_and_size(group)[1]
@@ -87,11 +82,10 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
         right: nn.Module = ParallelGPT(config, **{**place, "device": "cpu"}).to(place["device"])
     theirs = gpt_of(parts, settings, config, **place)
     own = dict(theirs.named_parameters())
-    _check_parameters(own, dict(right.named_parameters()))
     with torch.no_grad():
-        for name, parameter in right.named_parameters():
+        for parameter in right.parameters():
             parameter.add_(torch.randn((), dtype=torch.float64, generator=draws).item() / 8)  # some of them start at 0
-            own[name].copy_(parameter)
+    copy_shards(right, theirs)
     ids = torch.randint(config.vocab_size, (2, config.seq_length + 1), generator=draws)  # [b, s + 1]
     ids = ids.to(place["device"])
     loss = right(ids[:, :-1], ids[:, 1:])
@@ -101,7 +95,7 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
         their_loss.backward()
     except RuntimeError as error:  # for shapes that don't match
         if settings.sequence_parallel:
-            raise ValueError(f"a small GPT of your answers fails: {error}. {NAMES}") from error
+            raise ValueError(f"a small GPT with your layers fails: {error}. {NAMES}") from error
         raise
     if settings.sequence_parallel:
         parts.allreduce_sequence_gradients(theirs, group)
@@ -116,49 +110,36 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
         whole = {f"the gradient of {name}" for name, param in own.items() if not hasattr(param, "tensor_parallel")}
         raise ValueError(_message(wrong, settings, only_whole=wrong.keys() <= whole))
     if mesh is not None:
-        _try_norm(parts, own, dict(right.named_parameters()), mesh)
+        _try_norm(parts, theirs, right, mesh)
     if settings.precision == "bfloat16":
         _try_bfloat16(gpt_of(parts, settings, config, **{**place, "dtype": torch.float32}), right, ids, loss.item())
 
 
-def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Parameter], mesh: DeviceMesh) -> None:
+def _try_norm(parts: Parts, theirs: nn.Module, right: nn.Module, mesh: DeviceMesh) -> None:
     """Check the answer to 14.4 on the gradients of the small model."""
-    for name, parameter in right.items():
-        if hasattr(parameter, "tensor_parallel"):
-            own[name].tensor_parallel = parameter.tensor_parallel  # type: ignore[attr-defined]
-    found = float(parts.gradient_norm(list(own.values()), mesh.get_group("tp"), mesh.get_group("pp")))
-    wanted = grad_norm(right.values(), mesh).item()
+    found = float(parts.gradient_norm(list(theirs.parameters()), mesh.get_group("tp"), mesh.get_group("pp")))
+    wanted = grad_norm(right.parameters(), mesh).item()
     if not abs(found - wanted) <= CLOSE * wanted:
         raise ValueError(
-            f"exercise 14.4 finds another length of a small GPT's gradient than tplab: {found / wanted:.2f} times "
-            f"{wanted:.6f}. Does it count every parameter once, and give every rank the same?"
+            f"for a small GPT, your gradient norm (14.4) is {found / wanted:.2f} times tplab's, {wanted:.6f}. Does it "
+            "count every parameter exactly once, and return the same value on every rank?"
         )
 
 
 def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: float) -> None:
     """Check that bfloat16 matmuls with float32 weights give nearly the same loss, and finite gradients."""
-    weights = dict(right.named_parameters())
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            parameter.copy_(weights[name])
+    copy_shards(right, theirs)
     with torch.autocast(ids.device.type, torch.bfloat16):
         loss = theirs(ids[:, :-1], ids[:, 1:])
     loss.backward()
     if not abs(loss.item() - wanted) <= IN_BFLOAT16 * wanted:
         raise ValueError(
-            f"in bfloat16 a small GPT of your answers has the loss {loss.item():.4f}, and in float64 {wanted:.4f}. "
-            "--precision float32 trains without autocast"
+            f"a small GPT with your layers has a loss of {loss.item():.4f} in bfloat16, but {wanted:.4f} in float64. "
+            "You can train without autocast by using --precision float32"
         )
     for name, parameter in theirs.named_parameters():
         if parameter.grad is None or not parameter.grad.isfinite().all():
-            raise ValueError(f"in bfloat16 the gradient of {name}, of a small GPT of your answers, is no number")
-
-
-def _check_parameters(own: dict[str, nn.Parameter], right: dict[str, nn.Parameter]) -> None:
-    found, wanted = ({name: list(param.shape) for name, param in one.items()} for one in (own, right))
-    if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        told = ", ".join(f"{name} {found.get(name, 'missing')}, there {wanted.get(name, 'none')}" for name in other[:4])
-        raise ValueError(f"a small GPT of your answers has other parameters than tplab's: {told}")
+            raise ValueError(f"in bfloat16, a small GPT with your layers gets a gradient of {name} that isn't finite")
 
 
 def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
@@ -172,10 +153,13 @@ def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
 def _message(wrong: dict[str, float], settings: Settings, only_whole: bool) -> str:
     name = "the loss" if "the loss" in wrong else max(wrong, key=lambda name: wrong[name])
     told = (
-        f"a small GPT of your answers computes something else than tplab's: {name} differs by {wrong[name]:.1e} of it. "
+        f"a small GPT with your layers computes something different than tplab's. In relative terms, {name} differs by "
     )
+    told += f"{wrong[name]:.1e}. "
     if settings.sequence_parallel and only_whole:
-        return told + "Only norms, biases and positions are wrong: exercise 12.3 adds up what each rank's tokens gave."
+        return told + "Only norms, biases and positions are wrong, whose gradients 12.3 sums over the ranks' tokens."
     if settings.sequence_parallel:
         return told + NAMES
-    return told + "Does `tplab check` pass all of your exercises? --layers tplab trains with the course's layers."
+    return (
+        told + "Do all of your exercises pass `tplab check`? You can train with tplab's layers by using --layers tplab."
+    )

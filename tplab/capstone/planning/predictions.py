@@ -26,21 +26,26 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
     """Predict the bytes by purpose on a rank of the stage that needs most. Also return how the bill was applied."""
     stages = (_memory_of_stage(settings, stage) for stage in range(settings.pp))
     width = _WIDTH[settings.precision]
-    note = f"Weights, gradients and AdamW's averages are in {'float64' if width == 4 else 'float32'}"
+    note = (
+        f"The memory formula counts weights, gradients and AdamW's averages in {'float64' if width == 4 else 'float32'}"
+    )
     if width > 1:
-        note += f", and the activations, 16-bit in the formula, count {'twice' if width == 2 else 'four times'}"
+        note += f", and it counts 16-bit activations {'twice' if width == 2 else 'four times'}"
     if settings.pp == 1:
-        note += f". The logits of {_tokens_at_once(settings):,} tokens exist at a time."
+        note += f". It includes the logits of the {_tokens_at_once(settings):,} tokens that the loss handles at a time."
     else:
-        note += ". The logits of a micro-batch and their gradient exist at the same time."
+        note += ". It includes the logits of a micro-batch and their gradient."
     if settings.zero:
         shared = ("optimizer's state", "gradients", "weights")[: settings.zero]
-        note += f" The {listed(shared)} {'is' if settings.zero == 1 else 'are'} divided over {settings.dp} replicas"
-        note += ". A layer, and what lies outside of the layers, are gathered on top." if settings.zero == 3 else "."
+        note += f" The {listed(shared)} {'is' if settings.zero == 1 else 'are'} divided over {settings.dp} replicas."
+    if settings.zero == 3:
+        note += " The weights of one layer, and everything outside the layers, are gathered in addition to that."
     if not settings.bias:
-        note += " On a CPU, torch's RMSNorm consists of several operations, which keep more than the bill says."
+        note += " On a CPU, PyTorch's RMSNorm consists of several operations, which save more than the formula says."
     if settings.precision == "bfloat16":
-        note += " What autocast keeps beside (weights in 16 bits, float32 between the blocks) is not in the bill."
+        note += (
+            " The formula leaves out what autocast saves (16-bit weights, and float32 activations between the blocks)."
+        )
     return max(stages, key=lambda parts: sum(parts.values())), note
 
 

@@ -107,11 +107,13 @@ def _micro_batch(settings: Settings, config: GPTConfig, stage: int) -> Iterator[
         if cut:
             yield Part("output layer, forward", "all_gather", 1, whole * (leaving if pipelined else wide))
         columns = pad_vocab_size(config.vocab_size, settings.tp) // settings.tp
-        yield from _loss(tokens, 1 if pipelined else ceil(tokens / default_tokens_at_once(columns)), wide, narrow)
+        # The loss: maxima in the logits' dtype, sums in at least float32, and one more value per block of tokens
+        blocks = 1 if pipelined else ceil(tokens / default_tokens_at_once(columns))
+        yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
         kind, size = ("reduce_scatter", wide) if cut else ("all_reduce", narrow)
         yield Part("output layer, backward", kind, 1, whole * (leaving if pipelined else size))
     if sums:
-        yield from _layers("layers, computed again", cut, 2 * layers, whole * entering, sums, whole * narrow)
+        yield from _layers("layers, recomputed", cut, 2 * layers, whole * entering, sums, whole * narrow)
     # in backward, gathers and reduce-scatters trade places
     if cut:
         yield from _layers("layers, backward", cut, 2 * layers, whole * narrow, 2 * layers, whole * entering)
@@ -126,11 +128,6 @@ def _layers(name: str, cut: bool, gathers: int, gathered: int, sums: int, summed
     if cut:
         yield Part(name, "all_gather", gathers, gathers * gathered)
     yield Part(name, "reduce_scatter" if cut else "all_reduce", sums, sums * summed)
-
-
-def _loss(tokens: int, blocks: int, wide: int, narrow: int) -> Iterator[Part]:
-    """Yield the loss's traffic: maxima in the logits' dtype, sums in at least float32, and one more value per block."""
-    yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ def _once(settings: Settings, parameters: Sequence[_Parameter], replica: int) ->
             table = size // dp if settings.zero else next(p.numel for p in unit if p.tied)
             yield Part("gradient of the tied table", "all_reduce", 1, wide * table)
     groups = (settings.tp > 1) + (settings.pp > 1) + bool(settings.zero)
-    yield Part("length of the gradient", "all_reduce", groups, 8 * groups)
+    yield Part("gradient norm", "all_reduce", groups, 8 * groups)
     if settings.zero in (1, 2):
         yield Part("weights, over replicas", "all_gather", len(units), vectors)
 
@@ -185,11 +182,8 @@ def _units(settings: Settings, parameters: Sequence[_Parameter]) -> list[list[_P
     size = _sizes(settings)[0]
     if not settings.zero:
         return _buckets(parameters, size, separate=False)
-    return [
-        bucket
-        for matrix in (True, False)
-        for bucket in _buckets([p for p in parameters if p.matrix == matrix], size, separate=True)
-    ]
+    matrices, vectors = ([p for p in parameters if p.matrix == matrix] for matrix in (True, False))
+    return _buckets(matrices, size, separate=True) + _buckets(vectors, size, separate=True)
 
 
 def _buckets(parameters: Sequence[_Parameter], size: int, separate: bool) -> list[list[_Parameter]]:

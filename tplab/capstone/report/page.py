@@ -8,8 +8,7 @@ from html import escape
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tplab.capstone.report.blocks import Figure, Report
-from tplab.capstone.report.markdown import to_markdown
+from tplab.capstone.report.blocks import Figure, Report, to_markdown
 from tplab.capstone.report.style import STYLE
 
 _DPI = 160
@@ -43,16 +42,12 @@ def _mark(tokens: Sequence[Token], sizes: dict[str, tuple[int, int]]) -> None:
     """Add anchors to headings, sizes to pictures, and the class `picture` to the paragraphs around pictures."""
     for opening, inside, *_ in zip(tokens, tokens[1:], strict=False):
         if opening.type == "heading_open" and opening.tag == "h2":
-            opening.attrSet("id", _anchor(_words(inside)))
+            opening.attrSet("id", _anchor("".join(child.content for child in inside.children or ())))
         for child in inside.children or ():
             if child.type == "image":
                 width, height = sizes[str(child.attrs["src"])]
                 child.attrs |= {"width": width, "height": height}
                 opening.attrSet("class", "picture")
-
-
-def _words(token: Token) -> str:
-    return "".join(child.content for child in token.children or ())
 
 
 def _anchor(title: str) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,12 +14,7 @@ from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
-OLD_START: dict[str, Any] = {
-    "changes": {},
-    "plan": None,
-    "answers": None,
-    "used": [],
-}  # what a run of an earlier version didn't log
+OLD_START: dict[str, Any] = {"changes": {}, "plan": None, "answers": None, "used": []}  # not in logs of old versions
 WARM_UP = 5  # steps at the beginning of a run, which are slower
 
 
@@ -26,8 +22,9 @@ class Run:
     """A run, read from its folder. Raises ValueError if there is no log, or if no run has been started in it.
 
     start              the latest start or resume that was followed by a step, with its settings, ranks, device, machine
-    steps              the latest row of each step, by step number
-    evaluations        (step, loss) pairs in step order; samples: rows in step order
+    steps              the latest row of each logged step, by step number; done: the newest of them
+    losses, speeds     (step, value) pairs in step order, and evaluations: the same for held-out text
+    samples            rows in step order
     measured           the study's parts by name; stale: parts measured with other settings, and those settings
     """
 
@@ -36,12 +33,15 @@ class Run:
         rows = read_log(self.folder)
         starts = [OLD_START | row for row in rows if row["kind"] == "start"]
         if not starts:
-            raise ValueError(f"the log in {folder} has no row of kind 'start': was a run begun there?")
+            raise ValueError(f"no run has been started in {folder}, because its log has no row of kind 'start'")
         self.steps: dict[int, dict[str, Any]] = {row["step"]: {"tensors": [0]} | row for row in steps_of(rows)}
+        self.done = max(self.steps, default=0)
         self.starts = starts
         self.start = next((start for start in reversed(starts) if start["step"] <= self.done), starts[-1])
         self.ranks, self.device, self.machine = (self.start[name] for name in ("ranks", "device", "machine"))
         self.settings = from_values(self.start["settings"])
+        self.losses = [(step, row["loss"]) for step, row in self.steps.items()]
+        self.speeds = [(step, row["tokens_per_second"]) for step, row in self.steps.items()]
         self.evaluations = [(row["step"], row["loss"]) for row in steps_of(rows, "evaluation")]
         self.samples = steps_of(rows, "sample")
         self.end: dict[str, Any] | None = next((row for row in reversed(rows) if row["kind"] == "end"), None)
@@ -50,27 +50,11 @@ class Run:
         self.measured = {name: part for name, part in found.items() if name not in self.stale}
 
     @property
-    def done(self) -> int:
-        """The newest step in the log, which has a row every `log_every` steps."""
-        return max(self.steps, default=0)
-
-    @property
     def recent(self) -> list[dict[str, Any]]:
         """The rows of the steps done with the current layout on the current machine, which determine the speed."""
-        first = self.start
-        for start in reversed(self.starts[: self.starts.index(self.start)]):
-            if _place(start) != _place(self.start):
-                break
-            first = start
+        earlier = reversed(self.starts[: self.starts.index(self.start) + 1])
+        *_, first = takewhile(lambda start: _place(start) == _place(self.start), earlier)
         return [row for step, row in self.steps.items() if step >= first["step"]]
-
-    @property
-    def losses(self) -> list[tuple[int, float]]:
-        return [(step, row["loss"]) for step, row in self.steps.items()]
-
-    @property
-    def speeds(self) -> list[tuple[int, float]]:
-        return [(step, row["tokens_per_second"]) for step, row in self.steps.items()]
 
     @property
     def step_seconds(self) -> float:

@@ -29,14 +29,16 @@ def from_values(values: dict[str, Any], base: Settings | None = None) -> Setting
     """Replace fields of `base` (None: defaults) by `values`. Raises ValueError for unknown fields or wrong types."""
     known = {field.name: field.type for field in fields(Settings)}
     if unknown := [name for name in values if name not in known]:
-        raise ValueError(f"there are no settings {unknown}; known: {', '.join(known)}")
+        raise ValueError(f"there are no settings called {unknown}. The settings are {', '.join(known)}")
     return replace(base or Settings(), **{name: _as_type(name, known[name], value) for name, value in values.items()})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags to a parser, which should omit flags that aren't given (argument_default=argparse.SUPPRESS)."""
-    start = parser.add_argument_group("where the settings come from (a later one wins: preset, file, flags)")
-    start.add_argument("--preset", choices=sorted(PRESETS), help="a configuration to start from")
+    start = parser.add_argument_group(
+        "where the settings come from (a file overrides a preset, and flags override both)"
+    )
+    start.add_argument("--preset", choices=sorted(PRESETS), help="the preset to start from")
     start.add_argument("--config", type=Path, metavar="FILE", help="a YAML file with settings")
     for field in fields(Settings):
         if field.name in GROUPS:
@@ -75,20 +77,20 @@ def _model_in(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     config = config_of_folder(folder)
     file_names(folder)
     if not (folder / TOKENIZER).is_file():
-        raise FileNotFoundError(f"there is no {TOKENIZER} in {folder}, and the run needs the model's tokenizer")
+        raise FileNotFoundError(f"there's no {TOKENIZER} in {folder}, but the run needs the model's tokenizer")
     kinds, defaults = {field.name: field.type for field in fields(Settings)}, Settings().model
     found = {}
     for name, value in vars(config).items():
         if name not in kinds:
             if name != "flash_attention" and value != getattr(defaults, name):
-                raise ValueError(f"the model in {folder} has {name}={value}, for which the capstone has no setting")
+                raise ValueError(f"the model in {folder} has {name}={value}, which the capstone doesn't support")
             continue
         found[name] = value
         if name in values and (given := _as_type(name, kinds[name], values[name])) != value:
             if name != "dropout":
                 raise ValueError(
-                    f"the model in {folder} has {name}={value}, but {name}={given} was given: leave it out, because "
-                    "start_from determines it"
+                    f"the model in {folder} has {name}={value}, but you asked for {name}={given}. Leave this setting "
+                    "out, because start_from determines it"
                 )
             found[name] = given
     return found
@@ -98,11 +100,11 @@ def _values_in(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"there are no settings at {path}") from None
+        raise FileNotFoundError(f"there's no file with settings at {path}") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML file: {error}") from None
+        raise ValueError(f"{path} isn't valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} should hold lines such as 'tp: 2', and holds a {type(values).__name__}")
+        raise ValueError(f"{path} should have lines such as 'tp: 2', but it contains a {type(values).__name__}")
     return values
 
 
@@ -119,5 +121,5 @@ def _as_type(name: str, kind: Any, value: Any) -> Any:
     fits = value in allowed if get_origin(kind) is Literal else isinstance(value, plain)
     if not fits or (isinstance(value, bool) and kind is not bool):
         wanted = " or ".join(getattr(part, "__name__", str(part)) for part in allowed)
-        raise ValueError(f"{name}: {value!r} should be {wanted}")
+        raise ValueError(f"{name} should be {wanted}, not {value!r}")
     return value

@@ -46,17 +46,15 @@ def preset_for(
     or `pp` is given, tp is 1. Micro-batches are made small enough to divide a replica's share of the batch into at
     least one for each stage.
     """
-    preset = PRESETS[_name(gpu, (tp or 1) * (pp or 1) * (dp or 1), gpus)]
+    ranks = (tp or 1) * (pp or 1) * (dp or 1)
+    if gpu is None or ranks > gpus:
+        preset = PRESETS["laptop"]
+    elif ranks == 1:
+        preset = PRESETS["h100x1"]
+    else:
+        preset = PRESETS["a100x8" if "A100" in gpu else "h100x8"]
     parts = (dp or 1) * (pp or 1)
     if (dp is None and pp is None) or parts < 1 or preset.batch_size % parts:
         return preset
     micro_batch_size = gcd(preset.micro_batch_size, preset.batch_size // parts)
     return replace(preset, tp=tp or 1, pp=pp or 1, dp=dp or 1, micro_batch_size=micro_batch_size)
-
-
-def _name(gpu: str | None, ranks: int, gpus: int) -> str:
-    if gpu is None or ranks > gpus:
-        return "laptop"
-    if ranks == 1:
-        return "h100x1"
-    return "a100x8" if "A100" in gpu else "h100x8"

@@ -51,26 +51,22 @@ def check_unchanged(settings: Settings) -> None:
         return
     if not (folder / SETTINGS).exists():
         raise ValueError(
-            f"{folder} has checkpoints, but no {SETTINGS}, which says what run they belong to. Put it back, or start "
-            "another run: --fresh keeps what is there aside"
+            f"{folder} has checkpoints, but not the {SETTINGS} of their run. Put it back, or start over with --fresh, "
+            "which keeps the old files in a subfolder"
         )
     if differ := changed(settings, read_settings(folder / SETTINGS)):
         width = max(map(len, differ))
-        lines = [f"  {name:<{width}}  {before!r} in the run, {now!r} now" for name, (before, now) in differ.items()]
+        lines = [f"  {name:<{width}}  was {before!r} and is now {now!r}" for name, (before, now) in differ.items()]
         raise ValueError(
-            f"the run in {folder} has checkpoints, and was started with other settings:\n"
+            f"the run in {folder} was started with different settings:\n"
             + "\n".join(lines)
-            + "\nTo go on with it leave these as they were. For another run take another --folder, or --fresh, which "
-            "keeps what is there aside"
+            + "\nLeave these settings as they were to resume it. For a new run, use another --folder or --fresh, which "
+            "keeps the old files in a subfolder"
         )
 
 
 def changes_of(settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return how the run in the folder was trained so far and will be from now on, as {field: (before, now)}.
-
-    Only fields that differ are listed. The result is empty if the folder has no checkpoints. Call this before
-    `write_settings`, which replaces the old settings.
-    """
+    """Return the settings that a resumed run changes, as {field: (before, now)}. Call it before `write_settings`."""
     folder = Path(settings.folder)
     return retuned(settings, read_settings(folder / SETTINGS)) if checkpoints_in(folder) else {}
 
@@ -87,7 +83,7 @@ def locked(folder: Path) -> Iterator[None]:
         opened = (folder / LOCK).open("a+")
     except OSError as error:
         raise OSError(
-            f"the run can't write to {folder} ({error.strerror}). Pass a --folder on a disk that you may write to"
+            f"the run can't write to {folder} ({error.strerror}). Use a --folder in a place that you may write to"
         ) from error
     with opened as file:
         try:
@@ -95,8 +91,8 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise ValueError(
-                f"another run is training in {folder} ({file.read().strip() or 'an unknown process'}). Wait for it, "
-                f"stop it with `touch {folder}/stop`, or take another --folder"
+                f"another run is already training in {folder} ({file.read().strip() or 'an unknown process'}). Wait "
+                f"until it's done, stop it with `touch {folder}/stop`, or use another --folder"
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")

@@ -39,9 +39,9 @@ GROUPS = {  # the first setting of each group, and the group's title in the help
     "folder": "the run",
     "data": "the text",
     "layers": "the model",
-    "tp": "how it is laid out over ranks",
+    "tp": "the parallel layout",
     "batch_size": "training",
-    "log_every": "what is written",
+    "log_every": "logs, samples and checkpoints",
 }
 
 
@@ -57,87 +57,93 @@ class Settings:
     pp doesn't divide the layers, the first stages have one more each.
     """
 
-    folder: str = _of("runs/capstone", "where its log, checkpoints and report are", changes=FREE)
-    steps: int = _of(200, "optimizer steps of the full run, for which the learning rate is planned", 1, RETUNED)
-    stop_after: int | None = _of(None, "stop after this step; the same command resumes the run", 1, FREE)
-    seed: int = _of(0, "for weights, dropout and the order of the data", 0)
+    folder: str = _of("runs/capstone", "folder for the log, the checkpoints and the report", changes=FREE)
+    steps: int = _of(
+        200, "optimizer steps of the full run, which also set the length of the learning rate schedule", 1, RETUNED
+    )
+    stop_after: int | None = _of(
+        None, "stop after this step; the same command without this flag resumes the run", 1, FREE
+    )
+    seed: int = _of(0, "random seed for weights, dropout and the order of the data", 0)
 
-    data: str | None = _of(None, "a folder of text files (default: the source code of Python's standard library)")
-    data_limit: int | None = _of(None, "bytes of text to use", 1)
-    vocab_size: int = _of(8192, "tokens of the byte-pair tokenizer that is trained on the text")
+    data: str | None = _of(
+        None, "a folder of text files to train on (default: the source code of Python's standard library)"
+    )
+    data_limit: int | None = _of(None, "use only this many bytes of the text", 1)
+    vocab_size: int = _of(8192, "vocabulary size of the byte-pair tokenizer, which is trained on the text")
 
     layers: Layers = _of(
-        "tplab", "whose: tplab's, mine (from your library my_tp), torch's own (dtensor), plain (one process)",
+        "tplab", "tplab's layers, yours from my_tp (mine), PyTorch's (dtensor), or unsharded ones (plain)",
         changes=LAYOUT,
     )  # fmt: skip
-    chapters: str = _of(".", "your folder, or one that has it as my_course/, for --layers mine", changes=FREE)
+    chapters: str = _of(".", "for --layers mine: your folder, or the one that contains my_course/", changes=FREE)
     missing: Missing = _of(
-        "todo", "answers not in my_tp: todo (the course's, for what is to do), tplab (also for what fails), error",
+        "todo", "use the course's answers for unsolved exercises (todo), failing ones too (tplab), or never (error)",
         changes=FREE,
     )  # fmt: skip
     start_from: str | None = _of(
-        None, "a Hugging Face folder: its model, weights and tokenizer (default: random weights)"
+        None, "start from the model, weights and tokenizer in this Hugging Face folder (default: random weights)"
     )
     num_layers: int = _of(4, "transformer layers")
-    hidden_size: int = _of(128, "h, the elements that represent a token")
-    num_heads: int = _of(8, "attention heads in each layer")
-    num_kv_heads: int | None = _of(None, "heads of K and V, each for a group of heads (default: as many as heads)")
+    hidden_size: int = _of(128, "hidden size h")
+    num_heads: int = _of(8, "attention heads per layer")
+    num_kv_heads: int | None = _of(None, "heads for K and V, each shared by a group of heads (default: num_heads)")
     ffn_hidden_size: int | None = _of(None, "inner size of the MLP (default: 4 h)")
-    seq_length: int = _of(128, "s, tokens per sequence")
-    activation: Activation = _of("gelu", "of an MLP without a gate; gelu_tanh is GPT-2's approximation")
-    gated: bool = _of(False, "SwiGLU: the MLP has a gate")
-    bias: bool = _of(True, "linear layers have biases, and norms are LayerNorm; without: no biases, and RMSNorm")
-    qkv_bias: bool = _of(False, "Q, K and V have biases even without --bias, as in Qwen2")
-    tied_embedding: bool = _of(True, "the output layer uses the embedding's table")
-    learned_positions: bool = _of(True, "a learned vector for each position; without: rotary positions")
-    rotary_base: float = _of(10_000.0, "base of the frequencies of rotary positions", 1)
-    sliding_window: int | None = _of(None, "tokens that a token attends to, as in Mistral (default: all before it)", 1)
-    norm_eps: float = _of(1e-5, "the value that a norm adds to the variance", 0)
-    dropout: float = _of(0.0, "probability of dropping an element in training", 0)
+    seq_length: int = _of(128, "tokens per sequence, s")
+    activation: Activation = _of("gelu", "activation of an MLP without a gate; gelu_tanh is GPT-2's approximation")
+    gated: bool = _of(False, "use a gated MLP (SwiGLU)")
+    bias: bool = _of(True, "use biases and LayerNorm; without this, use RMSNorm and no biases")
+    qkv_bias: bool = _of(False, "give Q, K and V biases even without --bias, as in Qwen2")
+    tied_embedding: bool = _of(True, "use the embedding table as the output layer, too")
+    learned_positions: bool = _of(True, "use learned position embeddings; without this, use rotary ones")
+    rotary_base: float = _of(10_000.0, "base of the rotary frequencies", 1)
+    sliding_window: int | None = _of(
+        None, "number of tokens that a token attends to, as in Mistral (default: all previous ones)", 1
+    )
+    norm_eps: float = _of(1e-5, "epsilon that a norm adds to the variance", 0)
+    dropout: float = _of(0.0, "dropout probability", 0)
 
     tp: int = _of(1, "ranks that share each layer", 1, LAYOUT)
-    pp: int = _of(1, "pipeline stages, each with some of the layers, in the 1F1B schedule", 1, LAYOUT)
-    dp: int = _of(1, "replicas of the model, each with its part of the batch", 1, LAYOUT)
-    zero: Zero = _of(
-        0, "ZeRO: replicas share the optimizer's state (1), gradients, too (2), weights, too (3)", 0, LAYOUT
-    )
+    pp: int = _of(1, "pipeline stages (1F1B schedule)", 1, LAYOUT)
+    dp: int = _of(1, "replicas of the model that share each batch", 1, LAYOUT)
+    zero: Zero = _of(0, "ZeRO stage: shard the optimizer state (1), also gradients (2), also weights (3)", 0, LAYOUT)
     micro_batch_size: int = _of(16, "sequences that a rank processes at a time", 1, LAYOUT)
-    sequence_parallel: bool = _of(False, "shard the activations between blocks along the sequence", changes=LAYOUT)
+    sequence_parallel: bool = _of(False, "shard the activations between the blocks along the sequence", changes=LAYOUT)
     async_grad_allreduce: bool = _of(
-        True, "compute a weight's gradient while its input's gradient is all-reduced", changes=LAYOUT
+        True, "overlap the all-reduce of an input's gradient with computing the weight's gradient", changes=LAYOUT
     )
-    recompute: Recompute = _of("nothing", "what backward computes again instead of saving it", changes=LAYOUT)
+    recompute: Recompute = _of("nothing", "activations that backward recomputes instead of saving them", changes=LAYOUT)
     compile: bool = _of(False, "compile each layer with torch.compile", changes=LAYOUT)
 
     batch_size: int = _of(16, "sequences per step, over all replicas and micro-batches", 1)
     precision: Precision = _of(
-        "float32", "of matmuls; weights and optimizer are float32 (float64: to compare runs)", changes=RETUNED
+        "float32", "precision of matmuls; weights stay float32 (float64 is for comparing runs)", changes=RETUNED
     )
-    learning_rate: float = _of(1e-3, "the highest, after the warm-up", 0, RETUNED)
-    min_learning_rate: float = _of(1e-4, "the lowest, at the end of the cosine", 0, RETUNED)
-    warmup_steps: int = _of(20, "steps of the linear warm-up", 0, RETUNED)
-    weight_decay: float = _of(0.1, "of AdamW, for matrices", 0)
-    beta1: float = _of(0.9, "of AdamW", 0)
-    beta2: float = _of(0.95, "of AdamW", 0)
-    max_norm: float = _of(1.0, "clip gradients to this norm; 0: don't clip", 0, RETUNED)
+    learning_rate: float = _of(1e-3, "the highest learning rate, right after the warm-up", 0, RETUNED)
+    min_learning_rate: float = _of(1e-4, "the lowest learning rate, at the end of the cosine", 0, RETUNED)
+    warmup_steps: int = _of(20, "length of the linear warm-up", 0, RETUNED)
+    weight_decay: float = _of(0.1, "AdamW's weight decay, which only applies to matrices", 0)
+    beta1: float = _of(0.9, "AdamW's beta1", 0)
+    beta2: float = _of(0.95, "AdamW's beta2", 0)
+    max_norm: float = _of(1.0, "clip the gradient to this norm (0: don't clip)", 0, RETUNED)
 
-    log_every: int = _of(1, "steps from one row of the log to the next; 0: no rows", 0, FREE)
-    evaluate_every: int = _of(100, "steps; 0: only at the end", 0, FREE)
+    log_every: int = _of(1, "log every N steps (0: never)", 0, FREE)
+    evaluate_every: int = _of(100, "compute the loss on held-out text every N steps (0: only at the end)", 0, FREE)
     evaluation_batches: int = _of(4, "batches of held-out text per evaluation", 1, FREE)
-    sample_every: int = _of(0, "steps; 0: only at the end", 0, FREE)
-    sample_tokens: int = _of(100, "tokens per sample; 0: no samples", 0, FREE)
-    prompt: str = _of("def", "the beginning of each sample", changes=FREE)
-    save_every: int = _of(100, "steps from one checkpoint to the next; 0: none", 0, FREE)
-    keep: int = _of(2, "number of newest checkpoints to keep", 1, FREE)
-    async_save: bool = _of(True, "continue training while a checkpoint is written", changes=FREE)
-    plan: bool = _of(True, "measure a layer's kernels first, and compare the run with their prediction", changes=FREE)
-    tensorboard: bool = _of(False, "also write a log for TensorBoard", changes=FREE)
+    sample_every: int = _of(0, "generate a sample every N steps (0: only at the end)", 0, FREE)
+    sample_tokens: int = _of(100, "tokens per sample (0: no samples)", 0, FREE)
+    prompt: str = _of("def", "text with which each sample begins", changes=FREE)
+    save_every: int = _of(100, "save a checkpoint every N steps (0: never)", 0, FREE)
+    keep: int = _of(2, "number of recent checkpoints to keep", 1, FREE)
+    async_save: bool = _of(True, "keep training while a checkpoint is being written", changes=FREE)
+    plan: bool = _of(True, "time the kernels of a layer first, and predict the run from them", changes=FREE)
+    tensorboard: bool = _of(False, "also write a TensorBoard log", changes=FREE)
 
     def __post_init__(self) -> None:
         for one in fields(self):
             value, choices = getattr(self, one.name), get_args(one.type) if get_origin(one.type) is Literal else ()
             if choices and value not in choices:
-                raise ValueError(f"{one.name}={value!r} is not one of {', '.join(map(str, choices))}")
+                raise ValueError(f"{one.name}={value!r} should be one of {', '.join(map(str, choices))}")
             if one.type is float and not isfinite(value):
                 raise ValueError(f"{one.name}={value} should be a finite number")
             if one.metadata["least"] is not None and value is not None and value < one.metadata["least"]:
@@ -148,22 +154,22 @@ class Settings:
         if self.seed > LARGEST_SEED:
             raise ValueError(f"seed={self.seed} should be at most 2^32 - 1 = {LARGEST_SEED}")
         if self.vocab_size < 258:
-            raise ValueError(f"vocab_size={self.vocab_size}: the 256 bytes and two tokens more are the fewest, 258")
+            raise ValueError(
+                f"vocab_size={self.vocab_size} should be at least 258, for the 256 bytes and two more tokens"
+            )
         if not 0 <= self.min_learning_rate <= self.learning_rate:
             raise ValueError(
-                f"min_learning_rate={self.min_learning_rate} should lie between 0 and "
-                f"learning_rate={self.learning_rate}"
+                f"min_learning_rate={self.min_learning_rate} should be between 0 and learning_rate={self.learning_rate}"
             )
         check_tensor_parallel(self.model, self.tp)
         _check_combinations(self)
         each = self.dp * self.micro_batch_size
         if self.batch_size % each:
             smaller = gcd(self.micro_batch_size, self.batch_size // self.dp)
-            fits = self.batch_size % self.dp == 0
-            fewer = f", or micro_batch_size={smaller} for that batch" if fits else ""
+            fewer = "" if self.batch_size % self.dp else f", or keep it and use micro_batch_size={smaller}"
             raise ValueError(
                 f"batch_size={self.batch_size} should be a multiple of dp · micro_batch_size = {self.dp} · "
-                f"{self.micro_batch_size} = {each}: try {max(each, round(self.batch_size / each) * each)}{fewer}"
+                f"{self.micro_batch_size} = {each}. Try {max(each, round(self.batch_size / each) * each)}{fewer}"
             )
 
     @property
@@ -247,31 +253,34 @@ def _check_combinations(settings: Settings) -> None:
         for name, (value, only) in others.items():
             if value != only:
                 raise ValueError(
-                    f'{name}={value} needs layers="tplab": layers="{s.layers}" only supports {name}={only}. Use either'
+                    f'layers="{s.layers}" only supports {name}={only}. Use that instead of {name}={value}, or use '
+                    'layers="tplab"'
                 )
     if s.layers == "dtensor" and s.compile and s.recompute != "nothing":
         raise ValueError(
-            f'layers="dtensor" with compile=True and recompute="{s.recompute}" fails in torch.compile itself: set '
+            f'with layers="dtensor", compile=True and recompute="{s.recompute}" fail inside torch.compile. Use '
             'recompute="nothing" or compile=False'
         )
     if s.sequence_parallel and s.seq_length % s.tp:
-        raise ValueError(f"seq_length={s.seq_length} can't be cut over tp={s.tp} ranks in whole tokens")
+        raise ValueError(
+            f"sequence_parallel needs a seq_length that is a multiple of tp={s.tp}, but seq_length={s.seq_length}"
+        )
     if not s.learned_positions and model.head_dim % 2:
         raise ValueError(
-            f"rotary positions turn pairs of elements, and a head has hidden_size / num_heads = {model.head_dim}. Use "
-            "an even number, or learned_positions=True"
+            f"rotary positions rotate pairs of elements, but each head has hidden_size / num_heads = {model.head_dim} "
+            "of them. Use an even number, or learned_positions=True"
         )
     if s.pp > s.num_layers:
         raise ValueError(
-            f"pp={s.pp} stages can't share num_layers={s.num_layers}: each needs a layer. Set pp to {s.num_layers} or "
-            "less"
+            f"pp={s.pp} is too large, because each stage needs one of the num_layers={s.num_layers} layers. Set "
+            f"pp to {s.num_layers} or less"
         )
     if s.zero and s.dp == 1:
         raise ValueError(
-            f"zero={s.zero} shards over replicas, and dp=1 is a single one. Set dp to 2 or more, or zero to 0"
+            f"zero={s.zero} shards over replicas, but dp=1 means there's only one. Set dp to 2 or more, or zero to 0"
         )
     if s.zero == 3 and s.compile:
         raise ValueError(
-            "compile=True can't trace a layer whose weights come and go, as they do with zero=3. Set compile to False, "
+            "compile=True can't trace layers whose weights come and go, as they do with zero=3. Set compile to False, "
             "or zero to 2"
         )

@@ -15,11 +15,12 @@ Each part gets a `Study` and returns its entry in measurements.json. Its `says` 
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.own_layers.link import used
@@ -27,6 +28,7 @@ from tplab.capstone.planning.predictions import calibrated_step, predicted_memor
 from tplab.capstone.planning.traffic import step_bytes, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import programs as measuring
+from tplab.capstone.training.meter import cores
 from tplab.capstone.words import apart, listed, small
 from tplab.common.units import count, duration, rate, size
 from tplab.cost.flops import model_flops
@@ -34,6 +36,7 @@ from tplab.runtime import RankError, Record, Results, Total, launch
 from tplab.runtime.devices import backend_for
 
 Measured = dict[str, Any]
+MOST = 4  # exercises that are listed one by one
 
 
 @dataclass(frozen=True)
@@ -64,23 +67,35 @@ class Study:
     budget: Budget
     answers: Any
 
-    def launch(self, function: Callable[..., Any], settings: Settings, *args: Any) -> Results:
+    def launch(
+        self, function: Callable[..., Any], settings: Settings, *args: Any, threads: int | None = None
+    ) -> Results:
         """Run a function on `settings.ranks` ranks, on the same kind of device as the full run.
 
         For example, a run with two ranks on a machine with one GPU uses the CPU, so a single rank has to use it, too.
+        `threads` is the number of threads of each rank on a CPU (None: as usual).
         """
         backend = backend_for(self.settings.ranks)
-        return launch(function, settings.ranks, args=(settings, *args), backend=backend, timeout=None)
+        with patch.dict(os.environ, {} if threads is None else {"OMP_NUM_THREADS": str(threads)}):
+            return launch(function, settings.ranks, args=(settings, *args), backend=backend, timeout=None)
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that each rank has on a CPU in the full run."""
+        return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // self.settings.ranks))
+
+    def median(self, seconds: list[float]) -> float:
+        return median(seconds[self.budget.warm_up :] or seconds)
 
 
 def _machine(study: Study) -> Measured:
     found = study.launch(measuring.machine, study.settings)[0]
-    return found | {"says": f"a rank reaches {rate(found['flops'])} in large products"}
+    return found | {"says": f"a rank reaches {rate(found['flops'])} in large matmuls"}
 
 
 def _before(study: Study) -> Measured:
     text, loss = study.launch(measuring.untrained, study.settings, study.answers)[0]
-    return {"prompt": study.settings.prompt, "text": text, "loss": loss, "says": f"loss {loss:.3f}"}
+    return {"prompt": study.settings.prompt, "text": text, "loss": loss, "says": f"the loss is {loss:.3f}"}
 
 
 def _alone(study: Study) -> Measured:
@@ -88,7 +103,7 @@ def _alone(study: Study) -> Measured:
     _, found = _with_room(lambda one: study.launch(measuring.steps, one, count), _on(study.settings, 1))
     losses, seconds = found[0]
     took = median(seconds)
-    return {"losses": losses, "seconds": took, "says": f"{len(losses)} losses of one rank, {duration(took)} a step"}
+    return {"losses": losses, "seconds": took, "says": f"{count} steps on one rank took {duration(took)} each"}
 
 
 def _traffic(study: Study) -> Measured:
@@ -103,11 +118,9 @@ def _traffic(study: Study) -> Measured:
         measured |= {kind + where: total for kind, total in totals.items()}
         formula |= {kind + where: total for kind, total in step_bytes(settings, stage=stage).items()}
         parts += [(part.name, part.kind + where, part.calls, part.bytes) for part in step_parts(settings, stage=stage)]
-    same = measured == formula
-    return {
-        "measured": measured, "formula": formula, "parts": parts,
-        "says": "formula and record agree to the byte" if same else "formula and record differ",
-    }  # fmt: skip
+    agree = "agree to the byte" if measured == formula else "differ"
+    says = f"the formula and the trace of a real step {agree}"
+    return {"measured": measured, "formula": formula, "parts": parts, "says": says}
 
 
 def _memory(study: Study) -> Measured:
@@ -116,14 +129,15 @@ def _memory(study: Study) -> Measured:
     peak = [one["peak"] for one in found]
     return {
         "peak": peak, "curve": found[0]["curve"], "marks": found[0]["marks"], "bill": bill, "note": note,
-        "says": f"{size(max(peak))} at most, and the bill says {size(sum(bill.values()))}",
+        "says": f"the peak is {size(max(peak))} per rank, and the formula predicts {size(sum(bill.values()))}",
     }  # fmt: skip
 
 
 def _timeline(study: Study) -> Measured:
     spans = study.launch(measuring.traced, study.settings, study.budget.warm_up, study.answers)
     lanes = [{"rank": rank, "spans": of_rank} for rank, of_rank in enumerate(spans)]
-    return {"step": study.budget.warm_up + 1, "ranks": lanes, "says": f"{len(spans[0])} operations of rank 0"}
+    says = f"rank 0 ran {len(spans[0])} operations in one step"
+    return {"step": study.budget.warm_up + 1, "ranks": lanes, "says": says}
 
 
 def _layers(study: Study) -> Measured:
@@ -137,24 +151,22 @@ def _layers(study: Study) -> Measured:
     losses, idle = study.launch(measuring.of_the_learner, mine, count, answers)[0]
     losses = {"mine": losses, "tplab": study.launch(measuring.steps, ours, count)[0][0]}
     off = small(apart(losses["mine"], losses["tplab"]))
-    return {
-        "losses": losses,
-        "used": used(answers.whose, mine, idle),
-        "says": f"{count} losses are at most {off} apart",
-    }
+    says = f"the losses of {count} steps differ by at most {off}"
+    return {"losses": losses, "used": used(answers.whose, mine, idle), "says": says}
 
 
 def _why(message: str) -> str:
     """Return the exercises that aren't ready, if the message lists them one per line, otherwise its first line."""
     if exercises := re.findall(r"^ +(\d+\.\d+)", message, re.MULTILINE):
-        return f"exercises {listed(exercises)} are not written, or don't pass yet"
+        first = listed(exercises) if len(exercises) <= MOST else f"{len(exercises)} exercises, from {exercises[0]} on"
+        return f"first solve {first}"
     return message.splitlines()[0].rstrip(" .")
 
 
 def _baseline(study: Study) -> Measured:
     settings = replace(study.settings, sequence_parallel=False)
     if settings.tp == 1:
-        return {"why": "it needs tp of 2 or more"}
+        return {"why": "needs a run with tp=2 or more"}
     try:
         replace(settings, layers="dtensor")
     except ValueError as error:
@@ -165,7 +177,7 @@ def _baseline(study: Study) -> Measured:
     without = ", both without sequence parallelism" if study.settings.sequence_parallel else ""
     return {
         "losses": {name: losses for name, (losses, _) in found.items()}, "seconds": seconds,
-        "says": f"a step of tplab's layers takes {ratio:.2f} times as long as one of torch's{without}",
+        "says": f"a step with tplab's layers takes {ratio:.2f} times as long as one with PyTorch's{without}",
     }  # fmt: skip
 
 
@@ -173,30 +185,56 @@ def _scaling(study: Study) -> Measured:
     settings, budget = study.settings, study.budget
     found: Measured = {name: {} for name in ("weak", "work", "parts")}
     found["predicted"] = {"strong": {}, "weak": {}}
-    on: dict[int, Settings] = {}
-    beside: list[str] = []
-    with _threads(_threads_of_a_rank(settings.ranks)):
-        for p in _sizes(settings):
-            try:
-                _scaled(study, p, found, on, beside)
-            except RankError as error:
-                if p == settings.ranks and not on:
-                    raise
-                grown = " with the grown model" if p in on else ""
-                beside.append(f"{count(p, 'rank')}{grown} not measured ({error.cause_type})")
+    on: dict[int, Settings] = {}  # those numbers of ranks that have room for the model
+    notes: list[str] = []
+    for p in _sizes(settings):
+        try:
+            _calibrated(study, p, found, on, notes)
+        except RankError as error:
+            if p == settings.ranks and not on:
+                raise
+            grown = "the grown model on " if p in on else ""
+            notes.append(f"We couldn't measure {grown}{count(p, 'rank')} ({error.cause_type}).")
     found["rounds"], alone = _in_rounds(study, on)
     found["strong"] = {p: median(times) for p, times in found["rounds"].items()}
     if alone:
-        found["one_process"] = {"seconds": median(alone), "rounds": alone, "threads": _all_threads(settings)}
-    note = f"Each number of ranks had {budget.rounds} turns of {budget.scaling - budget.warm_up} steps, one after the "
-    note += "other, and the table shows the median of their medians, and the fastest and slowest turn. The cost model "
-    note += "(chapter 11) was calibrated with the kernels of one layer, measured with as many ranks busy. "
-    note += "Megatron-LM's points are from V100 GPUs: Shoeybi et al. 2019, table 8 and figure 5."
-    note += f" Of these: {', '.join(beside)}." if beside else ""
+        found["one_process"] = {"seconds": median(alone), "rounds": alone, "threads": _all_threads(study)}
+    steps = count(budget.scaling - budget.warm_up, "step")
+    note = [
+        f"The different numbers of ranks took turns of {steps}, {budget.rounds} times each. We took the median of each "
+        "turn. The table shows the median of all turns, and the fastest and the slowest turn.",
+        "For the cost model (chapter 11), we timed the kernels of one layer while all of the ranks were busy.",
+        "Megatron-LM's numbers are from V100 GPUs (Shoeybi et al. 2019, table 8 and figure 5).",
+        *notes,
+    ]
     first, last = min(found["strong"]), max(found["strong"])
     times = found["strong"][first] / found["strong"][last]
-    says = f"{count(last, 'rank')}: {times:.2f} times as fast as {count(first, 'rank')}"
-    return found | {"tokens": settings.tokens_per_step, "note": note, "says": says}
+    says = f"{count(last, 'rank')} are {times:.2f} times as fast as {count(first, 'rank')}"
+    return found | {"tokens": settings.tokens_per_step, "note": " ".join(note), "says": says}
+
+
+def _calibrated(study: Study, p: int, found: Measured, on: dict[int, Settings], notes: list[str]) -> None:
+    """Calibrate the cost model with p ranks, and time a grown model.
+
+    Adds the results to `found`, the settings that fit to `on`, and differences from the run's settings to `notes`.
+    """
+    steps, threads, wanted = study.budget.scaling, study.threads, _on(study.settings, p)
+    one, timed = _with_room(lambda one: study.launch(measuring.timed, one, steps, threads=threads), wanted)
+    kernels, seconds = timed[0]
+    on[p] = one
+    found["parts"][p] = calibrated_step(one, kernels)
+    found["predicted"]["strong"][p] = sum(found["parts"][p].values())
+    if one != wanted:
+        notes.append(
+            f"On {count(p, 'rank')}, we used micro-batches of {one.micro_batch_size}, because larger ones didn't fit."
+        )
+    grown = replace(one, num_layers=p * study.settings.num_layers)
+    if p > 1:
+        grown, took = _with_room(lambda one: study.launch(measuring.steps, one, steps, threads=threads), grown)
+        seconds = took[0][-1]
+    found["weak"][p] = study.median(seconds)
+    found["work"][p] = model_flops(grown.model, grown.batch_size)
+    found["predicted"]["weak"][p] = sum(calibrated_step(grown, kernels).values())
 
 
 def _in_rounds(study: Study, on: dict[int, Settings]) -> tuple[dict[int, list[float]], list[float]]:
@@ -204,45 +242,20 @@ def _in_rounds(study: Study, on: dict[int, Settings]) -> tuple[dict[int, list[fl
 
     Returns each number's median seconds per step by round, and on a CPU those of one process with all of the threads.
     """
-    settings, budget = study.settings, study.budget
-    each, everything = _threads_of_a_rank(settings.ranks), _all_threads(settings)
     rounds: dict[int, list[float]] = {p: [] for p in on}
     alone: list[float] = []
-    for _ in range(budget.rounds):
+    took = partial(study.launch, measuring.steps)
+    for _ in range(study.budget.rounds):
         for p, one in on.items():
-            with _threads(each):
-                rounds[p].append(_median_of(study.launch(measuring.steps, one, budget.scaling), budget))
-        if 1 in on and backend_for(settings.ranks) == "gloo" and everything > each:
-            with _threads(everything):
-                alone.append(_median_of(study.launch(measuring.steps, on[1], budget.scaling), budget))
+            rounds[p].append(study.median(took(one, study.budget.scaling, threads=study.threads)[0][-1]))
+        if 1 in on and backend_for(study.settings.ranks) == "gloo" and _all_threads(study) > study.threads:
+            alone.append(study.median(took(on[1], study.budget.scaling, threads=_all_threads(study))[0][-1]))
     return rounds, alone
 
 
-def _median_of(results: Results, budget: Budget) -> float:
-    seconds = results[0][-1]
-    return median(seconds[budget.warm_up :] or seconds)
-
-
-def _scaled(study: Study, p: int, found: Measured, on: dict[int, Settings], beside: list[str]) -> None:
-    """Calibrate the cost model with p ranks, and time a grown model.
-
-    Adds the results to `found`, the settings that fit to `on`, and differences from the run's settings to `beside`.
-    """
-    settings, budget = study.settings, study.budget
-    one, timed = _with_room(lambda one: study.launch(measuring.timed, one, budget.scaling), _on(settings, p))
-    kernels, seconds = timed[0]
-    on[p] = one
-    found["parts"][p] = calibrated_step(one, kernels)
-    found["predicted"]["strong"][p] = sum(found["parts"][p].values())
-    if one != _on(settings, p):
-        beside.append(f"{count(p, 'rank')} in micro-batches of {one.micro_batch_size}, since larger ones had no room")
-    grown = replace(one, num_layers=p * settings.num_layers)
-    if p > 1:
-        grown, took = _with_room(lambda one: study.launch(measuring.steps, one, budget.scaling), grown)
-        seconds = took[0][-1]
-    found["weak"][p] = median(seconds[budget.warm_up :] or seconds)
-    found["work"][p] = model_flops(grown.model, grown.batch_size)
-    found["predicted"]["weak"][p] = sum(calibrated_step(grown, kernels).values())
+def _all_threads(study: Study) -> int:
+    """Return the number of threads of all ranks together, or of the cores if there are fewer."""
+    return min(cores(), study.settings.ranks * study.threads)
 
 
 def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tuple[Settings, Results]:
@@ -277,39 +290,9 @@ def _on(settings: Settings, p: int) -> Settings:
     pp = min(p // tp, settings.pp)
     dp = p // (tp * pp)
     if tp * pp * dp != p:
-        raise ValueError(f"{p} ranks are no multiple of tp={tp} · pp={pp}")
+        raise ValueError(f"{p} ranks can't be divided by tp={tp} · pp={pp}")
     cut, zero = settings.sequence_parallel and tp > 1, settings.zero if dp > 1 else 0
     return replace(settings, layers="tplab", tp=tp, pp=pp, dp=dp, zero=zero, sequence_parallel=cut)
-
-
-def _threads_of_a_rank(ranks: int) -> int:
-    """Return the number of threads that each rank has on a CPU in the full run."""
-    if given := os.environ.get("OMP_NUM_THREADS"):
-        return int(given)
-    return max(1, _cores() // ranks)
-
-
-def _all_threads(settings: Settings) -> int:
-    """Return the number of threads of all ranks together, or of the cores if there are fewer."""
-    return min(_cores(), settings.ranks * _threads_of_a_rank(settings.ranks))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Context manager in which each rank on a CPU gets this number of threads."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(count)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 PARTS: dict[str, Callable[[Study], Measured]] = {

@@ -3,6 +3,7 @@
 All of them train like `tplab.capstone.training.loop`, on the run's tokens in their order, from its initial weights.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,10 +17,10 @@ from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
 from tplab.capstone.planning.plan import kernels_of
 from tplab.capstone.settings.settings import Layers, Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
+from tplab.capstone.training.evaluation import write_sample
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.step import Step
 from tplab.cost.calibration import Kernels
 from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
@@ -166,19 +167,17 @@ def drawn(bars: Sequence[Bar]) -> list[Bar]:
         return named
     finest = (max(bar[3] for bar in named) - min(bar[2] for bar in named)) / FINEST
     merged: list[Bar] = []
-    longest: list[float] = []  # seconds of the operation that each merged bar is named after
-    newest: dict[str, int] = {}  # where each lane's last bar is
-    for lane, name, start, end in sorted(named, key=lambda bar: bar[2]):
-        place = newest.get(lane)
-        if place is not None and start - merged[place][3] < finest:
-            _, before, since, until = merged[place]
-            if end - start > longest[place]:
-                before, longest[place] = name, end - start
-            merged[place] = (lane, before, since, max(until, end))
-        else:
-            newest[lane] = len(merged)
-            merged.append((lane, name, start, end))
-            longest.append(end - start)
+    for lane in dict.fromkeys(bar[0] for bar in named):
+        groups: list[list[Bar]] = []
+        until = -math.inf
+        for bar in sorted((bar for bar in named if bar[0] == lane), key=lambda bar: bar[2]):
+            if bar[2] - until >= finest:
+                groups.append([])
+            groups[-1].append(bar)
+            until = max(until, bar[3])
+        for group in groups:
+            longest = max(group, key=lambda bar: bar[3] - bar[2])
+            merged.append((lane, longest[1], group[0][2], max(bar[3] for bar in group)))
     return merged
 
 

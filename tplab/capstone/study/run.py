@@ -7,10 +7,8 @@
     python -m tplab.capstone study --folder runs/laptop --only memory scaling
 
 Each part (`tplab.capstone.study.parts`) trains for a few steps, prints its result in one line, and is saved in
-measurements.json immediately, so killing a study loses only one part. `Budget` sets the number of steps for each part.
-
-A part is saved with the `MATTER` settings that it was measured with. If a run resumes with a different number of ranks
-or different layers, its parts are measured again.
+measurements.json immediately, with the `MATTER` settings that it was measured with. If a run resumes with a different
+number of ranks or different layers, its parts are measured again.
 """
 
 import argparse
@@ -52,7 +50,7 @@ def study(
     Raises ValueError for an unknown part, and for settings that don't match the run in the folder.
     """
     if unknown := sorted(set(only) - set(PARTS)):
-        raise ValueError(f"there are no parts {unknown}; known: {', '.join(PARTS)}")
+        raise ValueError(f"a study has no parts called {unknown}. Its parts are {', '.join(PARTS)}")
     check_unchanged(settings)
     folder = Path(settings.folder)
     if settings.layers == "mine" and answers is None:
@@ -67,11 +65,11 @@ def study(
             try:
                 measured = part(Study(settings, budget or Budget(), answers))
             except RankError as error:
-                say(f"{name}: not measured: {error.cause_type}: {error.cause_message.partition(chr(10))[0]}")
+                say(f"{name}: not measured, because of {error.cause_type}: {error.cause_message.partition(chr(10))[0]}")
                 continue
             measured |= {"settings": {key: getattr(settings, key) for key in MATTER}}
             replace(folder / MEASUREMENTS, json.dumps(read_measurements(folder) | {name: measured}).encode())
-            told = measured.get("says") or measured.get("why") or "measured"
+            told = measured.get("says") or f"not measured ({measured['why']})"
             say(f"{name}: {told} ({time.monotonic() - began:.0f} s)")
     return folder / MEASUREMENTS
 
@@ -87,10 +85,16 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone study", argument_default=argparse.SUPPRESS, allow_abbrev=False,
         usage="python -m tplab.capstone study [--preset NAME] [--config FILE] [flags] [--only PART ..]",
-        description="Train as the flags say, unless the run is done, and measure what its report shows beside it.",
+        description="Finish the run if necessary, then take the measurements that its report needs.",
     )  # fmt: skip
     add_arguments(parser)
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(PARTS),
+        metavar="PART",
+        help=f"measure only these parts, even if they were measured before: {', '.join(PARTS)}",
+    )
     given = vars(parser.parse_args(argv))
     only = given.pop("only", [])
     settings = settings_from(given)
@@ -98,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
         if code := carry_out(settings):
             return code
         if not is_done(settings):
-            print("the run was asked to stop, so nothing is measured yet; the same command goes on")
+            print("The run was stopped, so nothing has been measured yet. Run the same command again to continue.")
             return 0
     study(settings, only=only)
     return 0

@@ -5,8 +5,6 @@
     training = training_step(model, AdamW, mesh, ..)      the rest of a step, in the right order (`TrainingStep`)
     writer = for_generation(model)                        a ParallelGPT with the current weights, to generate text
 
-These functions handle every kind of model:
-
     layers      parameters are        backward runs in    sums after backward                  the norm is from
     "tplab"     shards                nothing             `TrainingStep` does all of them      tplab.data.grad_norm
     "mine"      shards                nothing             sequence_parallel: their 12.3        the learner's 14.4
@@ -32,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.capstone.model.plain_gpt import PlainGPT
-from tplab.capstone.model.training_hooks import TrainingHooks
+from tplab.capstone.model.training_hooks import TrainingHooks, copy_shards, local
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.settings.settings import Settings
 from tplab.cluster.training_step import TrainingStep
@@ -70,79 +68,45 @@ def build_model(
     """
     group = None if mesh is None else mesh.get_group("tp")
     if (p := rank_and_size(group)[1]) != settings.tp:
-        raise ValueError(f"tp={settings.tp} ranks should share the model, and there are {p}")
+        raise ValueError(f"tp={settings.tp} ranks should share the model, but there are {p}")
     if mesh is None and p > 1:
-        raise ValueError(f"{p} ranks need their mesh: mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
+        raise ValueError(f"{p} ranks need a mesh: pass mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
     if mesh is not None and mesh["pp"].size() != settings.pp:
-        raise ValueError(f"pp={settings.pp} stages should share the layers, and the mesh has {mesh['pp'].size()}")
+        raise ValueError(f"pp={settings.pp} stages should share the layers, but the mesh has {mesh['pp'].size()}")
+    dtype = torch.float64 if settings.precision == "float64" else torch.float32
     gpus = [device] if device is not None and torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        return _build(settings, config, mesh, group, device, answers, weights)
+        torch.default_generator.manual_seed(settings.seed)
+        cut = settings.sequence_parallel and settings.layers == "tplab"
+        whole = (SequenceParallelGPT if cut else ParallelGPT)(
+            config, recompute=settings.recompute, async_grad_allreduce=settings.async_grad_allreduce, group=group,
+            device="cpu", dtype=torch.float32,
+        ).to(dtype=dtype)  # fmt: skip
+        drawn: nn.Module = whole
+        if mesh is not None and settings.pp > 1:
+            drawn = gpt_stages(whole, settings.layers_of_stages)[mesh.get_local_rank("pp")]
+        drawn.hooks = TrainingHooks(config=config, group=group)  # type: ignore[assignment]
+        if settings.start_from is not None and weights:
+            load_folder(drawn, settings.start_from)
+        if settings.layers == "tplab":
+            return drawn.to(device=device)
+        if settings.layers == "plain":
+            model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
+            model.load_state_dict(full_state_dict(drawn, group))
+            model.hooks = TrainingHooks(config=config)  # type: ignore[assignment]
+            return model
+        if settings.layers == "dtensor":
+            from tplab.capstone.model.dtensor_gpt import parallel_plain_gpt
 
+            model = parallel_plain_gpt(settings, config, mesh=mesh, device=device, dtype=dtype)
+        else:
+            from tplab.capstone.own_layers.build import assemble
 
-def _build(
-    settings: Settings, config: GPTConfig, mesh: DeviceMesh | None, group: ProcessGroup | None, device: Device,
-    answers: Answers | None, weights: bool,
-) -> nn.Module:  # fmt: skip
-    dtype = torch.float64 if settings.precision == "float64" else torch.float32
-    drawn: nn.Module = _drawn(settings, config, group).to(dtype=dtype)
-    if mesh is not None and settings.pp > 1:
-        drawn = _stage(drawn, settings, mesh)
-    if settings.start_from is not None and weights:
-        load_folder(drawn, settings.start_from)
-    if settings.layers == "tplab":
-        return drawn.to(device=device)
-    if settings.layers == "plain":
-        model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
-        model.load_state_dict(full_state_dict(drawn, group))
-        model.hooks = TrainingHooks(config=config)  # type: ignore[assignment]
+            if answers is None:
+                raise ValueError('layers="mine" needs answers: pass answers=find_answers(Path("my_course"), settings)')
+            model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
+        copy_shards(drawn, model)
         return model
-    if settings.layers == "dtensor":
-        from tplab.capstone.model.dtensor_gpt import parallel_plain_gpt
-
-        model = parallel_plain_gpt(settings, config, mesh=mesh, device=device, dtype=dtype)
-    else:
-        from tplab.capstone.own_layers.build import assemble
-
-        if answers is None:
-            raise ValueError('layers="mine" needs the answers: pass answers=find_answers(Path("my_course"), settings)')
-        model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
-    copy_shards(drawn, model)
-    return model
-
-
-def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) -> nn.Module:
-    """Create the course's model on the CPU, with its initial weights."""
-    options: dict[str, Any] = {"recompute": settings.recompute, "group": group, "device": "cpu", "dtype": torch.float32}
-    options["async_grad_allreduce"] = settings.async_grad_allreduce
-    cut = settings.sequence_parallel and settings.layers == "tplab"
-    torch.default_generator.manual_seed(settings.seed)
-    model = (SequenceParallelGPT if cut else ParallelGPT)(config, **options)
-    model.hooks = TrainingHooks(config=config, group=group)  # type: ignore[assignment]
-    return model
-
-
-def _stage(model: nn.Module, settings: Settings, mesh: DeviceMesh) -> nn.Module:
-    assert isinstance(model, ParallelGPT)
-    stage = gpt_stages(model, settings.layers_of_stages)[mesh.get_local_rank("pp")]
-    stage.hooks = hooks_of(model)  # type: ignore[assignment]
-    return stage
-
-
-@torch.no_grad()
-def copy_shards(source: nn.Module, target: nn.Module) -> None:
-    """Copy this rank's parameters and their shard marks by name. Raises ValueError if names or shapes differ."""
-    given, own = dict(source.named_parameters()), dict(target.named_parameters())
-    if given.keys() != own.keys():
-        there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())
-        raise ValueError(f"the model should have ParallelGPT's parameters: it lacks {there[:4]}, and has {here[:4]}")
-    for name, parameter in own.items():
-        if list(local(parameter).shape) != list(given[name].shape):
-            shapes = f"{list(local(parameter).shape)} on this rank, and ParallelGPT's is {list(given[name].shape)}"
-            raise ValueError(f"{name} is {shapes}")
-        local(parameter).copy_(given[name])
-        if hasattr(given[name], "tensor_parallel"):
-            parameter.tensor_parallel = given[name].tensor_parallel  # type: ignore[attr-defined]
 
 
 def backward(model: nn.Module, loss: Tensor) -> None:
@@ -157,12 +121,6 @@ def training_step(
     """Return the `TrainingStep` of a model. `options` are its options, and the optimizer's."""
     hooks = hooks_of(model)
     return TrainingStep(model, optimizer_class, mesh=mesh, finish=hooks.finish_gradients, norm=hooks.norm, **options)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, or any other tensor unchanged."""
-    with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:

@@ -10,18 +10,30 @@
 In a "step" row, `sent` and `memory` list the bytes of each rank, and `communication` the share of time that each rank
 spent waiting (`tplab.capstone.training.meter`). log.csv has the largest value of each. Losses are in nats per token.
 
-Each row is a line that is written immediately, so killing a run loses at most the last line. When the run resumes, it
-appends a new "start" and further rows. Steps that the killed run did after its last checkpoint then appear twice, and
-`steps_of` returns only the later ones.
+Each row is a line that is written immediately, so killing a run loses at most the last line. A resumed run appends a
+new "start", and steps that the killed run did after its last checkpoint appear twice. `steps_of` returns the later
+ones.
 """
 
 import json
+import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+import torch.distributed as dist
+
+from tplab.capstone.own_layers.link import used
 from tplab.capstone.settings.run_folder import LOG
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.meter import this_machine
+from tplab.capstone.training.optimizer import learning_rate
+from tplab.capstone.training.ranks import Ranks
+from tplab.capstone.training.step_summary import StepSummary
+from tplab.memory.config import parameter_count
 
 Row = dict[str, Any]
 TABLE = "log.csv"
@@ -29,7 +41,6 @@ COLUMNS = (
     "step", "loss", "evaluation", "learning_rate", "norm", "seconds", "tokens_per_second", "communication", "sent",
     "memory",
 )  # fmt: skip
-_PART = 1 << 20  # bytes to read at a time
 
 
 class Log:
@@ -58,7 +69,10 @@ class Log:
         for name in (LOG, TABLE):
             _drop_cut_off_line(folder / name)
         if tensorboard:
-            self._board = _summary_writer(folder / "tensorboard", step)
+            check_tensorboard()
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, row: Row) -> None:
         """Write a row. If that fails, raises OSError with the name of the file."""
@@ -79,6 +93,62 @@ class Log:
             self._board.close()
 
 
+def start_row(
+    settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None,
+    changes: Mapping[str, tuple[Any, Any]], plan: Mapping[str, Any] | None = None,
+) -> Row:  # fmt: skip
+    """Return the row for the start of a run.
+
+    answers         the learner's code, if it is used; the log gets whose each answer is, and since when
+    idle            exercises whose answers are never called (`TrainingHooks.idle`)
+    step            the first step to do
+    resumed_from    the step of the checkpoint that was loaded, if any
+    plan            what `tplab.capstone.planning.plan` predicts for a step, if it was asked
+    changes         what is trained differently from here on, as {field: (before, now)}
+    """
+    return {
+        "kind": "start",
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "settings": asdict(settings),
+        "machine": this_machine(),
+        "ranks": ranks.size,
+        "backend": None if ranks.mesh is None else dist.get_backend(),
+        "device": ranks.device.type,
+        "parameters": parameter_count(settings.model),
+        "layers": settings.layers,
+        "used": [] if answers is None else used(answers.whose, settings, idle),
+        "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
+        "step": step,
+        "resumed_from": resumed_from,
+        "changes": changes,
+        "plan": plan,
+    }
+
+
+def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
+    """Return the row for a step. `seconds` is the mean time per step since the last row.
+
+    The loss is in nats per token. Lists have one value per rank: bytes for `sent`, `memory` and `tensors`, and shares
+    of the time for `communication`, which is empty until a GPU has finished a step (`tplab.capstone.training.meter`).
+    """
+    tokens = settings.tokens_per_step
+    shares = [figures.communication for figures in summary.figures]
+    return {
+        "kind": "step",
+        "step": summary.step,
+        "loss": summary.loss,
+        "learning_rate": learning_rate(summary.step, settings),
+        "norm": summary.norm,
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "communication": [] if None in shares else shares,
+        "sent": [figures.sent for figures in summary.figures],
+        "memory": [figures.memory for figures in summary.figures],
+        "tensors": [figures.tensors for figures in summary.figures],
+    }
+
+
 def read_log(folder: Path) -> list[Row]:
     """Return the rows of a run's log, oldest first, or [] if there is no log. An incomplete last line is ignored.
 
@@ -95,9 +165,7 @@ def read_log(folder: Path) -> list[Row]:
         except ValueError:
             row = None
         if not isinstance(row, dict) or "kind" not in row:
-            raise ValueError(
-                f"line {number} of {folder / LOG} isn't a row that a run has written: {line[:80]!r}. Delete this line"
-            )
+            raise ValueError(f"line {number} of {folder / LOG} isn't a row of a log: {line[:80]!r}. Delete this line")
         rows.append(row)
     return rows
 
@@ -119,16 +187,9 @@ def check_tensorboard() -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except ImportError:
         raise ImportError(
-            'tensorboard=True needs a package that is not installed: pip install "tplab[tensorboard]". Without it the '
-            "run writes log.jsonl and log.csv"
+            'tensorboard=True needs TensorBoard: pip install "tplab[tensorboard]". You can also train without it, '
+            "because every run writes log.jsonl and log.csv"
         ) from None
-
-
-def _summary_writer(folder: Path, step: int) -> Any:
-    check_tensorboard()
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=step)
 
 
 def _to_tensorboard(board: Any, row: Row) -> None:
@@ -148,12 +209,7 @@ def _cells(row: Row) -> Row:
         return {"step": row["step"], "evaluation": row["loss"]}
     if row["kind"] != "step":
         return {}
-    largest = {
-        "communication": max(row["communication"], default=""),
-        "sent": max(row["sent"]),
-        "memory": max(row["memory"]),
-    }
-    return {**row, **largest}
+    return row | {name: max(row[name], default="") for name in ("communication", "sent", "memory")}
 
 
 def _append(path: Path, text: str) -> None:
@@ -165,28 +221,14 @@ def _append(path: Path, text: str) -> None:
                 raise OSError("only a part could be written")
     except OSError as error:
         raise OSError(
-            f"{path} could not be written: {error.strerror or error}. The checkpoints are as they were; the same "
-            "command goes on from the last one"
+            f"couldn't write to {path}: {error.strerror or error}. The checkpoints are intact, and the same command "
+            "resumes from the newest one"
         ) from error
 
 
 def _drop_cut_off_line(path: Path) -> None:
-    try:
-        with open(path, "rb") as file:
-            whole = _whole_lines(file)
-    except FileNotFoundError:
-        return
-    if whole < path.stat().st_size:
-        os.truncate(path, whole)
-
-
-def _whole_lines(file: BinaryIO) -> int:
-    """Return the size of all complete lines in bytes. Reads from the end, because the log of a long run is large."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - _PART)
-        file.seek(start)
-        if (last := file.read(end - start).rfind(b"\n")) >= 0:
-            return start + last + 1
-        end = start
-    return 0
+    if path.exists() and (size := path.stat().st_size):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            whole = text.rfind(b"\n") + 1  # only reads the end
+        if whole < size:
+            os.truncate(path, whole)

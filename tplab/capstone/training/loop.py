@@ -10,20 +10,19 @@
         log, evaluation, sample, checkpoint      when they are due
 
 A step depends only on the weights, the optimizer state and the step number, which determines the sequences (`Batches`),
-the dropout and the learning rate. A checkpoint therefore contains only these three, and a resumed run continues as if
-it had never been interrupted.
+the dropout and the learning rate. So a checkpoint only contains these three, and a resumed run continues as if it had
+never been interrupted.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
@@ -32,16 +31,15 @@ from tplab.capstone.planning.plan import plan
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
-from tplab.capstone.training.evaluation import Evaluation
-from tplab.capstone.training.log import Log, Row, check_tensorboard
-from tplab.capstone.training.log_rows import start_row, step_row
+from tplab.capstone.training.evaluation import Evaluation, write_sample
+from tplab.capstone.training.log import Log, Row, check_tensorboard, start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter, TensorCount
 from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.signals import Stop, stop_requests
 from tplab.capstone.training.step import Step
-from tplab.capstone.training.step_summary import StepSummaries, StepSummary
+from tplab.capstone.training.step_summary import StepSummaries
+from tplab.checkpoint.files import together
 from tplab.runtime import record
 
 A_SAVE_MAY_TAKE = 60.0  # seconds that a failed rank waits for the save in progress
@@ -78,27 +76,11 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     if settings.tensorboard:
         check_tensorboard()
     folder = Path(settings.folder)
-    with _alone_in(folder, ranks), stop_requests(folder if ranks.is_first else None) as stop:
+    with ExitStack() as lock, stop_requests(folder if ranks.is_first else None) as stop:
+        together(lambda: lock.enter_context(locked(folder)) if ranks.is_first else None, None)
         made = plan(settings, ranks.device) if settings.plan else None
         with TensorCount(settings.plan and ranks.device.type == "cpu" and not settings.compile) as count:
             return _Run(settings, answers, ranks, stop, made, count).to_the_end(tell)
-
-
-@contextmanager
-def _alone_in(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Lock the run's folder on the first rank. If another run has locked it, raises ValueError on all ranks."""
-    with ExitStack() as stack:
-        busy: list[str | None] = [None]
-        if ranks.is_first:
-            try:
-                stack.enter_context(locked(folder))
-            except ValueError as error:
-                busy = [str(error)]
-        if ranks.size > 1:
-            dist.broadcast_object_list(busy, 0)
-        if busy[0] is not None:
-            raise ValueError(busy[0])
-        yield
 
 
 class _Run:
@@ -174,9 +156,12 @@ class _Run:
                 self._read(everything=True)
             with record(keep=False):
                 if evaluate or last:
-                    self._evaluate()
+                    self.log.write({"kind": "evaluation", "step": number, "loss": self.evaluation.loss(self.step)})
+                    self.clock.go_on()
                 if (sample or last) and settings.sample_tokens:
-                    self._sample()
+                    text = write_sample(self.step, self.tokens.tokenizer, number)
+                    self.log.write({"kind": "sample", "step": number, "prompt": settings.prompt, "text": text})
+                    self.clock.go_on()
                 if save and not asked:
                     self._keep()
             if asked:
@@ -197,7 +182,9 @@ class _Run:
         asked = False
         for summary in self.summaries.take(everything=everything):
             self.clock.lap()
-            self._check(summary)
+            for what, value in (("loss", summary.loss), ("gradient norm", summary.norm)):
+                if not math.isfinite(value):  # noticed before a checkpoint of that state is saved
+                    self._diverged(summary.step, f"the {what} of step {summary.step} is {value}")
             self.losses.append(summary.loss)
             every = self.settings.log_every
             if every and (summary.step % every == 0 or summary.step == self.settings.last_step):
@@ -205,35 +192,22 @@ class _Run:
             asked |= summary.stop
         return asked
 
-    def _check(self, summary: StepSummary) -> None:
-        """Raise FloatingPointError if the loss or the norm isn't finite, before a checkpoint of that state is saved."""
-        for what, value in (("loss", summary.loss), ("gradient norm", summary.norm)):
-            if not math.isfinite(value):
-                self._diverged(summary.step, f"the {what} of step {summary.step} is {value}")
-
-    def _check_weights(self) -> None:
-        """Raise FloatingPointError on all ranks if the update of the last step has destroyed the weights.
-
-        The loss of that step can't show it, because it was computed before the update.
-        """
-        if not math.isfinite(loss := self.evaluation.loss(self.step, 1)):
-            self._diverged(self.done, f"the loss on held-out text after step {self.done} is {loss}")
-
     def _diverged(self, step: int, what: str) -> NoReturn:
         self.log.write({"kind": "end", "step": step, "why": what})
         with record(keep=False), suppress(Exception):
             self.checkpoints.wait()
+        rate = learning_rate(step, self.settings)
         raise FloatingPointError(
-            f"{what}, so the training has diverged. Nothing was saved from then on. {self._saved_so_far()}To mend it, "
-            f"run the same command with a lower --learning-rate (it was {learning_rate(step, self.settings):.2g} at "
-            "this step), longer --warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
+            f"{what}, so the training has diverged. Nothing has been saved since. {self._saved_so_far()}To fix it, "
+            f"run the same command with a lower --learning-rate (it was {rate:.2g} at this step), longer "
+            "--warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
         )
 
     def _saved_so_far(self) -> str:
         """Return sentences about the checkpoints to resume from, with their losses, which may have risen already."""
         saved = self.checkpoints.steps()
         if not saved:
-            return "There is no checkpoint, so the run begins anew. "
+            return "There is no checkpoint, so the run starts over. "
         losses = dict(enumerate(self.losses, (self.resumed_from or 0) + 1))
         told = [f"step {step}" + (f" (loss {losses[step]:.3f})" if step in losses else "") for step in saved]
         sentences = f"The run resumes from its newest checkpoint. There are checkpoints of {' and '.join(told)}. "
@@ -242,20 +216,13 @@ class _Run:
             sentences += f"If the loss of the newest one was already too high, delete {newest}. "
         return sentences
 
-    def _evaluate(self) -> None:
-        self.log.write({"kind": "evaluation", "step": self.done, "loss": self.evaluation.loss(self.step)})
-        self.clock.go_on()
-
-    def _sample(self) -> None:
-        text = write_sample(self.step, self.tokens.tokenizer, self.done)
-        self.log.write({"kind": "sample", "step": self.done, "prompt": self.settings.prompt, "text": text})
-        self.clock.go_on()
-
     def _keep(self, *, asked: bool = False) -> None:
         """Save a checkpoint if one is due or the run was `asked` to stop, unless this step already has a checkpoint."""
         if self.saved == self.done or not (self.settings.save_every or asked):
             return
-        self._check_weights()
+        # The loss of a step was computed before its update, so it can't show that the update destroyed the weights
+        if not math.isfinite(loss := self.evaluation.loss(self.step, 1)):
+            self._diverged(self.done, f"the loss on held-out text after step {self.done} is {loss}")
         began = time.perf_counter()
         self.checkpoints.save(self.done, self.model, self.optimizer)
         self.saved = self.done

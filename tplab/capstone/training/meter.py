@@ -1,7 +1,6 @@
 """The cost of a step on a rank: time, bytes, memory, and the share of time that the rank waits for others.
 
-The collectives of a step come from the trace (`tplab.record`), which is discarded after each step, because it would
-fill the memory in a run that takes days.
+The collectives of a step come from its trace (`tplab.record`), which is discarded after the step.
 
     communication    seconds in which the rank waited for a collective / seconds of the step. Communication hidden
                      behind computation doesn't count, but waiting for a slower rank does. On a GPU, the stream waits
@@ -18,7 +17,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import psutil
@@ -82,38 +81,22 @@ class Meter:
     def step(self) -> Iterator[None]:
         """Context manager that measures the step inside the block."""
         began = time.perf_counter()
-        with record(keep=False) as section, self._stream():
+        with ExitStack() as stack:
+            section = stack.enter_context(record(keep=False))
+            if self.device.type != "cpu":
+                self._on_the_stream.append(StreamWaits())
+                stack.enter_context(hooks.marked(self._on_the_stream[-1]))
             yield
-        seconds = time.perf_counter() - began
-        if self.device.type == "cpu":
-            waits: float | None = sum(collective.waited for collective in section) / seconds
-        else:
-            waits = self._newest_share()
-        sent = sum(collective.bytes for collective in section if collective.kind != "recv")
-        self.count.step_is_done()
-        self.figures = Figures(waits, sent, self._memory(), self.count.peak)
-
-    @contextmanager
-    def _stream(self) -> Iterator[None]:
-        """Context manager that measures the waits on a GPU's stream inside the block."""
-        if self.device.type == "cpu":
-            yield
-            return
-        self._on_the_stream.append(StreamWaits())
-        with hooks.marked(self._on_the_stream[-1]):
-            yield
-
-    def _newest_share(self) -> float | None:
-        """Return the share of communication in the newest step that the GPU has finished, or None if there is none."""
         share = self.figures.communication
+        if self.device.type == "cpu":
+            share = sum(collective.waited for collective in section) / (time.perf_counter() - began)
         while self._on_the_stream and self._on_the_stream[0].is_over:
             share = self._on_the_stream.popleft().share
-        return share
-
-    def _memory(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return self._process.memory_info().rss
+        sent = sum(collective.bytes for collective in section if collective.kind != "recv")
+        on_gpu = self.device.type == "cuda"
+        memory = torch.cuda.max_memory_allocated(self.device) if on_gpu else self._process.memory_info().rss
+        self.count.step_is_done()
+        self.figures = Figures(share, sent, memory, self.count.peak)
 
 
 class Clock:
@@ -151,13 +134,18 @@ def known_machine(device: torch.device) -> Machine | None:
     return next((machine for key, machine in MACHINES.items() if key.split()[0] in name), None)
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def this_machine() -> dict[str, Any]:
     """Describe this machine for the log and the report."""
     gpus = torch.cuda.device_count()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory": psutil.virtual_memory().total,
         "gpu": torch.cuda.get_device_name(0) if gpus else None,
         "gpus": gpus,

@@ -78,17 +78,11 @@ def check_started(settings: Settings, started: int) -> None:
     wanted = settings.ranks
     if started == wanted:
         return
-    needs = f"tp={settings.tp} · pp={settings.pp} · dp={settings.dp} = {wanted} ranks, and {_count(started)} started"
-    of_a_replica = settings.tp * settings.pp
-    if started % of_a_replica == 0:
-        advice = f"Add --dp {started // of_a_replica}: replicas of the model for the other ranks. Or start {wanted}"
-    else:
-        advice = f"Start {wanted}"
+    needs = f"tp={settings.tp} · pp={settings.pp} · dp={settings.dp} = {wanted} ranks"
+    were = "1 was" if started == 1 else f"{started} were"
+    replicas, rest = divmod(started, settings.tp * settings.pp)
+    advice = "" if rest else f"use --dp {replicas}, so that the other ranks hold more replicas of the model, or "
     raise ValueError(
-        f"these settings need {needs}. {advice}: torchrun --standalone --nproc-per-node {wanted} -m tplab.capstone .., "
-        "or python -m tplab.capstone .. without torchrun, which starts them itself"
+        f"these settings need {needs}, but {were} started. To fix that, {advice}start {wanted} ranks with `torchrun "
+        f"--standalone --nproc-per-node {wanted} -m tplab.capstone ..`, or let `python -m tplab.capstone ..` start them"
     )
-
-
-def _count(ranks: int) -> str:
-    return "1 was" if ranks == 1 else f"{ranks} were"

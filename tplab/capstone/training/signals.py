@@ -1,12 +1,11 @@
 """Requests to stop, after which a run saves a checkpoint and ends: SIGTERM, or a file called `stop` in its folder.
 
-Clusters send SIGTERM some time before they take a machine away. The signal may reach only some of the ranks, or reach
-them during different steps, so a rank just notes it and informs the others in the next all-reduce (`step_summary`).
+Clusters send SIGTERM some time before they take a machine away. It may reach only some of the ranks, or reach them
+during different steps, so a rank just notes it and informs the others in the next all-reduce (`step_summary`). torchrun
+forwards the signal, so its ranks may get it twice in quick succession. A later one ends them immediately.
 
-torchrun forwards the signal, so its ranks may get it twice in quick succession. A later one ends them immediately.
-
-The file is for programs that have no process to send a signal to, such as a job script, a terminal on a different
-machine, or the program that waits for the ranks. The first rank looks for the file after each step.
+The file is for programs that have no process to send a signal to, such as a job script or a terminal on a different
+machine. The first rank looks for it after each step.
 """
 
 import os
@@ -106,7 +105,11 @@ def hand_on(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             stop_file(folder).touch()
             if number == signal.SIGINT:
-                print("\nsaving after this step; Ctrl-C again ends it now", file=sys.stderr, flush=True)
+                print(
+                    "\nSaving a checkpoint after this step. Press Ctrl-C again to quit now.",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     stop_file(folder).unlink(missing_ok=True)
     before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}

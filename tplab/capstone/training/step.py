@@ -7,10 +7,9 @@
 With pipeline stages, the 1F1B schedule runs the micro-batches (`tplab.pipeline`). All sequences have the same length,
 so averaging the mean losses of micro-batches and replicas gives the overall mean.
 
-The dropout of each micro-batch has a separate seed, computed from the step and the position of the micro-batch in the
-full batch. A resumed run therefore drops the same elements as an uninterrupted one, without saving a random state, and
-it doesn't matter which replica computes the micro-batch. A different tp or pp does change which elements are dropped,
-because each tp rank draws them for its shard, and each stage for its layers, from a separate random state.
+The seed for the dropout of a micro-batch is computed from the step and its position in the full batch. So a resumed run
+drops the same elements as an uninterrupted one, no matter which replica computes the micro-batch. A different tp or pp
+does change them, because each tp rank and each stage draws from a separate random state.
 """
 
 import inspect

@@ -4,11 +4,10 @@
     rank 1    [                     |      | stop request?  |                               | .. of rank 1        ]
     sum       [ mean loss           | norm | on any rank?   | of rank 0                     | of rank 1           ]
 
-All ranks then make the same decisions: they log the same loss, or stop after the same step. A run needs the mean loss
-over the replicas anyway, so the rest is sent in the same message.
+So all ranks make the same decisions: they log the same loss, or stop after the same step.
 
-A GPU is still computing when its rank moves on, so the results of a step aren't known yet and are read one step later.
-A caller that needs them immediately (before a checkpoint, for example) takes everything, and waits.
+A GPU is still computing when its rank moves on, so the results of a step are read one step later. A caller that needs
+them immediately (before a checkpoint, for example) takes everything, and waits.
 """
 
 from collections import deque

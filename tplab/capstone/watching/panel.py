@@ -3,11 +3,9 @@
     with panel(settings):
         launch(train, settings.ranks, args=(settings,), backend=backend_for(settings.ranks), timeout=None)
 
-In JupyterLab, the panel is a widget that is redrawn a few times a second. When the run ends, it's replaced by a static
-picture, which is saved with the notebook. In a terminal, the panel is a single line. Elsewhere there is no panel, but a
-notebook without a browser still gets the final picture.
-
-The panel only reads the run's log, in the process that waits for the ranks. If drawing fails, the run isn't affected.
+In JupyterLab, the panel is a widget that is redrawn a few times a second and replaced by a static picture when the run
+ends. In a terminal, it's a single line. Elsewhere, there's no panel, but a notebook still gets the final picture. The
+panel only reads the run's log, in the process that waits for the ranks, so if drawing fails, the run isn't affected.
 """
 
 import sys
@@ -31,14 +29,13 @@ from tplab.runtime.screen import LastLine, Widget
 def panel(settings: Settings) -> Iterator[LogTail]:
     """Context manager that shows the runs inside the block as they train. Yields the reader of their log."""
     tail = LogTail(settings)
-    kinds: dict[str, type[_Screen]] = {"page": _Page, "terminal": _Terminal, "nowhere": _Screen}
-    screen = kinds[place()](tail)
+    view = _Panel(tail)
     try:
-        with shown_by(screen.during):
+        with shown_by(view.during):
             yield tail
     finally:
         with suppress(Exception):
-            screen.end()
+            view.end()
 
 
 def run(settings: Settings, answers: Any = None) -> Results:
@@ -54,65 +51,47 @@ def run(settings: Settings, answers: Any = None) -> Results:
         return launch(train, settings.ranks, args=(settings, answers), backend=backend, timeout=None)
 
 
-class _Screen(LiveView):
-    """Shows nothing during the run, and the final picture in a notebook."""
+class _Panel(LiveView):
+    """Shows the run in a widget, or in the last line of a terminal. In a notebook, a picture is left at the end."""
 
     def __init__(self, tail: LogTail) -> None:
         super().__init__(list)
-        self.tail = tail
+        self.tail, self._where, self._line, self._widget = tail, place(), LastLine(), Widget()
 
     def during(self, see: Callable[[], list[Now]]) -> LiveView:
         """Return this view for one call of `launch`, which refreshes it while it waits for the ranks."""
         super().__init__(see)
         return self
 
-    def end(self) -> None:
-        """Show the final picture. Called no matter how the run has ended."""
-        in_a_shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
-        if in_a_shell and (picture := _picture(self.tail.look())) is not None:
-            from IPython.display import display
-
-            display(picture)
-
-
-class _Terminal(_Screen):
-    """Shows the panel in the last line of a terminal, on stderr. The final text stays."""
-
-    def __init__(self, tail: LogTail) -> None:
-        super().__init__(tail)
-        self._line = LastLine()
-
     def _draw(self, seconds: float) -> None:
+        if self._where == "nowhere":
+            return
         status, ranks = self.tail.look(), self._see()
-        self._line.show(lambda width: to_line(status, width, ranks))
+        if self._where == "page":
+            self._widget.show(to_html(status, ranks))
+        else:
+            self._line.show(lambda width: to_line(status, width, ranks))
 
     def hide(self) -> None:
         self._line.wipe()
 
     def end(self) -> None:
+        """Show the final picture, or the final line in a terminal. Called no matter how the run has ended."""
         self.hide()
-        if (status := self.tail.look()).started and status.step:
-            self._line.leave(lambda width: to_line(status, width))
-
-
-class _Page(_Screen):
-    """Shows the panel as a widget in the output of a notebook cell, and replaces it by a picture when the run ends."""
-
-    def __init__(self, tail: LogTail) -> None:
-        super().__init__(tail)
-        self._widget = Widget()
-
-    def _draw(self, seconds: float) -> None:
-        self._widget.show(to_html(self.tail.look(), self._see()))
-
-    def end(self) -> None:
-        if not self._widget.is_there:
-            super().end()
+        status = self.tail.look()
+        if self._where == "terminal":
+            if status.started and status.step:
+                self._line.leave(lambda width: to_line(status, width))
             return
         picture: Any = None
         with suppress(Exception):
-            picture = _picture(self.tail.look())
-        self._widget.end(picture)
+            picture = _picture(status)
+        if self._widget.is_there:
+            self._widget.end(picture)
+        elif picture is not None and "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+            from IPython.display import display
+
+            display(picture)
 
 
 def _picture(status: RunStatus) -> Any:

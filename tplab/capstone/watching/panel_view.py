@@ -25,16 +25,21 @@ Points = Sequence[tuple[int, float]]
 
 def to_html(status: RunStatus, ranks: Sequence[Now] = ()) -> str:
     """Render the panel as HTML for light and dark pages. Until the first step is done, shows what `ranks` are doing."""
-    rows = [_progress(status), _curves(status), _ranks(status, ranks)]
+    loss = "" if status.loss is None else f"{status.loss:.4f}"
+    speed = "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}"
+    charts = _chart("loss", loss, status.losses, status, status.evaluations)
+    charts += _chart("tokens/s", speed, status.speeds, status, from_zero=True)
+    curves = f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px;">{charts}</div>'
+    rows = [_progress(status), curves, _ranks(status, ranks)]
     style = f"{_FONT} {_NUMBERS} color: var(--jp-ui-font-color1, currentColor); max-width: 640px; padding: 4px 0;"
     return f'<div style="{style}">{"".join(rows)}</div>'
 
 
 def to_line(status: RunStatus, width: int, ranks: Sequence[Now] = ()) -> str:
     """Render the panel as one line of at most `width` characters."""
-    if not status.started or not status.step:
+    if not status.step or not status.started:
         doing = ", ".join(f"rank {now.rank} {now}" for now in ranks)
-        return _cut(f"{_phase(status)}  {doing}", width)
+        return _cut(f"{'first step' if status.started else 'starting'}  {doing}", width)
     parts = [f"step {status.step}/{status.last_step}", bar(status.done), f"{status.done:.0%}"]
     if left := _time_left(status):
         parts.append(left)
@@ -47,10 +52,6 @@ def to_line(status: RunStatus, width: int, ranks: Sequence[Now] = ()) -> str:
     return _cut("  ".join(parts), width)
 
 
-def _phase(status: RunStatus) -> str:
-    return "starting" if not status.started else "the first step"
-
-
 def _time_left(status: RunStatus) -> str:
     if status.ended is not None:
         return status.ended
@@ -58,9 +59,8 @@ def _time_left(status: RunStatus) -> str:
 
 
 def _progress(status: RunStatus) -> str:
-    if not status.started or not status.step:
-        said, right = _phase(status), f"{status.last_step:,} steps to go"
-    else:
+    said, right = "first step" if status.started else "starting", f"{status.last_step:,} steps to go"
+    if status.started and status.step:
         said, right = f"step {status.step:,} of {status.last_step:,}, {status.done:.0%}", _time_left(status)
     bar = (
         '<div style="height: 9px; border: 1px solid currentColor; border-radius: 5px; overflow: hidden;">'
@@ -68,16 +68,6 @@ def _progress(status: RunStatus) -> str:
     )
     words = f'<span>{escape(said)}</span><span style="opacity: 0.75;">{escape(right)}</span>'
     return f'{bar}<div style="display: flex; justify-content: space-between; margin: 2px 0 6px;">{words}</div>'
-
-
-def _curves(status: RunStatus) -> str:
-    loss = "" if status.loss is None else f"{status.loss:.4f}"
-    speed = "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}"
-    charts = [
-        _chart("loss", loss, status.losses, status, status.evaluations),
-        _chart("tokens/s", speed, status.speeds, status, from_zero=True),
-    ]
-    return f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px;">{"".join(charts)}</div>'
 
 
 def _chart(
@@ -122,24 +112,23 @@ def _chart(
 
 
 def _ranks(status: RunStatus, now: Sequence[Now]) -> str:
-    count = max(len(status.memory), len(status.communication), len(now))
-    rows = "".join(_rank(rank, status, now) for rank in range(count))
+    rows = ""
+    for rank in range(max(len(status.memory), len(status.communication), len(now))):
+        color, cells = rank_color(rank), [f"<b>rank {rank}</b>"]
+        if rank < len(status.communication):
+            share = min(1.0, max(0.0, status.communication[rank]))
+            bar = f"height: 8px; width: 110px; border: 1px solid {color}; border-radius: 2px; overflow: hidden;"
+            fill = f"height: 100%; width: {100 * share:.0f}%; background: {color};"
+            cells += [f'<div style="{bar}"><div style="{fill}"></div></div>', f"{share:.0%} communicating"]
+        elif rank < len(now):
+            cells += [escape(str(now[rank]))]
+        if rank < len(status.memory):
+            cells += [f"{size(status.memory[rank])} {'on the GPU' if status.device.startswith('cuda') else 'resident'}"]
+        inner = "".join(f'<td style="padding: 1px 14px 1px 6px; text-align: left;">{cell}</td>' for cell in cells)
+        rows += (
+            f'<tr style="background: none;"><td style="padding: 0; width: 5px; background: {color};"></td>{inner}</tr>'
+        )
     return f'<table style="border-spacing: 0; margin: 4px 0 0; {_FONT} {_NUMBERS}">{rows}</table>' if rows else ""
-
-
-def _rank(rank: int, status: RunStatus, now: Sequence[Now]) -> str:
-    color, cells = rank_color(rank), [f"<b>rank {rank}</b>"]
-    if rank < len(status.communication):
-        share = min(1.0, max(0.0, status.communication[rank]))
-        bar = f"height: 8px; width: 110px; border: 1px solid {color}; border-radius: 2px; overflow: hidden;"
-        fill = f"height: 100%; width: {100 * share:.0f}%; background: {color};"
-        cells += [f'<div style="{bar}"><div style="{fill}"></div></div>', f"{share:.0%} communicating"]
-    elif rank < len(now):
-        cells += [escape(str(now[rank]))]
-    if rank < len(status.memory):
-        cells += [f"{size(status.memory[rank])} {'on the GPU' if status.device.startswith('cuda') else 'resident'}"]
-    inner = "".join(f'<td style="padding: 1px 14px 1px 6px; text-align: left;">{cell}</td>' for cell in cells)
-    return f'<tr style="background: none;"><td style="padding: 0; width: 5px; background: {color};"></td>{inner}</tr>'
 
 
 def _range(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
