@@ -14,7 +14,7 @@ from tplab.collectives import links
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
-# This picture shows the first half of what you'll build, with data from a real run on four processes. Each process starts with four numbers and sends one of them to its right-hand neighbor. The neighbor adds one of its own numbers and sends the sum on. After three steps, each process has one complete sum. Soon, you'll write the code behind these arrows yourself.
+# This picture shows the first half of what you'll build, with data from a real run on four processes. Each process starts with four numbers and sends one of them to its right-hand neighbor. The neighbor adds one of its own numbers and passes the sum on to the next neighbor. After three steps, each process has one complete sum. Soon, you'll write the code behind these arrows yourself.
 
 
 # %%
@@ -67,7 +67,7 @@ list(launch(count, 4)), counter
 #
 # ## Send and receive
 #
-# A message takes two calls. The sender calls `dist.send(x, dst)`, and the receiver calls `dist.recv(y, src)`, which overwrites `y` with the values of `x`. Both tensors must have the same shape and dtype. `recv` returns once the data has arrived. `send` returns once you can safely modify `x`. Sometimes that takes until the receiver calls `recv`, so a `send` may block.
+# A message takes two calls. The sender calls `dist.send(x, dst)`, and the receiver calls `dist.recv(y, src)`, which overwrites `y` with the values of `x`. Both tensors must have the same shape and dtype. `recv` returns once the data has arrived. `send` returns once you can safely modify `x`. If the receiver hasn't called `recv` yet, `send` may have to wait.
 
 # %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=8
 # Build two operations with a **root**, which is the rank that hands out or collects the chunks of a tensor. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so don't forget to copy its own chunk.
@@ -122,7 +122,7 @@ check("1.1", scatter, gather)
 #
 # Most communication between ranks follows one of a few patterns called **collectives**. *Every* rank in a group has to call each collective, in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`. You've just built two collectives yourself, scatter and gather.
 #
-# Let's look at two more, using values that show which rank they came from. With four ranks, rank 0 starts with [1, 2, 3, 4], rank 1 starts with [10, 20, 30, 40], and so on. That way, each *digit* of a sum tells you what one of the ranks contributed.
+# Let's look at two more collectives, using values that show which rank they came from. With four ranks, rank 0 starts with [1, 2, 3, 4], rank 1 starts with [10, 20, 30, 40], and so on. That way, each *digit* of a sum tells you what one of the ranks contributed.
 
 
 # %%
@@ -155,7 +155,7 @@ gathered = launch(all_gather, 4)
 viz.collective(gathered, name="all_gather")
 
 # %% [markdown]
-# In an **all-gather**, each rank contributes one chunk, and every rank gets all `p` chunks. Two more collectives start from the opposite end and split every rank's tensor into `p` chunks. A **reduce-scatter** sums the tensors across all ranks, but rank $r$ receives only chunk $r$ of the sum. An **all-to-all** exchanges chunks without summing them. For example, chunk 3 of rank 1 goes to rank 3, where it becomes chunk 1.
+# In an **all-gather**, each rank contributes one chunk, and every rank gets all `p` chunks. The next two collectives split every rank's tensor into `p` chunks. A **reduce-scatter** sums the tensors across all ranks, but rank $r$ receives only chunk $r$ of the sum. An **all-to-all** exchanges chunks without summing them. For example, chunk 3 of rank 1 goes to rank 3, where it becomes chunk 1.
 #
 # **Predict.** Four ranks start with the same values as before. What value does rank 2 receive in a reduce-scatter? What's the *last* value that rank 1 receives in an all-to-all?
 
@@ -175,7 +175,7 @@ def show(kind, p):
 viz.explore(show, kind=list(collectives.EXAMPLES), p=(4, 3, 2))
 
 # %% [markdown]
-# **Predict.** Which collective undoes a `scatter`? A `reduce` followed by a `broadcast` has the same effect as an `all_reduce`, but all the data goes through the root. Which other pair of collectives, without a root, has the same effect as an `all_reduce`?
+# **Predict.** Which collective undoes a `scatter`? A `reduce` followed by a `broadcast` has the same effect as an `all_reduce`, but all the data goes through the root. Which other two collectives, called one after the other, also have the same effect as an `all_reduce`? Neither of these two collectives has a root.
 
 # %% predict="1.c"
 predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gather")
@@ -187,11 +187,11 @@ predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gath
 gathered.record
 
 # %% [markdown]
-# The last column is the **message size**. We count message sizes the same way NVIDIA's benchmark `nccl-tests` does. For an all-reduce, a broadcast, or a send, the message size is the size of the tensor. For the other collectives, the message size is the combined size of all `p` chunks. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
+# The last column shows the **message size** of each collective. We count message sizes the same way NVIDIA's benchmark `nccl-tests` does. For an all-reduce, a broadcast, or a send, the message size is the size of the tensor. For the other collectives, the message size is the combined size of all `p` chunks. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
 #
 # ## Send and receive at the same time
 #
-# In a ring, every rank sends to one neighbor and receives from the other. Let's start with just two ranks that try to exchange their tensors.
+# In a ring, every rank sends a message to its right-hand neighbor and receives a message from its left-hand neighbor. Let's start with just two ranks that try to exchange their tensors.
 
 
 # %%
@@ -211,13 +211,13 @@ with show_failure():
 # %% [markdown]
 # Normally, a program like this hangs silently until you kill it. With tplab, you get a report instead, so let's practice reading one.
 #
-# **Read.** The line with `def` is line 1 of the cell. On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the two ranks call `send`?
+# **Read.** Count the lines of the cell from the line with `def`, which is line 1. On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the two ranks call `send`?
 
 # %% predict="1.d"
 predict("1.d", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
 
 # %% [markdown]
-# The report suggests that one side should send first. That works for two ranks, but with many ranks in a ring, they'd have to take turns. A better solution is to *start* both messages and only then wait for them. `dist.batch_isend_irecv` starts a list of sends and receives, and it immediately returns requests. A call to `request.wait()` blocks until the message has been delivered. Don't touch the tensors before then.
+# The report suggests that one side should send first. That works for two ranks, but in a large ring, the ranks would have to take turns. A better solution is to *start* both messages first and then wait for both of them. `dist.batch_isend_irecv` starts all the sends and receives in a list and immediately returns a list of requests. A call to `request.wait()` blocks until the message has been delivered. Don't touch the tensors before then.
 
 
 # %%
@@ -255,10 +255,10 @@ list(launch(both_at_once, 2))
 #
 # </details>
 #
-# Now look at the picture at the top of the chapter again. Rank 0 first sends its 1, which belongs to chunk 0. Which rank has the finished chunk 0, the 1111, after three steps?
+# Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, which rank has 1111, the finished chunk 0?
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=14
-# A reduce-scatter also finishes one chunk on each rank, but it has to be the *right* chunk, because rank $r$ should get chunk $r$. In the pictures, rank $r$ finishes a different chunk. So where should each chunk start? Make a table for three ranks before you write any code.
+# A reduce-scatter also finishes one chunk on each rank, but it has to be the *right* chunk, because rank $r$ should get chunk $r$. In both pictures, rank $r$ ends up with a different chunk. So on which rank should each chunk start? Make a table for three ranks before you write any code.
 #
 # Your `x` has the shape `[p, ..]`, and chunk $i$ is `x[i]`. Use $p-1$ steps. In each step, each rank sends a single chunk to its right-hand neighbor. Don't change your caller's `x`.
 
@@ -291,7 +291,7 @@ def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
 check("1.2", ring_reduce_scatter)
 
 # %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=12
-# Now write `ring_all_gather`. Every rank starts with one chunk and ends up with all `p` chunks. Again, you have $p-1$ steps, and a rank may send only one chunk to its right-hand neighbor in each step. So which chunk should it send?
+# Now write `ring_all_gather`. Every rank starts with one chunk and ends up with all `p` chunks. Use $p-1$ steps again, and have each rank send only one chunk to its right-hand neighbor in each step. Which chunk should a rank send in each step?
 #
 # Then build `ring_all_reduce` from what you have. Each rank may send no more than $2(p-1)$ messages, and each message may contain only $1/p$ of `x`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. Keep in mind that no single dimension of `x` has to be divisible by `p`.
 
@@ -332,7 +332,7 @@ check("1.3", ring_all_gather, ring_all_reduce)
 # %% [markdown]
 # You've just built NCCL's most important algorithm. Let's watch your own code at work! In the next cell, your `ring_all_reduce` runs on real ranks, and every message is recorded. If your function doesn't work yet, the picture says why and shows the ring from `tplab.collectives` instead.
 #
-# The picture shows the run after step 3, when each rank has just finished one chunk. Press the play button to watch the run, or move the `step` slider yourself. Then compare runs on different numbers of ranks. Does each link carry more of the tensor as `p` grows, and does that ever exceed twice the tensor?
+# The picture shows the run after step 3, when each rank has just finished one chunk. Press the play button to watch the run, or move the `step` slider yourself. Then try different numbers of ranks, and compare the bytes per link with the size of the tensor. How does the ratio change as `p` grows?
 
 
 # %% tags=["explore"]
@@ -372,11 +372,11 @@ for p in (2, 4, 8):
 viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 
 # %% [markdown]
-# As you add ranks, the busiest rank of a tree sends more and more bytes. In a ring, no rank ever sends more than twice the size of the tensor. In fact, no algorithm can beat the ring, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009). The tree has a different advantage, because it takes far fewer steps.
+# As you add ranks, the busiest rank of a tree sends more and more bytes. In a ring, no rank ever sends more than twice the size of the tensor. In fact, no all-reduce can send less, because there's always a rank that has to send at least as many bytes as the ranks of a ring do (Patarasuk and Yuan 2009). The tree has a different advantage. It takes far fewer steps!
 #
 # ## Predict the time
 #
-# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle represents a message that we timed between two ranks on your machine. The colored line is a fit to the circles. The gray lines show published figures for GPU interconnects: bandwidths in one direction from the vendors, and latencies that NCCL assumes for a message in a ring.
+# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle represents a message that we timed between two ranks on your machine. The colored line is a fit to the circles. The gray lines show published figures for GPU interconnects. The bandwidths are the vendors' figures for one direction, and the latencies are the values that NCCL assumes for a single message of a ring.
 
 # %%
 points = launch(links.measure_link, 2)[0]
@@ -494,7 +494,7 @@ viz.table(
 )
 
 # %% [markdown]
-# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree was also faster at every size, although your formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. These four ranks don't, because they share a few CPU cores and one memory.
+# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree was also faster at every size, although your formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and one memory instead.
 #
 # **Predict.** Take the other extreme, in which all messages have to share one link and go through it one at a time. With four ranks, how many messages do all ranks together send in a ring? How many messages do they send in a tree? You've seen that all ranks together send the same number of bytes with either algorithm. So which algorithm is faster at every message size, `"ring"` or `"tree"`?
 
@@ -502,7 +502,7 @@ viz.table(
 predict("1.f", messages_in_a_ring=24, messages_in_a_tree=6, faster="tree")
 
 # %% [markdown]
-# That explains the winner, but it doesn't explain the full time. In each step of a ring, all four ranks have work to do. If you have fewer cores than ranks, some ranks have to wait for their turn, and a rank may wait longer for its turn than for a small message. On a machine with many cores, your measurements may come closer to the formulas. On a GPU cluster, the GPUs do have their own links, so the formulas are a good starting point there. Still, always measure before you trust a formula!
+# The shared link explains why the tree wins, but it doesn't explain why both algorithms are so slow. In each step of a ring, all four ranks have work to do. If you have fewer cores than ranks, some ranks have to wait for a core, and they may wait longer than it takes to send a small message. On a machine with many cores, your measurements may come closer to the formulas. On a GPU cluster, the GPUs do have their own links, so the formulas are a good starting point there. Still, always measure before you trust a formula!
 
 # %% [markdown]
 # ## Break it
@@ -529,7 +529,7 @@ with show_failure():
     launch(careful_training, 4)
 
 # %% [markdown]
-# **Read.** Which rank is missing? Which all-reduce are the other ranks stuck in? In which `step` (0, 1, or 2) did the missing rank skip its all-reduce? You won't find the step in the report, but you can work it out from the code.
+# **Read.** Which rank is missing? Which all-reduce are the other ranks stuck in? In which `step` (0, 1, or 2) did the missing rank skip its all-reduce? The report doesn't mention the step, but you can work it out from the code.
 #
 # Now for the scary part. The missing rank did join the second all-reduce, in which the other ranks summed their gradients from step 1. Which step did the missing rank's own gradient come from?
 
@@ -587,7 +587,7 @@ symptoms(1)
 #
 # <details><summary>Going deeper: what NCCL adds, bus bandwidth, and tools for deadlocks</summary>
 #
-# **NCCL** splits a message into many small slices, so that step 2 of one slice overlaps with step 1 of the next. Its tree algorithm actually uses *two* trees, arranged so that a leaf of one tree isn't a leaf of the other. With two trees, each rank sends about as many bytes as with a ring, but the number of steps grows only with $\log_2 p$. To choose between the ring and the tree, NCCL uses the same formula you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force NCCL to use a ring with `NCCL_ALGO=Ring`. If you set `NCCL_DEBUG=INFO`, NCCL prints the rings it has built.
+# **NCCL** splits a message into many small slices, so that step 2 of one slice overlaps with step 1 of the next. Its tree algorithm actually uses *two* trees, arranged so that a leaf of one tree isn't a leaf of the other. Together, the two trees make each rank send about as many bytes as in a ring, but the number of steps grows only with $\log_2 p$. To choose between the ring and the tree, NCCL uses the same formula you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force NCCL to use a ring with `NCCL_ALGO=Ring`. If you set `NCCL_DEBUG=INFO`, NCCL prints the rings it has built.
 #
 # The standard benchmark, **nccl-tests**, prints two bandwidths for an all-reduce. The *algorithm bandwidth* is $N/t$, and the *bus bandwidth* is that number multiplied by $2(p-1)/p$. The bus bandwidth counts the bytes that each rank actually sends, so you can compare it with the speed of the link, no matter how large $p$ is. For a reduce-scatter or an all-gather, the factor is $(p-1)/p$.
 #

@@ -241,7 +241,7 @@ ALL_REDUCE = [
     ("the shape is not restored", all_reduce(swap(BOTH_RINGS, ".reshape(x.shape)", "")), "Which call restores the original shape at the end"),
     ("returned flat", all_reduce(swap(BOTH_RINGS, ".reshape(x.shape)", ".reshape(-1)")), "Which call restores the original shape at the end"),
     ("cuts the first dimension only", all_reduce("chunks = torch.stack(x.chunk(p))\nreturn torch.cat(list(ring_all_gather(ring_reduce_scatter(chunks))))"), "your code fails on"),
-    ("cut by columns, joined by rows", all_reduce(swap(BOTH_RINGS, "x.reshape(p, -1)", "x.reshape(-1, p).T.contiguous()")), "Do you put the chunks back in the same way"),
+    ("cut by columns, joined by rows", all_reduce(swap(BOTH_RINGS, "x.reshape(p, -1)", "x.reshape(-1, p).T.contiguous()")), "do you put each element back in its original position"),
     ("own chunk instead of the others'", all_reduce("chunk = ring_reduce_scatter(x.reshape(p, -1))\nring_all_gather(chunk)\nreturn torch.stack([chunk] * p).reshape(x.shape)"), "gathers the other ranks' chunks"),
     ("returns x", all_reduce("ring_all_gather(ring_reduce_scatter(x.reshape(p, -1)))\nreturn x"), "what did you do with its result"),
     ("writes the result into x", all_reduce(swap(BOTH_RINGS, "return", "total =") + "\nreturn x.copy_(total)"), "Your caller still needs `x`"),
@@ -327,8 +327,8 @@ def step(vote: str = VOTE, update: str = UPDATE) -> str:
 
 
 STEPS = [
-    ("as shipped", step("if not gradient.isfinite().all():\n    return False"), "do the other ranks know about that condition"),
-    ("looks at its own gradient after the vote", step(swap(VOTE, "skips > 0", "not gradient.isfinite().all()")), "do the other ranks know about that condition"),
+    ("as shipped", step("if not gradient.isfinite().all():\n    return False"), "Do the other ranks know whether that condition is true"),
+    ("looks at its own gradient after the vote", step(swap(VOTE, "skips > 0", "not gradient.isfinite().all()")), "Do the other ranks know whether that condition is true"),
     ("rank 0 decides", step(swap(VOTE, "all_reduce(skips)", "broadcast(skips, src=0)")), "Does each rank's gradient affect your decision"),
     ("skips where all ranks want to", step(swap(VOTE, "skips > 0", "skips == dist.get_world_size()")), "which sums are possible"),
     ("counts finite gradients, skips where there are none", step("finite = gradient.isfinite().all().float()\ndist.all_reduce(finite)\nif not finite:\n    return False"), "which sums are possible"),
@@ -341,7 +341,7 @@ STEPS = [
     ("makes a new weight", step(update=swap(UPDATE, "weight -= lr * total", "weight = weight - lr * total")), "does your code change `weight` in place"),
     ("returns nothing where it skips", step(update=swap(UPDATE, "return True", "return None")), "What should your function return"),
     ("always skips", step("return False"), "Under what condition do you skip the step"),
-    ("does not wait for the vote", step(swap(VOTE, "all_reduce(skips)", "all_reduce(skips, async_op=True)")), "do the other ranks know about that condition"),
+    ("does not wait for the vote", step(swap(VOTE, "all_reduce(skips)", "all_reduce(skips, async_op=True)")), "Do the other ranks know whether that condition is true"),
     ("skips when the sum is zero", step(update=swap(UPDATE, "weight -=", "if not total.any():\n    return False\nweight -=")), "What should your function return"),
     ("adds", step(update=swap(UPDATE, "weight -=", "weight +=")), "what should each rank subtract from its weight"),
 ]  # fmt: skip

@@ -50,7 +50,7 @@ _QUESTIONS = (
     Question(
         kind_is("out", _COLUMNS, "order", "transposed"),
         "The values are right, but they're in the wrong places. Which elements of `x` go into each chunk when you "
-        "split `x`? Do you put the chunks back in the same way?",
+        "split `x`? At the end, do you put each element back in its original position?",
     ),
     Question(
         _whole_tensors,

@@ -25,8 +25,8 @@ _INVERSE = "the inverse of the correct size"
 _NEGATIVE = "the correct size with the wrong sign"
 
 _ALONE = (
-    "Your code fails only for p = 1. With a single rank, nothing is sent at all, so both times are 0, and the ring "
-    "wins from size 0. Which expression in your formula can't be computed for p = 1?"
+    "Your code fails only for p = 1. With a single rank, nothing is sent at all, so all three functions "
+    "should return 0. Which expression in your formula can't be computed for p = 1?"
 )
 
 _COST_QUESTIONS = (

@@ -49,7 +49,7 @@ PREDICTIONS = {
     ),
     "1.c": Prediction(
         question="Which collective undoes a `scatter`? Which two collectives without a root, one after the other, have "
-        "the same effect as an `all_reduce`? Write the names as in the menu of the cell above.",
+        "the same effect as an `all_reduce`? Use the names from the menu of the cell above.",
         answer={"undoes_scatter": "gather", "first": "reduce_scatter", "second": "all_gather"},
         why="A `gather` collects the chunks that a `scatter` handed out. After a `reduce_scatter`, each rank has one "
         "chunk of the sum, and an `all_gather` gives all these chunks to every rank.",
@@ -122,8 +122,8 @@ PREDICTIONS = {
     ),
     "1.f": Prediction(
         question="With four ranks, how many messages do all ranks together send in a ring all-reduce? How many "
-        "messages do they send in a tree all-reduce? If all these messages had to share one link, which algorithm would be "
-        "faster at every message size?",
+        "messages do they send in a tree all-reduce? If all these messages had to share one link, which algorithm "
+        "would be faster at every message size?",
         answer={"messages_in_a_ring": 24, "messages_in_a_tree": 6, "faster": "tree"},
         why="In a ring, each of the four ranks sends 2 · 3 = 6 messages, so the ranks send 24 messages in total. In a "
         "tree, three messages go up and three come down. Both algorithms send 6N bytes in total, so on one shared "

@@ -183,7 +183,7 @@ _QUESTIONS = (
     checks.Question(
         lambda d: "returned" in d.names and "out" not in d.names,
         "The tensor `out` is filled correctly, but your function also has to return `out`. What does your function "
-        "return on the source rank? What does it return on the other ranks?",
+        "return on the source rank? What does your function return on the other ranks?",
     ),
     checks.Question(
         checks.kind_is("out", _FIRST, _NEXT, _BEFORE),

@@ -98,7 +98,7 @@ def careful_step(step: Step) -> checks.Verdict:
 
 STUCK = (
     "The other ranks are blocked in a collective that one rank never calls. Under what condition does that rank "
-    "return early? Do the other ranks know about that condition? Which message would tell them?"
+    "return early? Do the other ranks know whether that condition is true? Which message would tell them?"
 )
 
 
@@ -151,7 +151,7 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: "weight" in d.names,
-        "Some rank changed its weight by the wrong amount, or only some of the ranks skipped the step. Do all ranks "
-        "make the same decision? If the ranks take the step, what should each rank subtract from its weight?",
+        "Either a rank changed its weight by the wrong amount, or only some of the ranks skipped the step. Do all "
+        "ranks make the same decision? If the ranks take the step, what should each rank subtract from its weight?",
     ),
 )
