@@ -3,7 +3,8 @@
     python -m pictures.moving.ring
 
 Four real ranks run the course's own ring and record what they send. Rank r's tensor is full of 10**r, so the digits of
-each value tell which ranks it is a sum of: 1011 has terms from ranks 0, 1 and 3.
+each value tell which ranks it is a sum of: 1011 has terms from ranks 0, 1 and 3. Every rank begins with its own chunk,
+so it finishes its right-hand neighbor's. Exercise 1.2 asks for the other order, so the movie doesn't give it away.
 """
 
 from typing import NamedTuple
@@ -47,8 +48,10 @@ def around_the_ring() -> tuple[list[Step], int]:
     """Run a ring all-reduce. Returns a Step for the start and for each of the 2 (p - 1) steps, and the bytes sent."""
     x = torch.full((ELEMENTS,), 10.0 ** dist.get_rank(), device=device())
     with record() as sent:
-        reduced = [(chunk, value.clone()) for chunk, value in reduce_scatter_steps(x)]
-        gathered = [(chunk, whole.tensor_split(P)[chunk].clone()) for chunk, whole in all_gather_steps(reduced[-1][1])]
+        reduced = [(chunk, value.clone()) for chunk, value in reduce_scatter_steps(x, offset=1)]
+        gathered = [  # rank r has finished chunk r + 1
+            ((rank + 1) % P, whole.tensor_split(P)[rank].clone()) for rank, whole in all_gather_steps(reduced[-1][1])
+        ]
     steps = [Step(chunk, _ranks_in(value), value.nbytes) for chunk, value in [*reduced, *gathered[1:]]]
     return steps, sent.totals(dist.get_rank())["send"].bytes
 
@@ -182,7 +185,7 @@ def _star(made: Movie, star: list[tuple[int, int]]) -> None:
     drawn = [line(x, y, *places[0], FAINT, 12)]
     drawn += [line(x, y, *place, FAINT, 4) for place in places[1:]]
     drawn.append(f'<circle cx="{x}" cy="{y}" r="9" fill="{INK}"/>')
-    drawn.append(text(x, y - 158, "A star instead: rank 0 adds everything", size=SMALL, anchor="middle", bold=True))
+    drawn.append(text(x, y - 158, "A star: rank 0 sums everything", size=SMALL, anchor="middle", bold=True))
     nodes = []
     for rank, (at_x, at_y) in enumerate(places):
         nodes.append(box(at_x - 32, at_y - 15, 64, 30, rank_tint(rank), rank_color(rank), 2))
@@ -210,17 +213,17 @@ def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
     end = _begin(last + 1)
     told = [
         (0.01, f"Each rank has its own tensor of {tensor:,} bytes, in {P} chunks. Every rank wants the sum."),
-        (START - 0.1, "Each rank sends one chunk to its right-hand neighbor, which adds its own chunk to it."),
+        (START - 0.1, "Each rank sends one chunk to its right-hand neighbor, which adds its own values."),
         (_begin(P) - 0.25, "Now each rank has one finished chunk, in gold. The finished chunks are passed on."),
         (
             end,
-            f"Each link carried 2(p − 1)/p = {link:g} times the tensor. "
-            f"The star's red link: {star:g} times in, {star:g} times out.",
+            f"Each link of the ring carried {link:g} times the tensor. "
+            f"The star's red link carried it {star:g} times in and {star:g} times out.",
         ),
     ]
     made.captions(10, 28, told, bold=True)
     x, y = CENTER
-    legend = "A chunk has a stripe for each rank that is in its sum. In a gold frame, all of them are."
+    legend = "A chunk has a stripe for each rank in its sum, and a gold frame once all ranks are in."
     made.draw(text(10, HEIGHT - 8, legend, size=SMALL, color=FAINT))
     names = [(0.01, "")] + [(_begin(step), f"step {step} of {last}") for step in range(1, last + 1)]
     made.captions(x, y - 2, names, size=20, anchor="middle", bold=True)

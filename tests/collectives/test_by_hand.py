@@ -1,6 +1,6 @@
 """Collectives by hand: `tplab.collectives.by_hand`, against torch's own and against sums in plain torch, on real ranks.
 
-Every rank has other random numbers, so that a part that went to the wrong rank, or was added twice, is seen.
+Every rank has other random numbers, so that a chunk that went to the wrong rank, or was added twice, is seen.
 """
 
 from itertools import pairwise
@@ -13,9 +13,9 @@ from tests.reference import assert_close, random
 from tplab import launch, record
 from tplab.collectives.by_hand import (
     all_gather_steps,
+    chunk_sizes,
     exchange,
     gather,
-    part_sizes,
     reduce_scatter_steps,
     ring_all_gather,
     ring_all_reduce,
@@ -59,14 +59,14 @@ def _run(shapes, layouts, group=None):
         for layout in layouts:
             x = layout(shape, dist.get_rank(), shape)
             before = x.clone()
-            part = x.tensor_split(p)[rank]
+            chunk = x.tensor_split(p)[rank]
             row = {"x": before, "reduce_scatter": ring_reduce_scatter(x, group)}
-            row["all_gather"] = ring_all_gather(part, group, size=shape[0])
+            row["all_gather"] = ring_all_gather(chunk, group, size=shape[0])
             row["all_gather equal"] = ring_all_gather(x, group)
             row["ring"], row["tree"] = ring_all_reduce(x, group), tree_all_reduce(x, group)
             row["gather"] = gather(x, p - 1, group)
-            parts = [x + other for other in range(p)] if rank == p // 2 else None
-            row["scatter"] = scatter(torch.empty_like(x), parts, p // 2, group)
+            chunks = [x + other for other in range(p)] if rank == p // 2 else None
+            row["scatter"] = scatter(torch.empty_like(x), chunks, p // 2, group)
             outputs = [value for name, value in row.items() if isinstance(value, torch.Tensor) and name != "x"]
             row["aliases"] = any(_share(out, x) for out in outputs if out.numel())
             row["contiguous"] = all(out.is_contiguous() for out in outputs if out is not row["scatter"])
@@ -172,11 +172,11 @@ def test_without_a_process_group_there_is_one_rank():
 
 def _traffic(shape):
     x = random(shape, dist.get_rank())
-    part = x.tensor_split(dist.get_world_size())[dist.get_rank()]
+    chunk = x.tensor_split(dist.get_world_size())[dist.get_rank()]
     sections = {}
     for name, function in {
         "reduce_scatter": lambda: ring_reduce_scatter(x),
-        "all_gather": lambda: ring_all_gather(part, size=shape[0]),
+        "all_gather": lambda: ring_all_gather(chunk, size=shape[0]),
         "all_reduce": lambda: ring_all_reduce(x),
         "tree": lambda: tree_all_reduce(x),
         "scatter": lambda: scatter(x.clone(), [x] * dist.get_world_size() if dist.get_rank() == 0 else None),
@@ -219,7 +219,7 @@ def test_formulas_of_the_books(p):
     assert 2 ** tree_depth(p) >= p > 2 ** (tree_depth(p) - 1)
     assert tree_sent((n,), 0, p) == n * tree_depth(p)
     for size in (0, 1, p - 1, n, n + 1):
-        assert part_sizes(size, p) == [len(part) for part in torch.zeros(size).tensor_split(p)]
+        assert chunk_sizes(size, p) == [len(chunk) for chunk in torch.zeros(size).tensor_split(p)]
 
 
 # The steps that pictures are drawn from
@@ -227,26 +227,31 @@ def test_formulas_of_the_books(p):
 
 def _steps():
     x = torch.tensor([1.0] * 4) * 10 ** dist.get_rank()
-    reduced = [(part, total.clone()) for part, total in reduce_scatter_steps(x)]
-    gathered = [(part, whole.clone()) for part, whole in all_gather_steps(x[:1])]
-    return reduced, gathered
+    reduced = [(chunk, total.clone()) for chunk, total in reduce_scatter_steps(x)]
+    own_first = [
+        (chunk, total.clone()) for chunk, total in reduce_scatter_steps(x * x.new_tensor([1, 2, 3, 4]), offset=1)
+    ]
+    gathered = [(chunk, whole.clone()) for chunk, whole in all_gather_steps(x[:1])]
+    return reduced, own_first, gathered
 
 
-def test_every_step_adds_one_rank_and_brings_one_part():
-    for rank, (reduced, gathered) in enumerate(launch(_steps, 4)):
-        assert [part for part, _ in reduced] == [(rank - 1 - step) % 4 for step in range(4)]
+def test_every_step_adds_one_rank_and_brings_one_chunk():
+    for rank, (reduced, own_first, gathered) in enumerate(launch(_steps, 4)):
+        assert [chunk for chunk, _ in reduced] == [(rank - 1 - step) % 4 for step in range(4)]
         contributors = [[r for r in range(4) if f"{int(total):04d}"[3 - r] == "1"] for _, total in reduced]
         assert [len(ranks) for ranks in contributors] == [1, 2, 3, 4]
         assert all(set(before) < set(after) for before, after in pairwise(contributors))
-        assert [part for part, _ in gathered] == [(rank - step) % 4 for step in range(4)]
+        assert [chunk for chunk, _ in gathered] == [(rank - step) % 4 for step in range(4)]
         assert [int(whole.count_nonzero()) for _, whole in gathered] == [1, 2, 3, 4]
+        assert [chunk for chunk, _ in own_first] == [(rank - step) % 4 for step in range(4)]
+        assert int(own_first[-1][1]) == 1111 * ((rank + 1) % 4 + 1)
 
 
 # No deadlock, whatever the size; and what is refused
 
 
 def _large():
-    x = torch.full((2**21,), float(dist.get_rank()))  # 8 MiB: no buffer holds a part of it
+    x = torch.full((2**21,), float(dist.get_rank()))  # 8 MiB: no buffer holds a chunk of it
     incoming = torch.empty_like(x)
     exchange(x, incoming)
     return float(incoming[0]), float(ring_all_reduce(x)[-1])

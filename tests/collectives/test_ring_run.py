@@ -24,20 +24,20 @@ def messages_to_the_right(p: int) -> list[list[tuple[int, int, int, frozenset[in
     return adding + copying
 
 
-def held_after(step: int, rank: int, part: int, p: int) -> frozenset[int]:
-    """Which ranks are in this rank's sum of this part after a step: its own, its last p - 1 steps' sum, or all."""
-    steps_to_get_here = (rank - part - 1) % p  # part c starts at rank c + 1
+def held_after(step: int, rank: int, chunk: int, p: int) -> frozenset[int]:
+    """Which ranks are in this rank's sum of this chunk after a step: its own, its last p - 1 steps' sum, or all."""
+    steps_to_get_here = (rank - chunk - 1) % p  # chunk c starts at rank c + 1
     if step < p - 1 or steps_to_get_here == step:
         known = {steps_to_get_here: frozenset((rank - back) % p for back in range(step + 1))}
         return known.get(step, frozenset({rank} if steps_to_get_here > step else ()))
-    return frozenset(range(p) if (rank - part) % p <= step - (p - 1) else ())
+    return frozenset(range(p) if (rank - chunk) % p <= step - (p - 1) else ())
 
 
 def mirrored(p: int, steps: list[list[tuple]]) -> list[list[tuple]]:
     """The same in a mirror, in which rank r is rank -r."""
 
-    def seen(source: int, target: int, part: int, ranks: frozenset[int], size: int) -> tuple:
-        return -source % p, -target % p, -part % p, frozenset(-rank % p for rank in ranks), size
+    def seen(source: int, target: int, chunk: int, ranks: frozenset[int], size: int) -> tuple:
+        return -source % p, -target % p, -chunk % p, frozenset(-rank % p for rank in ranks), size
 
     return [sorted(seen(*message) for message in row) for row in steps]
 
@@ -57,12 +57,12 @@ def test_every_message_of_every_step_is_recorded(p):
 def test_what_the_ranks_have_after_each_step_is_recorded(p):
     held = record_ring(ring_all_reduce, p).held
     assert held == tuple(
-        tuple(tuple(held_after(step, rank, part, p) for part in range(p)) for rank in range(p))
+        tuple(tuple(held_after(step, rank, chunk, p) for chunk in range(p)) for rank in range(p))
         for step in range(2 * p - 1)
     )
     assert held[0] == tuple((frozenset({rank}),) * p for rank in range(p))
-    assert [[len(ranks) for ranks in parts] for parts in held[p - 1]] == [
-        [p if part == rank else 0 for part in range(p)] for rank in range(p)
+    assert [[len(ranks) for ranks in chunks] for chunks in held[p - 1]] == [
+        [p if chunk == rank else 0 for chunk in range(p)] for rank in range(p)
     ]
     assert held[-1] == ((frozenset(range(p)),) * p,) * p
 
@@ -70,15 +70,15 @@ def test_what_the_ranks_have_after_each_step_is_recorded(p):
 def test_a_ring_may_go_to_the_left():
     def to_the_left(x):
         p, rank = dist.get_world_size(), dist.get_rank()
-        parts = list(x.reshape(p, -1).clone())
+        chunks = list(x.reshape(p, -1).clone())
         for step in range(2 * (p - 1)):
-            outgoing, incoming = parts[(rank + 1 + step) % p], torch.empty_like(parts[0])
+            outgoing, incoming = chunks[(rank + 1 + step) % p], torch.empty_like(chunks[0])
             index = (rank + 2 + step) % p
             pair = [dist.P2POp(dist.isend, outgoing, (rank - 1) % p), dist.P2POp(dist.irecv, incoming, (rank + 1) % p)]
             for request in dist.batch_isend_irecv(pair):
                 request.wait()
-            parts[index] = incoming + parts[index] if step < p - 1 else incoming
-        return torch.stack(parts).reshape(x.shape)
+            chunks[index] = incoming + chunks[index] if step < p - 1 else incoming
+        return torch.stack(chunks).reshape(x.shape)
 
     run = record_ring(to_the_left, 3)
     assert run.note == ""
@@ -99,8 +99,8 @@ def stuck(x):
 
 
 def forgets_the_copies(x):
-    parts = x.reshape(dist.get_world_size(), -1)
-    return ring_reduce_scatter(parts)
+    chunks = x.reshape(dist.get_world_size(), -1)
+    return ring_reduce_scatter(chunks)
 
 
 def of_torch(x):
@@ -116,15 +116,15 @@ def whole_tensors(x):
 def to_everyone(x):
     rank, p = dist.get_rank(), dist.get_world_size()
     total = x.clone()
-    for part in range(p):
+    for chunk in range(p):
         for step in range(1, p):
             pair = [
-                dist.P2POp(dist.isend, x[part].clone(), (rank + step) % p),
+                dist.P2POp(dist.isend, x[chunk].clone(), (rank + step) % p),
                 dist.P2POp(dist.irecv, received := torch.empty_like(x[0]), (rank - step) % p),
             ]
             for request in dist.batch_isend_irecv(pair):
                 request.wait()
-            total[part] += received
+            total[chunk] += received
     return total
 
 
@@ -133,14 +133,14 @@ def to_both_sides(x):
     rank, p = dist.get_rank(), dist.get_world_size()
     total = x.clone()
     for step in range(1, p):
-        for part in (0, 1):
+        for chunk in (0, 1):
             pair = [
-                dist.P2POp(dist.isend, x[part].clone(), (rank + step) % p),
+                dist.P2POp(dist.isend, x[chunk].clone(), (rank + step) % p),
                 dist.P2POp(dist.irecv, received := torch.empty_like(x[0]), (rank - step) % p),
             ]
             for request in dist.batch_isend_irecv(pair):
                 request.wait()
-            total[part] += received
+            total[chunk] += received
     dist.all_reduce(total[2])
     return total
 
@@ -151,8 +151,8 @@ NOTES = [
     (stuck, "stuck got stuck"),
     (forgets_the_copies, "forgets_the_copies returned a wrong sum on rank 0"),
     (of_torch, "of_torch sent 0 messages from rank 0 and not 2(p-1) = 4"),
-    (whole_tensors, "whole_tensors sent a message from rank 0 that isn't exactly one part"),
-    (tree_all_reduce, "tree_all_reduce sent a message from rank 0 that isn't exactly one part"),
+    (whole_tensors, "whole_tensors sent a message from rank 0 that isn't exactly one chunk"),
+    (tree_all_reduce, "tree_all_reduce sent a message from rank 0 that isn't exactly one chunk"),
     (to_everyone, "to_everyone sent 6 messages from rank 0 and not 2(p-1) = 4"),
     (to_both_sides, "to_both_sides sent messages from rank 0 to other ranks than one neighbor"),
 ]

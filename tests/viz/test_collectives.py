@@ -23,23 +23,12 @@ def gathered(p: int, root: int = 1) -> list[tuple]:
     return [(x[:1], [y[:1] for y in held(p)] if rank == root else None) for rank, x in enumerate(held(p))]
 
 
-def sums_in_a_ring(p: int) -> list[list[tuple]]:
-    """What each rank holds in each step, by the definition: part c started at rank c + 1."""
+def sums_in_a_ring(p: int) -> list[list[torch.Tensor]]:
+    """What each rank holds in each step, by the definition: chunk c started at rank c + 1."""
 
-    def at(rank: int, step: int) -> tuple[int, torch.Tensor]:
-        part = (rank - 1 - step) % p
-        return part, sum(held(p)[(rank - back) % p][part] for back in range(step + 1))
-
-    return [[at(rank, step) for step in range(p)] for rank in range(p)]
-
-
-def copies_in_a_ring(p: int) -> list[list[tuple]]:
-    def at(rank: int, step: int) -> tuple[int, torch.Tensor]:
-        whole = torch.zeros(p, dtype=torch.int64)
-        for back in range(step + 1):
-            source = (rank - back) % p
-            whole[source] = held(p)[source][source]
-        return (rank - step) % p, whole
+    def at(rank: int, step: int) -> torch.Tensor:
+        chunk = (rank - 1 - step) % p
+        return sum(held(p)[(rank - back) % p][chunk] for back in range(step + 1))
 
     return [[at(rank, step) for step in range(p)] for rank in range(p)]
 
@@ -56,7 +45,6 @@ PICTURES = {
     **{f"all-reduce, p = {p}": lambda p=p: viz.collective(all_reduced(p), name="all_reduce") for p in (1, 2, 4)},
     "gather": lambda: viz.collective(gathered(4), name="gather", title="gather on rank 1, a long title for it"),
     **{f"ring of sums, p = {p}": lambda p=p: viz.ring(sums_in_a_ring(p), title=f"p = {p}") for p in (2, 3, 4)},
-    **{f"ring of copies, p = {p}": lambda p=p: viz.ring(copies_in_a_ring(p)) for p in (2, 3, 4)},
     "times": lambda: viz.times(LINKS, {"here": POINTS}, title="one message"),
     "lines only": lambda: viz.times({"ring": LINKS["a"], "tree": LINKS["here"]}),
 }
@@ -87,12 +75,9 @@ def test_a_list_of_tensors_is_one_column() -> None:
     assert [text for text in texts(viz.collective(gathered(2, root=0))) if text.isdecimal()] == ["1", "10", "1", "10"]
 
 
-def test_a_ring_shows_which_part_is_where_and_what_it_has_met() -> None:
+def test_a_ring_shows_which_sum_is_where_and_what_it_has_met() -> None:
     picture = viz.ring(sums_in_a_ring(3), title="t")
     shown = texts(picture)
-    assert [text for text in shown if text.startswith("part")] == [
-        f"part {(rank - 1 - step) % 3}" for step in range(3) for rank in range(3)
-    ]
     assert [text for text in shown if text.isdecimal()] == ["3", "10", "200", "202", "33", "110", "111", "222", "333"]
     assert {"t", "start", "step 1", "step 2"} <= set(shown)
     assert len(fills(picture)) == 3 * (1 + 2 + 3) + _arrows(picture)
@@ -104,21 +89,10 @@ def _arrows(picture: viz.Picture) -> int:
 
 def test_a_ring_has_an_arrow_for_every_message() -> None:
     assert _arrows(viz.ring(sums_in_a_ring(4))) == 4 * 3
-    assert _arrows(viz.ring(copies_in_a_ring(2))) == 2
+    assert _arrows(viz.ring(sums_in_a_ring(2))) == 2
     drawn = [patch for axes in viz.ring(sums_in_a_ring(4)).axes for patch in axes.patches]
     styles = [patch.get_linestyle() for patch in drawn if hasattr(patch, "get_arrowstyle")]
     assert len(styles) - styles.count("solid") == 3, "one in each step comes in again on the left"
-
-
-def test_copies_leave_what_has_not_come_blank_and_outline_the_last() -> None:
-    picture = viz.ring(copies_in_a_ring(3))
-    numbers = [text for text in texts(picture) if text.isdecimal()]
-    assert len(numbers) == 3 * (1 + 2 + 3)
-    assert "0" not in numbers
-    bold = [patch for axes in picture.axes for patch in axes.patches if patch.get_linewidth() == 2]
-    assert len(bold) == 9
-    filled = [patch for axes in picture.axes for patch in axes.patches if patch.get_facecolor()[3]]
-    assert {patch.get_xy() for patch in bold} <= {patch.get_xy() for patch in filled if hasattr(patch, "get_xy")}
 
 
 def test_times_draws_points_and_lines_where_they_are_and_names_each_line_at_its_end() -> None:

@@ -23,7 +23,7 @@ GOLD = "#d4a017"
 class Message(NamedTuple):
     source: int
     target: int
-    part: int
+    chunk: int
     ranks: frozenset[int]
     bytes: int
 
@@ -34,8 +34,8 @@ def made_up(p: int, name: str = "your ring_all_reduce", note: str = "", left: bo
     held = [
         [
             [
-                frozenset(turn * r % p for r in held_after(step, turn * rank % p, turn * part % p, p))
-                for part in range(p)
+                frozenset(turn * r % p for r in held_after(step, turn * rank % p, turn * chunk % p, p))
+                for chunk in range(p)
             ]
             for rank in range(p)
         ]
@@ -102,7 +102,7 @@ def test_every_step_shows_its_own_messages_what_the_ranks_have_after_it_and_the_
         shown = slots(picture, p)
         assert [slot.ranks for slot in shown] == [
             *(message.ranks for message in sent),
-            *(ranks for parts in run.held[step] for ranks in parts),
+            *(ranks for chunks in run.held[step] for ranks in chunks),
         ]
         assert [slot.gold for slot in shown] == [len(slot.ranks) == p for slot in shown]
         words = [text.get_text() for text in picture.axes[0].texts]
@@ -110,11 +110,11 @@ def test_every_step_shows_its_own_messages_what_the_ranks_have_after_it_and_the_
             f"Your ring_all_reduce on {p} ranks, "
             + (f"after step {step} of {2 * (p - 1)}" if step else "before the first step")
         ]
-        links = [f"part {message.part}\n{1000 * step:,} bytes" for message in sent] or ["0 bytes"] * p
+        links = [f"chunk {message.chunk}\n{1000 * step:,} bytes" for message in sent] or ["0 bytes"] * p
         assert [word for word in words if word.endswith(" bytes") and not word.startswith("tensor")] == links
         assert {f"step {step} of {2 * (p - 1)}", f"tensor: {1000 * p:,} bytes"} <= set(words)
-        phase = "each rank has its own tensor" if not step else "parts are summed" if step < p else None
-        assert (phase or "finished parts are copied") in words
+        phase = "each rank has its own tensor" if not step else "chunks are summed" if step < p else None
+        assert (phase or "finished chunks are copied") in words
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -139,12 +139,12 @@ def _angle(center: tuple[float, float], point: tuple[float, float]) -> float:
     return math.atan2(point[1] - center[1], point[0] - center[0])
 
 
-def test_the_part_that_a_rank_has_just_received_has_a_bold_number():
+def test_the_chunk_that_a_rank_has_just_received_has_a_bold_number():
     run = made_up(4)
     for step in (1, 5):
         axes = viz.ring_run(run)[step].axes[0]
         bold = [text.get_text() for text in axes.texts if text.get_text().isdecimal() and text.get_weight() == "bold"]
-        received = {message.target: str(message.part) for message in run.messages[step - 1]}
+        received = {message.target: str(message.chunk) for message in run.messages[step - 1]}
         assert bold == [received[rank] for rank in range(4)]
 
 
@@ -158,16 +158,16 @@ def test_a_picture_says_whose_ring_it_is_and_why():
 def test_the_description_says_what_moved_what_is_complete_and_the_bytes():
     frames = viz.ring_run(made_up(3))
     assert frames[0].alt == (
-        "Your ring_all_reduce on 3 ranks, before the first step. No rank has a complete part. "
+        "Your ring_all_reduce on 3 ranks, before the first step. No rank has a complete chunk. "
         "Each link has carried 0 bytes so far."
     )
-    moved = ["rank 0 sent part 0, {} 1", "rank 1 sent part 1, {} 2", "rank 2 sent part 2, {} 0"]
-    has = [f"rank {rank} has the complete parts {parts}" for rank, parts in enumerate(("0, 2", "0, 1", "1, 2"))]
+    moved = ["rank 0 sent chunk 0, {} 1", "rank 1 sent chunk 1, {} 2", "rank 2 sent chunk 2, {} 0"]
+    has = [f"rank {rank} has the complete chunks {chunks}" for rank, chunks in enumerate(("0, 2", "0, 1", "1, 2"))]
     assert frames[3].description == (
         f"In this step, {'; '.join(moved).format(*['summed over ranks 0, 1, 2, to rank'] * 3)}. "
         f"Now {'; '.join(has)}. Each link has carried 3,000 bytes so far."
     )
-    assert "rank 0 sent part 2, summed over rank 0, to rank 1" in frames[1].description
+    assert "rank 0 sent chunk 2, summed over rank 0, to rank 1" in frames[1].description
 
 
 def test_frames_are_drawn_when_they_are_asked_for():

@@ -20,7 +20,7 @@ def empty(like: str, options: str) -> tuple[str, str]:
     return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
 
 
-BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "part", "S.2": "y", "3.3": "mine", "12.1": "x", "13.4": "template"}  # fmt: skip
+BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "chunk", "S.2": "y", "3.3": "mine", "12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "tensors with two different dtypes"),
@@ -98,9 +98,9 @@ ONLY_TWO = (
 NOT_BFLOAT16: list[Changed] = [
     ("S.1", [("y = x_shard @ a_shard", f"y = {half('x_shard @ a_shard')}")]),
     ("S.2", [("torch.cat(parts, dim=-1)", half("torch.cat(parts, dim=-1)"))]),
-    ("1.1", [("return out.copy_(parts[src])", "out.numpy()[...] = parts[src].numpy()\n    return out")]),
-    ("1.2", [("x[row].clone()", "torch.from_numpy(x[row].numpy().copy())")]),
-    ("1.3", [("rows[rank].copy_(part)", "rows[rank].numpy()[...] = part.numpy()")]),
+    ("1.1", [("return out.copy_(chunks[src])", "out.numpy()[...] = chunks[src].numpy()\n    return out")]),
+    ("1.2", [("x[index].clone()", "torch.from_numpy(x[index].numpy().copy())")]),
+    ("1.3", [("chunks[rank].copy_(chunk)", "chunks[rank].numpy()[...] = chunk.numpy()")]),
     ("2.1", [("return torch.cat(shards, dim)", f"return {half('torch.cat(shards, dim)')}")], "Which line of your code changes the dtype"),
     ("1.5", [("(~gradient.isfinite().all())", "(~torch.from_numpy(gradient.numpy()).isfinite().all())")]),
     ("2.2", [("        return z\n", f"        return {half('z')}\n")]),
@@ -153,7 +153,7 @@ LEAVES_SOMETHING: list[Changed] = [
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
-    ("1.1", [("return out.copy_(parts[src])", "return out.copy_(parts.pop(src))")], "writes into a tensor that your caller still needs"),
+    ("1.1", [("return out.copy_(chunks[src])", "return out.copy_(chunks.pop(src))")], "writes into a tensor that your caller still needs"),
     ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which line of your code writes into an input tensor"),
     ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
     ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
@@ -177,7 +177,7 @@ COMBINES_OR_SKIPS: list[Changed] = [
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
-    ("1.1", [("dist.recv(parts[other], other)", "dist.recv(parts[other])")], "Which rank's data belongs in this tensor"),
+    ("1.1", [("dist.recv(chunks[other], other)", "dist.recv(chunks[other])")], "Which rank's data belongs in this tensor"),
     ("6.5", [("torch.arange(cache.length, cache.length + x.shape[1]", "torch.arange(cache.length + 1, cache.length + 1 + x.shape[1]")], "Your positions begin at 1"),
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
@@ -195,7 +195,7 @@ HAS_GAPS: list[Changed] = [
 
 GIVES_BACK_THE_CALLERS: list[Changed] = [
     ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
-    ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return part.unsqueeze(0)\n")]),
+    ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return chunk.unsqueeze(0)\n")]),
     ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "`.contiguous()` doesn't copy"),
     ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip

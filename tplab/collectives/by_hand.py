@@ -1,14 +1,14 @@
 """Chapter 01: collectives, built by hand from send and receive.
 
 The ranks form a ring, in which rank r sends to r + 1 and receives from r - 1. A tensor of N elements is split along its
-first dimension into p parts. In p - 1 steps, each part is passed around the ring once, and each rank adds its values:
+first dimension into p chunks. In p - 1 steps, each chunk is passed around the ring once, and each rank adds its values:
 
-    ring reduce-scatter, p = 3      step 0               step 1               step 2: complete
-                      rank 0    part 2: x0          part 1: x2 + x0      part 0: x1 + x2 + x0
-                      rank 1    part 0: x1          part 2: x0 + x1      part 1: x2 + x0 + x1
-                      rank 2    part 1: x2          part 0: x1 + x2      part 2: x0 + x1 + x2
+    ring reduce-scatter, p = 3      step 0               step 1                step 2: complete
+                      rank 0    chunk 2: x0         chunk 1: x2 + x0      chunk 0: x1 + x2 + x0
+                      rank 1    chunk 0: x1         chunk 2: x0 + x1      chunk 1: x2 + x0 + x1
+                      rank 2    chunk 1: x2         chunk 0: x1 + x2      chunk 2: x0 + x1 + x2
 
-A second round without additions, the all-gather, brings every part to every rank. The two together are an all-reduce in
+A second round without additions, the all-gather, brings every chunk to every rank. Together they are an all-reduce in
 2(p-1) steps of N/p elements. Each rank sends 2(p-1)/p N elements, which hardly depends on p. A tree takes only 2
 log2(p) steps, but each step sends N elements, and the rank at the root sends log2(p) N. (Patarasuk and Yuan 2009,
 "Bandwidth optimal all-reduce algorithms for clusters of workstations"; NCCL's Ring and Tree.)
@@ -59,8 +59,8 @@ def scatter(
         dist.recv(received, group=group, group_src=group_src)
         return tensor.copy_(received)
     wanted = [(tensor.shape, tensor.dtype)] * p
-    if [(part.shape, part.dtype) for part in scatter_list or ()] != wanted:
-        found = [f"{list(part.shape)} {part.dtype}" for part in scatter_list or ()]
+    if [(chunk.shape, chunk.dtype) for chunk in scatter_list or ()] != wanted:
+        found = [f"{list(chunk.shape)} {chunk.dtype}" for chunk in scatter_list or ()]
         raise ValueError(f"rank {rank} scatters {p} tensors {list(tensor.shape)} {tensor.dtype}, got {found or 'none'}")
     assert scatter_list is not None
     for other in range(p):
@@ -79,66 +79,71 @@ def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None
     if rank != group_dst:
         dist.send(tensor.contiguous(), group=group, group_dst=group_dst)
         return None
-    parts = [_empty(tensor) for _ in range(p)]
-    parts[rank].copy_(tensor)
+    chunks = [_empty(tensor) for _ in range(p)]
+    chunks[rank].copy_(tensor)
     for other in range(p):
         if other != rank:
-            dist.recv(parts[other], group=group, group_src=other)
-    return parts
+            dist.recv(chunks[other], group=group, group_src=other)
+    return chunks
 
 
 def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Sum x [n, ..] over the ranks and return this rank's part of the sum, [n/p, ..], split as in `part_sizes`.
+    """Sum x [n, ..] over the ranks and return this rank's chunk of the sum, [n/p, ..], split as in `chunk_sizes`.
 
-    Takes p - 1 steps, in which each rank sends all of x except its own part.
+    Takes p - 1 steps, in which each rank sends all of x except its own chunk.
     """
     *_, (_, total) = reduce_scatter_steps(x, group)
     return total
 
 
-def reduce_scatter_steps(x: Tensor, group: ProcessGroup | None = None) -> Iterator[tuple[int, Tensor]]:
-    """Yield (part, its sum so far) on this rank, before the first step and after each of the p - 1 steps.
+def reduce_scatter_steps(
+    x: Tensor, group: ProcessGroup | None = None, *, offset: int = 0
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (chunk, its sum so far) on this rank, before the first step and after each of the p - 1 steps.
 
-    The last of the p pairs is this rank's own part, complete.
+    The last of the p pairs is complete: it's chunk rank + offset (modulo p), so by default, this rank's own chunk. With
+    offset=1, every rank begins with its own chunk instead.
     """
     rank, p = rank_and_size(group)
-    parts = x.tensor_split(p)  # p of about [n/p, ..], views
-    index = (rank - 1) % p  # this part takes p - 1 steps to reach its owner
-    running = parts[index].clone(memory_format=torch.contiguous_format)
+    chunks = x.tensor_split(p)  # p of about [n/p, ..], views
+    index = (rank + offset - 1) % p  # this chunk takes p - 1 steps to reach its owner
+    running = chunks[index].clone(memory_format=torch.contiguous_format)
     yield index, running
     for _ in range(p - 1):
         index = (index - 1) % p
-        received = _empty(parts[index])
+        received = _empty(chunks[index])
         exchange(running, received, group)
-        running = received.add_(parts[index])
+        running = received.add_(chunks[index])
         yield index, running
 
 
-def ring_all_gather(part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None) -> Tensor:
-    """Concatenate the parts [n/p, ..] of all ranks in rank order. Returns [n, ..] on every rank.
+def ring_all_gather(chunk: Tensor, group: ProcessGroup | None = None, *, size: int | None = None) -> Tensor:
+    """Concatenate the chunks [n/p, ..] of all ranks in rank order. Returns [n, ..] on every rank.
 
-    size: n, for parts split as in `part_sizes(n, p)`; None: all parts have the shape of this rank's part. Takes p - 1
-    steps, in which each rank sends all parts except its right neighbor's. Raises ValueError if this rank's part doesn't
-    have the size that `part_sizes` gives it.
+    size: n, for chunks split as in `chunk_sizes(n, p)`; None: all chunks have the shape of this rank's chunk. Takes
+    p - 1 steps, in which each rank sends all chunks except its right neighbor's. Raises ValueError if this rank's chunk
+    doesn't have the size that `chunk_sizes` gives it.
     """
-    *_, (_, whole) = all_gather_steps(part, group, size=size)
+    *_, (_, whole) = all_gather_steps(chunk, group, size=size)
     return whole
 
 
 def all_gather_steps(
-    part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None
+    chunk: Tensor, group: ProcessGroup | None = None, *, size: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (last part received, the full tensor so far), before the first step and after each of the p - 1 steps."""
+    """Yield (last chunk received, the full tensor so far), before the first step and after each of the p - 1 steps."""
     rank, p = rank_and_size(group)
-    sizes = part_sizes(part.shape[0] * p if size is None else size, p)
-    if part.shape[0] != sizes[rank]:
-        raise ValueError(f"rank {rank} holds {part.shape[0]} of {size} rows; of {p} ranks it should hold {sizes[rank]}")
-    whole = part.new_zeros(sum(sizes), *part.shape[1:])
-    parts = whole.split(sizes)  # views, so that each part is received in place
-    parts[rank].copy_(part)
+    sizes = chunk_sizes(chunk.shape[0] * p if size is None else size, p)
+    if chunk.shape[0] != sizes[rank]:
+        raise ValueError(
+            f"rank {rank} holds {chunk.shape[0]} of {size} rows; of {p} ranks it should hold {sizes[rank]}"
+        )
+    whole = chunk.new_zeros(sum(sizes), *chunk.shape[1:])
+    chunks = whole.split(sizes)  # views, so that each chunk is received in place
+    chunks[rank].copy_(chunk)
     yield rank, whole
     for index in range(rank, rank - p + 1, -1):
-        exchange(parts[index % p], parts[(index - 1) % p], group)
+        exchange(chunks[index % p], chunks[(index - 1) % p], group)
         yield (index - 1) % p, whole
 
 
@@ -190,8 +195,8 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = No
 # How much is sent: closed formulas, in elements, which are exact even if p doesn't divide n
 
 
-def part_sizes(n: int, p: int) -> list[int]:
-    """Return the sizes of the p parts of n rows in `Tensor.tensor_split`, of which the first may be larger by one."""
+def chunk_sizes(n: int, p: int) -> list[int]:
+    """Return the sizes of the p chunks of n rows in `Tensor.tensor_split`, of which the first may be larger by one."""
     return [n // p + (rank < n % p) for rank in range(p)]
 
 
@@ -203,7 +208,7 @@ def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce")
     if kind == "all_reduce":
         flat = (prod(shape),)
         return ring_sent(flat, rank, p, "reduce_scatter") + ring_sent(flat, rank, p, "all_gather")
-    sizes = part_sizes(shape[0], p)
+    sizes = chunk_sizes(shape[0], p)
     kept = {"reduce_scatter": sizes[rank], "all_gather": sizes[(rank + 1) % p]}[kind]
     return (shape[0] - kept) * prod(shape[1:])
 

@@ -1,8 +1,8 @@
 """Chapter 01: a ring all-reduce, recorded step by step, so that a picture can show what moved where.
 
 The ranks run any function that takes a tensor and returns its sum over the ranks, such as the learner's own. They copy
-every message they send. Rank r's tensor has p parts, and all elements of part i are (i + 1) · 10^r. So the digits of a
-message tell which part it is, and which ranks are in its sum: 3303 is part 2, summed over ranks 0, 2 and 3.
+every message they send. Rank r's tensor has p chunks, and all elements of chunk i are (i + 1) · 10^r. So the digits of
+a message tell which chunk it is, and which ranks are in its sum: 3303 is chunk 2, summed over ranks 0, 2 and 3.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,21 +19,21 @@ from tplab.collectives.by_hand import ring_all_reduce
 from tplab.runtime import Deadlock, RankError, device, launch
 
 AllReduce = Callable[[Tensor], Tensor]
-ELEMENTS = 125  # of a part, in float64, so that a message is 1,000 bytes long
+ELEMENTS = 125  # of a chunk, in float64, so that a message is 1,000 bytes long
 MOST_RANKS = 8  # the digits of a sum go up to p, and a rank needs a color of its own
 
 
 class Message(NamedTuple):
-    """One message of a step: part `part`, summed over `ranks`, from rank `source` to rank `target`."""
+    """One message of a step: chunk `chunk`, summed over `ranks`, from rank `source` to rank `target`."""
 
     source: int
     target: int
-    part: int
+    chunk: int
     ranks: frozenset[int]
     bytes: int
 
 
-Held = tuple[tuple[frozenset[int], ...], ...]  # [rank][part]: the ranks in that rank's sum of that part
+Held = tuple[tuple[frozenset[int], ...], ...]  # [rank][chunk]: the ranks in that rank's sum of that chunk
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class _NotARingError(Exception):
 def record_ring(all_reduce: AllReduce, p: int) -> RingRun:
     """Run `all_reduce` on p ranks and return what each rank sent in each step.
 
-    If the function fails, returns a wrong sum, or doesn't send one part per step to one neighbor, tplab's own ring runs
-    instead, and `note` says why. Raises ValueError unless p is between 2 and 8.
+    If the function fails, returns a wrong sum, or doesn't send one chunk per step to one neighbor, tplab's own ring
+    runs instead, and `note` says why. Raises ValueError unless p is between 2 and 8.
     """
     if not 2 <= p <= MOST_RANKS:
         raise ValueError(f"a ring is recorded on 2 to {MOST_RANKS} ranks, got p={p}: each rank needs its own digit")
@@ -118,7 +118,7 @@ def _message(source: int, target: int, value: Tensor) -> Message:
     ranks = frozenset(rank for rank, digit in enumerate(reversed(digits)) if digit != "0")
     kinds = set(digits) - {"0"}
     if len(kinds) != 1 or value.numel() != ELEMENTS or (value != value.flatten()[0]).any():
-        raise _NotARingError(f"sent a message from rank {source} that isn't exactly one part")
+        raise _NotARingError(f"sent a message from rank {source} that isn't exactly one chunk")
     return Message(source, target, int(kinds.pop()) - 1, ranks, value.numel() * value.element_size())
 
 
@@ -132,11 +132,11 @@ def _held(steps: Sequence[Sequence[Message]], p: int) -> Iterator[Held]:
     for step in range(len(steps) + 1):
         for message in steps[step - 1] if step else ():
             if message.ranks != complete:
-                held[message.source][message.part] = frozenset()
+                held[message.source][message.chunk] = frozenset()
         for message in steps[step - 1] if step else ():
-            held[message.target][message.part] = message.ranks
+            held[message.target][message.chunk] = message.ranks
         for message in steps[step] if step < len(steps) else ():
-            held[message.source][message.part] = message.ranks
+            held[message.source][message.chunk] = message.ranks
         yield tuple(map(tuple, held))
 
 
@@ -144,9 +144,9 @@ def _held(steps: Sequence[Sequence[Message]], p: int) -> Iterator[Held]:
 
 
 def tensor_of(rank: int, p: int) -> Tensor:
-    """Return the tensor of a rank, [p, ELEMENTS]: all elements of part i are (i + 1) · 10^rank."""
-    parts = torch.arange(1, p + 1, dtype=torch.float64) * 10.0**rank  # [p]; float64 is exact up to 15 digits
-    return parts.unsqueeze(1).repeat(1, ELEMENTS)
+    """Return the tensor of a rank, [p, ELEMENTS]: all elements of chunk i are (i + 1) · 10^rank."""
+    chunks = torch.arange(1, p + 1, dtype=torch.float64) * 10.0**rank  # [p]; float64 is exact up to 15 digits
+    return chunks.unsqueeze(1).repeat(1, ELEMENTS)
 
 
 def _run(all_reduce: AllReduce) -> tuple[Any, list[tuple[int, Tensor]]]:

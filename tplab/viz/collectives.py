@@ -62,23 +62,19 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
     return picture
 
 
-def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = None) -> Picture:
-    """Draw the steps of a ring. results[r] contains (part, rank r's value of it) for the start and after each step.
+def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Picture:
+    """Draw sums that go around a ring. results[r] contains rank r's sum, one number, at the start and after each step.
 
-    A tensor with one element is the sum of that part so far. A larger tensor is the full result so far, with zeros for
-    values that haven't arrived yet and a bold outline around the last part. Arrows point to the right neighbor.
+    Arrows point to the right neighbor.
     """
     p, steps = len(results), len(results[0])
-    cells = max(len(_texts(value)) for held in results for _, value in held)
-    texts = [text for held in results for _, value in held for text in _texts(value)]
-    cell = max(0.34, 0.1 + text_width(max(texts, key=len, default=""), 8.5))
-    width = max(cells * cell, 0.62)
-    left, step_height, top = 0.72, 0.98, 0.62 if title else 0.36
-    gap = 0.34 if cells == 1 else 0.24
+    numbers = [[_texts(value)[0] for value in held] for held in results]  # [rank][step]
+    width = max(0.62, 0.1 + text_width(max((text for held in numbers for text in held), key=len), 8.5))
+    left, step_height, gap, top = 0.72, 0.78, 0.34, 0.62 if title else 0.36
     with style():
         picture, axes = canvas(
             left + p * (width + gap) + 0.1,
-            top + steps * step_height - 0.38,
+            top + steps * step_height - 0.4,
             title or f"ring of {p} ranks, {steps - 1} steps",
         )
         if title:
@@ -88,13 +84,12 @@ def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = No
             axes.text(x, top - 0.14, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center")
         for step in range(steps):
             y = top + step * step_height
-            axes.text(_MARGIN, y + 0.35, f"step {step}" if step else "start", fontsize=9, va="center")
-            for rank, held in enumerate(results):
-                part, value = held[step]
+            axes.text(_MARGIN, y + 0.15, f"step {step}" if step else "start", fontsize=9, va="center")
+            for rank, held in enumerate(numbers):
                 x = left + rank * (width + gap)
-                _held(axes, x, y, width, cell, part, _texts(value))
+                _cell(axes, x, y, width, held[step], 8.5)
                 if step + 1 < steps:
-                    _to_the_right(axes, x + width / 2, y + 0.54, width + gap, step_height - 0.5, rank == p - 1, left)
+                    _to_the_right(axes, x + width / 2, y + 0.32, width + gap, step_height - 0.4, rank == p - 1, left)
     picture.description = (
         f"A row of {p} ranks for the start and for each of {steps - 1} steps. "
         "Arrows lead from each rank to its right neighbor."
@@ -104,18 +99,6 @@ def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = No
 
 def _said(texts: Sequence[str]) -> str:
     return ", ".join(texts) or "nothing"
-
-
-def _held(axes: Axes, x: float, y: float, width: float, cell: float, part: int, texts: Sequence[str]) -> None:
-    """Draw one rank in one step: the part's number and its sum so far, or all values with this part outlined."""
-    axes.text(x + width / 2, y + 0.1, f"part {part}", fontsize=8.5, ha="center", va="center")
-    wide = cell if len(texts) > 1 else width
-    for index, text in enumerate(texts):
-        _cell(axes, x + index * wide, y + 0.2, wide, "" if text == "0" else text, 8.5)
-    if len(texts) > 1:
-        axes.add_patch(
-            Rectangle((x + part * wide, y + 0.2), wide, _HEIGHT, facecolor="none", edgecolor=INK, linewidth=2, zorder=4)
-        )
 
 
 def _to_the_right(axes: Axes, x: float, y: float, across: float, down: float, last: bool, left: float) -> None:

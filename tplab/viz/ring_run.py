@@ -1,7 +1,7 @@
 """The steps of a ring all-reduce, one picture per step: the ranks in a circle, what each has, and the bytes per link.
 
-A slot is a part of a rank's tensor. It has a stripe for each rank in its sum, rank 0 at the top, so that the place of a
-stripe tells its rank, and not only its color. A gold frame means that all ranks are in the sum. A sum that isn't
+A slot is a chunk of a rank's tensor. It has a stripe for each rank in its sum, rank 0 at the top, so that the place of
+a stripe tells its rank, and not only its color. A gold frame means that all ranks are in the sum. A sum that isn't
 complete moves on when it's sent, and leaves an empty slot.
 """
 
@@ -21,7 +21,7 @@ _LINE = "#C4C4C4"
 _SLOT_HEIGHT = 0.5  # in inches, like everything here
 _MARGIN = 0.12
 _LEGEND = (
-    "A part has a stripe for each rank in its sum, and a gold frame once all ranks are in. "
+    "A chunk has a stripe for each rank in its sum, and a gold frame once all ranks are in. "
     "A link shows all its bytes so far."
 )
 
@@ -49,12 +49,12 @@ def _draw(run: Any, step: int) -> Picture:
         if run.note:
             axes.text(_MARGIN, 0.44, run.note, fontsize=9, color="#8A5A00", va="center")
         moved = run.messages[step - 1] if step else ()
-        axes.plot(*zip(*(circle.at(p * part / 120) for part in range(121)), strict=True), color=_LINE, linewidth=1.6)
+        axes.plot(*zip(*(circle.at(p * turn / 120) for turn in range(121)), strict=True), color=_LINE, linewidth=1.6)
         for message in run.messages[step - 1] if step else run.messages[0]:
             carried = sum(sent.bytes for row in run.messages[:step] for sent in row if sent[:2] == message[:2])
             _link(axes, circle, message, carried, moved=step > 0)
-        for rank, parts in enumerate(run.held[step]):
-            _rank(axes, circle, rank, parts, {message.part for message in moved if message.target == rank})
+        for rank, chunks in enumerate(run.held[step]):
+            _rank(axes, circle, rank, chunks, {message.chunk for message in moved if message.target == rank})
         _tell(axes, circle, run, step)
     picture.description = _described(run, step)
     return picture
@@ -84,23 +84,23 @@ class _Circle:
         return source + direction / 2, direction
 
 
-def _rank(axes: Axes, circle: _Circle, rank: int, parts: Sequence[frozenset[int]], new: set[int]) -> None:
-    """Draw a rank's slots with their numbers below. An ink frame marks the part that it has just received."""
+def _rank(axes: Axes, circle: _Circle, rank: int, chunks: Sequence[frozenset[int]], new: set[int]) -> None:
+    """Draw a rank's slots with their numbers below. An ink frame marks the chunk that it has just received."""
     x, y = circle.at(rank)
     left, top = x - circle.slot_width * circle.p / 2, y - _SLOT_HEIGHT / 2
     corner, around = (left - 0.04, top - 0.24), (2 * (x - left) + 0.08, _SLOT_HEIGHT + 0.42)
     axes.add_patch(Rectangle(corner, *around, facecolor="white", edgecolor="none", zorder=2))  # above the circle
     axes.text(x, top - 0.14, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center")
-    for part, ranks in enumerate(parts):
-        _slot(axes, left + part * circle.slot_width, top, circle.slot_width, ranks, circle.p)
+    for chunk, ranks in enumerate(chunks):
+        _slot(axes, left + chunk * circle.slot_width, top, circle.slot_width, ranks, circle.p)
         axes.text(
-            left + (part + 0.5) * circle.slot_width, top + _SLOT_HEIGHT + 0.1, str(part), fontsize=7.5, ha="center",
-            va="center", color=INK if part in new else FAINT, fontweight="bold" if part in new else "normal",
+            left + (chunk + 0.5) * circle.slot_width, top + _SLOT_HEIGHT + 0.1, str(chunk), fontsize=7.5, ha="center",
+            va="center", color=INK if chunk in new else FAINT, fontweight="bold" if chunk in new else "normal",
         )  # fmt: skip
 
 
 def _slot(axes: Axes, x: float, y: float, width: float, ranks: frozenset[int], p: int) -> None:
-    """Draw a part: a stripe for each rank in its sum, in a gold frame if none is missing, or nothing if it moved on."""
+    """Draw a chunk: a stripe per rank in its sum, in a gold frame if none is missing, or nothing if it moved on."""
     inset, high = 0.02, _SLOT_HEIGHT / p
     x, width = x + inset, width - 2 * inset
     axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="white", edgecolor="none", zorder=3))
@@ -122,7 +122,7 @@ def _link(axes: Axes, circle: _Circle, message: Any, carried: int, moved: bool) 
     )
     if moved:
         _slot(axes, x - circle.slot_width / 2, y - _SLOT_HEIGHT / 2, circle.slot_width, message.ranks, circle.p)
-    told = f"part {message.part}\n{carried:,} bytes" if moved else f"{carried:,} bytes"
+    told = f"chunk {message.chunk}\n{carried:,} bytes" if moved else f"{carried:,} bytes"
     side = 0 if abs(out_x) < 0.2 else math.copysign(circle.slot_width / 2 + 0.05, out_x)
     align = "center" if not side else "right" if side > 0 else "left"
     inside = (0.5 if not side else 0.3 + 0.2 * abs(out_y)) * out_y
@@ -132,7 +132,7 @@ def _link(axes: Axes, circle: _Circle, message: Any, carried: int, moved: bool) 
 def _tell(axes: Axes, circle: _Circle, run: Any, step: int) -> None:
     last, complete = len(run.messages), frozenset(range(circle.p))
     copied = bool(step) and all(message.ranks == complete for message in run.messages[step - 1])
-    phase = ("finished parts are copied" if copied else "parts are summed") if step else "each rank has its own tensor"
+    phase = "finished chunks are copied" if copied else "chunks are summed" if step else "each rank has its own tensor"
     for offset, words, size, bold in (
         (-0.2, f"step {step} of {last}", 13, True),
         (0.08, phase, 9, False),
@@ -149,19 +149,19 @@ def _described(run: Any, step: int) -> str:
     carried = {
         sum(sent.bytes for row in run.messages[:step] for sent in row if sent.source == rank) for rank in complete
     }
-    parts = [
-        f"rank {message.source} sent part {message.part}, summed over {_ranks(message.ranks)}, to rank {message.target}"
-        for message in (run.messages[step - 1] if step else ())
+    moved = [
+        f"rank {sent.source} sent chunk {sent.chunk}, summed over {_ranks(sent.ranks)}, to rank {sent.target}"
+        for sent in (run.messages[step - 1] if step else ())
     ]
-    sent = f"In this step, {'; '.join(parts)}. " if parts else ""
+    sent = f"In this step, {'; '.join(moved)}. " if moved else ""
     finished = [
-        f"rank {rank} has the complete part{'s' if len(full) > 1 else ''} {', '.join(map(str, full))}"
+        f"rank {rank} has the complete chunk{'s' if len(full) > 1 else ''} {', '.join(map(str, full))}"
         for rank, held in enumerate(run.held[step])
-        if (full := [part for part, ranks in enumerate(held) if ranks == complete])
+        if (full := [chunk for chunk, ranks in enumerate(held) if ranks == complete])
     ]
     links = " or ".join(f"{size:,}" for size in sorted(carried))
     note = f"{run.note} " if run.note else ""
-    have = f"Now {'; '.join(finished)}" if finished else "No rank has a complete part"
+    have = f"Now {'; '.join(finished)}" if finished else "No rank has a complete chunk"
     return f"{note}{sent}{have}. Each link has carried {links} bytes so far."
 
 

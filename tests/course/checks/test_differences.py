@@ -179,6 +179,20 @@ def test_the_same_calls_among_other_ranks_are_told_apart() -> None:
     assert text == f"expected {call} [0, 2]; saw {call} [0, 1, 2, 3]"
 
 
+def test_messages_name_their_sender_and_their_receiver() -> None:
+    seen = Traffic([Call("send", 5, "float64", (0, 1)), Call("recv", 5, "float64", (2, 0))])
+    _, text = difference(seen, Traffic())
+    assert text.endswith(
+        "saw 1 recv of 5 elements (float64) from rank 2 to rank 0, 1 send of 5 elements (float64) from rank 0 to rank 1"
+    )
+
+
+def test_calls_that_differ_only_in_their_dtype_are_not_listed_twice() -> None:
+    seen = Traffic([Call("send", 5, "float32", (0, 1)), Call("recv", 5, "float32", (1, 0))])
+    right = Traffic(call._replace(dtype="float64") for call in seen)
+    assert difference(seen, right) == ("traffic", "expected float64; saw the same calls with float32")
+
+
 def test_traffic_is_spelled_out() -> None:
     assert difference(calls("all_gather", "all_reduce"), calls("all_reduce", "all_gather")) is None
     assert difference(calls(), calls("all_reduce")) == (

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import ROOT
 from tplab.course.learner import library, moved_answers
 from tplab.course.learner.course_files import Course
 from tplab.course.learner.passages import Passage
@@ -179,3 +180,21 @@ def test_the_library_follows(tmp_path, monkeypatch):
         "S.1": passage["2.2"],
         "2.1": passage["2.1"],
     }
+
+
+@pytest.mark.parametrize(("old", "new"), moved_answers.REWORDED.items())
+def test_an_answer_stays_where_it_is_if_the_course_only_renamed_an_argument(tmp_path, old, new):
+    answer = f"def {old}:\n    return 1"
+    chapters = Chapters(tmp_path)
+    base, today = notebook(e1_1=stub("1.1", f"def {old}")), notebook(e1_1=stub("1.1", f"def {new}"))
+    chapters.add("01_x", base, notebook(e1_1=answer), today)
+    assert chapters.plan() == moved_answers.Moves(set(), {}, {})
+    merged, changes = update_notebook(base, notebook(e1_1=answer), today, chapters.plan().changed)
+    assert [cell["source"] for cell in merged["cells"]] == [answer]
+    assert (changes.kept, changes.new_task) == (["1.1"], ["1.1"])
+
+
+def test_what_was_reworded_is_what_chapter_01_asks_for():
+    (source,) = (ROOT / "solutions").glob("01_*.py")
+    asked = moved_answers._definitions(source.read_text(encoding="utf-8")).values()
+    assert set(moved_answers.REWORDED.values()) <= set(asked)

@@ -70,10 +70,16 @@ def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
         return None
     late = any(not call.waited for call in seen)
     kind = "never waited" if late else "no traffic" if not seen else "traffic"
+    if len(seen) == len(expected) and Traffic(call._replace(dtype=expected[0].dtype) for call in seen) == expected:
+        return kind, f"expected {expected[0].dtype}; saw the same calls with {_dtypes(seen)}"
     wanted, found = _spelled(expected), _spelled(seen)
     if wanted == found:  # the same calls, but among different ranks
         wanted, found = (f"{text} among ranks {_members(t)}" for text, t in ((wanted, expected), (found, seen)))
     return kind, f"expected {wanted}; saw {found}"
+
+
+def _dtypes(traffic: Traffic) -> str:
+    return names(sorted({call.dtype for call in traffic}))
 
 
 def _members(traffic: Traffic) -> str:

@@ -87,7 +87,8 @@ def _in_words(calls: Counter[Call]) -> str:
         kind = call.kind + "s" * (count > 1)
         text = f"{count} {kind}" + (f" of {call.numel} elements ({call.dtype})" if call.dtype else "")
         if len(groups) > 1:
-            text += f" among ranks {list(call.group)}"
+            message = call.kind in ("send", "recv")
+            text += " from rank {} to rank {}".format(*call.group) if message else f" among ranks {list(call.group)}"
         if not call.waited:
             text += ", started but never waited for"
         texts.append(text)

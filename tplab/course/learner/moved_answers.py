@@ -24,6 +24,12 @@ from tplab.course.notebooks.source import DEFINITIONS
 
 PLAN = "moving.json"
 RENAMED = {"init_from_master": "init_shard"}  # what an exercise asks for: old name -> new name
+REWORDED = {  # functions whose arguments the course has renamed, and nothing else: an answer stays where it is
+    "scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int)": (
+        "scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int)"
+    ),
+    "ring_all_gather(part: torch.Tensor)": "ring_all_gather(chunk: torch.Tensor)",
+}
 Asked = dict[str, dict[str, str]]  # exercise -> what it asks for: name -> the name with its arguments
 
 
@@ -121,11 +127,12 @@ def _asked(cells: list) -> Asked:
 
 def _definitions(source: str) -> dict[str, str]:
     """Return what a cell defines: {"shard": "shard(tensor, dim, rank, world_size)", "Layer": "Layer"}."""
-    return {
+    found = {
         node.name: node.name if isinstance(node, ast.ClassDef) else f"{node.name}({ast.unparse(node.args)})"
         for node in ast.parse(source).body
         if isinstance(node, DEFINITIONS)
     }
+    return {name: REWORDED.get(asked, asked) for name, asked in found.items()}
 
 
 def _remember(course: Course, found: Moves) -> None:

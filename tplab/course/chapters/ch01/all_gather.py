@@ -14,31 +14,31 @@ from tplab.course.chapters.ch01.rings import (
 )
 from tplab.course.checks import Expected, Place, Question, kind_is
 
-_COPIES = "p copies of this rank's own part"
-_ARRIVAL = "the parts in the order they arrived, after this rank's own part"
-_ARRIVAL_LAST = "the parts in the order they arrived, before this rank's own part"
-_FLAT = "the parts concatenated, without a new dimension"
-_SUM = "the sum of the parts"
-_NEIGHBOUR = "this rank's own part, and its left-hand neighbor's part everywhere else"
+_COPIES = "p copies of this rank's own chunk"
+_ARRIVAL = "the chunks in the order they arrived, after this rank's own chunk"
+_ARRIVAL_LAST = "the chunks in the order they arrived, before this rank's own chunk"
+_FLAT = "the chunks concatenated, without a new dimension"
+_SUM = "the sum of the chunks"
+_NEIGHBOUR = "this rank's own chunk, and its left-hand neighbor's chunk everywhere else"
 
 _QUESTIONS = (
     *COMMON,
     Question(
         kind_is("out", _ARRIVAL, _ARRIVAL_LAST, "order"),
-        "All the parts are there, but in the wrong order. On every rank, row i should hold the part from rank i. "
-        "Which rank's part arrives in step s, and which row should you put that part in?",
+        "All the chunks are there, but they're in the wrong order. On every rank, `result[i]` should be the chunk from "
+        "rank i. Which rank's chunk arrives in step s? At which index should you store that chunk?",
     ),
     Question(
         kind_is("out", _COPIES),
-        "All p rows hold the same part. Which tensor do you receive each part into? Does your list hold p different "
-        "tensors?",
+        "Your result repeats the same chunk p times. Which tensor do you receive each chunk into? Does your list hold "
+        "p different tensors?",
     ),
     Question(
         kind_is("out", _NEIGHBOUR),
-        "The only part you ever receive is your left-hand neighbor's. After the first step, do you send your own part "
-        "again or the part that just arrived?",
+        "The only chunk you ever receive is your left-hand neighbor's. After the first step, do you send your own "
+        "chunk again or the chunk that just arrived?",
     ),
-    Question(kind_is("out", _SUM), "You summed the parts. What should an all-gather do with the parts instead?"),
+    Question(kind_is("out", _SUM), "You summed the chunks. What should an all-gather do with the chunks instead?"),
     Question(
         kind_is("out", _FLAT),
         "The values are right, but the result should have the shape [p, ..], with a new first dimension of size p. "
@@ -46,25 +46,25 @@ _QUESTIONS = (
     ),
     Question(
         lambda d: d.kind("out") == "partly zero",
-        "Some rows never arrived. How many parts is each rank missing at the beginning? How many parts arrive in "
+        "Some chunks never arrived. How many chunks is each rank missing at the beginning? How many chunks arrive in "
         "each step?",
     ),
     Question(
         lambda d: only_traffic(d) and d.p == 2,
-        "The result is right, but each rank should send only p - 1 messages, with a single part in each message. "
-        "Which parts is your right-hand neighbor missing? How large is one part?",
+        "The result is right, but each rank should send only p - 1 messages, with a single chunk in each message. "
+        "Which chunks is your right-hand neighbor missing? How large is one chunk?",
     ),
     FAR,
     Question(
         lambda d: "out" in d.names and not d.malformed and d.kind("out") != "shape",
-        "Make a table for p = 3, with one row per step. Which part does each rank send in each step? Which part does "
-        "each rank receive? After the last step, every rank must have all the parts, with row i from rank i.",
+        "Make a table for p = 3, with one line per step. Which chunk does each rank send in each step? Which chunk "
+        "does each rank receive? After the last step, every rank must have all the chunks in rank order.",
     ),
 )
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Expect the parts of all ranks, stacked, on every rank."""
+    """Expect the chunks of all ranks, stacked, on every rank."""
     p, rank, gathered = place.size, place.index, torch.stack(xs)
     mistakes = {
         _COPIES: torch.stack([xs[rank]] * p),

@@ -8,9 +8,9 @@ from tplab.course.checks import Differences, Expected, Place, Question, Verdict,
 
 _OWN = "this rank's own x"
 _FLAT = "the right values, flattened to one dimension"
-_ROWS = "the right values as p rows"
+_ROWS = "the right values as p chunks"
 _COLUMNS = "the right values, read by columns instead of rows"
-_PART = "this rank's part of the sum, p times"
+_CHUNK = "this rank's chunk of the sum, p times"
 
 
 def _whole_tensors(differences: Differences) -> bool:
@@ -38,26 +38,25 @@ _QUESTIONS = (
         "have to reshape `x` first. Which call restores the original shape at the end?",
     ),
     Question(
-        kind_is("out", _PART),
-        "Your result repeats this rank's part of the sum p times. Which of your two functions gathers the other "
-        "ranks' parts?",
+        kind_is("out", _CHUNK),
+        "Your result repeats this rank's chunk of the sum p times. Which of your two functions gathers the other "
+        "ranks' chunks?",
     ),
     Question(kind_is("out", "1/p"), "You returned the mean. Does an all-reduce compute the mean or the sum?"),
     Question(
         kind_is("out", "p times"),
-        "Every rank's values are counted p times in your sum. Are you adding up tensors that already contain the "
-        "full sum?",
+        "Your sum counts every rank's values p times. Are you adding up tensors that already contain the full sum?",
     ),
     Question(
         kind_is("out", _COLUMNS, "order", "transposed"),
-        "The values are right, but they're in the wrong places. Do you join the p parts in the same order in which "
-        "you split `x`?",
+        "The values are right, but they're in the wrong places. Which elements of `x` go into each chunk when you "
+        "split `x`? At the end, do you put each element back in its original position?",
     ),
     Question(
         _whole_tensors,
         "The result is right, but some of your messages are too large. In a ring, each of the 2(p-1) messages "
-        "contains only 1/p of `x`. For p = 8, how many elements should each rank send in total, and how many "
-        "elements do you send?",
+        "contains only 1/p of `x`. For p = 8, how many elements should each rank send in total? How many elements "
+        "does your function send?",
     ),
     Question(
         only_traffic,
@@ -76,13 +75,13 @@ _QUESTIONS = (
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
     """Expect the sum in the shape of x, on every rank."""
     p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
-    parts = total.reshape(p, -1)
+    chunks = total.reshape(p, -1)
     mistakes = {
         _OWN: xs[rank],
         _FLAT: total.reshape(-1),
-        _ROWS: parts,
+        _ROWS: chunks,
         _COLUMNS: total.reshape(-1, p).T.reshape(total.shape),
-        _PART: torch.stack([parts[rank]] * p).reshape(total.shape),
+        _CHUNK: torch.stack([chunks[rank]] * p).reshape(total.shape),
     }
     right = {"out": total, "traffic": ring_traffic(place, 2 * (p - 1), total.numel() // p)}
     return Expected(right, {"out": mistakes} if p > 1 else {})

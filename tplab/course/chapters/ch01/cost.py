@@ -18,11 +18,16 @@ _ALPHA_ONCE = "the cost with alpha paid only once"
 _P_STEPS = "the cost of 2p steps"
 _CEIL = "the cost with log2(p) rounded down"
 _EXACT = "the cost with log2(p) levels, which isn't a whole number"
-_PARTS = "the cost with messages of n/p bytes"
+_CHUNKS = "the cost with messages of n/p bytes"
 _LEVEL_MORE = "the cost with one level too many"
 _BEND = "the size at which latency and transfer take the same time, alpha / beta"
 _INVERSE = "the inverse of the correct size"
 _NEGATIVE = "the correct size with the wrong sign"
+
+_ALONE = (
+    "Your code fails only for p = 1. With a single rank, nothing is sent at all, so all three functions "
+    "should return 0. Which expression in your formula can't be computed for p = 1?"
+)
 
 _COST_QUESTIONS = (
     Question(
@@ -31,13 +36,14 @@ _COST_QUESTIONS = (
     ),
     Question(
         lambda d: d.p == 1,
-        "With a single rank, nothing is sent at all. How many steps does your formula count for p = 1?",
+        "With a single rank, nothing is sent at all, so the time should be 0 for p = 1. How many steps does your "
+        "formula count for p = 1?",
     ),
     Question(
-        kind_is("ring", _WHOLE), "In a ring, each message contains just one of the p parts. How many bytes is that?"
+        kind_is("ring", _WHOLE), "In a ring, each message contains just one of the p chunks. How many bytes is that?"
     ),
     Question(
-        kind_is("tree", _PARTS),
+        kind_is("tree", _CHUNKS),
         "In a tree, every message contains the full tensor. Why does your formula divide the message size?",
     ),
     Question(
@@ -46,7 +52,7 @@ _COST_QUESTIONS = (
     ),
     Question(
         lambda d: _HALF in d.kinds(),
-        "You counted only half of the steps. In a ring, the parts travel around the circle twice. In a tree, the "
+        "You counted only half of the steps. In a ring, the chunks travel around the circle twice. In a tree, the "
         "tensors move up to rank 0, and then the sum moves back down. Which half is missing from your formula?",
     ),
     Question(
@@ -55,7 +61,7 @@ _COST_QUESTIONS = (
     ),
     Question(
         kind_is("ring", _P_STEPS),
-        "After p - 1 steps, each part already contains every rank's values. Which extra step did you count?",
+        "After p - 1 steps, each chunk already contains every rank's values. Which extra step did you count?",
     ),
     Question(
         kind_is("tree", _LEVEL_MORE),
@@ -70,7 +76,7 @@ _COST_QUESTIONS = (
     Question(
         lambda d: True,
         "Count the sequential steps and the bytes in each message. A message of m bytes takes alpha + beta·m seconds. "
-        "What's the total time for all the steps?",
+        "What's the total time over all the steps?",
     ),
 )
 
@@ -85,13 +91,13 @@ _CROSSOVER_QUESTIONS = (
     Question(
         kind_is("bytes", _BEND),
         "At the size you returned, a *single* message spends as much time on latency as on transfer. At the "
-        "crossover, the whole ring and the whole tree take the same time. What do you get if you set the two "
-        "formulas equal?",
+        "crossover, the full ring all-reduce takes the same time as the full tree all-reduce. What do you get if you "
+        "set the two formulas equal?",
     ),
     Question(
         kind_is("bytes", _NEGATIVE),
         "A message size can't be negative. Which algorithm takes more steps, and which algorithm has larger "
-        "messages? Check the signs in your solution for n.",
+        "messages? After you set the two times equal, check every sign.",
     ),
     Question(
         kind_is("bytes", _INVERSE),
@@ -134,7 +140,7 @@ def _check_crossover(ring_wins_from: Crossover, p: int) -> None:
             middle = (low + high) / 2
             low, high = (middle, high) if ring_is_slower(middle) else (low, middle)
         right = high if ring_is_slower(0.0) else 0.0
-        with calling(f"ring_wins_from({p}, alpha={alpha:g}, beta={beta:g})"):
+        with calling(f"ring_wins_from({p}, alpha={alpha:g}, beta={beta:g})", _ALONE if p == 1 else None):
             found = ring_wins_from(p, alpha, beta)
         ways = {_BEND: alpha / beta, _INVERSE: 1 / right, _NEGATIVE: -right} if right else {}
         verify(
@@ -153,18 +159,19 @@ def _check_crossover(ring_wins_from: Crossover, p: int) -> None:
 def _check_costs(ring_seconds: Seconds, tree_seconds: Seconds, p: int) -> None:
     depth = (p - 1).bit_length()
     for n, alpha, beta in ((3.0e6, 2e-5, 1e-10), (64.0, 3e-6, 2e-11), (5e8, 1e-5, 4e-11)):
-        part, whole = alpha + beta * n / p, alpha + beta * n
-        ring, tree = 2 * (p - 1) * part, 2 * depth * whole
-        found = {"ring": ring_seconds(n, p, alpha, beta), "tree": tree_seconds(n, p, alpha, beta)}
+        chunk, whole = alpha + beta * n / p, alpha + beta * n
+        ring, tree = 2 * (p - 1) * chunk, 2 * depth * whole
+        with calling(f"ring_seconds or tree_seconds({n:g}, {p}, {alpha:g}, {beta:g})", _ALONE if p == 1 else None):
+            found = {"ring": ring_seconds(n, p, alpha, beta), "tree": tree_seconds(n, p, alpha, beta)}
         ring_ways = {
             _WHOLE: 2 * (p - 1) * whole,
             _HALF: ring / 2,
-            _NO_STEPS: part,
+            _NO_STEPS: chunk,
             _ALPHA_ONCE: alpha + 2 * (p - 1) * beta * n / p,
-            _P_STEPS: 2 * p * part,
+            _P_STEPS: 2 * p * chunk,
         }
         tree_ways = {
-            _PARTS: 2 * depth * part,
+            _CHUNKS: 2 * depth * chunk,
             _HALF: tree / 2,
             _NO_STEPS: whole,
             _ALPHA_ONCE: alpha + 2 * depth * beta * n,

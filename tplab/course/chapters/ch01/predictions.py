@@ -1,4 +1,4 @@
-"""Prediction questions of chapter 01, with their answers. Three are about reports that the learner has just read."""
+"""Prediction questions of chapter 01, with their answers. Two are about reports that the learner has just read."""
 
 from tplab.course.checks import Prediction
 
@@ -31,23 +31,48 @@ PREDICTIONS = {
             "the last value that rank 1 gets from an all-to-all?"
         ),
         answer={"reduce_scatter_on_rank_2": 3333, "last_of_all_to_all_on_rank_1": 2000},
-        why="The sum is [1111, 2222, 3333, 4444], and rank 2 gets the part with index 2. In the all-to-all, rank 1 "
-        "gets the part with index 1 from every rank. In rank order, these parts are 2, 20, 200, and 2000.",
+        why="The sum is [1111, 2222, 3333, 4444], and rank 2 gets chunk 2. In the all-to-all, rank 1 gets chunk 1 from "
+        "every rank. In rank order, these chunks are 2, 20, 200, and 2000.",
         wrong={
-            ("reduce_scatter_on_rank_2", 2222): "That's part 1, because parts are counted from 0, just like ranks.",
-            ("reduce_scatter_on_rank_2", 300): "That's rank 2's own part, but a reduce-scatter sums each part across "
+            ("reduce_scatter_on_rank_2", 2222): "That's chunk 1, because chunks are counted from 0, just like ranks.",
+            ("reduce_scatter_on_rank_2", 300): "That's rank 2's own chunk, but a reduce-scatter sums each chunk across "
             "all ranks.",
             "reduce_scatter_on_rank_2": "Write down the sum across all ranks, which has four elements. Which of these "
             "elements goes to rank 2?",
-            ("last_of_all_to_all_on_rank_1", 40): "Rank 1 started with that value. Which parts does rank 1 receive "
+            ("last_of_all_to_all_on_rank_1", 40): "Rank 1 started with that value. Which chunks does rank 1 receive "
             "from the other ranks?",
-            ("last_of_all_to_all_on_rank_1", 1000): "That's part 0 of rank 3. Which part does rank 3 send to rank 1?",
-            ("last_of_all_to_all_on_rank_1", 4000): "Rank 3 keeps its part 3. Which part does rank 3 send to rank 1?",
+            ("last_of_all_to_all_on_rank_1", 1000): "That's chunk 0 of rank 3. Which chunk does rank 3 send to rank 1?",
+            ("last_of_all_to_all_on_rank_1", 4000): "Rank 3 keeps its chunk 3. Which chunk does rank 3 send to rank 1?",
             "last_of_all_to_all_on_rank_1": "The last value comes from rank 3. Which of rank 3's values 1000, 2000, "
             "3000, and 4000 goes to rank 1?",
         },
     ),
     "1.c": Prediction(
+        question="Which collective undoes a `scatter`? Which two collectives without a root, one after the other, have "
+        "the same effect as an `all_reduce`? Use the names from the menu of the cell above.",
+        answer={"undoes_scatter": "gather", "first": "reduce_scatter", "second": "all_gather"},
+        why="A `gather` collects the chunks that a `scatter` handed out. After a `reduce_scatter`, each rank has one "
+        "chunk of the sum, and an `all_gather` gives all these chunks to every rank.",
+        wrong={
+            ("undoes_scatter", "all_gather"): "An `all_gather` gives all the chunks to every rank, but before the "
+            "`scatter`, only the root had them.",
+            "undoes_scatter": "A `scatter` hands out the root's chunks. Which collective brings these chunks back to "
+            "the root?",
+            (
+                "first",
+                "reduce",
+            ): "A `reduce` has a root. Which collective sums the tensors and leaves a different chunk "
+            "of the sum on each rank?",
+            ("first", "all_gather"): "After an `all_gather`, nothing has been summed yet. Which collective sums the "
+            "tensors and leaves a different chunk of the sum on each rank?",
+            "first": "Which collective sums the tensors and leaves a different chunk of the sum on each rank?",
+            ("second", "broadcast"): "A `broadcast` has a root. After the first collective, every rank has one chunk. "
+            "Which collective gives all the chunks to every rank?",
+            "second": "After the first collective, every rank has one chunk of the sum. Which collective gives all the "
+            "chunks to every rank?",
+        },
+    ),
+    "1.d": Prediction(
         question="On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the "
         "two ranks call `send`?",
         answer={"line_of_rank_0": 6, "rank_that_should_send": 1, "sends_entered": 0},
@@ -65,77 +90,79 @@ PREDICTIONS = {
             "sends_entered": "The program calls `send` after `recv`. Did any rank get past its `recv`?",
         },
     ),
-    "1.d": Prediction(
+    "1.e": Prediction(
         question="You all-reduce an 8 MiB tensor across 8 ranks. How many MiB does each rank send in a ring "
         "all-reduce? How many MiB does rank 0 send in a tree all-reduce? How many steps does each algorithm take?",
         answer={"ring_mib": 14, "tree_mib": 24, "ring_steps": 14, "tree_steps": 6},
         why=(
-            "In the ring, each rank sends 2 · 7 = 14 messages of 1 MiB each. The tree has three levels. On the way "
-            "up the tree, rank 0 sends nothing. On the way down, rank 0 sends the full 8 MiB to each of three other "
-            "ranks."
+            "In the ring, each rank sends 2 · 7 = 14 messages of 1 MiB each. The tree takes three steps up and three "
+            "steps down. On the way up, rank 0 only receives. On the way down, rank 0 sends the full 8 MiB to ranks 4, "
+            "2, and 1."
         ),
         wrong={
             ("ring_mib", 7): "That's just the reduce-scatter. The all-gather sends another 7 MiB.",
-            ("ring_mib", 16): (
-                "As the number of ranks grows, the number of bytes approaches 2N. For p = 8, each rank sends only "
-                "2(p-1)/p times N bytes."
-            ),
+            ("ring_mib", 16): "That would be 16 messages, but a chunk is finished after 7 steps, and after 7 more "
+            "steps, every rank has a copy.",
             ("ring_mib", 112): "You counted full tensors, but each message contains only 1/p of the tensor.",
-            "ring_mib": "Each rank sends 2(p-1) messages, and each message contains 1/p of the 8 MiB.",
+            "ring_mib": "In a ring, each rank sends one message per step. How many steps are there? How many MiB does "
+            "each message contain?",
             ("tree_mib", 48): "On the way up the tree, rank 0 only receives, so count only the messages on the way "
             "down.",
             ("tree_mib", 56): "Rank 0 doesn't send the sum to all seven other ranks, because ranks that already have "
             "the sum pass it on.",
             "tree_mib": "On the way down the tree, rank 0 sends one message per step. How many steps are there, and "
             "how large is each message?",
-            ("ring_steps", 7): "The parts go around the ring once to be summed and once more to be copied.",
-            "ring_steps": "The reduce-scatter takes p - 1 steps, and so does the all-gather.",
+            ("ring_steps", 7): "The chunks go around the ring once to be summed and once more to be copied.",
+            "ring_steps": "After how many steps has each chunk visited all eight ranks? How many more steps does it "
+            "take to copy the finished chunks to every rank?",
             ("tree_steps", 3): "That's only half of the steps, because the sum also has to travel back down the tree.",
-            "tree_steps": "How many times can you halve 8 ranks before only one is left? The all-reduce takes that "
-            "many steps up the tree and the same number of steps down.",
+            "tree_steps": "How many steps does it take until rank 0 has the full sum? How many steps does it take to "
+            "send the sum back down the tree?",
         },
     ),
-    "1.e": Prediction(
-        question="Which rank is the odd one out? Which all-reduce are the other ranks stuck in? In which step did the "
-        "mismatched rank skip its all-reduce? When the other ranks summed their gradients from step 1, which step did "
-        "the mismatched rank's gradient come from?",
-        answer={"odd_rank": 2, "number_of_the_all_reduce": 3, "skipped_step": 1, "paired_with_its_step": 2},
+    "1.f": Prediction(
+        question="With four ranks, how many messages do all ranks together send in a ring all-reduce? How many "
+        "messages do they send in a tree all-reduce? If all these messages had to share one link, which algorithm "
+        "would be faster at every message size?",
+        answer={"messages_in_a_ring": 24, "messages_in_a_tree": 6, "faster": "tree"},
+        why="In a ring, each of the four ranks sends 2 · 3 = 6 messages, so the ranks send 24 messages in total. In a "
+        "tree, three messages go up and three come down. Both algorithms send 6N bytes in total, so on one shared "
+        "link, the ring takes 24α + 6βN seconds, and the tree takes only 6α + 6βN seconds.",
+        wrong={
+            ("messages_in_a_ring", 6): "That's what each rank sends. How many messages do four ranks send together?",
+            ("messages_in_a_ring", 12): "The chunks go around the ring once to be summed and once more to be copied.",
+            "messages_in_a_ring": "How many steps does a ring with four ranks take? In each step, how many ranks send "
+            "a message?",
+            ("messages_in_a_tree", 4): "That's the number of steps, but in some of the steps, more than one rank sends "
+            "a message.",
+            ("messages_in_a_tree", 3): "Three messages go up the tree. How many messages come back down?",
+            "messages_in_a_tree": "On the way up, each rank except rank 0 sends its tensor once. How many messages is "
+            "that? How many messages come back down?",
+            "faster": "On one shared link, only two totals matter: the number of messages and the number of bytes. "
+            "Both algorithms send 6N bytes in total. Which algorithm sends fewer messages?",
+        },
+    ),
+    "1.g": Prediction(
+        question="Which rank is missing? Which all-reduce are the other ranks stuck in? In which step did the missing "
+        "rank skip its all-reduce? When the other ranks summed their gradients from step 1, which step did the missing "
+        "rank's gradient come from?",
+        answer={"missing_rank": 2, "number_of_the_all_reduce": 3, "skipped_step": 1, "paired_with_its_step": 2},
         why="The other ranks call three all-reduces, but rank 2 calls only two, in steps 0 and 2. So rank 2's "
         "gradient from step 2 was summed with the other ranks' gradients from step 1. The other ranks' third call is "
         "waiting for a rank that has already returned.",
         wrong={
-            "odd_rank": "The report names the rank that never joined the collective.",
+            "missing_rank": "The report names the rank that never joined the collective.",
             ("number_of_the_all_reduce", 2): "All-reduce 2 did finish, because rank 2 joined it one step later. Which "
             "number does the report give?",
-            "number_of_the_all_reduce": "The report numbers the collectives from 1, as in `all_reduce #1`.",
+            "number_of_the_all_reduce": "The report numbers the collectives, starting with `all_reduce #1`. Which "
+            "number does the report give?",
             ("skipped_step", 2): "In step 2, rank 2's gradient is finite again. Where does the code put the inf?",
             "skipped_step": "In which step does the code put an inf into rank 2's gradient?",
-            ("paired_with_its_step", 1): "In step 1, rank 2 didn't call an all-reduce. In which step did rank 2 call "
-            "its next all-reduce?",
+            ("paired_with_its_step", 1): "In step 1, rank 2 made no all-reduce call. In which step did rank 2 make its "
+            "next all-reduce call?",
             "paired_with_its_step": (
-                "Write down the steps in which rank 2 actually called an all-reduce. Which step is the second one on "
-                "your list?"
+                "Write down the steps in which rank 2 actually called an all-reduce. Which step is second on your list?"
             ),
-        },
-    ),
-    "1.f": Prediction(
-        question=(
-            "Which collective got tensors of different shapes? Which rank is the odd one out? How many elements did "
-            "that rank pass to the collective?"
-        ),
-        answer={"number_of_the_collective": 2, "rank": 3, "elements": 1},
-        why="Collective 1 all-reduced the count, which has the same shape on every rank. Collective 2 was the "
-        "all-gather. Rank 3 passed one element to the all-gather, and each of the other ranks passed three elements, "
-        "because ten examples can't be divided evenly by four.",
-        wrong={
-            ("number_of_the_collective", 1): "Collective 1 all-reduced the count, which is a single number on every "
-            "rank.",
-            "number_of_the_collective": "The report gives each collective a number, as in `all_reduce #1`.",
-            "rank": "Compare the shapes in the four lines of the report. Which rank passed a different shape?",
-            ("elements", 2): "Split 10 examples into chunks of 3. How many examples are left after three chunks?",
-            ("elements", 3): "Each of the other ranks passed 3 elements. How many elements did the mismatched rank "
-            "pass?",
-            "elements": "The report shows the shape that each rank passed. Look at the mismatched rank's line.",
         },
     ),
 }

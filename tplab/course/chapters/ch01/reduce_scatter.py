@@ -7,18 +7,18 @@ import torch
 from tplab.course.chapters.ch01.rings import COMMON, FAR, Input, Ring, Tensors, check_ring, only_traffic, ring_traffic
 from tplab.course.checks import Differences, Expected, Place, Question, Verdict, exercise, kind_is
 
-_WHOLE = "all rows of the sum"
-_NEXT = "the row of the sum that belongs to the right-hand neighbor"
-_LAST = "the row of the sum that belongs to the left-hand neighbor"
+_WHOLE = "all chunks of the sum"
+_NEXT = "the chunk of the sum that belongs to the right-hand neighbor"
+_LAST = "the chunk of the sum that belongs to the left-hand neighbor"
 _MISSING = "a sum without one rank's values"
 _ALONE = "a single rank's values, with nothing added to them"
 _TWICE = "a sum that counts one rank's values twice"
 _WHO = {0: "its own", 1: "its left-hand neighbor's"}
 
 _TABLE = (
-    "Make a table for p = 3, with one line per step. Which row of `x` does each rank send in each step? Which row "
-    "does each rank receive? Each rank has to add its own values to the row it receives. After the last step, rank r "
-    "must hold row r. Also make sure that you never receive into a tensor that's still being sent."
+    "Make a table for p = 3, with one line per step. Which chunk of `x` does each rank send in each step? Which chunk "
+    "does each rank receive? Each rank has to add its own values to the chunk it receives. After the last step, rank r "
+    "must hold chunk r. Also make sure that you never receive into a tensor that's still being sent."
 )
 
 
@@ -30,40 +30,40 @@ _QUESTIONS = (
     *COMMON,
     Question(
         kind_is("out", _WHOLE),
-        "Every rank has all rows of the sum, but each rank should have only one row. What's the difference between a "
-        "reduce-scatter and an all-reduce?",
+        "Every rank has all chunks of the sum, but each rank should have only one chunk. What's the difference between "
+        "a reduce-scatter and an all-reduce?",
     ),
     Question(
         kind_is("out", _NEXT, _LAST, "other rank"),
-        "The sums are complete, but they end up on the wrong ranks. A row moves one rank to the right in each of the "
-        "p - 1 steps. Where does row r have to start if it should end up on rank r?",
+        "The sums are complete, but they end up on the wrong ranks. A chunk moves one rank to the right in each of the "
+        "p - 1 steps. On which rank does chunk r have to start if it should end up on rank r?",
     ),
     Question(
         _begins(_ALONE),
-        "Your result contains values from just one rank. The tensor you receive from the left contains values from "
-        "the ranks before you. What do you have to add to that tensor before you pass it on?",
+        "Your result contains values from just one rank. What do you have to add to the tensor you receive from your "
+        "left-hand neighbor before you pass that tensor on?",
     ),
     Question(
         _begins(_MISSING),
-        "The sum is missing one rank's values. Do you add your own row to every tensor you receive, including the "
-        "last one? How many steps does your loop take?",
+        "The sum is missing one rank's values. Do you add your own values to every chunk you receive, including the "
+        "last chunk? How many steps does your loop take?",
     ),
     Question(
         _begins(_TWICE),
-        "One rank's values are counted twice in the sum. Which row do you send first? Which row do you add to the "
-        "row that arrives?",
+        "The sum counts one rank's values twice. Which chunk do you send first? Which of your own chunks do you add to "
+        "the chunk you receive?",
     ),
     Question(
         lambda d: d.kind("out") in ("p times", "multiple"),
-        "Some ranks' values are counted more than once in the sum. How many steps does it take until every rank has "
-        "added its values once?",
+        "The sum counts some ranks' values more than once. How many steps does it take until every rank has added its "
+        "values once?",
     ),
     Question(kind_is("out", "1/p"), "You returned the mean. Does a reduce-scatter compute the mean or the sum?"),
     Question(
         lambda d: only_traffic(d) and d.p == 2,
-        "The result is right, but each rank should send only p - 1 messages, with a single row in each message. How "
-        "many messages do you send, and how large is each message? Which rows does your right-hand neighbor need "
-        "from you?",
+        "The result is right, but each rank should send only p - 1 messages, with a single chunk in each message. How "
+        "many messages do you send? How large is each message? Which chunks does your right-hand neighbor need from "
+        "you?",
     ),
     FAR,
     Question(lambda d: "out" in d.names and not d.malformed and d.kind("out") != "shape", _TABLE),
@@ -71,7 +71,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Expect row r of the sum on rank r."""
+    """Expect chunk r of the sum on rank r."""
     p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
     mistakes = {_WHOLE: total, _NEXT: total[(rank + 1) % p], _LAST: total[rank - 1]}
     for off in range(p):  # the rank whose term is missing, doubled or alone is `off` ranks to the left
@@ -85,4 +85,4 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
 @exercise("1.2", "Reduce-scatter in a ring")
 def ring_reduce_scatter(function: Ring) -> Verdict:
     check_ring("1.2", function, lambda p: ((p, 5), (p, 2, 3)), expect, _QUESTIONS)
-    return Verdict("Each rank sent p - 1 messages of one row each. Together, these rows are (p-1)/p of x.")
+    return Verdict("Each rank sent p - 1 messages of one chunk each. Together, these chunks are (p-1)/p of x.")

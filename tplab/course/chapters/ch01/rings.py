@@ -92,16 +92,16 @@ def direction(observed: Sequence[checks.Observed]) -> int:
 
 STUCK = (
     "For each rank, the report names the line on which the rank is stuck. What is the rank waiting for? Which call "
-    "by a neighbor would let the rank continue, and can the neighbor reach that call? A send may have to wait for "
-    "its receiver, so start both messages with `dist.batch_isend_irecv`, and then wait for both."
+    "does the rank need its neighbor to make, and can the neighbor reach that call? A send may have to wait for its "
+    "receiver, so start both messages with `dist.batch_isend_irecv`, and then wait for both messages."
 )
 LOST = (
     "The send and the receive were both started, but the message never arrived. Do you call `wait()` on every "
-    "request that `isend` and `irecv` return? If you throw a request away, its message may be lost."
+    "request returned by `isend` and `irecv`? If you discard a request without waiting, its message may be lost."
 )
 TO_ITSELF = (
     "In your code, a rank tries to send to or receive from itself. A rank never needs a message for data that it "
-    "already has, because it can just copy the data. Which ranks should skip the line that failed?"
+    "already has, because it can just copy the data. Which ranks shouldn't make the call that failed?"
 )
 _SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # by torch on send, gloo on recv
 
@@ -131,8 +131,7 @@ def only_traffic(differences: checks.Differences) -> bool:
 NOT_WAITED = checks.Question(
     lambda d: "never waited" in d.kinds(),
     "You started a message but never waited for it to finish. When has the data arrived, and when can you safely "
-    "modify the tensor you sent? What does the nonblocking call return, and what should you do with that return "
-    "value?",
+    "modify the tensor you sent? `isend` and `irecv` return a request. What should you do with that request?",
 )
 
 CHANGED = checks.Question(
@@ -149,8 +148,8 @@ SHARES = checks.Question(
 
 TORCH_DID_IT = checks.Question(
     sent(*TORCHS_OWN),
-    "You called one of torch's collectives, but the exercise is to build it yourself. What sequence of messages to "
-    "the right-hand neighbor has the same effect?",
+    "You called one of torch's collectives, but the exercise is to build it yourself. Which messages between "
+    "neighbors would have the same effect as that collective?",
 )
 
 SILENT = checks.Question(
@@ -162,8 +161,8 @@ SILENT = checks.Question(
 FAR = checks.Question(
     lambda d: only_traffic(d) and d.p > 2,
     "The result is right, but these aren't the messages of a ring. In a ring, each rank sends messages to only one "
-    "neighbor, so each link carries one part at a time. In your code, which ranks does each rank send to? How many "
-    "messages does each rank send, and how large are these messages?",
+    "neighbor, and each message contains one chunk. In your code, which ranks does each rank send to? How many "
+    "messages does each rank send? How large are these messages?",
 )
 
 ZEROS = checks.Question(

@@ -29,9 +29,9 @@ SHAPES = ((5,), (2, 3))
 
 NAMES_SENDER = "every receive names its sender"
 
-_FIRST = "the first of the parts"
-_NEXT = "the part of the next rank"
-_BEFORE = "the part of the previous rank"
+_FIRST = "the first of the chunks"
+_NEXT = "the chunk of the next rank"
+_BEFORE = "the chunk of the previous rank"
 
 
 @dataclass(frozen=True)
@@ -59,36 +59,38 @@ def cases(p: int) -> list[Root]:
 
 
 class Problem(NamedTuple):
-    parts: Tensors  # scattered by the root
+    chunks: Tensors  # scattered by the root
     xs: Tensors  # gathered by the root
 
 
 class Given(NamedTuple):
-    parts: Tensors | None  # only on the root
+    chunks: Tensors | None  # only on the root
     x: Tensor
 
 
 def draw(case: Root, generator: torch.Generator, size: int) -> Problem:
-    parts, xs = ([checks.random_tensor(generator, *case.shape) for _ in range(size)] for _ in range(2))
-    return Problem(parts, xs)
+    chunks, xs = ([checks.random_tensor(generator, *case.shape) for _ in range(size)] for _ in range(2))
+    return Problem(chunks, xs)
 
 
 def give(case: Root, problem: Problem, place: checks.Place) -> Given:
-    return Given(problem.parts if place.index == case.root else None, problem.xs[place.index])
+    return Given(problem.chunks if place.index == case.root else None, problem.xs[place.index])
 
 
 def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -> checks.Observed:
     scatter, gather = answers
-    parts = None if given.parts is None else [part.to(device()) for part in given.parts]
+    chunks = None if given.chunks is None else [chunk.to(device()) for chunk in given.chunks]
     buffer = torch.full((2, *case.shape), 7.0, dtype=case.dtype, device=device())
     out = buffer[1]  # the caller may look at its memory under another name
     x = given.x.to(device())
-    before = checks.Snapshot(x=x, parts=parts, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
+    before = checks.Snapshot(
+        x=x, chunks=chunks, **{f"chunks[{index}]": chunk for index, chunk in enumerate(chunks or [])}
+    )
     seen: checks.Observed = {}
     unnamed: list[str] = []
     if case.scatters:
         with record() as section, receives_from_any_rank("scatter", unnamed):
-            returned = scatter(out, parts, case.root)
+            returned = scatter(out, chunks, case.root)
         seen |= {"out": buffer[1], "returned": returned, "scatter traffic": checks.traffic(section)}
     if case.gathers:
         with record() as section, receives_from_any_rank("gather", unnamed):
@@ -115,14 +117,14 @@ def receives_from_any_rank(name: str, found: list[str]) -> Iterator[None]:
 
 
 def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected:
-    parts, rank, p = problem.parts, place.index, place.size
-    at_root, numel = rank == case.root, parts[rank].numel()
+    chunks, rank, p = problem.chunks, place.index, place.size
+    at_root, numel = rank == case.root, chunks[rank].numel()
     partners = [other for other in range(p) if other != case.root] if at_root else [rank]  # the root's
     right: checks.Observed = {}
     if case.scatters:
         right |= {
-            "out": parts[rank],
-            "returned": parts[rank],
+            "out": chunks[rank],
+            "returned": chunks[rank],
             "scatter traffic": checks.Traffic(
                 checks.Call("send" if at_root else "recv", numel, "float64", (case.root, other)) for other in partners
             ),
@@ -135,9 +137,9 @@ def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected
             ),
         }
     mistakes = {
-        _FIRST: parts[0] if rank else parts[0] + float("nan"),  # on rank 0 this is right
-        _NEXT: parts[(rank + 1) % p],
-        _BEFORE: parts[rank - 1],
+        _FIRST: chunks[0] if rank else chunks[0] + float("nan"),  # on rank 0 this is right
+        _NEXT: chunks[(rank + 1) % p],
+        _BEFORE: chunks[rank - 1],
     }
     return checks.Expected(right, {"out": mistakes} if p > 1 else {})
 
@@ -174,24 +176,24 @@ _QUESTIONS = (
     SILENT,
     checks.Question(
         lambda d: "out" in d.names and "returned" not in d.names,
-        "You return the right tensor, but `out`, which your caller passed in, was never filled. An assignment such as "
-        "`out = ...` only makes `out` a name for a different tensor. What copies data into an existing tensor? Does "
-        "the source rank also copy its own part into `out`?",
+        "You return the right tensor, but you never fill `out`, the tensor that your caller passed in. An assignment "
+        "such as `out = ...` just makes `out` a new name for a different tensor. What copies data into an existing "
+        "tensor? Does the source rank also copy its own chunk into `out`?",
     ),
     checks.Question(
         lambda d: "returned" in d.names and "out" not in d.names,
-        "The tensor `out` is filled correctly, but your function should also return it. What does your function "
-        "return on the source rank and on the other ranks?",
+        "The tensor `out` is filled correctly, but your function also has to return `out`. What does your function "
+        "return on the source rank? What does your function return on the other ranks?",
     ),
     checks.Question(
         checks.kind_is("out", _FIRST, _NEXT, _BEFORE),
-        "The parts are right, but they went to the wrong ranks. Rank r gets `parts[r]`, even if the source isn't "
-        "rank 0. Which index do you use in each of your sends?",
+        "The chunks are right, but they went to the wrong ranks. Rank r should get `chunks[r]`, even if the source "
+        "isn't rank 0. Which index do you use in each of your sends?",
     ),
     checks.Question(
         lambda d: "out" in d.names and len(d.ranks("out")) == 1 and d.p > 1,
         "Only one rank has the wrong values. Is that rank the source? Remember that the source has to copy its own "
-        "part, because the source doesn't send anything to itself.",
+        "chunk, because it doesn't send anything to itself.",
     ),
     checks.Question(
         checks.has_kind("gathered", "none"),
@@ -215,7 +217,7 @@ _QUESTIONS = (
     ),
     checks.Question(
         lambda d: only_traffic(d) and "scatter traffic" in d.names,
-        "Every rank has the correct part, but you sent more data than necessary. Each rank needs `parts[rank]` and "
+        "Every rank has the correct chunk, but you sent more data than necessary. Each rank needs `chunks[rank]` and "
         "nothing else. How many messages does the source rank have to send, and how large is each message?",
     ),
     checks.Question(

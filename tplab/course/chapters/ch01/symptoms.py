@@ -32,18 +32,18 @@ SYMPTOMS = [
     ),
     Symptom(
         "The sums are right, but on the wrong ranks",
-        "Each part started at the wrong rank, so after p - 1 steps, it hasn't reached its owner",
+        "Each chunk started at the wrong rank, so it wasn't on the right rank after p - 1 steps",
         "1.2",
     ),
     Symptom(
         "One rank's values are missing from every sum",
-        "The loop ends one step too early, or a rank didn't add its own part",
+        "The loop ends one step too early, or a rank didn't add its own chunk",
         "1.2",
     ),
     Symptom(
         "Every result is right, but it's slow with many ranks",
-        "The messages are too large because they contain full tensors, or all traffic goes through one rank, which "
-        "becomes the bottleneck. Count the bytes in the trace",
+        "Either the messages are too large because they contain full tensors, or all traffic goes through one rank, "
+        "which becomes the bottleneck. Count the bytes in the trace",
         "1.3",
     ),
 ]

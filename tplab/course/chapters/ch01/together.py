@@ -98,8 +98,14 @@ def careful_step(step: Step) -> checks.Verdict:
 
 STUCK = (
     "The other ranks are blocked in a collective that one rank never calls. Under what condition does that rank "
-    "return early? Do the other ranks know about that condition? Which message would tell them?"
+    "return early? Do the other ranks know whether that condition is true? Which message would tell them?"
 )
+
+
+def _all_took_the_step(differences: checks.Differences) -> bool:
+    """Return whether every rank took a step that all of them should have skipped, and changed its weight."""
+    taken = [row.rank for row in differences if row.name == "step taken" and row.text.startswith("got True")]
+    return len(taken) == differences.p and "weight" in differences.names
 
 
 def _about_report(failure: checks.CheckFailed) -> str | None:
@@ -111,8 +117,8 @@ QUESTIONS = (
     checks.Question(
         lambda d: d.names == {LITTLE},
         "Every rank does the right thing, but your function sends more data than it needs to. What do the other ranks "
-        "have to know about a gradient in order to decide whether to skip? How many elements does it take to send "
-        "that information?",
+        "need to know about a gradient to decide whether to skip the step? How many elements does it take to send that "
+        "information?",
     ),
     checks.Question(
         lambda d: "step taken" in d.names and "weight" not in d.names,
@@ -128,12 +134,24 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("weight", AS_BEFORE),
-        "The gradients are finite, but the weight didn't change. Under what condition do you skip the step? If you "
-        "take the step, does your code change `weight` in place?",
+        "All gradients are finite, so the weight should have changed, but it didn't. Under what condition do you skip "
+        "the step? If you take the step, does your code change `weight` in place?",
+    ),
+    checks.Question(
+        lambda d: _all_took_the_step(d) and d.kind("weight") == "nan",
+        "Every rank took the step, although one rank's gradient contains inf or NaN. Does each rank's gradient affect "
+        "your decision? If you sum one flag per rank, which sums are possible, and what does your condition do for "
+        "each sum?",
+    ),
+    checks.Question(
+        lambda d: _all_took_the_step(d),
+        "Every rank took the step, although one rank's gradient isn't finite. It isn't enough to leave out the values "
+        "that aren't finite, because then the other values still change the weight. How can every rank find out that "
+        "it has to skip the step?",
     ),
     checks.Question(
         lambda d: "weight" in d.names,
-        "A rank changed its weight by the wrong amount, or it changed its weight even though another rank's gradient "
-        "isn't finite. Which rank decides whether to skip, and do all ranks use the same decision?",
+        "Either a rank changed its weight by the wrong amount, or only some of the ranks skipped the step. Do all "
+        "ranks make the same decision? If the ranks take the step, what should each rank subtract from its weight?",
     ),
 )
