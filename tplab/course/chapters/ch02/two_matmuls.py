@@ -43,10 +43,17 @@ class Sizes(checks.Case):
     leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
 
     def describe(self, name: str) -> str:
-        return f"hidden = {self.hidden}, out = {self.out}, x with {len(self.leading) + 1} dimensions"
+        return f"hidden = {self.hidden}, out = {self.out}, x with {len(self.leading) + 1} dimension{'s' * bool(self.leading)}"
 
 
-CASES = (Sizes(), Sizes(hidden=8, out=24), Sizes(hidden=12, out=12), Sizes(leading=(2, 3)), Sizes(4, 8, (3, 1, 2)))
+CASES = (
+    Sizes(),
+    Sizes(hidden=8, out=24),
+    Sizes(hidden=12, out=12),
+    Sizes(leading=(2, 3)),
+    Sizes(4, 8, (3, 1, 2)),
+    Sizes(leading=()),
+)
 CHOICES = ((16384, 4096), (16, 4096), (4096, 4096), (4097, 4096), (4095, 4096), (1, 2), (2, 1))
 
 
