@@ -43,7 +43,8 @@ class Sizes(checks.Case):
     leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
 
     def describe(self, name: str) -> str:
-        return f"hidden = {self.hidden}, out = {self.out}, x with {len(self.leading) + 1} dimension{'s' * bool(self.leading)}"
+        dimensions = "1 dimension" if not self.leading else f"{len(self.leading) + 1} dimensions"
+        return f"hidden = {self.hidden}, out = {self.out}, x with {dimensions}"
 
 
 CASES = (

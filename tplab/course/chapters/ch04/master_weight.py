@@ -146,7 +146,8 @@ def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expecte
 def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "4.4", init, CASES, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
-        crash=CRASH, ask_instead=about_report, whose_group=WHOSE_RANK, without={checks.Twin.BFLOAT16},  # some draw such weights in float32
+        crash=CRASH, ask_instead=about_report, whose_group=WHOSE_RANK,
+        without={checks.Twin.BFLOAT16},  # some draw such weights in float32
     )  # fmt: skip
     return checks.Verdict(
         "The model starts from the same weights for every p. Your function also leaves the random generator in the "

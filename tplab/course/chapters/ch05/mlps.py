@@ -381,8 +381,8 @@ DEFAULT_QUESTIONS = (
     ),
     checks.Question(
         NARROW_SHAPES,
-        f"This MLP was built with an inner size of {NARROW}, which is smaller than its hidden size. Only None stands for "
-        "4 · hidden_size. Which line of your code replaces the inner size?",
+        f"This MLP was built with an inner size of {NARROW}, which is smaller than its hidden size. Only None stands "
+        "for 4 · hidden_size. Which line of your code replaces the inner size?",
     ),
     checks.Question(
         "dtype",

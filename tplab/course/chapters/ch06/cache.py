@@ -102,9 +102,13 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
             ("keys so far", "values so far", "length"), checks.NotRun("the cache has another memory")
         )
     other = cache_class(Parts(case.kv_heads, case.dtype), BATCH, MAX_LENGTH) if between(case) else None
-    homes, largest = [cache.keys.data_ptr(), cache.values.data_ptr()], 0
+    homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
     mine = [t.to(device()) for t in tokens]
-    snapshot, claims, returned = checks.Snapshot(keys=mine[0], values=mine[1]), dict.fromkeys((IN_PLACE, NOT_COPIED, VIEWS), ""), None
+    snapshot, claims, returned = (
+        checks.Snapshot(keys=mine[0], values=mine[1]),
+        dict.fromkeys((IN_PLACE, NOT_COPIED, VIEWS), ""),
+        None,
+    )
     for start, stop in ((0, 3), (3, 5)):
         k, v = (t[:, :, start:stop] for t in mine)
         with checks.called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):

@@ -48,8 +48,8 @@ def heads(
     q, k, v = (checks.random_tensor(generator, b, n, length, d) for length in (s, t, t))
     k[..., 0] = math.sqrt(OFFSET * math.sqrt(d))
     q[..., 0] = torch.tensor([1.0, -1.0])[:, None] * k[:, :, :s, 0]
-    leaves = (tensor.requires_grad_() for tensor in (q, k, v))
-    check_attend(attend, *leaves, causal, checks.random_tensor(generator, b, n, s, d), None, "large scores")
+    q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
+    check_attend(attend, q, k, v, causal, checks.random_tensor(generator, b, n, s, d), None, "large scores")
     return checks.Verdict("The queries are the last s of t positions, so the same attend will do for a cache.")
 
 
@@ -84,7 +84,9 @@ def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apar
     )
 
 
-def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor, twin: Twin | None, note: str = "") -> None:
+def check_attend(
+    attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor, twin: Twin | None, note: str = ""
+) -> None:
     (s, t), leaves = (q.shape[2], k.shape[2]), {"q": q, "k": k, "v": v}
     exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
     right = plain.attend(exact["q"], exact["k"], exact["v"], causal)

@@ -262,8 +262,8 @@ QUESTIONS = (
     ),
     checks.Question(
         NO_IDS,
-        "An empty batch has no ids to look up, and nn.Embedding returns an empty tensor for it. Which line of your code "
-        "needs at least one id? (There is no smallest or largest element in an empty tensor.)",
+        "An empty batch has no ids to look up, and nn.Embedding returns an empty tensor for it. Which line of your "
+        "code needs at least one id? (There is no smallest or largest element in an empty tensor.)",
     ),
     checks.Question(
         lambda d: REFUSES in d.names and not d.names & {"out", "dweight"},
