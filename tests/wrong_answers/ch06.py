@@ -144,7 +144,7 @@ ATTENTION = [
     ("row first, then column", attention(init=swap(swap(ATTENTION_INIT, "ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3,", "RowParallelLinear(hidden_size, 3 * hidden_size, input_is_parallel=False,"), "self.out = RowParallelLinear(hidden_size, hidden_size,", "self.out = ColumnParallelLinear(hidden_size, hidden_size, gather_output=True,")), "is cut along its inputs here"),
     ("writes into x", attention("x.data.mul_(2)\n" + ATTENTION_FORWARD), "still needs the tensors that it passed"),
     ("residual inside", attention(swap(ATTENTION_FORWARD, "return self.out(merge_heads(y))", "return x + self.out(merge_heads(y))")), "nothing before it and nothing after it"),
-    ("the mask of the first call", attention(swap(ATTENTION_FORWARD, "y = attend(q, k, v, causal=self.causal)", "scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)\nif self.causal:\n    n = len(scores[0, 0])\n    mask = vars(self).setdefault('mask', torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1))\n    scores = scores.masked_fill(mask, -torch.inf)\ny = scores.softmax(-1) @ v")), "keeps its value from one call to the next"),
+    ("the mask of the first call", attention(swap(ATTENTION_FORWARD, "y = attend(q, k, v, causal=self.causal)", "scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)\nif self.causal:\n    n = len(scores[0, 0])\n    mask = vars(self).setdefault('mask', torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1))\n    scores = scores.masked_fill(mask, -torch.inf)\ny = scores.softmax(-1) @ v")), "keeps its value between calls"),
 ]  # fmt: skip
 
 
@@ -387,7 +387,7 @@ CACHE = [
     ("a piece of several tokens begins a new text", cache("if x.shape[1] > 1:\n    cache.length = 0\n" + STEP), "How many tokens does your cache hold after a text of 6"),
     ("returns the heads", cache(swap(STEP, "attention.out(merge_heads(y))", "merge_heads(y)")), "Where does your order differ"),
     ("copies the whole cache in each step", cache(append=ROOM + "for kept, new in ((self.keys, keys), (self.values, values)):\n    kept.copy_(torch.cat([kept[:, :, : self.length], new, kept[:, :, stop:]], dim=2))\n" + GIVE), "Which line makes new tensors instead of writing into it"),
-    ("the angles of the first attention", cache(swap(STEP, "angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)", "table = vars(attend_next).setdefault('table', rotary_angles(torch.arange(99, device=x.device), attention.head_dim, attention.rotary_base))\nangles = table[positions]")), "keeps its value from one call to the next"),
+    ("the angles of the first attention", cache(swap(STEP, "angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)", "table = vars(attend_next).setdefault('table', rotary_angles(torch.arange(99, device=x.device), attention.head_dim, attention.rotary_base))\nangles = table[positions]")), "keeps its value between calls"),
 ]  # fmt: skip
 
 WRONG = [

@@ -223,7 +223,8 @@ def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], gr
     full = fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS}
     load_full_state_dict(attention, full)
     cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
-    if between(case):  # another attention, with another base, and a longer text
+    if between(case):  # a second text for this attention, and a longer one for an attention with another base
+        second = cache_class(attention, BATCH, MAX_LENGTH)
         other_attention = Parts(case.kv_heads, case.dtype)
         load_full_state_dict(other_attention, full)
         other = cache_class(other_attention, BATCH, 2 * MAX_LENGTH)
@@ -235,7 +236,7 @@ def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], gr
         with record() as section, checks.called_as(f"attend_next(an {case.attention}, x {list(piece.shape)}, cache)"):
             seen[f"out of {tokens}"] = checks.portable(attend_next(attention, piece, cache))
         if between(case):
-            attend_next(other_attention, 2 * piece, other)
+            attend_next(attention, -piece, second)
         seen[f"traffic of {tokens}"] = checks.traffic(section)
     return seen | {"length": checks.portable(cache.length), "inputs unchanged": snapshot.changed()}
 
