@@ -127,7 +127,7 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
     seen[TRAINABLE] = checks.Claim("" if trainable else "one of them is not")
     seen["traffic"] = checks.traffic(section)
     gc.collect()
-    alive = sum(not master.expired() for master in masters)
+    alive = 0 if seen["traffic"] else sum(not master.expired() for master in masters)  # a collective keeps its tensor
     seen[FREED] = checks.Claim(f"{alive} of {len(masters)} full weights are still in memory" if alive else "")
     return seen | watch.claims({"the master weight": on_the_cpu})
 
