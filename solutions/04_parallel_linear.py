@@ -423,7 +423,7 @@ def init_shard(param, full_shape, init_method, group=None):
     """Fill `param` in place. It's this rank's shard of a weight of shape `full_shape` = (out, in).
 
     param.tensor_parallel: how the weight is split
-    init_method: draws random values and fills a tensor in place, as nn.init.xavier_normal_ does
+    init_method: draws random values and fills a tensor in place, as nn.init.xavier_normal_ does. It may return None
     """
     ### BEGIN SOLUTION
     sharding = param.tensor_parallel

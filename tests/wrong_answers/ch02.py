@@ -175,6 +175,7 @@ CHAIN = [
     ("gathers by an all-reduce of zeros", chain(compute=swap(COMPUTE, "return gathered(gathered(x @ a_shard) @ b_shard)", "y = gathered(x @ a_shard) @ b_shard\nz = y.new_zeros(dist.get_world_size(), *y.shape)\nz[dist.get_rank()] = y\ndist.all_reduce(z)\nreturn torch.cat(list(z), -1)")), "Do the ranks need to communicate between the two matmuls"),
     ("does not wait for the sum", chain(compute=swap(COMPUTE, "all_reduce(z)", "all_reduce(z, async_op=True)")), "When is it safe to read the result"),
     ("in float32", chain(compute=swap(COMPUTE, "z = x @ a_shard @ b_shard", "z = (x.float() @ a_shard.float() @ b_shard.float()).to(x.dtype)")), "casts a tensor to a different dtype"),
+    ("flattens x to rows, which a vector doesn't have", chain(compute="x, leading = x.flatten(0, -2), x.shape[:-1]" + swap_all(COMPUTE, ("return z", "return z.view(*leading, -1)"), ("@ b_shard)\n", "@ b_shard).view(*leading, -1)\n"))), "x with 1 dimension: your code fails"),
 ]  # fmt: skip
 
 
@@ -202,6 +203,7 @@ GATHER = [
     ("passes a y that isn't contiguous", gather(swap(REPAIRED, "y.contiguous()", "y")), "This time, y isn't contiguous"),
     ("gathers a y that isn't contiguous into a list", gather(PARTS + "return torch.cat(parts, -1)"), "Which tensor method returns a contiguous copy"),
     ("does not wait", gather(swap(REPAIRED, "y.contiguous())", "y.contiguous(), async_op=True)")), "When is it safe to read the result"),
+    ("takes a first dimension of 1 for a single row", gather(swap(REPAIRED, "gathered = gathered.view", "if len(y) == 1:\n    return gathered.view(*y.shape[:-1], -1)\ngathered = gathered.view")), "a tensor whose first dimension is the rank"),
 ]  # fmt: skip
 
 WRONG = [

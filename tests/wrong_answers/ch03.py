@@ -137,6 +137,7 @@ COPIES = [
     ("only rank 0 adds", f(backward=swap(SUM_BACK, "dist.all_reduce", "if dist.get_rank() == 0:\n    dist.all_reduce")), "never joined"),
     ("one all-reduce for every row", f(backward=swap(SUM_BACK, "dist.all_reduce(y)", "for row in y.reshape(-1, y.shape[-1]).chunk(2):\n    dist.all_reduce(row)")), "How many calls should there be"),
     ("a function, not an operator", "def CopyToRegion(x):\n    return x\n", "isn't a subclass of torch.autograd.Function"),
+    ("flattens the gradient by its last dimension", f(backward=swap_all(SUM_BACK, (COPY, COPY + ".view(-1, grad_output.shape[-1])"), ("return y", "return y.view(grad_output.shape)"))), "f of x, which is a scalar: your code fails"),
 ]  # fmt: skip
 
 # 3.3
@@ -250,6 +251,7 @@ SUMS = [
     ("adds twice", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y)\ndist.all_reduce(y)\nreturn y"), "How many times is each contribution counted"),
     ("the mean", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y)\nreturn y / dist.get_world_size()"), "How many times is each contribution counted"),
     ("does not wait", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y, async_op=True)\nreturn y"), "When is it safe to read the result"),
+    ("overwrites x and restores it", summed("if not x.is_contiguous():\n    y = x.contiguous()\n    dist.all_reduce(y)\n    return y\nbackup = x.clone()\ndist.all_reduce(x)\ntotal = x.clone()\nx.copy_(backup)\nreturn total"), "Which other tensor could receive the sum"),
 ]  # fmt: skip
 
 WRONG = [

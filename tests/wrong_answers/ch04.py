@@ -89,6 +89,8 @@ COLUMN_ANSWERS = [
     ("the whole world's size decides the shape", column(COLUMN, ("divide(out_features, world_size)", "divide(out_features, dist.get_world_size())")), "default group of all ranks"),
     ("divides the upstream gradient away with a trick: scales the output, right forward", column(swap(COLUMN, "if self.gather", "out = out.detach() + (out - out.detach()) / dist.get_world_size(self.group)\nif self.gather")), "1/2 of the correct tensor"),
     ("the attribute is lost", column(COLUMN, ("self.weight.tensor_parallel = Sharding(dim=0, stride=stride)", "")), "Does the constructor still set this attribute"),
+    ("the bias is marked without the stride", swap(column(COLUMN), "self.bias.tensor_parallel = Sharding(dim=0, stride=stride)", "self.bias.tensor_parallel = Sharding(dim=0)"), "The attribute needs the stride, too"),
+    ("insists that p divides the input features", column(COLUMN, ("self.group = group\n", "self.group = group\n        divide(in_features, dist.get_world_size(group))\n")), "the dimension that every rank keeps in full"),
 ]  # fmt: skip
 
 ROW_ANSWERS = [
@@ -137,6 +139,8 @@ ROW_ANSWERS = [
     ("the group is not passed to g", row(swap(ROW, APPLY_G, "reduce_from_region(out)")), "default group of all ranks"),
     ("the group is not passed to the scatter", row(swap(ROW, "scatter_to_region(x, self.group)", "scatter_to_region(x)")), "instead of `self.group`"),
     ("the attribute names the wrong dimension", row(ROW, ("Sharding(dim=1", "Sharding(dim=0")), "Does the constructor still set this attribute"),
+    ("insists that p divides the output features", row(ROW, ("self.group = group\n", "self.group = group\n        divide(out_features, dist.get_world_size(group))\n")), "the dimension that every rank keeps in full"),
+    ("the bias is marked as a shard", row(ROW, ("if bias else None\n", "if bias else None\n        if bias:\n            self.bias.tensor_parallel = Sharding(dim=0, stride=stride)\n")), "a replicated parameter has no such attribute"),
 ]  # fmt: skip
 
 CUT_ANSWERS = [
@@ -188,6 +192,9 @@ INIT_ANSWERS = [
     ("draws once for every rank", init(swap(INIT, "init_method(master)", "for _ in range(dist.get_rank(group) + 1):\n    init_method(master)")), "What does your function do differently"),
     ("does nothing", init("pass"), "still has its old values"),
     ("zeros", init("with torch.no_grad():\n    param.zero_()"), "rank 0 all zeros"),
+    ("the master is kept as an attribute", init(INIT + "param.master_weight = master\n"), "still refers to the full weight"),
+    ("uses what init_method returns", init(swap_all(INIT, ("init_method(master)\n", ""), ("torch.empty(full_shape, dtype=param.dtype, device=param.device)", "init_method(torch.empty(full_shape, dtype=param.dtype, device=param.device))"))), "here it returns None"),
+    ("one rank fills the parameter itself, outside no_grad", init("if dist.get_world_size(group) == 1:\n    return init_method(param)\n" + INIT), "in place only under `torch.no_grad()`"),
 ]  # fmt: skip
 
 LOAD_SAVE_ANSWERS = [
@@ -220,6 +227,10 @@ LOAD_SAVE_ANSWERS = [
     ("save all-reduces shards laid into zeros: right numbers, wrong communication", save(swap_all(SAVE, ("torch.empty_like(value) for _", "value * (r == dist.get_rank(group)) for r"), ("dist.all_gather(shards, value, group=group)", ""), ("sharding.stride)", "sharding.stride).contiguous()\n        dist.all_reduce(value, group=group)"))), "All values are correct, but your function doesn't run the expected collectives"),
     ("save gathers in the default group", save(swap_all(SAVE, ("value, group=group)", "value)"), ("range(world_size)", "range(dist.get_world_size())"))), "default group of all ranks"),
     ("save empties the model", save(swap(SAVE, "return full_state", "with torch.no_grad():\n    [param.zero_() for param in module.parameters()]\nreturn full_state")), "Saving has changed the model"),
+    ("load reaches one level deep", load(swap(LOAD, "module.named_parameters()", "[item for item in module.named_parameters() if item[0].count('.') < 2]")), "Which parameters does your loop skip"),
+    ("load skips frozen parameters", load(swap(LOAD, "        value = full", "        if not param.requires_grad:\n            continue\n        value = full")), "Which parameters does your loop skip"),
+    ("save glues along dimension 0 or else 1", save(swap(SAVE, "sharding.dim", "0 if sharding.dim == 0 else 1")), "it was split along dimension -1"),
+    ("save keeps a transposed layout", save(swap(SAVE, "clone(memory_format=torch.contiguous_format)", "clone()")), "one of the parameters is stored transposed on rank 0"),
 ]  # fmt: skip
 
 WRONG = [

@@ -131,6 +131,8 @@ MLP = [
     ("the inner size is always 4h", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "4 * hidden_size")), "Which layer is column-parallel, and which is row-parallel"),
     ("the default of the inner size is missing", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "ffn_hidden_size or hidden_size")), "If `ffn_hidden_size` is None"),
     ("the inner size is divided by p once more", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "(ffn_hidden_size or 4 * hidden_size) // dist.get_world_size(group)")), "Which layer is column-parallel, and which is row-parallel"),
+    ("an inner size that's too small is replaced", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size\n", "max(ffn_hidden_size or 0, hidden_size) if ffn_hidden_size and ffn_hidden_size >= hidden_size else 4 * hidden_size\n")), "Which line of your code replaces the inner size"),
+    ("the options of the first one are kept", mlp(init=swap(MLP_INIT, OPTIONS, 'given = {"bias": bias, "group": group, "device": device, "dtype": dtype}\noptions = vars(nn.Linear.forward).setdefault("options", {})\noptions.update({name: value for name, value in given.items() if value is not None})\n')), "keeps the options of the first MLP"),
 ]  # fmt: skip
 
 SWIGLU = [
@@ -202,6 +204,7 @@ DRIFT = [
     ("NaN against NaN counts as equal", drift("import math\n" + swap(LOOP, "value = param.detach().clone()", "value = param.detach().nan_to_num(nan=1e300)") + LARGEST + "    gap = (largest - smallest).max().item()\n    worst = max(worst, math.inf if gap > 1e200 else gap)\nreturn worst"), "not even to another NaN"),
     ("rounds the result to float32", drift("drifts = [0.0]\n" + LOOP + LARGEST + "    drifts.append((largest - smallest).max().item())\nreturn torch.tensor(drifts).max().item()"), "`torch.tensor` turns Python floats into a float32"),
     ("only rank 0 knows", drift(LOOP + LARGEST + "    worst = max(worst, (largest - smallest).max().item())\nreturn worst if rank == 0 else 0.0"), "Every rank should return the same number"),
+    ("stops at the first parameter that differs", drift(LOOP + LARGEST + "    worst = (largest - smallest).max().item()\n    if worst != 0:\n        return worst\nreturn worst"), "after it has found a difference"),
 ]  # fmt: skip
 
 WRONG = [

@@ -64,6 +64,9 @@ HEADS = [
     ("returns nothing", heads(swap(ATTEND, "return scores", "scores")), "What should your function return"),
     ("a softmax in float32, and back", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v")), "which of your lines goes through float32"),
     ("a float32 mask makes float32", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.float().softmax(dim=-1) @ v.float()")), "dtype float32, expected float64"),
+    ("hidden scores of -100", heads(swap(ATTEND, "-torch.inf", "-100.0")), "Is a hidden score still far below the others"),
+    ("exp without the maximum", heads(swap(ATTEND, "scores.softmax(dim=-1)", "(scores.exp() / scores.exp().sum(-1, keepdim=True))")), "does your softmax compute exp(900)"),
+    ("a mask that is kept by the number of queries", heads(swap(ATTEND, "    scores = scores.masked", "    hidden = vars(attend).setdefault(s, hidden)\n    scores = scores.masked")), "the next call may have other sizes"),
 ]  # fmt: skip
 
 
@@ -141,6 +144,7 @@ ATTENTION = [
     ("row first, then column", attention(init=swap(swap(ATTENTION_INIT, "ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3,", "RowParallelLinear(hidden_size, 3 * hidden_size, input_is_parallel=False,"), "self.out = RowParallelLinear(hidden_size, hidden_size,", "self.out = ColumnParallelLinear(hidden_size, hidden_size, gather_output=True,")), "is cut along its inputs here"),
     ("writes into x", attention("x.data.mul_(2)\n" + ATTENTION_FORWARD), "still needs the tensors that it passed"),
     ("residual inside", attention(swap(ATTENTION_FORWARD, "return self.out(merge_heads(y))", "return x + self.out(merge_heads(y))")), "nothing before it and nothing after it"),
+    ("the mask of the first call", attention(swap(ATTENTION_FORWARD, "y = attend(q, k, v, causal=self.causal)", "scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)\nif self.causal:\n    n = len(scores[0, 0])\n    mask = vars(self).setdefault('mask', torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1))\n    scores = scores.masked_fill(mask, -torch.inf)\ny = scores.softmax(-1) @ v")), "keeps its value between calls"),
 ]  # fmt: skip
 
 
@@ -180,6 +184,7 @@ SLICING = [
     ("uneven heads are cut inside", slicing(swap(REFUSE, "divide(num_heads, world_size)\n", "") + SIZES + CUT + PIECES + JOIN), "each takes whole heads"),
     ("uneven heads of K and V are taken", slicing("divide(num_heads, world_size)\n" + SIZES + CUT + PIECES + JOIN), "can neither be divided"),
     ("copies are refused", slicing("divide(num_heads, world_size)\ndivide(num_kv_heads, world_size)\n" + SIZES + CUT + PIECES + JOIN), "With fewer heads than ranks, neighbours hold copies"),
+    ("copies heads of Q as well", slicing(SIZES + CUT + "copies_of_q = max(1, world_size // num_heads)\nif num_kv_heads % world_size and world_size % num_kv_heads or num_heads % world_size and world_size % num_heads:\n    raise ValueError('uneven')\nq = wq.chunk(world_size // copies_of_q)[rank // copies_of_q]\nk, v = (w.chunk(world_size // copies)[rank // copies] for w in (wk, wv))\n" + JOIN), "Only heads of K and V may be copied"),
 ]  # fmt: skip
 
 
@@ -381,6 +386,8 @@ CACHE = [
     ("the cache is appended to twice", cache(swap(STEP, "k, v = cache.append(rotate(k, angles), v)", "cache.append(rotate(k, angles), v)\nk, v = cache.append(rotate(k, angles), v)")), "Write the shape next to each line"),
     ("a piece of several tokens begins a new text", cache("if x.shape[1] > 1:\n    cache.length = 0\n" + STEP), "How many tokens does your cache hold after a text of 6"),
     ("returns the heads", cache(swap(STEP, "attention.out(merge_heads(y))", "merge_heads(y)")), "Where does your order differ"),
+    ("copies the whole cache in each step", cache(append=ROOM + "for kept, new in ((self.keys, keys), (self.values, values)):\n    kept.copy_(torch.cat([kept[:, :, : self.length], new, kept[:, :, stop:]], dim=2))\n" + GIVE), "Which line makes new tensors instead of writing into it"),
+    ("the angles of the first attention", cache(swap(STEP, "angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)", "table = vars(attend_next).setdefault('table', rotary_angles(torch.arange(99, device=x.device), attention.head_dim, attention.rotary_base))\nangles = table[positions]")), "keeps its value between calls"),
 ]  # fmt: skip
 
 WRONG = [

@@ -2,7 +2,7 @@
 
 from textwrap import dedent, indent
 
-from tests.wrong_answers import WrongAnswer, indented, swap
+from tests.wrong_answers import WrongAnswer, indented, swap, swap_all
 
 # 7.1
 
@@ -42,6 +42,7 @@ RANGES = [
     ("forgets `multiple` in the range", ranges(span=swap(SPAN, "world_size, multiple)", "world_size)")), "rank r - 1 stops"),
     ("floats", ranges(span=swap(SPAN, "// world_size", "/ world_size")), "which division gives an int"),
     ("a range object", ranges(span=swap(SPAN, "return rank * rows, (rank + 1) * rows", "return range(rank * rows, (rank + 1) * rows)")), "a pair (start, stop)"),
+    ("adds almost one before it cuts off", ranges(swap(PAD, "math.ceil(vocab_size / step)", "int(vocab_size / step + 0.999)")), "You round down"),
 ]  # fmt: skip
 
 # 7.2
@@ -123,6 +124,7 @@ LOOKUPS = [
     ("the gradient of a frequent id is averaged", lookup(swap(LOOKUP, "padding_row)", "padding_row, scale_grad_by_freq=True)")), "the sum of two gradients"),
     ("looks at the largest row it has found", lookup(swap(LOOKUP, "vectors = F", "assert rows[~foreign].max() < len(weight)\nvectors = F")), "can't do with no id at all"),
     ("an embedding of its own", lookup("return nn.Embedding(100, weight.shape[1], dtype=weight.dtype)(ids)"), "The table gets no gradient"),
+    ("finds the owner by dividing", lookup("rows = stop - start\nforeign = ids // rows != dist.get_rank(group)\nvectors = F.embedding((ids % rows).masked_fill(foreign, 0), weight, padding_row)\n" + ZEROS + SUM), "from `start` and `stop`, or from the number of its rows"),
 ]  # fmt: skip
 
 # 7.3
@@ -207,6 +209,8 @@ MODULES = [
     ("ids are shifted twice", module(forward=TEST + swap(CALL, "(ids,", "(ids - self.start,")), "Which of its arguments differ"),
     ("a second sum", module(forward=TEST + swap(CALL, "return ", "return reduce_from_region(") + ", self.group)"), "Which of its arguments differ"),
     ("draws without the seed", module(first=FIRST + "\nwith torch.no_grad():\n    self.weight.add_(1)"), "What else do you change"),
+    ("the extremes of no ids", module(forward=swap_all(TEST, ("if wrong.any():", "if ids.min() < 0 or ids.max() >= self.num_embeddings:")) + CALL), "needs at least one id"),
+    ("row and column, whatever the shape", module(forward=swap(TEST, "place = wrong.nonzero()[0].tolist()", "place = list(divmod(int(wrong.flatten().int().argmax()), ids.shape[-1]))").replace("ids[tuple(place)]", "ids[wrong][0]") + CALL), "with one number for each dimension"),
 ]  # fmt: skip
 
 # 7.4
@@ -334,6 +338,8 @@ TIED = [
     ("returns the vectors", tied("return self.body(self.embedding(ids))"), "What do `gather` and `vocab_size` have to reach"),
     ("returns nothing", tied(swap(TIED_FORWARD, "return ", "")), "What does forward return"),
     ("logits of the ids' own rows", tied(swap(TIED_FORWARD, "self.embedding.weight, gather", "self.embedding(ids).flatten(0, -2), gather")), "What do `gather`"),
+    ("converts the body", tied(init=swap(TIED_INIT, "self.body = body", "self.body = body.to(device=device, dtype=dtype)")), "`.to(...)` changes the parameters of a module in place"),
+    ("goes around the check of the ids", tied(swap(TIED_FORWARD, "self.embedding(ids)", "parallel_lookup(ids, self.embedding.weight, self.embedding.start, self.embedding.stop, group=self.group)")), "in some other way"),
 ]  # fmt: skip
 
 WRONG = [

@@ -94,7 +94,7 @@ def observe(
     *,
     inputs: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor | None] | None = None,
-    any_width: bool = False,
+    any_size: int | None = None,
 ) -> Observed:
     """Run the learner's code forward and backward on this rank, and record everything that a check compares.
 
@@ -102,7 +102,7 @@ def observe(
     upstream:   gradient of the output, passed as is (strided, expanded, ...). None stands for the expanded gradient of
                 out.sum(). For a tuple output, pass one gradient per element, or None for an element without gradient
     parameters: parameters whose gradients are recorded as "d" + name
-    any_width:  whether the code takes inputs with any last dimension, so that the calls between may have another one
+    any_size:   a dimension in which inputs may have any size. In the calls between, inputs are twice as long there
 
     Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
     (a `Changed` that also covers the parameters and the upstream gradient).
@@ -123,8 +123,8 @@ def observe(
     agreement = _side_group()
     others = [_leaf(_other_numbers(tensor)) for tensor in leaves.values()] if _between.get() else []
     same_size = others
-    if any_width:
-        others = [torch.cat([tensor.detach()] * 2, -1).requires_grad_(tensor.requires_grad) for tensor in others]
+    if any_size is not None:
+        others = [_twice_as_long(tensor, any_size) for tensor in others]
     if others:
         run(*others)
     evaluated = _evaluate(run, leaves) if _evaluation.get() else None
@@ -132,7 +132,7 @@ def observe(
         out = run(*(leaf.view_as(leaf) if _later.get() else leaf for leaf in leaves.values()))
     groups = _number_of_groups()
     if others:
-        if any_width:
+        if any_size is not None:
             run(*(_leaf(tensor) for tensor in same_size))
         run(*(_leaf(tensor) for tensor in others))
     noted: Observed = {
@@ -220,6 +220,11 @@ def _other_numbers(tensor: Tensor) -> Tensor:
     """Return different numbers of the same kind in the same shape and layout, without a random generator."""
     other = _leaf(tensor).detach()
     return other.copy_(tensor.detach().flip(-1) * -0.75) if tensor.is_floating_point() and tensor.dim() else other
+
+
+def _twice_as_long(tensor: Tensor, dim: int) -> Tensor:
+    longer = torch.cat([tensor.detach()] * 2, dim) if tensor.dim() else tensor.detach()
+    return longer.requires_grad_(tensor.requires_grad)
 
 
 def _not_run(watched: Mapping[str, Any], why: str) -> Observed:

@@ -51,10 +51,10 @@ _QUESTIONS = {
         "x.new_zeros(...), or dtype=x.dtype."
     ),
     Twin.BETWEEN: (
-        "Your code works the first time it's called. In this run, we also called your code with other values: once "
-        "before this call, and once between its forward and backward passes. Which variable in your code keeps its "
-        "value between calls? It may be on the class, on the layer, or global. (Local variables and ctx belong to a "
-        "single call.)"
+        "Your code works the first time it's called. In this run, we also called your code with other values, and "
+        "maybe with tensors of another size: once before this call, and once between its forward and backward passes. "
+        "Which variable in your code keeps its value between calls? It may be on the class, on the layer, or global. "
+        "(Local variables and ctx belong to a single call.)"
     ),
     Twin.EVALUATION: (
         "Your code is correct in training. This time, nothing needs a gradient, as in evaluation or text generation. "

@@ -25,7 +25,7 @@ class Shape(checks.Case):
 
 
 CASES = (
-    Shape(), Shape((2, 3, 4)), Shape((5,)), Shape((1, 3)), Shape((4, 1)), Shape((2, 1, 3, 2)),
+    Shape(), Shape((2, 3, 4)), Shape((5,)), Shape((1, 3)), Shape((4, 1)), Shape((1, 3, 2)), Shape((2, 1, 3, 2)),
     Shape(gaps=True), Shape((2, 3, 4), gaps=True),
 )  # fmt: skip
 

@@ -43,10 +43,18 @@ class Sizes(checks.Case):
     leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
 
     def describe(self, name: str) -> str:
-        return f"hidden = {self.hidden}, out = {self.out}, x with {len(self.leading) + 1} dimensions"
+        dimensions = "1 dimension" if not self.leading else f"{len(self.leading) + 1} dimensions"
+        return f"hidden = {self.hidden}, out = {self.out}, x with {dimensions}"
 
 
-CASES = (Sizes(), Sizes(hidden=8, out=24), Sizes(hidden=12, out=12), Sizes(leading=(2, 3)), Sizes(4, 8, (3, 1, 2)))
+CASES = (
+    Sizes(),
+    Sizes(hidden=8, out=24),
+    Sizes(hidden=12, out=12),
+    Sizes(leading=(2, 3)),
+    Sizes(4, 8, (3, 1, 2)),
+    Sizes(leading=()),
+)
 CHOICES = ((16384, 4096), (16, 4096), (4096, 4096), (4097, 4096), (4095, 4096), (1, 2), (2, 1))
 
 

@@ -26,6 +26,7 @@ class Input(checks.Case):
     """The input of one call of an operator.
 
     leading:  all dimensions except the last
+    scalar:   whether x has no dimensions at all
     layout:   memory layout of x and the upstream gradient: "contiguous", "transposed" or "every other column"
     expanded: whether the upstream gradient is that of out.sum()
     zero:     whether the upstream gradient of the first rank is zero
@@ -35,6 +36,7 @@ class Input(checks.Case):
 
     note: str
     leading: tuple[int, ...] = (5,)
+    scalar: bool = False
     layout: str = "contiguous"
     expanded: bool = False
     exp: bool = False
@@ -56,6 +58,7 @@ CASES = (
     Input("x, with a gradient that's zero on rank 0", zero=True),
     Input("x, used twice, in y(x) + 2 y(x)", twice=True),
 )
+SCALAR = Input("x, which is a scalar", scalar=True)  # for operators that don't work along a dimension
 
 
 class Half(NamedTuple):
@@ -114,7 +117,8 @@ class Problem(NamedTuple):
 
 def draw(operator: Operator, case: Input, generator: torch.Generator, size: int) -> Problem:
     def tensors(sharded: bool) -> list[Tensor]:
-        return [checks.random_tensor(generator, *case.leading, H // size if sharded else H) for _ in range(size)]
+        shape = () if case.scalar else (*case.leading, H // size if sharded else H)
+        return [checks.random_tensor(generator, *shape, 1)[..., 0] for _ in range(size)]
 
     xs, upstream = tensors(operator.forward == GATHER), tensors(operator.forward == SPLIT)
     if case.zero:
@@ -133,7 +137,7 @@ def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) ->
         x = x.exp() if case.exp else x
         return operator.apply(x) + 2 * operator.apply(x) if case.twice else operator.apply(x)
 
-    return checks.observe(apply, None if case.expanded else upstream, inputs={"x": x}, any_width=True)
+    return checks.observe(apply, None if case.expanded else upstream, inputs={"x": x}, any_size=-1)
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -178,7 +182,8 @@ def check_operator(
             f"the answer for {name} isn't a subclass of torch.autograd.Function.",
             "Does your cell still contain the line `class ...(Function):`?",
         )
-    cases = [replace(case, note=f"{name} of {case.note}") for case in CASES]
+    anywhere = {operator.forward, operator.backward} <= {COPY, ADD}
+    cases = [replace(case, note=f"{name} of {case.note}") for case in (*CASES, *[SCALAR] * anywhere)]
     checks.check_cases(
         number, answer, cases, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
         questions=questions, ask_instead=about_report,

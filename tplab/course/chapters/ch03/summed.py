@@ -12,6 +12,7 @@ from tplab.course.chapters.ch03.operators import laid_out, total
 from tplab.runtime import device, record
 
 OWN_X = "this rank's own x"
+NOT_WRITTEN = "nothing is written into x, not even for a moment"
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,13 @@ def give(case: Layout, problem: list[Tensor], place: checks.Place) -> tuple[Tens
 def run(answer: Callable[[Tensor], Tensor], case: Layout, given: tuple[Tensor, str], group: Any) -> checks.Observed:
     x, layout = given[0].to(device()), given[1]
     x = x[:1].expand(case.shape) if layout == "expanded" else laid_out(x, layout)
-    before = checks.Snapshot(x=x)
+    before, version = checks.Snapshot(x=x), x._version
     with record() as section:
         out = answer(x)
+    restored = x._version != version and not before.changed()
     seen: checks.Observed = {"out": out, "traffic": checks.traffic(section), "inputs unchanged": before.changed()}
     shares = isinstance(out, Tensor) and checks.same_memory(out, x)
+    seen[NOT_WRITTEN] = checks.Claim("x was overwritten, and then its old values were restored" if restored else "")
     return seen | {"the result has memory of its own": checks.Claim("it shares that of x" if shares else "")}
 
 
@@ -92,6 +95,11 @@ QUESTIONS = (
         "Your caller still needs the original x, but your code either changed x or returned a tensor that shares "
         "memory with x. Is the tensor you pass to the all-reduce really a copy? Note that `.contiguous()` doesn't "
         "copy a tensor that's already contiguous.",
+    ),
+    checks.Question(
+        NOT_WRITTEN,
+        "Your code restores the old values of x, but that's a second write into x. If autograd has saved x for another "
+        "gradient, it notices any write and raises an error. Which other tensor could receive the sum?",
     ),
     checks.Question(
         lambda d: bool({"rounded", "dtype"} & d.kinds()),

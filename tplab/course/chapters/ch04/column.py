@@ -21,14 +21,13 @@ from tplab.course.chapters.ch04.layers import (
     check_layer,
     shape,
 )
-from tplab.tensor.sharding import Sharding
 
 CASES = (
     Built(),
     Built(leading=(2, 3), transposed=True),
     Built(leading=(2, 3), options={"gather_output": True}),
     Built(bias=False),
-    Built(zero_bias=True),
+    Built(zero_bias=True, options={"stride": 2}),
     Built(leading=(2, 3), options={"skip_bias_add": True}),
     Built(bias=False, options={"skip_bias_add": True}),
     Built(leading=(2, 3), options={"gather_output": True, "skip_bias_add": True}),
@@ -46,7 +45,7 @@ def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
         "W": place.part(problem.weight),
         "b": None if problem.bias is None else place.part(problem.bias),
         "upstream": (dy, d_bias) if case.skipped else dy,
-        "sharding": Sharding(dim=0),
+        "split along": {"weight": 0, "bias": 0},
     }
 
 
@@ -180,6 +179,7 @@ def column_parallel_linear(layer_class: Any) -> checks.Verdict:
         crash="Next to each line of your code, write down the tensor shapes on one rank. For this layer, x is [.., "
         "in], weight is [out/p, in], bias is [out/p], and the output is [.., out/p]. Which two shapes in your "
         "code don't match?",
+        fine=(IN + 1, OUT),
         odd=(IN, OUT + 1),
         odd_question=checks.Question(
             lambda d: True,

@@ -16,15 +16,21 @@ from tplab.tensor.sharding import Sharding, shard
 COMPLETE = "a name that's missing from full_state raises an error"
 IN_PLACE = "the parameters are filled in place"
 STILL_SHARDED = "the shards keep their attribute tensor_parallel"
-TRAINABLE = "the parameters still require a gradient"
+TRAINABLE = "each parameter still requires a gradient if it did before"
 IS_DICT = "the result is a dict"
 DETACHED = "the saved tensors are detached from autograd"
 COPIED = "the saved tensors don't change when training continues"
 GLUED = "the shards, concatenated along dimension 0"
 
 
+DEEP, FROZEN, TRANSPOSED = "block.part.weight", "block.part.frozen", "row.weight"
+
+
 class SmallModel(nn.Module):
-    """A model with replicated parameters and with parameters sharded in every possible way, some in nested modules."""
+    """A model with replicated parameters and with parameters sharded in every possible way, some in nested modules.
+
+    One of them is frozen, and another one is stored transposed on every other rank, so it isn't contiguous there.
+    """
 
     shapes: Mapping[str, tuple[tuple[int, ...], Sharding | None]] = {
         "norm": ((6,), None),
@@ -34,6 +40,8 @@ class SmallModel(nn.Module):
         "fused.bias": ((24,), Sharding(0, 3)),
         "row.weight": ((5, 8), Sharding(1)),
         "row.bias": ((5,), None),
+        "block.part.weight": ((3, 5, 8), Sharding(-1)),
+        "block.part.frozen": ((8, 3), Sharding(0)),
     }
     dtypes: Mapping[str, torch.dtype] = {
         "norm": torch.float32,
@@ -44,8 +52,13 @@ class SmallModel(nn.Module):
     def __init__(self, q: int) -> None:
         super().__init__()
         for name, (sizes, sharding) in self.shapes.items():
-            mine = [size // q if sharding and dim == sharding.dim else size for dim, size in enumerate(sizes)]
-            param = nn.Parameter(torch.full(mine, UNTOUCHED, dtype=dtype_of(name), device=device()))
+            mine = list(sizes)
+            if sharding:
+                mine[sharding.dim] //= q
+            filled = torch.full(mine, UNTOUCHED, dtype=dtype_of(name), device=device())
+            if name == TRANSPOSED and dist.get_rank() % 2 == 0:
+                filled = filled.t().contiguous().t()
+            param = nn.Parameter(filled, requires_grad=name != FROZEN)
             if sharding:
                 param.tensor_parallel = sharding  # type: ignore[attr-defined]
             module: nn.Module = self
@@ -97,10 +110,10 @@ def see_loading(
     lost = [
         name for name, (_, cut) in SmallModel.shapes.items() if cut and not hasattr(params[name], "tensor_parallel")
     ]
-    frozen = [name for name, param in params.items() if not param.requires_grad]
+    flagged = [name for name, param in params.items() if param.requires_grad != (name != FROZEN)]
     seen[IN_PLACE] = checks.Claim("" if kept else "some were replaced")
     seen[STILL_SHARDED] = checks.Claim(", ".join(lost) and f"lost by {', '.join(lost)}")
-    seen[TRAINABLE] = checks.Claim(", ".join(frozen) and f"not {', '.join(frozen)}")
+    seen[TRAINABLE] = checks.Claim(", ".join(flagged) and f"not {', '.join(flagged)}")
     seen["traffic"] = checks.traffic(section)
     with torch.no_grad():  # training continues: does it change the dictionary?
         for param in params.values():
@@ -178,10 +191,15 @@ def check_load_and_save(
     where = f", {checks.IN_GROUPS}" if groups else f" {checks.twins.note(twin)}" if twin else ""
     whose = checks.ask_about_group(WHOSE_GROUP) if groups else checks.twins.question(twin) if twin else None
     first = [checks.group_question(WHOSE_GROUP)] if groups else checks.twins.asked_first(twin)
-    seen = checks.run_ranks(
-        load_and_save, p, load, save, to_load, filled, groups, twin,
-        question=whose or LOAD_CRASH, stuck=whose, note="loading and saving" + where,
-    )  # fmt: skip
+    try:
+        seen = checks.run_ranks(
+            load_and_save, p, load, save, to_load, filled, groups, twin,
+            question=whose or LOAD_CRASH, stuck=whose, note="loading and saving" + where,
+        )  # fmt: skip
+    except checks.CheckFailed as failure:
+        about_layouts = "with strides" in failure.report or "contiguous" in failure.report
+        failure.question = CONTIGUOUS if about_layouts else failure.question
+        raise
 
     untouched = {
         name: {UNCHANGED: [torch.full_like(mine[name], UNTOUCHED) for mine in loaded]} for name in SmallModel.shapes
@@ -317,6 +335,11 @@ SAVE_QUESTIONS = (
         "shards of that weight?",
     ),
     checks.Question(
+        lambda d: d.names == {DEEP},
+        "One weight of this model has three dimensions, and it was split along dimension -1. Along which dimension "
+        "does your code concatenate the shards of this weight?",
+    ),
+    checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
         "All values are correct, but your function doesn't run the expected collectives. You need exactly one "
         "all-gather per sharded parameter, and no collective for a replicated parameter.",
@@ -335,4 +358,9 @@ LOAD_CRASH = (
     "Which parameter caused the error? If two shapes don't match, check how you split that parameter. A replicated "
     "parameter has no `tensor_parallel` attribute, so it isn't split at all. If autograd complains about an in-place "
     "operation, do it under `torch.no_grad()`."
+)
+CONTIGUOUS = (
+    "A collective only accepts contiguous tensors. Here, one of the parameters is stored transposed on rank 0. Which "
+    "line makes the tensor that you pass to the collective? Note that `clone()` keeps the memory layout of the tensor "
+    "it copies."
 )

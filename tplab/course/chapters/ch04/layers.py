@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from tplab.course import checks
 from tplab.runtime import device
+from tplab.tensor.sharding import Sharding
 
 IN, OUT = 12, 8  # divisible by every p, and different, so that mixing them up is detected
 NO_TRAFFIC = "no traffic"
@@ -20,8 +21,9 @@ NO_BIAS = "the correct output without the bias"
 BIAS_TWICE = "the correct output with the bias added twice"
 WITH_P_BIASES = "the output plus p times the bias, but it should not include the bias"
 WITH_BIAS = "the output plus the bias, but it should not include the bias"
-SHARDED = "weight.tensor_parallel describes how the weight is split"
+MARKED = "the attribute tensor_parallel says how each parameter is split"
 REFUSED = "a size that isn't divisible by p is refused"
+ACCEPTED = "only the dimension that's split has to be divisible by p"
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,15 @@ def run(layer_class: Any, case: Built, given: dict[str, Any], group: Any) -> che
         on_device(given["upstream"]),
         inputs={"x": given["x"].to(device())},
         parameters={"W": layer.weight, "b": layer.bias},
+        any_size=0,
     )
-    found = getattr(layer.weight, "tensor_parallel", None)
-    return shapes | seen | {SHARDED: checks.Claim("" if found == given["sharding"] else f"it is {found}")}
+    stride = case.options.get("stride", 1)
+    wrong = ""
+    for name in ("weight", "bias") if case.bias else ("weight",):
+        found, dim = getattr(getattr(layer, name), "tensor_parallel", None), given["split along"][name]
+        if found != (None if dim is None else Sharding(dim, stride)):
+            wrong = wrong or f"{name}.tensor_parallel is {found}"
+    return shapes | seen | {MARKED: checks.Claim(wrong)}
 
 
 def on_device(value: Any) -> Any:
@@ -111,13 +119,19 @@ def shape(tensor: Any) -> str:
     return str(list(tensor.shape)) if isinstance(tensor, Tensor) else str(tensor)
 
 
-def refuses(layer_class: Any, in_features: int, out_features: int) -> checks.Observed:
-    """Build a layer with a size that p doesn't divide, which must raise ValueError. Runs on every rank."""
+def built_with(layer_class: Any, odd: tuple[int, int], fine: tuple[int, int]) -> list[checks.Observed]:
+    """Build two layers with a size that p doesn't divide. Only the first must raise ValueError. Runs on every rank."""
+    refused = accepted = ""
     try:
-        layer_class(in_features, out_features)
+        layer_class(*odd)
+        refused = "the layer was built without a ValueError"
     except ValueError:
-        return {REFUSED: checks.Claim("")}
-    return {REFUSED: checks.Claim("the layer was built without a ValueError")}
+        pass
+    try:
+        layer_class(*fine)
+    except ValueError as error:
+        accepted = f"ValueError: {error}"
+    return [{REFUSED: checks.Claim(refused)}, {ACCEPTED: checks.Claim(accepted)}]
 
 
 def check_layer(
@@ -131,8 +145,9 @@ def check_layer(
     crash: str,
     odd: tuple[int, int],
     odd_question: checks.Question,
+    fine: tuple[int, int],
 ) -> None:
-    """Check all cases, and then check that two ranks refuse to build a layer with `odd` features."""
+    """Check all cases, and then check that two ranks refuse to build a layer with `odd` features, but not `fine`."""
 
     def in_group(case: Built) -> str | None:
         return checks.ask_about_group(GROUP_CRASH) if case.groups else None
@@ -145,9 +160,10 @@ def check_layer(
         questions=lambda case, observed: [GROUP_IGNORED, *questions] if case.groups else questions,
         crash=lambda case: in_group(case) or without_bias(case), stuck=in_group,
     )  # fmt: skip
-    note = f"{getattr(layer_class, '__name__', 'layer')}({odd[0]}, {odd[1]})"
-    refused = checks.run_ranks(refuses, 2, layer_class, *odd, note=note)
-    checks.verify(number, 2, list(refused), [{}] * 2, questions=[odd_question], note=note)
+    notes = [f"{getattr(layer_class, '__name__', 'layer')}({i}, {o})" for i, o in (odd, fine)]
+    seen = checks.run_ranks(built_with, 2, layer_class, odd, fine, note=" and ".join(notes))
+    for one, note, question in zip(zip(*seen, strict=True), notes, (odd_question, FINE_QUESTION), strict=True):
+        checks.verify(number, 2, list(one), [{}] * 2, questions=[question], note=note)
 
 
 NO_BIAS_CRASH = (
@@ -170,9 +186,16 @@ TRAFFIC_QUESTION = checks.Question(
 )
 
 SHARDING_QUESTION = checks.Question(
-    SHARDED,
-    "Loading and saving rely on the attribute `weight.tensor_parallel`. Does the constructor still set this attribute "
-    "correctly, on the parameter that the layer actually uses?",
+    MARKED,
+    "Loading and saving rely on the attribute `tensor_parallel` of each parameter. Does the constructor still set this "
+    "attribute correctly, on the parameters that the layer actually uses? The attribute needs the stride, too, and a "
+    "replicated parameter has no such attribute.",
+)
+
+FINE_QUESTION = checks.Question(
+    ACCEPTED,
+    "This layer has one odd size, but it's the size of the dimension that every rank keeps in full. Which line insists "
+    "that this size is divisible by p, too?",
 )
 
 SKIPPED_BIAS_QUESTION = checks.Question(

@@ -1,5 +1,6 @@
 """The check for exercise 4.4: the initial values of a shard, taken from a master weight of the full shape."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tplab.course import checks
 from tplab.runtime import record
@@ -47,6 +49,7 @@ FIRST = WEIGHTS["first weight"]
 UNTOUCHED = 7.0
 UNCHANGED = "the old values, untouched"
 IN_PLACE = "the parameters are filled in place"
+FREED = "no full weight stays in memory"
 TRAINABLE = "the parameters are leaf tensors that require a gradient"
 FLOAT32 = "the shard of a full weight that was drawn in float32"
 AT_SHARD_SHAPE = "values drawn in the shape of the shard"
@@ -102,13 +105,17 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
         params[name].tensor_parallel = weight.sharding  # type: ignore[attr-defined]
     before = [param.data_ptr() for param in params.values()]
     torch.manual_seed(seed)
-    given = []
+    masters, on_the_cpu = [], []
     with record() as section, checks.DefaultDevice() as watch:
         for name, weight in WEIGHTS.items():
 
-            def draw(tensor: Tensor, weight: Weight = weight) -> Any:
-                given.append(tensor)
-                return weight.init_method(tensor)
+            def draw(tensor: Tensor, weight: Weight = weight) -> None:
+                if watch.is_marked(tensor):
+                    on_the_cpu.append(tensor)
+                elif tensor.data_ptr() not in before:
+                    masters.append(StorageWeakRef(tensor.untyped_storage()))
+                tensor.zero_()  # as an init method does that has no torch.no_grad() of its own
+                weight.init_method(tensor)
 
             with checks.called_as(weight.call(params[name])):
                 init(params[name], weight.full_shape, draw, group)
@@ -119,7 +126,10 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
     trainable = all(param.requires_grad and param.is_leaf for param in params.values())
     seen[TRAINABLE] = checks.Claim("" if trainable else "one of them is not")
     seen["traffic"] = checks.traffic(section)
-    return seen | watch.claims({"the master weight": given})
+    gc.collect()
+    alive = 0 if seen["traffic"] else sum(not master.expired() for master in masters)  # a collective keeps its tensor
+    seen[FREED] = checks.Claim(f"{alive} of {len(masters)} full weights are still in memory" if alive else "")
+    return seen | watch.claims({"the master weight": on_the_cpu})
 
 
 def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expected:
@@ -136,7 +146,8 @@ def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expecte
 def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "4.4", init, CASES, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
-        crash=CRASH, whose_group=WHOSE_RANK, without={checks.Twin.BFLOAT16},  # some draw such weights in float32
+        crash=CRASH, ask_instead=about_report, whose_group=WHOSE_RANK,
+        without={checks.Twin.BFLOAT16},  # some draw such weights in float32
     )  # fmt: skip
     return checks.Verdict(
         "The model starts from the same weights for every p. Your function also leaves the random generator in the "
@@ -151,6 +162,16 @@ WHOSE_RANK = (
 CRASH = (
     "If a parameter requires a gradient, you can change it in place only under `torch.no_grad()`. Does the tensor that "
     "you copy have the same shape as the shard?"
+)
+
+
+def about_report(failure: checks.CheckFailed) -> str | None:
+    return NOTHING_RETURNED if "NoneType" in failure.report else None
+
+
+NOTHING_RETURNED = (
+    "`init_method` fills a tensor in place, and here it returns None. Which line of your code uses what `init_method` "
+    "returns?"
 )
 
 QUESTIONS = (
@@ -169,6 +190,11 @@ QUESTIONS = (
         "Other code may hold references to the parameter's memory. How do you change the parameter's elements without "
         "replacing that memory? If `param` becomes a view of the full weight, how many bytes of memory stay allocated "
         "as long as the view exists?",
+    ),
+    checks.Question(
+        checks.differs(FREED),
+        "A full weight was still in memory after your function had returned. If every layer kept its full weight, "
+        "sharding wouldn't save any memory. Which attribute or variable of your code still refers to the full weight?",
     ),
     checks.Question(
         checks.differs(TRAINABLE),

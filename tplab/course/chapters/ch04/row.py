@@ -21,14 +21,13 @@ from tplab.course.chapters.ch04.layers import (
     check_layer,
     shape,
 )
-from tplab.tensor.sharding import Sharding
 
 CASES = (
     Built(),
     Built(leading=(2, 3), transposed=True),
     Built(leading=(2, 3), options={"input_is_parallel": False}),
     Built(bias=False),
-    Built(zero_bias=True),
+    Built(zero_bias=True, options={"stride": 2}),
     Built(leading=(2, 3), options={"skip_bias_add": True}),
     Built(bias=False, options={"skip_bias_add": True}),
     Built(leading=(2, 3), options={"input_is_parallel": False, "skip_bias_add": True}),
@@ -48,7 +47,7 @@ def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
         "W": place.part(problem.weight, 1),
         "b": problem.bias,
         "upstream": (problem.dy, d_bias) if case.skipped else problem.dy,
-        "sharding": Sharding(dim=1),
+        "split along": {"weight": 1, "bias": None},
     }
 
 
@@ -203,6 +202,7 @@ def row_parallel_linear(layer_class: Any) -> checks.Verdict:
         crash="Next to each line of your code, write down the tensor shapes on one rank. Before the matmul, x is [.., "
         "in/p], weight is [out, in/p], bias is [out], and the output is [.., out]. Which two shapes in your code don't "
         "match? Is x already sharded when your layer receives it?",
+        fine=(IN, OUT + 1),
         odd=(IN + 1, OUT),
         odd_question=checks.Question(
             lambda d: True,

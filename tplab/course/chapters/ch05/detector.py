@@ -20,6 +20,7 @@ CANCEL_IN_COLUMN = "the differences cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
 AGAIN = "the same module was measured before, when another element differed"
 FINE = "one element differs in its ninth digit"
+SECOND = "the second parameter differs more than the first"
 LONG = "one element differs by a number with many digits"
 
 
@@ -43,6 +44,7 @@ SCENES: dict[str, Offsets] = {
     "one element differs on the last rank": {"second": (0, 0, 0, 0.5)},
     "one element differs on rank 1": {"second": (0, -0.5, 0, 0)},
     "the first parameter differs more than the second": {"first": (0, 2, 0, 2), "second": (0, 0.25, 0, 0)},
+    SECOND: {"first": (0, 0.25, 0, 0), "second": (0, 2, 0, 2)},
     "ranks 1 and 2 are furthest apart": {"first": (0, 1, -1, 0.5)},
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
     CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on its first element
@@ -236,6 +238,10 @@ DETECTOR_ASKS = {
     "the first parameter differs more than the second": (
         "Two parameters differ here, each by a different amount. Which of these two differences does your function "
         "return?"
+    ),
+    SECOND: (
+        "Two parameters differ here, and the first one differs less than the second. Does your code look at the other "
+        "parameters after it has found a difference?"
     ),
     "inside a module": (
         "The parameter that differs belongs to a nested module. Does your loop reach the parameters of nested modules?"

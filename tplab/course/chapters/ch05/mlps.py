@@ -19,6 +19,8 @@ from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.sharding import Sharding, shard
 
 HIDDEN, FFN = 6, 20  # the inner size isn't a multiple of the outer one
+NARROW = 4  # an inner size that's smaller than the outer one
+NARROW_SHAPES = f"parameters with an inner size of {NARROW}"
 WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # name in the formula: in the module
 
 TANH = "what the tanh approximation of GELU gives"
@@ -177,7 +179,7 @@ def run(mlp_class: Any, case: Built, given: dict[str, Any], group: Any) -> check
     load_full_state_dict(mlp, {name: value.to(device()) for name, value in given["full"].items()}, group)
     watched = {letter: params.get(name) for letter, name in WEIGHTS.items()}
     return seen | checks.observe(
-        mlp, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched
+        mlp, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched, any_size=0
     )
 
 
@@ -210,18 +212,27 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[check
 
 
 def default_size(mlp_class: Any) -> checks.Observed:
-    """Observe the parameter shapes of an MLP with the default inner size. Runs on every rank."""
-    return {"parameters": shapes(dict(mlp_class(HIDDEN).named_parameters()))}
+    """Observe an MLP built with the default options, after one that's float64 and narrow. Runs on every rank."""
+    narrow, usual = mlp_class(HIDDEN, NARROW, dtype=torch.float64), mlp_class(HIDDEN)
+    return {
+        "parameters": shapes(dict(usual.named_parameters())),
+        NARROW_SHAPES: shapes(dict(narrow.named_parameters())),
+        "dtype": str(next(usual.parameters()).dtype),
+    }
+
+
+def shapes_with(inner: int) -> str:
+    """Return the parameter shapes of an MLP with this inner size on each rank."""
+    sizes = {"up.weight": (inner, HIDDEN), "up.bias": (inner,), "down.weight": (HIDDEN, inner), "down.bias": (HIDDEN,)}
+    return shapes({name: torch.zeros(size) for name, size in sizes.items()})
 
 
 @checks.exercise("5.2", "ParallelMLP")
 def parallel_mlp(mlp_class: Any) -> checks.Verdict:
     check_mlp("5.2", mlp_class, PLAIN, PLAIN_QUESTIONS)
     seen = checks.run_ranks(default_size, 2, mlp_class)
-    sizes = {"up.weight": (2 * HIDDEN, HIDDEN), "up.bias": (2 * HIDDEN,), "down.weight": (HIDDEN, 2 * HIDDEN)}
-    zeros = {name: torch.zeros(size) for name, size in {**sizes, "down.bias": (HIDDEN,)}.items()}
-    expected = [{"parameters": shapes(zeros)}] * 2
-    checks.verify("5.2", 2, seen, expected, questions=[DEFAULT_SIZE_QUESTION], note=f"ParallelMLP({HIDDEN})")
+    right = {"parameters": shapes_with(2 * HIDDEN), NARROW_SHAPES: shapes_with(NARROW // 2), "dtype": "torch.float32"}
+    checks.verify("5.2", 2, seen, [right] * 2, questions=DEFAULT_QUESTIONS, note=f"ParallelMLP({HIDDEN})")
     return checks.Verdict(
         "Your MLP runs one all-reduce in the forward pass and one in the backward pass. Nothing is sent between the "
         "two layers."
@@ -362,8 +373,20 @@ GATED_QUESTIONS = (
     ),
 )
 
-DEFAULT_SIZE_QUESTION = checks.Question(
-    "parameters",
-    "If `ffn_hidden_size` is None, the inner size should be 4 · hidden_size, and each of the two ranks should keep "
-    f"half of the inner features. What inner size does your code choose instead of {4 * HIDDEN}?",
+DEFAULT_QUESTIONS = (
+    checks.Question(
+        "parameters",
+        "If `ffn_hidden_size` is None, the inner size should be 4 · hidden_size, and each of the two ranks should keep "
+        f"half of the inner features. What inner size does your code choose instead of {4 * HIDDEN}?",
+    ),
+    checks.Question(
+        NARROW_SHAPES,
+        f"This MLP was built with an inner size of {NARROW}, which is smaller than its hidden size. Only None stands "
+        "for 4 · hidden_size. Which line of your code replaces the inner size?",
+    ),
+    checks.Question(
+        "dtype",
+        "This MLP was built without a dtype, right after an MLP with dtype=torch.float64. Which variable of your code "
+        "keeps the options of the first MLP? It may be on the class or global.",
+    ),
 )

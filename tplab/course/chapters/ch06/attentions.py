@@ -133,7 +133,11 @@ def run(attention_class: Any, case: Attention, given: dict[str, Any], group: Any
     names_of = {"W": case.weight, "b": case.fused_bias, "Wo": "out.weight", "bo": "out.bias"}
     watched = {letters: params.get(name) for letters, name in names_of.items()}
     noted = checks.observe(
-        attention, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched
+        attention,
+        given["dy"].to(device()),
+        inputs={"x": given["x"].to(device())},
+        parameters=watched,
+        any_size=1,
     )
     for letter in ("W", "b"):
         fused = noted.pop(f"d{letter}")

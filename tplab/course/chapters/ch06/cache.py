@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tplab.course import checks
 from tplab.course.chapters.ch06 import plain
@@ -21,6 +23,7 @@ PIECES = (3, 1, 2)
 KV_HEADS = {1: 2, 2: 4, 4: 2}  # by p: grouped, two per rank, copies
 
 IN_PLACE = "append writes into the memory that the cache was made with"
+NOT_COPIED = "append doesn't copy the tokens that are there"
 VIEWS = "what append returns are views of that memory"
 OVERFLOW = "more tokens than there is room for are refused with a ValueError"
 UNTOUCHED = "a refused append writes nothing"
@@ -33,10 +36,10 @@ ALL_ROOM = "all the room of the cache, with what is empty still"
 class Parts(nn.Module):
     """The two layers of an attention, and its sizes on this rank. The exercise is what happens between the layers."""
 
-    def __init__(self, kv_heads: int, dtype: torch.dtype) -> None:
+    def __init__(self, kv_heads: int, dtype: torch.dtype, base: float = BASE) -> None:
         super().__init__()
         options: dict[str, Any] = {"device": device(), "dtype": dtype}
-        self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_base = HEADS, kv_heads, DIM, BASE
+        self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_base = HEADS, kv_heads, DIM, base
         self.qkv = QKVParallelLinear(HIDDEN, HEADS, kv_heads, DIM, **options)
         self.out = RowParallelLinear(HIDDEN, HIDDEN, **options)
         self.heads, self.kv_heads = self.qkv.heads[:2]
@@ -59,6 +62,11 @@ class Cache(checks.Case):
 @dataclass(frozen=True)
 class Text(Cache):
     """An attention that uses a cache for a text that arrives in pieces."""
+
+    @property
+    def base(self) -> float:
+        """The base of the rotary positions: another one if there is another attention as well."""
+        return BASE / 2 if between(self) else BASE
 
     def describe(self, name: str) -> str:
         return f"an {self.attention}, a text of {sum(PIECES)} tokens in {len(PIECES)} pieces"
@@ -96,23 +104,43 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
     other = cache_class(Parts(case.kv_heads, case.dtype), BATCH, MAX_LENGTH) if between(case) else None
     homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
     mine = [t.to(device()) for t in tokens]
-    snapshot, claims, returned = checks.Snapshot(keys=mine[0], values=mine[1]), {IN_PLACE: "", VIEWS: ""}, None
+    snapshot, claims, returned = (
+        checks.Snapshot(keys=mine[0], values=mine[1]),
+        dict.fromkeys((IN_PLACE, NOT_COPIED, VIEWS), ""),
+        None,
+    )
     for start, stop in ((0, 3), (3, 5)):
         k, v = (t[:, :, start:stop] for t in mine)
         with checks.called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
             if other:
                 other.append(-k, 2 * v)
-            returned = cache.append(k, v)
+            with NewMemory() as new:
+                returned = cache.append(k, v)
             returned = tuple(returned) if isinstance(returned, list) else returned  # a list is fine too
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
             claims[IN_PLACE] = f"after {stop} tokens `cache.keys` or `cache.values` is another tensor"
         if not_views(returned, homes):
             claims[VIEWS] = f"after {stop} tokens append returns tensors with memory of their own"
+    if new.largest >= mine[0].numel():
+        claims[NOT_COPIED] = f"2 tokens are added to 3, and append makes a new tensor of {new.largest} elements"
     pair = checks.portable(returned)
     both = isinstance(pair, tuple) and len(pair) == 2
     seen |= {"keys so far": pair[0] if both else pair, "values so far": pair[1] if both else pair}
     seen |= {"length": checks.portable(cache.length), **{name: checks.Claim(text) for name, text in claims.items()}}
     return seen | overflow(cache, mine) | {"inputs unchanged": snapshot.changed()}
+
+
+class NewMemory(TorchDispatchMode):
+    """Mode that notes how many elements the largest tensor has that an operator makes in new memory."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given, made = ([t for t in tree_leaves(v) if isinstance(t, Tensor)] for v in ((args, kwargs), out))
+        old = {t.untyped_storage().data_ptr() for t in given}
+        self.largest = max([self.largest, *(t.numel() for t in made if t.untyped_storage().data_ptr() not in old)])
+        return out
 
 
 def overflow(cache: Any, mine: Sequence[Tensor]) -> checks.Observed:
@@ -188,20 +216,27 @@ def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Te
 def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], group: Any) -> checks.Observed:
     cache_class, attend_next = answer
     attention, on_rank = (
-        Parts(case.kv_heads, case.dtype),
+        Parts(case.kv_heads, case.dtype, case.base),
         {name: tensor.to(device()) for name, tensor in problem.items()},
     )
     fused = {f"qkv.{name}": torch.cat([on_rank[letter + part] for part in "qkv"]) for name, letter in KINDS}
-    load_full_state_dict(attention, fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS})
+    full = fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS}
+    load_full_state_dict(attention, full)
     cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
-    other = cache_class(attention, BATCH, MAX_LENGTH) if between(case) else None
+    if between(case):  # a second text for this attention, and a longer one for an attention with another base
+        second = cache_class(attention, BATCH, MAX_LENGTH)
+        other_attention = Parts(case.kv_heads, case.dtype)
+        load_full_state_dict(other_attention, full)
+        other = cache_class(other_attention, BATCH, 2 * MAX_LENGTH)
     snapshot = checks.Snapshot(x=x, **dict(attention.named_parameters()))
     seen: checks.Observed = {}
     for tokens, piece in zip(TOKENS, x.split(PIECES, 1), strict=True):
+        if between(case):
+            attend_next(other_attention, -piece, other)
         with record() as section, checks.called_as(f"attend_next(an {case.attention}, x {list(piece.shape)}, cache)"):
             seen[f"out of {tokens}"] = checks.portable(attend_next(attention, piece, cache))
-        if other:
-            attend_next(attention, -piece, other)
+        if between(case):
+            attend_next(attention, -piece, second)
         seen[f"traffic of {tokens}"] = checks.traffic(section)
     return seen | {"length": checks.portable(cache.length), "inputs unchanged": snapshot.changed()}
 
@@ -212,7 +247,7 @@ TOKENS = ("tokens 0 to 2", "token 3", "tokens 4 to 5")  # in each piece
 
 def expect_text(case: Text, problem: dict[str, Tensor], place: checks.Place) -> checks.Expected:
     def outs(**options: Any) -> dict[str, Tensor]:
-        found = plain.in_pieces(problem["x"], problem, PIECES, DIM, **{"base": BASE, **options})
+        found = plain.in_pieces(problem["x"], problem, PIECES, DIM, **{"base": case.base, **options})
         return {f"out of {tokens}": out for tokens, out in zip(TOKENS, found, strict=True)}
 
     right: checks.Observed = dict(outs())
@@ -277,7 +312,7 @@ CACHE_QUESTIONS = (
         "How many tokens are in a cache that has just been made?",
     ),
     checks.Question(
-        lambda d: IN_PLACE in d.names,
+        lambda d: bool({IN_PLACE, NOT_COPIED} & d.names),
         "The room was there from the start. Which line makes new tensors instead of writing into it? A cache that is "
         "concatenated anew for every token is copied, whole, for every token.",
     ),

@@ -1,5 +1,6 @@
 """The check for exercise 6.1: split into heads, attend, merge. Runs in this process, since heads are independent."""
 
+import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -24,6 +25,8 @@ CASES: tuple[Case, ...] = (  # b, n, s, t, d, causal
     (2, 3, 3, 8, 5, True),
     (2, 5, 1, 4, 3, True),
 )
+LARGE: Case = (2, 2, 3, 5, 4, True)  # with fewer keys than an earlier case, but just as many queries
+OFFSET = 900.0  # added to all scores of the first head, subtracted from those of the second: exp(900) is infinite
 
 
 @checks.exercise("6.1", "Heads")
@@ -40,6 +43,13 @@ def heads(
         check_split_and_merge(split_heads, merge_heads, drawn(b, s, n * d), drawn(b, n, s, d), twin)
         q, k, v = (drawn(b, n, length, d).requires_grad_() for length in (s, t, t))
         check_attend(attend, q, k, v, causal, drawn(b, n, s, d), twin)
+    b, n, s, t, d, causal = LARGE
+    generator = checks.fresh_generator()
+    q, k, v = (checks.random_tensor(generator, b, n, length, d) for length in (s, t, t))
+    k[..., 0] = math.sqrt(OFFSET * math.sqrt(d))
+    q[..., 0] = torch.tensor([1.0, -1.0])[:, None] * k[:, :, :s, 0]
+    q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
+    check_attend(attend, q, k, v, causal, checks.random_tensor(generator, b, n, s, d), None, "large scores")
     return checks.Verdict("The queries are the last s of t positions, so the same attend will do for a cache.")
 
 
@@ -74,7 +84,9 @@ def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apar
     )
 
 
-def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor, twin: Twin | None) -> None:
+def check_attend(
+    attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor, twin: Twin | None, note: str = ""
+) -> None:
     (s, t), leaves = (q.shape[2], k.shape[2]), {"q": q, "k": k, "v": v}
     exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
     right = plain.attend(exact["q"], exact["k"], exact["v"], causal)
@@ -95,9 +107,10 @@ def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy:
         1,
         [seen | {"inputs unchanged": before.changed()}],
         [expected],
-        questions=[*checks.twins.asked_first(twin), *ATTEND_QUESTIONS],
+        questions=[*[LARGE_QUESTION] * bool(note), *checks.twins.asked_first(twin), *ATTEND_QUESTIONS],
         lookalikes={"attend": alike},
-        note=" ".join(filter(None, [f"attend with {s} queries, {t} keys, causal={causal}", checks.twins.note(twin)])),
+        note=", ".join(filter(None, [f"attend with {s} queries, {t} keys, causal={causal}", note]))
+        + f" {checks.twins.note(twin)}" * bool(twin),
         alone=True,
         tol=checks.twins.tolerance(twin, 1e-9),
     )
@@ -118,7 +131,14 @@ SPLIT_CRASH = (
 MERGE_CRASH = "It undoes split_heads, step by step in the opposite order: [b, n, s, d], [b, s, n, d], [b, s, n·d]."
 ATTEND_CRASH = (
     "Write the shape next to each line: q [b, n, s, d] times k transposed [b, n, d, t] is [b, n, s, t]; times "
-    "v [b, n, t, d] it is [b, n, s, d]. There may be fewer queries than keys."
+    "v [b, n, t, d] it is [b, n, s, d]. There may be fewer queries than keys, and the next call may have other sizes."
+)
+
+LARGE_QUESTION = checks.Question(
+    lambda d: True,
+    "Your code is correct for small scores. Here, all scores of the first head are around 900, and all scores of the "
+    "second head are around -900. Is a hidden score still far below the others, as it would be with -torch.inf? And "
+    "does your softmax compute exp(900), which is infinite? (`torch.softmax` subtracts the maximum first.)",
 )
 
 SHAPE_QUESTIONS = (

@@ -108,6 +108,7 @@ def lookalikes(weight: Tensor, a: int, kv: int, d: int, p: int) -> dict[str, lis
 
 REFUSALS = (
     (6, 2, 4, "6 heads can't be shared out among 4 ranks: each takes whole heads, and as many as any other."),
+    (2, 1, 4, "There are fewer heads of Q than ranks here. Only heads of K and V may be copied."),
     (6, 3, 2, "3 heads of K and V can neither be divided over 2 ranks nor copied to them evenly. Raise ValueError."),
 )
 

@@ -24,6 +24,8 @@ from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
 SHAPE = (3, 8)  # shape of the ids
 WRONG_AT = [1, 2]  # position of the wrong id among them
+OTHER_SHAPES = {(24,): [10], (3, 2, 4): [1, 1, 2]}  # other shapes of the ids, and the position of the wrong one
+NO_IDS = "an empty tensor of ids gives an empty tensor of vectors"
 REFUSES = "an id outside the vocabulary is an IndexError that names the id and its position"
 SILENT = "gives no error, but a vector of zeros"
 OTHER_VECTOR = "gives no error, but some other vector"
@@ -105,7 +107,7 @@ def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
 def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) -> checks.Observed:
     options = case.options | ({"group": group} if case.groups else {})
     torch.manual_seed(given["seed"])
-    drawn = embedding_class(VOCAB, HIDDEN, **options, dtype=case.dtype)
+    drawn = embedding_class(VOCAB, HIDDEN, **options, device=torch.device("cpu"), dtype=case.dtype)
     seen: checks.Observed = {
         "parameters": ", ".join(f"{name} {list(value.shape)}" for name, value in drawn.named_parameters())
     }
@@ -121,28 +123,38 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
         lambda: module(ids), given["dy"].to(device()), inputs={}, parameters={"weight": module.weight}
     )
     seen["checkpoint"] = full_state_dict(module, group)["weight"]
-    seen[REFUSES] = checks.Claim(next(filter(None, (refusal(module, ids, wrong) for wrong in given["wrong"])), ""))
-    return seen
+    refusals = [refusal(module, ids, wrong, WRONG_AT) for wrong in given["wrong"]]
+    refusals += [refusal(module, ids.view(shape), VOCAB, at) for shape, at in OTHER_SHAPES.items()]
+    return seen | {REFUSES: checks.Claim(next(filter(None, refusals), "")), NO_IDS: of_no_ids(module, ids[:0])}
 
 
-def refusal(module: Any, ids: Tensor, wrong: int) -> str:
-    """Describe how the module treats ids of which one is `wrong`. Return "" if it raises the right IndexError."""
-    ids, what = ids.clone(), f"id {wrong} at {WRONG_AT} of {list(ids.shape)}"
-    ids[tuple(WRONG_AT)] = wrong
+def of_no_ids(module: Any, ids: Tensor) -> checks.Claim:
+    """Return the claim that the module takes ids without any elements."""
+    try:
+        out = module(ids)
+    except Exception as error:
+        return checks.Claim(f"ids of shape {list(ids.shape)} give {type(error).__name__}: {error}")
+    shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    return checks.Claim("" if shape == [*ids.shape, HIDDEN] else f"ids of shape {list(ids.shape)} give {shape}")
+
+
+def refusal(module: Any, ids: Tensor, wrong: int, at: list[int]) -> str:
+    """Describe how the module treats ids of which one, at this position, is `wrong`. Return "" for an IndexError."""
+    ids, what = ids.clone(), f"id {wrong} at {at} of {list(ids.shape)}"
+    ids[tuple(at)] = wrong
     try:
         out = module(ids)
     except IndexError as error:
         numbers = [int(text) for text in re.findall(r"-?\d+", str(error))]
-        pairs = [numbers[i : i + len(WRONG_AT)] for i in range(len(numbers))]
-        if wrong in numbers and WRONG_AT in pairs:
+        if wrong in numbers and at in (numbers[i : i + len(at)] for i in range(len(numbers))):
             return ""
-        unsaid = f"its position {WRONG_AT}" if wrong in numbers else "the id"
+        unsaid = f"its position {at}" if wrong in numbers else "the id"
         return f"{what} gives an IndexError without {unsaid}: {error}"
     except NotImplementedError:
         raise
     except Exception as error:
         return f"{what} gives {type(error).__name__}: {error}"
-    vector = out[tuple(WRONG_AT)] if isinstance(out, Tensor) and out.dim() == 3 else torch.ones(1)
+    vector = out[tuple(at)] if isinstance(out, Tensor) and out.dim() == len(at) + 1 else torch.ones(1)
     return f"{what} {OTHER_VECTOR if vector.any() else SILENT}"
 
 
@@ -244,8 +256,14 @@ QUESTIONS = (
     ),
     checks.Question(
         _says("IndexError without"),
-        f"Whoever reads the error wants to find the token in a batch of thousands: the id, and its position, here "
-        f"{WRONG_AT}. What does `wrong.nonzero()[0]` give?",
+        "Whoever reads the error wants to find the token in a batch of thousands: the id, and its position, with one "
+        "number for each dimension of `ids`. There may be one dimension, two, or three. What does "
+        "`wrong.nonzero()[0]` give?",
+    ),
+    checks.Question(
+        NO_IDS,
+        "An empty batch has no ids to look up, and nn.Embedding returns an empty tensor for it. Which line of your "
+        "code needs at least one id? (There is no smallest or largest element in an empty tensor.)",
     ),
     checks.Question(
         lambda d: REFUSES in d.names and not d.names & {"out", "dweight"},

@@ -41,6 +41,7 @@ class Lookup(checks.Case):
     padding_idx: the id whose row gets no gradient
     transposed:  whether ids is the transpose of a contiguous tensor
     broken:      whether the first row of each shard, which nobody looks up, is infinite
+    uneven:      whether the first rank holds a row more than the others, and the last one a row less
     """
 
     text: str
@@ -48,6 +49,7 @@ class Lookup(checks.Case):
     padding_idx: int | None = None
     transposed: bool = False
     broken: bool = False
+    uneven: bool = False
 
     def describe(self, name: str) -> str:
         return self.text + "," * bool(self.groups)
@@ -60,6 +62,7 @@ CASES = (
     Lookup("with a padding_row", border_ids, padding_idx=VOCAB - 1, transposed=True),
     Lookup("with a padding_row of 0", border_ids, padding_idx=0),
     Lookup("ids of every rank, beside rows with inf that nobody looks up", inner_ids, broken=True),
+    Lookup("ids of every rank, which hold different numbers of rows", border_ids, uneven=True),
     Lookup("ids of every rank", border_ids, groups=checks.GROUPS),
 )
 
@@ -79,12 +82,18 @@ def draw(case: Lookup, generator: torch.Generator, size: int) -> Problem:
     return Problem(table, ids, checks.random_tensor(generator, *ids.shape, HIDDEN))
 
 
+def held(case: Lookup, place: checks.Place) -> tuple[int, int]:
+    """Return the rows that the rank at this place holds, as (start, stop)."""
+    rows, inner = rows_per_rank(place.size), range(1, place.size)
+    start, stop = (end * rows + (case.uneven and end in inner) for end in (place.index, place.index + 1))
+    return start, stop
+
+
 def give(case: Lookup, problem: Problem, place: checks.Place) -> dict[str, Any]:
-    rows, padding = rows_per_rank(place.size), case.padding_idx
-    start, stop = place.index * rows, (place.index + 1) * rows
+    padding, (start, stop) = case.padding_idx, held(case, place)
     return {
         "ids": problem.ids,
-        "weight": part(problem.table, place.index, place.size),
+        "weight": padded(problem.table, place.size)[start:stop],
         "start": start,
         "stop": stop,
         "dy": problem.dy,
@@ -113,13 +122,16 @@ def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expect
     local = [ids - rank * rows for rank in range(size)]  # per rank: the row in its shard, if in range
     inside = [(row >= 0) & (row < rows) for row in local]
     own = inside[place.index].unsqueeze(-1)
-    dweight = part(gradient(ids, dy, case.padding_idx), place.index, size)
+    start, stop = held(case, place)
+    dweight = padded(gradient(ids, dy, case.padding_idx), size)[start:stop]
     right = {
         "out": vectors,
         "dweight": dweight,
         "forward traffic": place.traffic(("all_reduce", dy.numel())),
         "backward traffic": checks.Traffic(),
     }
+    if case.uneven:  # the mistakes below are those for equal shards
+        return checks.Expected(right)
     leaked = dweight.clone()
     leaked[0] += (dy * ~own).flatten(0, -2).sum(0)
     mistakes: dict[str, dict[str, Tensor]] = {
@@ -147,7 +159,8 @@ def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expect
 @checks.exercise("7.2", "The masked look-up")
 def masked_lookup(function: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
-        "7.2", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=crash,
+        "7.2", function, CASES, draw=draw, give=give, run=run, expect=expect, crash=crash,
+        questions=lambda case, observed: [UNEVEN] if case.uneven and not case.twin else QUESTIONS,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
     return checks.Verdict(
@@ -157,11 +170,18 @@ def masked_lookup(function: Callable[..., Any]) -> checks.Verdict:
 
 def crash(case: Lookup) -> str:
     """Return the question to ask if the lookup raises."""
+    if case.uneven:
+        return UNEVEN.ask
     if case.draw_ids is last_ranks_ids:
         return FOREIGN_CRASH
     return BORDER_CRASH if case.draw_ids is border_ids else CRASH
 
 
+UNEVEN = checks.Question(
+    lambda d: True,
+    "Your look-up is right where all ranks hold the same number of rows. Here the first rank holds one row more than "
+    "the others. Do you find a rank's ids from `start` and `stop`, or from the number of its rows?",
+)
 WHOSE_GROUP = "Which call adds up over the default group of all ranks, since it was not given `group`?"
 CRASH = (
     "The rows of this rank's shard are numbered from 0, whatever ids they belong to. Which row of it holds the id "

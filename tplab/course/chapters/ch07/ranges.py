@@ -11,7 +11,19 @@ WHOLE = "both functions give ints"
 
 # (vocabulary, multiple or None for the default), with and without a remainder, larger and smaller than one step. The
 # first pair distinguishes most mistakes at p = 4, where a multiple of p isn't always a multiple of `multiple`
-SIZES = [(50257, None), (50257, 100), (100, 12), (10, 1), (21, 1), (24, 2), (21, 8), (3, 8), (1024, None), (1009, None)]
+SIZES = [
+    (50257, None),
+    (50257, 100),
+    (100, 12),
+    (10, 1),
+    (21, 1),
+    (24, 2),
+    (21, 8),
+    (3, 8),
+    (1024, None),
+    (1009, None),
+    (4097, 1024),
+]
 
 
 @checks.exercise("7.1", "Padding and ranges")

@@ -15,6 +15,8 @@ from tplab.tensor.full_state import load_full_state_dict
 ONLY_LOOKUP = "the gradient of the look-up alone"
 ONLY_OUTPUT = "the gradient of the output layer alone"
 WITHOUT_F = "the gradient when the look-up learns through this rank's own logits only"
+LEFT_ALONE = "the constructor leaves the body's dtype alone"
+REFUSES = "an id outside the vocabulary raises an IndexError"
 GIVEN_BODY = "the body is the module that was given"
 WITHOUT_BODY = "what comes out when the body is left out"
 
@@ -109,13 +111,30 @@ def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> check
     full = {"embedding.weight": given["table"].to(device()), "body.weight": given["body"].to(device())}
     load_full_state_dict(model, full, group, strict=False)  # not strict, because a parameter may have a second name
     seen[GIVEN_BODY] = checks.Claim("" if params["body.weight"] is body.weight else "`self.body` is another one")
+    body_dtype = torch.float32 if case.dtype == torch.float64 else torch.float64
+    other = Body(body_dtype)
+    model_class(VOCAB, HIDDEN, other, multiple=1, **options, device=device(), dtype=case.dtype)
+    became = "" if other.weight.dtype == body_dtype else f"a body in {body_dtype} became {other.weight.dtype}"
+    seen[LEFT_ALONE] = checks.Claim(became)
     if case.copied:  # a copy, for an average of the weights, has to use its own table in both places
         model = copy.deepcopy(model)
         params = own_names(model)
     ids = given["ids"].to(device())
     watched = {"E": params["embedding.weight"], "body": params["body.weight"]}
     called = {"gather": True} if case.gather else {}
-    return seen | checks.observe(lambda: model(ids, **called), given["dy"].to(device()), inputs={}, parameters=watched)
+    seen |= checks.observe(lambda: model(ids, **called), given["dy"].to(device()), inputs={}, parameters=watched)
+    return seen | {REFUSES: refusal(model, ids)}
+
+
+def refusal(model: Any, ids: Tensor) -> checks.Claim:
+    """Return the claim that the model refuses ids of which the first one is outside the vocabulary."""
+    ids = ids.clone()
+    ids[0, 0] = VOCAB
+    try:
+        model(ids)
+    except IndexError:
+        return checks.Claim("")
+    return checks.Claim(f"nothing was raised for id {VOCAB}")
 
 
 def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -177,6 +196,16 @@ QUESTIONS = (
         GIVEN_BODY,
         "The caller holds that module, and may have given its parameters to an optimizer. Which line makes another one "
         "of it?",
+    ),
+    checks.Question(
+        LEFT_ALONE,
+        "The body belongs to the caller, and `.to(...)` changes the parameters of a module in place. `device` and "
+        "`dtype` are for the embedding only. Which line applies them to the body, too?",
+    ),
+    checks.Question(
+        REFUSES,
+        "Your embedding of exercise 7.3 raises an IndexError for an id outside the vocabulary, but this model doesn't. "
+        "Does your forward pass call `self.embedding`, or does it look up the ids in some other way?",
     ),
     checks.Question(
         checks.has_kind("out", "none", "type", "structure"),
