@@ -215,6 +215,7 @@ BLOCK = [
     ("no fork at the end", block(swap(FORWARD, 'with self.tracker.fork("replicated"):\n    y', 'y')), "Does the dropout stand within the `with`"),
     ("dropout behind the with", block(swap(FORWARD, 'with self.tracker.fork("sharded"):\n    inner', 'with self.tracker.fork("sharded"):\n    pass\ninner')), "Does the dropout stand within the `with`"),
     ("drops in eval mode too", block(swap(FORWARD, ", self.training", "")), "says whether the block is training"),
+    ("drops where gradients are computed", block(FORWARD.replace("self.training", "torch.is_grad_enabled()")), "What else does your code look at"),
     ("draws in eval mode too", block("if not self.training:\n    with self.tracker.fork('sharded'):\n        torch.rand(1, dtype=x.dtype, device=x.device)\n" + FORWARD.strip()), "What draws more than once in a pass, or in eval mode"),
     ("the residual is dropped too", block(swap(FORWARD, "    y = F.dropout(y, self.rate, self.training)\nreturn x + y", "    return F.dropout(x + y, self.rate, self.training)")), "Only what the MLP adds is dropped"),
     ("no dropout inside", block(swap(FORWARD, 'with self.tracker.fork("sharded"):\n    inner = F.dropout(inner, self.rate, self.training)\n', "")), "A dropout is missing"),

@@ -19,6 +19,8 @@ _MODULO = "the sum over all ranks of the column target % (v/p)"
 _KEPT = "the right one with one more dimension of size 1"
 _D_UNMASKED = "dout in one column of every token, also where another rank has the target"
 
+ONE_SEQUENCE = Logits("with logits [1, 8, v/p]", leading=(1, 8))
+
 
 def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed:
     logits, target, dy, _ = on_device(given)
@@ -61,6 +63,11 @@ QUESTIONS = (
     checks.Question(
         checks.has_kind("out", "none", "type", "structure", _KEPT),
         "One number for each token comes out, [..]. What does your last line return?",
+    ),
+    checks.Question(
+        checks.has_kind("out", "shape"),
+        "The result must have the same shape as the targets, even if one of the dimensions has length 1. Which of your "
+        "lines adds or removes dimensions? (`squeeze()` without an argument removes every dimension of length 1.)",
     ),
     checks.Question(
         checks.has_kind("out", "nan"),
@@ -173,7 +180,7 @@ def expect_refusal(case: Outside, logits: Tensor, place: checks.Place) -> checks
 @checks.exercise("8.3", "The target's logit")
 def target_logit(answer: Any) -> checks.Verdict:
     checks.check_cases(
-        "8.3", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        "8.3", answer, (*CASES, ONE_SEQUENCE), draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
     checks.check_cases(
