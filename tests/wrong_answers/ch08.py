@@ -21,6 +21,7 @@ MAXIMUM = [
     ("of all tokens", maximum("m = logits.max()\n" + ALL_REDUCE), "over which dimension is the maximum"),
     ("over the tokens", maximum("m = logits.amax(0)\n" + ALL_REDUCE), "expected [8]"),
     ("keeps the dimension", maximum("m = logits.amax(-1, keepdim=True)\n" + ALL_REDUCE), "over which dimension is the maximum"),
+    ("squeezes every axis of length 1 away", maximum("m = logits.amax(-1, keepdim=True).squeeze()\n" + ALL_REDUCE), "removes every dimension of length 1"),
     ("of absolute values", maximum("m = logits.abs().amax(-1)\n" + ALL_REDUCE), "is -7 larger than 3"),
     ("gathers the logits", maximum("parts = [torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) for _ in range(dist.get_world_size(group))]\ndist.all_gather(parts, logits.contiguous(), group=group)\nreturn torch.cat(parts, -1).amax(-1)"), "which number is then left to compare"),
     ("all-reduces the logits", maximum("z = logits.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(z, op=dist.ReduceOp.MAX, group=group)\nreturn z.amax(-1)"), "which tensor did you send"),

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tplab.course import checks
-from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give
+from tplab.course.chapters.ch08.sharded import CASES, SHAPE, WHOSE_GROUP, Logits, Sample, draw, give
 from tplab.runtime import device, record
 
 EMPTY = "m of logits that are all -inf"
@@ -75,8 +75,8 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.names == {EMPTY},
-        "If every logit of a token is -inf, the largest one is -inf, too. Which of your lines replaces -inf with a finite "
-        "number?",
+        "If every logit of a token is -inf, the largest one is -inf, too. Which of your lines replaces -inf with a "
+        "finite number?",
     ),
     checks.Question(
         checks.has_kind("out", "structure", "type", "none"),
@@ -86,6 +86,7 @@ QUESTIONS = (
     checks.Question(
         checks.has_kind("out", _KEPT, _ALL_TOKENS), "One number for each token: over which dimension is the maximum?"
     ),
+    SHAPE,
     checks.Question(
         lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
         "Only rank 0 has the right numbers. Which collective gives them to every rank?",

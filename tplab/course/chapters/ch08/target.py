@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tplab.course import checks
-from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give, on_device
+from tplab.course.chapters.ch08.sharded import CASES, SHAPE, WHOSE_GROUP, Logits, Sample, draw, give, on_device
 from tplab.runtime import device, record
 
 _COLUMNS = 3  # on each rank, where the check asks for an id that no rank has
@@ -18,8 +18,6 @@ _OWN_UNMASKED = "this rank's own number, its first column where another rank has
 _MODULO = "the sum over all ranks of the column target % (v/p)"
 _KEPT = "the right one with one more dimension of size 1"
 _D_UNMASKED = "dout in one column of every token, also where another rank has the target"
-
-ONE_SEQUENCE = Logits("with logits [1, 8, v/p]", leading=(1, 8))
 
 
 def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed:
@@ -64,11 +62,7 @@ QUESTIONS = (
         checks.has_kind("out", "none", "type", "structure", _KEPT),
         "One number for each token comes out, [..]. What does your last line return?",
     ),
-    checks.Question(
-        checks.has_kind("out", "shape"),
-        "The result must have the same shape as the targets, even if one of the dimensions has length 1. Which of your "
-        "lines adds or removes dimensions? (`squeeze()` without an argument removes every dimension of length 1.)",
-    ),
+    SHAPE,
     checks.Question(
         checks.has_kind("out", "nan"),
         "Logits may be -inf, and 0 · -inf is NaN. How can a number be replaced without multiplying it?",
@@ -180,7 +174,7 @@ def expect_refusal(case: Outside, logits: Tensor, place: checks.Place) -> checks
 @checks.exercise("8.3", "The target's logit")
 def target_logit(answer: Any) -> checks.Verdict:
     checks.check_cases(
-        "8.3", answer, (*CASES, ONE_SEQUENCE), draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        "8.3", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
     checks.check_cases(

@@ -176,8 +176,9 @@ def _order(*parts: str) -> Callable[[checks.Differences], bool]:
 
 FROZEN = checks.Question(
     lambda d: {"dx", "backward traffic"} & d.names != set() and "out" not in d.names,
-    "Your code is correct if the weight needs a gradient. Here the weight is frozen, so there's no dW to compute. But x "
-    "still needs its gradient, and every rank still has only one term of it. Which of your lines skips the all-reduce?",
+    "Your code is correct if the weight needs a gradient. Here the weight is frozen, so there's no dW to compute. But "
+    "x still needs its gradient, and every rank still has only one term of it. Which of your lines skips the "
+    "all-reduce?",
 )
 QUESTIONS = (
     checks.INPUTS_QUESTION,

@@ -30,8 +30,8 @@ _QUESTIONS = (
     ),
     Question(
         lambda d: _OTHER_LINK in d.kinds(),
-        "Your function was called before with the same kind, size and p, but with a different link, and it returned that "
-        "link's time again. Which of your variables keeps a result from an earlier call?",
+        "Your function was called before with the same kind, size and p, but with a different link, and it returned "
+        "that link's time again. Which of your variables keeps a result from an earlier call?",
     ),
     Question(lambda d: d.p == 1, "With one rank nothing is sent. How many steps does your formula count?"),
     Question(

@@ -96,8 +96,8 @@ _POWER = (
     "That is a power of two. Sizes are multiples of `step`, and smaller ones than this may do: which sizes do you try?"
 )
 _SQUARED = (
-    "That's the result if the time on one rank is always proportional to h². But `seconds` may be any formula, or even a "
-    "measurement. For which h do you call seconds(h, 1)?"
+    "That's the result if the time on one rank is always proportional to h². But `seconds` may be any formula, or even "
+    "a measurement. For which h do you call seconds(h, 1)?"
 )
 _TOO_LARGE = (
     "This size reaches the efficiency, but a smaller multiple of `step` reaches it too. At which size does your search "
