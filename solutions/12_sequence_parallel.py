@@ -345,7 +345,7 @@ class TensorParallelBlock(nn.Module):
 # The constructor is that of `TensorParallelBlock`; write `forward`. The mappings are ready made (so this exercise does not wait for 12.1): `gather_from_sequence_region(x, group)` and `reduce_scatter_to_sequence_region(x, group)` of `tplab.sequence.regions`. Leave their other argument, `partial_grad=True`, as it is: section 6 says what it is for.
 #
 # - The norm, the bias, dropout and the residual work on this rank's tokens, `inner` on all.
-# - Dropout: `dropout(.., sharded=True or False, rng=rng)` draws from the state `"sharded"`, another one on every rank, or `"replicated"`, the same on all (chapter 09). Which tokens does this rank hold there, and does another rank hold them too?
+# - Dropout: `dropout(.., sharded=True or False, rng=rng)` draws from the state `"sharded"`, another one on every rank, or `"replicated"`, the same on all (chapter 09). With `rng=None` it draws from torch's current state. Which tokens does this rank hold there, and does another rank hold them too?
 # - `self.inner(x, rng)` has dropouts of its own, in the attention.
 
 
@@ -477,7 +477,7 @@ def mark(model):
 #
 # - Marked means that `param.sequence_parallel` is True; it may be False, or missing.
 # - A parameter may have no gradient, `param.grad is None`. Leave it alone. (All ranks then have none.) At least one marked parameter has a gradient.
-# - All gradients have the same dtype; any of them may lie transposed in memory.
+# - All gradients have the same dtype; any of them may lie transposed in memory, perhaps on some ranks only.
 
 
 # %% exercise="12.3"

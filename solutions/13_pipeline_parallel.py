@@ -220,7 +220,7 @@ draw(gpipe(4, 8), "your GPipe, p = 4, m = 8")
 # - `peak_live(actions)`: the most micro-batches that are live at once, in one rank's list.
 # - `bubble(rows, forward, backward)`: all lists are played. On every rank an F takes the time `forward`, a B takes `backward`, and an action starts as soon as the rank is done with the one before and what it needs is there. Return the idle time over the working time, all ranks together, from time 0 until the last action of all ends.
 #
-# The lists come in any order, not only GPipe's and 1F1B's. Some never end: a rank waits for something that comes only after what it holds back itself. Then raise `ValueError`.
+# The lists come in any order, not only GPipe's and 1F1B's, and may hold hundreds of micro-batches. Some never end: a rank waits for something that comes only after what it holds back itself. Then raise `ValueError`.
 
 
 # %% exercise="13.3"

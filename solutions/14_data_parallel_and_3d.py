@@ -112,7 +112,7 @@ def cut_into_buckets(parameters, bucket_size):
 
 # %% [markdown] task="14.1" title="Gradients in buckets" difficulty=3 minutes=20
 # - The buckets are there: `self.buckets`. Each is one all-reduce, started during the backward pass as soon as the last of its gradients has come. Nobody waits before `finish`.
-# - The loss of each rank is a sum over its tokens. `finish(tokens)` gets the number of this rank's tokens, and leaves in every `param.grad` the gradient of the mean over the tokens of all ranks. Besides the buckets you may send a number.
+# - The loss of each rank is a sum over its tokens. `finish(tokens)` gets the number of this rank's tokens, which may be 0, and leaves in every `param.grad` the gradient of the mean over the tokens of all ranks. Besides the buckets you may send a number.
 # - It is called once for each backward pass, in every step of the training, and the next step has to work as well.
 # - A new flat tensor is made by `torch.cat`; `flat.split(sizes)` cuts it again, `part.view_as(param)` gives a part its shape.
 
@@ -262,7 +262,7 @@ viz.bill(bars, title="7.5 billion parameters, dp = 64: bytes on a rank")
 # - `self.shard` is this rank's part of the flat parameters, and `self.optimizer`, an `optimizer_class([self.shard], **options)`, knows nothing else.
 # - The gradients of the ranks are parts of one mean, so they add up. `step()` takes them from `param.grad`, and leaves the new values in the parameters: in place, on every rank.
 # - A step is one `dist.reduce_scatter(output, parts, group=...)`, with a list of `p` parts of this rank's gradients, whose output is this rank's part of the sum; and one `dist.all_gather(parts, mine, group=...)`, which fills a list of `p` tensors with the ranks' parts.
-# - The parameters have any sizes and one dtype. `F.pad(flat, (0, n))` puts `n` zeros behind a vector.
+# - The parameters have any sizes and one dtype, which is also that of the shard and of the optimizer's state. `F.pad(flat, (0, n))` puts `n` zeros behind a vector.
 
 
 # %% exercise="14.2"

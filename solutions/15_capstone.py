@@ -436,7 +436,7 @@ viz.table(
 #
 # - **What has the name of a checkpoint is complete, at every moment.** The check kills your function before each of its steps on the disk, and in the middle of each file. (It sees the steps of Python, so start no other program.)
 # - The unfinished directory lies in `folder`, which may not be there yet, like the folders above it. (Only within one disk does a rename move no data.)
-# - After a save, the `keep` newest checkpoints are all that there is of yours; nothing is left of a killed save, even if that save was of a different step. Other files in the folder, such as `step-notes.txt`, are none of your business.
+# - After a save, the `keep` newest checkpoints are all that there is of yours; nothing is left of a killed save, even if that save was of a different step. Other files and directories in the folder, such as `step-notes.txt` or `drawings.saving`, are none of your business.
 # - `newest_checkpoint(folder)` is the path of the newest one, or None. The dates of files say nothing: somebody may have copied the folder.
 # - `folder` is a `Path`, `keep` at least 1, and each save has a later step than all before it. `complete_checkpoints` serves the other two; it is not checked by itself.
 #

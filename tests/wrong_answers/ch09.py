@@ -71,6 +71,7 @@ SEEDS = [
     ("rank times copy", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "seed + 10**8 + rank * (copy + 1)")), "from rank to rank or from copy to copy"),
     ("ranks 2**32 apart", seeds(FIRST + swap(ANSWER, "1 + rank", "1 + rank * 2**32")), "last 32 bits"),
     ("seeds that do not follow the run's", seeds(swap(FIRST, "seed + ", "10**8 + ") + ANSWER), "Which of your seeds does not contain `seed`"),
+    ("seeds below 2**19", seeds(FIRST.replace("2000", "1001") + swap(ANSWER, "first + 1 + rank", "(first + 1 + rank) % 2**19").replace("first,", "first % 2**19,")), "Does one of your lines limit the seeds to a smaller range"),
     ("copies 128 apart", seeds(swap(FIRST, "2000", "128") + ANSWER), "never reaches the next one"),
     ("32 bits of a hash", "import hashlib\n" + seeds("def number(*parts):\n    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], 'big')\n\nreturn {'init': number(seed), 'replicated': number(seed, copy), 'sharded': number(seed, copy, rank)}"), "Do your seeds come from a hash"),
     ("63 bits of a hash", "import hashlib\n" + seeds("def number(*parts):\n    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], 'big') >> 1\n\nreturn {'init': number(seed), 'replicated': number(seed, copy), 'sharded': number(seed, copy, rank)}"), "Do your seeds come from a hash"),
@@ -143,6 +144,7 @@ SWALLOWS = swap(FORK, "finally:", "except Exception:\n    pass\nfinally:")
 TRACKER = [
     ("not put back after an exception", tracker(NO_FINALLY), "which statement runs them all the same"),
     ("takes the state out while the fork lasts", tracker("outside = get_state()\nset_state(self.states.pop(name))\nyield\nself.states[name] = get_state()\nset_state(outside)"), "The block within `fork` raises here"),
+    ("put back after an Exception only", tracker("def put_back():\n    self.states[name] = get_state()\n    set_state(outside)\n\noutside = get_state()\nset_state(self.states[name])\ntry:\n    yield\nexcept Exception:\n    put_back()\n    raise\nelse:\n    put_back()"), "which statement runs in both cases"),
     ("not kept after an exception", tracker("outside = get_state()\nset_state(self.states[name])\ntry:\n    yield\n    self.states[name] = get_state()\nfinally:\n    set_state(outside)"), "a block that went well, or always"),
     ("swallows the exception", tracker(SWALLOWS), "swallows or replaces it"),
     ("always from the same state", tracker(swap(FORK, "    self.states[name] = get_state()\n", "    pass\n")), "the same mask as the first"),
@@ -215,6 +217,7 @@ BLOCK = [
     ("no fork at the end", block(swap(FORWARD, 'with self.tracker.fork("replicated"):\n    y', 'y')), "Does the dropout stand within the `with`"),
     ("dropout behind the with", block(swap(FORWARD, 'with self.tracker.fork("sharded"):\n    inner', 'with self.tracker.fork("sharded"):\n    pass\ninner')), "Does the dropout stand within the `with`"),
     ("drops in eval mode too", block(swap(FORWARD, ", self.training", "")), "says whether the block is training"),
+    ("drops where gradients are computed", block(FORWARD.replace("self.training", "torch.is_grad_enabled()")), "What else does your code look at"),
     ("draws in eval mode too", block("if not self.training:\n    with self.tracker.fork('sharded'):\n        torch.rand(1, dtype=x.dtype, device=x.device)\n" + FORWARD.strip()), "What draws more than once in a pass, or in eval mode"),
     ("the residual is dropped too", block(swap(FORWARD, "    y = F.dropout(y, self.rate, self.training)\nreturn x + y", "    return F.dropout(x + y, self.rate, self.training)")), "Only what the MLP adds is dropped"),
     ("no dropout inside", block(swap(FORWARD, 'with self.tracker.fork("sharded"):\n    inner = F.dropout(inner, self.rate, self.training)\n', "")), "A dropout is missing"),

@@ -52,6 +52,7 @@ LAYER = [
     ("no residual around the attention", layer_swap((LEAVE, f"x = {DROP}")), "A residual is missing"),
     ("no residual around the MLP", layer_swap(("return residual + ", "return ")), "A residual is missing"),
     ("the cache in eval mode only", layer_swap(("cache=cache", "cache=None if self.training else cache")), "uses the cache in eval mode but not in train mode"),
+    ("no dropout with a cache", layer("training = self.training and cache is None\n" + (FIRST + SECOND).replace("self.training,", "training,")), "Which of your lines also looks at the cache"),
     ("one residual for both blocks", layer(FIRST.replace("residual =", "first = residual =") + SECOND.replace("return residual", "return first")), "starts behind the attention"),
     ("blocks side by side", layer("a, c = self.attention(self.attention_norm(x), cache=cache, rng=rng)\nm, d = self.mlp(self.mlp_norm(x))\nreturn (self.attention_norm(x) if self.post else x) + a + c + m + d"), "What does yours read"),
     ("the last biases divided by p", layer((FIRST + SECOND).replace("y + bias", "y + bias / dist.get_world_size()")), "What of yours divides it by the number of ranks"),

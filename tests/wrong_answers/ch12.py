@@ -111,6 +111,7 @@ BLOCK = [
     ("g in place of the reduce-scatter", block(ENTER + "y = reduce_from_region(y, self.group)\n" + DROP), "Which line gets a shape that it does not expect"),
     ("no dropout", block(ENTER + LEAVE + "return x + y + self.bias"), "Which rate does your call of dropout get"),
     ("drops the residual too", block(ENTER + LEAVE + swap(DROP, "x + dropout(y", "dropout(x + y")), "What stands inside dropout's brackets"),
+    ("no dropout without rng", block(ENTER + LEAVE + "training = self.training and rng is not None\n" + swap(DROP, "self.training", "training")), "What does your forward do differently if rng is None"),
     ("torch's own dropout", block(ENTER + LEAVE + "return x + F.dropout(y + self.bias, self.hidden_dropout, self.training)"), "and on a tensor of which shape"),
 ]  # fmt: skip
 
@@ -141,6 +142,9 @@ GRADIENTS = [
     ("adds up twice", add_up(FIND + SUM + "dist.all_reduce(total, group=group)\n" + BACK), "How many times"),
     ("takes the parts apart in another order", add_up(FIND + SUM + "lengths = [g.numel() for g in gradients[::-1]]\nfor g, part in zip(gradients[::-1], total.split(lengths), strict=True):\n    g.copy_(part.view_as(g))\n"), "In which order were the gradients put together"),
     ("lays a transposed gradient out as it lies in memory", add_up(FIND + "total = torch.cat([g.T.flatten() if g.dim() == 2 else g for g in gradients])\ndist.all_reduce(total, group=group)\n" + BACK), "In which order were the gradients put together"),
+    ("takes the numbers in the order of memory", add_up(FIND + "lines = [g.as_strided((g.numel(),), (1,)) for g in gradients]\ntotal = torch.cat(lines)\ndist.all_reduce(total, group=group)\nfor line, part in zip(lines, total.split([len(line) for line in lines]), strict=True):\n    line.copy_(part)\n"), "on some ranks and not on others"),
+    ("leaves early if there's nothing to add", add_up(FIND + "if not any(g.any() for g in gradients):\n    return\n" + SUM + BACK), "Which of your lines makes it leave early"),
+    ("only what is trained", add_up(swap(FIND, "if getattr(p,", "if p.requires_grad and getattr(p,") + SUM + BACK), "What else does your loop look at"),
     ("makes a gradient where there is none", add_up(swap(FIND, "gradients = ", "for p in marked:\n    p.grad = torch.zeros_like(p) if p.grad is None else p.grad\ngradients = ") + SUM + BACK), "Leave it so"),
     ("only the module's own parameters", add_up(swap(FIND, "module.parameters()", "module.parameters(recurse=False)") + SUM + BACK), "Also those of modules within modules"),
     ("view on a gradient that lies transposed", add_up(FIND + swap(SUM, "g.flatten()", "g.view(-1)") + BACK), "`view` does not"),

@@ -129,6 +129,27 @@ IN_TURN = [
     ("fills up and drains again", "def one_f_one_b(p, m):\n    def row(live):\n        groups = [range(k, min(k + live, m)) for k in range(0, m, live)]\n        return [Action(kind, k) for group in groups for kind in 'FB' for k in group]\n    return [row(p - rank) for rank in range(p)]\n", "Does every rank do one forward and one backward in turn"),
 ]  # fmt: skip
 
+DEEP = """
+p, times = len(rows), {}
+places = [{(a.kind, a.micro_batch): i for i, a in enumerate(row)} for row in rows]
+
+def end(rank, i):
+    if i < 0:
+        return 0.0
+    if (rank, i) not in times:
+        kind, k = rows[rank][i].kind, rows[rank][i].micro_batch
+        needs = [(rank - 1, "F")] if kind == "F" else [(rank + 1, "B"), (rank, "F")]
+        before = [end(r, places[r][what, k]) for r, what in needs if 0 <= r < p]
+        times[rank, i] = max([end(rank, i - 1), *before]) + (forward if kind == "F" else backward)
+    return times[rank, i]
+
+try:
+    last = max(end(rank, len(row) - 1) for rank, row in enumerate(rows))
+except RecursionError:
+    raise ValueError("a rank waits for something that it holds back itself") from None
+return p * last / sum(forward if a.kind == "F" else backward for row in rows for a in row) - 1
+"""
+
 READ = [
     ("what is live at the end", reading(swap(PEAK, "return peak", "return live")), "so nothing is live"),
     ("counts every forward", reading("return sum(action.kind == 'F' for action in actions)"), "from its F to its B, not for ever"),
@@ -148,6 +169,7 @@ READ = [
     ("does not wait for neighbours", played(("needs = [(neighbour, action.kind, k)] if 0 <= neighbour < p else []", "needs = []")), "Does an action in your program start only when"),
     ("starts when the neighbour is done, though the rank is not", played(("max([free[rank], *(ends[need] for need in needs)])", "max([ends[need] for need in needs], default=free[rank])")), "Right: peak, inputs unchanged"),
     ("loops for ever where nobody can go on", played(("    if done == before:\n        raise ValueError(f\"these lists never end: {done}\")\n", "")), "does not come back"),
+    ("takes a deep recursion for a circle", reading(share=DEEP), "Does your function call itself"),
     ("gives a number for lists that never end", played(('raise ValueError(f"these lists never end: {done}")', "break")), "it returned"),
 ]  # fmt: skip
 

@@ -5,9 +5,11 @@ from typing import Any
 import torch
 
 from tplab.course import checks
-from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give
+from tplab.course.chapters.ch08.sharded import CASES, SHAPE, WHOSE_GROUP, Logits, Sample, draw, give
 from tplab.runtime import device, record
 
+EMPTY = "m of logits that are all -inf"
+STAYS = "m stays the same during a later call"
 CONSTANT = "m is a constant for autograd"
 _OWN = "the largest of this rank's own columns"
 _SUM = "the sum of the ranks' maxima"
@@ -25,9 +27,14 @@ def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed
     snapshot = checks.Snapshot(logits=logits)
     with record() as section, checks.called_as(f"vocab_max(logits {list(logits.shape)}, group)"):
         out = answer(logits, group)
+    kept = checks.portable(out)
+    nothing = answer(torch.full_like(logits, -torch.inf), group)
+    stays = not isinstance(out, torch.Tensor) or torch.equal(out, kept)
     constant = not (isinstance(out, torch.Tensor) and out.requires_grad)
     return {
-        "out": checks.portable(out),
+        "out": kept,
+        EMPTY: nothing,
+        STAYS: checks.Claim("" if stays else "a call with other logits of the same shape has overwritten it"),
         "traffic": checks.traffic(section),
         "inputs unchanged": snapshot.changed(),
         CONSTANT: checks.Claim("" if constant else "autograd follows it back to the logits"),
@@ -47,7 +54,9 @@ def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected
             _SMALLEST: maxima.amin(0),
         }
     alike |= {_ABSOLUTE: sample.logits.abs().amax(-1), _FILLED: right.clamp(min=-1e4)}
-    return checks.Expected({"out": right, "traffic": place.traffic(("all_reduce", right.numel()))}, {"out": alike})
+    nothing = torch.full_like(right, -torch.inf)
+    traffic = place.traffic(("all_reduce", right.numel()))
+    return checks.Expected({"out": right, EMPTY: nothing, "traffic": traffic}, {"out": alike})
 
 
 CRASH = "Write the shapes: logits [.., v/p], and its maximum over the last dimension, [..]. Which line fails?"
@@ -60,6 +69,16 @@ QUESTIONS = (
         "line above `def` do about that?",
     ),
     checks.Question(
+        lambda d: d.names == {STAYS},
+        "The first result was right until your function was called again. A program may still need it then. Does each "
+        "call create a new tensor for its result, or do several calls share one?",
+    ),
+    checks.Question(
+        lambda d: d.names == {EMPTY},
+        "If every logit of a token is -inf, the largest one is -inf, too. Which of your lines replaces -inf with a "
+        "finite number?",
+    ),
+    checks.Question(
         checks.has_kind("out", "structure", "type", "none"),
         "One tensor [..] comes out. (torch.max(dim=...) returns values and indices; logits.amax(dim) returns values. "
         "dist.all_reduce returns None.)",
@@ -67,6 +86,7 @@ QUESTIONS = (
     checks.Question(
         checks.has_kind("out", _KEPT, _ALL_TOKENS), "One number for each token: over which dimension is the maximum?"
     ),
+    SHAPE,
     checks.Question(
         lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
         "Only rank 0 has the right numbers. Which collective gives them to every rank?",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import GROUPS, Case, Place, random_tensor
+from tplab.course.checks import GROUPS, Case, Place, Question, has_kind, random_tensor
 from tplab.runtime import device
 
 
@@ -49,6 +49,7 @@ CASES = (
     Logits("with padding: the last columns hold -inf", padded=True),
     Logits("with logits of about -30000, and padding", shift=-3e4, padded=True),
     Logits("with a single column on each rank", columns=1),
+    Logits("with logits [1, 8, v/p]", leading=(1, 8)),
     Logits(groups=GROUPS),
 )
 
@@ -108,3 +109,8 @@ def on_device(given: Sample) -> Sample:
 
 
 WHOSE_GROUP = "Which collective, or which call for a rank or a size, was not given `group`?"
+SHAPE = Question(
+    has_kind("out", "shape"),
+    "The result must have the same shape as the tokens, [..], even if one of the dimensions has length 1. Which of "
+    "your lines adds or removes dimensions? (`squeeze()` without an argument removes every dimension of length 1.)",
+)

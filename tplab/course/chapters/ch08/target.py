@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tplab.course import checks
-from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give, on_device
+from tplab.course.chapters.ch08.sharded import CASES, SHAPE, WHOSE_GROUP, Logits, Sample, draw, give, on_device
 from tplab.runtime import device, record
 
 _COLUMNS = 3  # on each rank, where the check asks for an id that no rank has
@@ -62,6 +62,7 @@ QUESTIONS = (
         checks.has_kind("out", "none", "type", "structure", _KEPT),
         "One number for each token comes out, [..]. What does your last line return?",
     ),
+    SHAPE,
     checks.Question(
         checks.has_kind("out", "nan"),
         "Logits may be -inf, and 0 · -inf is NaN. How can a number be replaced without multiplying it?",

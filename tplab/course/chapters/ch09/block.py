@@ -24,7 +24,12 @@ SHARDED_DIM = {"A": 0, "a": 0, "B": 1}
 MASKS = "masks"
 RIGHT_STREAMS = (SHARDED, REPLICATED)  # the state that each mask is drawn from: (inside, at the end)
 
-OUT, SECOND, EVAL, AFTERWARDS = "out", "out of a second pass", "out in eval mode", "numbers drawn afterwards"
+OUT, SECOND, EVAL, AFTERWARDS = (
+    "out",
+    "out of a second pass, under torch.no_grad",
+    "out in eval mode",
+    "numbers drawn afterwards",
+)
 NONE = "what comes out without any dropout"
 NO_INNER = "what comes out without dropout inside"
 NO_OUTER = "what comes out without dropout at the end"
@@ -42,7 +47,7 @@ WRONG_STREAMS = {  # the state that each mask is drawn from: (inside, at the end
 
 
 class Passes(checks.Case):
-    """Two training passes, with a pass in eval mode between them."""
+    """Two training passes, the second under no_grad, with a pass in eval mode between them."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -73,17 +78,17 @@ def run(block_class: Any, case: Passes, given: Problem, group: Any) -> checks.Ob
         block = block_class(HIDDEN, FFN, RATE, tracker, group=group, device=device(), dtype=case.dtype)
     load_full_state_dict(block, {NAMES[name]: value.to(device()) for name, value in given.full.items()}, group)
     torch.set_rng_state(state)
-    x = given.x.to(device())
+    x, second = given.x.to(device()), given.second.to(device())
     params = dict(block.named_parameters())
     watched = {letter: params[name] for letter, name in NAMES.items()}
     seen = checks.observe(block, given.dy.to(device()), inputs={"x": x}, parameters=watched)
     block.eval()
-    with torch.no_grad():
-        before = checks.Snapshot(x=x)
-        seen[EVAL] = block(x)
-        seen["inputs unchanged"] = seen.get("inputs unchanged") or before.changed()
+    before = checks.Snapshot(x=x, **{"x of the second pass": second})
+    seen[EVAL] = block(x)  # with gradients, because only self.training decides whether it drops
     block.train()
-    seen[SECOND] = block(given.second.to(device()))
+    with torch.no_grad():
+        seen[SECOND] = block(second)
+    seen["inputs unchanged"] = seen.get("inputs unchanged") or before.changed()
     seen[AFTERWARDS] = torch.rand(4)
     return seen | {MASKS: masks(given.seed, group)}
 
@@ -138,7 +143,7 @@ def expect(case: Passes, problem: Problem, place: checks.Place) -> checks.Expect
         NOT_SCALED: forward(full, x, inner * (1 - RATE), outer * (1 - RATE)),
         BEFORE_GELU: forward(full, x, inner, outer, before_gelu=True),
     }
-    return checks.Expected(right, {OUT: mistakes})
+    return checks.Expected(right, {OUT: mistakes, SECOND: {NONE: forward(full, second, 1.0, 1.0)}})
 
 
 @checks.exercise("9.4", "A block that drops in both kinds of places")
@@ -197,6 +202,11 @@ QUESTIONS = (
     checks.Question(
         out_is(NONE, NO_INNER, NO_OUTER),
         "A dropout is missing while the block trains. There are two: one behind GELU, one behind `down`.",
+    ),
+    checks.Question(
+        lambda d: SECOND in d.names and checks.has_kind(SECOND, NONE)(d) and OUT not in d.names,
+        "In the second pass the block is in training mode, but runs under torch.no_grad, and nothing was dropped. Only "
+        "`self.training` decides whether to drop. What else does your code look at?",
     ),
     checks.Question(
         lambda d: EVAL in d.names and not checks.has_kind(OUT, "value")(d),

@@ -18,7 +18,8 @@ STREAMS = ("init", "replicated", "sharded")
 COPIES = 3
 MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # (ranks, copies), checked without a launch
 # Random seeds of 32 bits collide here with a probability of 1 - exp(-n**2 / 2**33) = 0.99997
-MOST = (1000, range(300))
+# Copies so far apart that seeds that repeat after 2**16 to 2**19 streams meet, too
+MOST = (1000, [*range(224), *range(450, 525), 999])
 TORCH_SEEDS = 2**32  # the CPU's generator uses the last 32 bits of a seed
 
 RIGHT_FORM = "each seed is a whole number from 0 on"
@@ -125,8 +126,12 @@ def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
             ALONE: checks.Claim(clash(answers)[0]),
         }
         by_chance = copies is MOST[1]
-        note = f"seed {run}, copies 0 to {copies[-1]} of the model on {p} ranks each"
-        asked = QUESTIONS + ((BY_CHANCE,) if by_chance else collision(answers, run))
+        note = f"seed {run}, copies up to {copies[-1]} of the model on {p} ranks each"
+        if by_chance:
+            different = {said["sharded"] % TORCH_SEEDS for said in answers.values()}
+            asked = (*QUESTIONS, TOO_FEW if len(answers) - len(different) > 1000 else BY_CHANCE)
+        else:
+            asked = QUESTIONS + collision(answers, run)
         checks.verify("9.2", p, [observed], [{}], questions=asked, note=note, alone=True)
     mine, others = say(seed, 0, 1, 0), say(seed + 12345, 0, 1, 0)
     kept = [name for name in STREAMS if others[name] == mine[name]]
@@ -179,6 +184,12 @@ def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> 
     return (checks.Question(lambda d: ALONE in d.names, text),)
 
 
+TOO_FEW = checks.Question(
+    lambda d: ALONE in d.names,
+    "Many streams meet, but only if there are hundreds of copies. 1000 copies with 1000 ranks each need about a "
+    "million different seeds. Does one of your lines limit the seeds to a smaller range, for example by taking a "
+    "remainder?",
+)
 BY_CHANCE = checks.Question(
     lambda d: ALONE in d.names,
     "Only a few streams meet, and only if there are very many of them. Do your seeds come from a hash or from a random "

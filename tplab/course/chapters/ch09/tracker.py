@@ -144,6 +144,14 @@ SPECIAL_QUESTIONS: dict[str, tuple[checks.Question, ...]] = {
             "state has got to: at the end of a block that went well, or always?",
         ),
     ),
+    "an interrupt within the fork": (
+        checks.Question(
+            lambda d: True,
+            "If someone interrupts a cell, Python raises KeyboardInterrupt, which isn't an Exception. Your fork ends "
+            "correctly after an Exception, but not after this. An `except Exception` doesn't catch it: which statement "
+            "runs in both cases?",
+        ),
+    ),
     "a fork within a fork of another name": (
         checks.Question(
             lambda d: bool(d.names & {*MASKS, OUTSIDE}),

@@ -78,13 +78,21 @@ def several_draws(script: Script) -> None:
 
 
 def exception(script: Script) -> None:
+    leave_by(script, KeyError("an exception within the fork"))
+
+
+def interrupt(script: Script) -> None:
+    leave_by(script, KeyboardInterrupt("an interrupt within the fork"))
+
+
+def leave_by(script: Script, raised: BaseException) -> None:
     said = "nothing was raised"
     script.outside()
     try:
         with script.tracker.fork("sharded"):
             script.draw("sharded")
-            raise KeyError("an exception within the fork")
-    except KeyError:
+            raise raised
+    except type(raised):
         said = ""
     except Exception as error:
         said = f"{type(error).__name__} came out in its place"
@@ -177,6 +185,10 @@ SCENES = (
     Scene(title="a fork in which nothing is drawn", program=nothing_drawn, order={SHARDED: [0, 1], OUTSIDE: [0]}),
     Scene(
         title="an exception within the fork", program=exception,
+        order={REPLICATED: [0], SHARDED: [0, 1], OUTSIDE: [0, 1]},
+    ),
+    Scene(
+        title="an interrupt within the fork", program=interrupt,
         order={REPLICATED: [0], SHARDED: [0, 1], OUTSIDE: [0, 1]},
     ),
     Scene(

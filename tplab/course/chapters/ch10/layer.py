@@ -63,7 +63,7 @@ CASES = (
     Call(cached=True),
     Call(post=True, groups=checks.GROUPS),
 )
-DROPPING = (Call(rate=RATE), Call(rate=RATE, training=False))
+DROPPING = (Call(rate=RATE), Call(rate=RATE, training=False), Call(rate=RATE, cached=True))
 
 
 class Problem(NamedTuple):
@@ -85,14 +85,16 @@ def run(layer_class: Any, case: Call, given: Problem, group: Any) -> checks.Obse
     load_full_state_dict(layer, {name: value.to(device()) for name, value in given.full.items()}, group)
     layer.train(case.training)
     tracker, twin = seed_all(given.seed, group), seed_all(given.seed, group)
+    lengths = PIECES if case.cached else (LENGTH,)
     with twin.fork("replicated"):
-        masks = [F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE) for _ in range(2)]
+        drawn = [[F.dropout(torch.ones(BATCH, s, HIDDEN, **place), RATE) for _ in range(2)] for s in lengths]
+    masks = [torch.cat(pieces, 1) for pieces in zip(*drawn, strict=True)]
     torch.manual_seed(dist.get_rank())  # so that a mask from the current state differs by rank
     calls: list[dict[str, Any]] = []
     layer.attention.register_forward_pre_hook(lambda _, __, options: calls.append(dict(options)), with_kwargs=True)
     x = given.x.to(device())
     if case.cached:
-        return in_pieces(layer, x, calls) | {MASKS: masks}
+        return in_pieces(layer, x, calls, tracker if case.rate else None) | {MASKS: masks}
     params = dict(layer.named_parameters())
     watched = {name: params.get(name) for name in given.full}
     seen = checks.observe(lambda x: layer(x, rng=tracker), given.dy.to(device()), inputs={"x": x}, parameters=watched)
@@ -100,11 +102,11 @@ def run(layer_class: Any, case: Call, given: Problem, group: Any) -> checks.Obse
     return seen | {GETS_RNG: checks.Claim("self.attention was called without rng=rng" if missed else ""), MASKS: masks}
 
 
-def in_pieces(layer: Any, x: Tensor, calls: list[dict[str, Any]]) -> checks.Observed:
+def in_pieces(layer: Any, x: Tensor, calls: list[dict[str, Any]], rng: Any) -> checks.Observed:
     """Return the layer's output for a text that arrives in pieces, computed with a cache."""
     layer_cache = layer.new_cache(BATCH, LENGTH)
     with torch.no_grad():
-        outs = [layer(piece, cache=layer_cache) for piece in x.split(PIECES, dim=1)]
+        outs = [layer(piece, cache=layer_cache, rng=rng) for piece in x.split(PIECES, dim=1)]
     missed = any(options.get("cache") is not layer_cache for options in calls)
     claim = checks.Claim("self.attention was called without cache=cache" if missed else "")
     fits = all(isinstance(out, Tensor) for out in outs)
@@ -295,6 +297,10 @@ RANKS_DISAGREE = checks.Question(
 NO_MASK = checks.Question(
     lambda d: "out" in d.names, "The layer is in eval mode, where nothing is dropped. What tells dropout so?"
 )
+DROPS_WITH_CACHE = (
+    "The layer is in training mode, and it was given a cache. It drops correctly without a cache. Only self.training "
+    "decides whether to drop. Which of your lines also looks at the cache, or at whether autograd is on?"
+)
 DROPOUT = checks.Question(
     lambda d: True,
     "dropout(y + bias) is added to the residual, for the attention first and then for the MLP, drawn from the state "
@@ -304,7 +310,8 @@ DROPOUT = checks.Question(
 
 def questions(case: Call, observed: Sequence[checks.Observed]) -> tuple[checks.Question, ...]:
     if case.cached:
-        return checks.INPUTS_QUESTION, checks.Question(lambda d: True, CACHE_IN_TRAINING if case.training else CACHE)
+        ask = DROPS_WITH_CACHE if case.rate else CACHE_IN_TRAINING if case.training else CACHE
+        return checks.INPUTS_QUESTION, checks.Question(lambda d: True, ask)
     if not case.rate:
         return QUESTIONS
     outs = [rank["out"] for rank in observed]

@@ -34,15 +34,16 @@ LAST_TOKEN = "what the last token alone gives"
 
 @dataclass(frozen=True)
 class Input(checks.Case):
-    """An x of shape [*leading, h]."""
+    """An x of shape [*leading, h]. frozen: whether the weight needs no gradient."""
 
     leading: tuple[int, ...] = (3, 2)
+    frozen: bool = False
 
     def describe(self, name: str) -> str:
-        return f"x {[*self.leading, HIDDEN]}"
+        return f"x {[*self.leading, HIDDEN]}" + ", with a weight that needs no gradient" * self.frozen
 
 
-CASES = (Input(), Input(leading=(2,)), Input(groups=checks.GROUPS))
+CASES = (Input(), Input(leading=(2,)), Input(groups=checks.GROUPS), Input(frozen=True))
 
 
 class Watch(TorchDispatchMode):
@@ -108,7 +109,7 @@ def give(case: Input, problem: Problem, place: checks.Place) -> tuple[Tensor, Te
 
 def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group: Any) -> checks.Observed:
     x, weight, dy = (tensor.to(device()) for tensor in given)
-    weight.requires_grad_()
+    weight.requires_grad_(not case.frozen)
     watch = Watch(x.numel(), weight.numel())
 
     class Watched(function):
@@ -120,6 +121,8 @@ def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group:
     seen = checks.observe(
         lambda leaf: Watched.apply(leaf, weight, group), dy, inputs={"x": x}, parameters={"W": weight}
     )
+    if case.frozen:  # then there need be no dW, and nothing to compute while the all-reduce is running
+        return seen
     return seen | ({ORDER: ", ".join(watch.events)} if dist.get_world_size(group) > 1 else {})
 
 
@@ -136,10 +139,13 @@ def expect(case: Input, problem: Problem, place: checks.Place) -> checks.Expecte
         "forward traffic": checks.Traffic(),
         "backward traffic": place.traffic(("all_reduce", x.numel())),
     }
+    if case.frozen:
+        right["dW"] = None
     mistakes = {"dx": {}, "dW": {LAST_TOKEN: torch.outer(own_dys[place.index][-1], tokens[-1])}}
     if place.size > 1:
         own = dxs[place.index]
-        right[ORDER] = RIGHT
+        if not case.frozen:
+            right[ORDER] = RIGHT
         mistakes["dx"] = {NOT_SUMMED: own, MEAN: dx / place.size, OWN_TIMES_P: place.size * own}
         mistakes["dW"][SUMMED_WEIGHTS] = torch.stack(dws).sum(0)
     return checks.Expected(right, mistakes)
@@ -148,7 +154,8 @@ def expect(case: Input, problem: Problem, place: checks.Place) -> checks.Expecte
 @checks.exercise("11.3", "A backward pass that does not wait")
 def async_backward(function: Any) -> checks.Verdict:
     checks.check_cases(
-        "11.3", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        "11.3", function, CASES, draw=draw, give=give, run=run, expect=expect,
+        questions=lambda case, observed: (*[FROZEN] * case.frozen, *QUESTIONS), crash=CRASH,
         stuck=STUCK, whose_group=WHOSE_GROUP,
     )  # fmt: skip
     return checks.Verdict(f"In this order on every rank: {RIGHT}.")
@@ -167,6 +174,12 @@ def _order(*parts: str) -> Callable[[checks.Differences], bool]:
     return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", expected")[0]
 
 
+FROZEN = checks.Question(
+    lambda d: {"dx", "backward traffic"} & d.names != set() and "out" not in d.names,
+    "Your code is correct if the weight needs a gradient. Here the weight is frozen, so there's no dW to compute. But "
+    "x still needs its gradient, and every rank still has only one term of it. Which of your lines skips the "
+    "all-reduce?",
+)
 QUESTIONS = (
     checks.INPUTS_QUESTION,
     checks.Question(

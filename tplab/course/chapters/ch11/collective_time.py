@@ -19,6 +19,7 @@ _ONE_STEP = "the time of a single step"
 _BANDWIDTH = "the time with the bandwidth, 1 / beta, in place of beta"
 _HALF = "half of the right one: one way only"
 _TWICE = "twice the right one: an all-reduce"
+_OTHER_LINK = "the time on the link of the call before"
 _PART = "the time where `size` is taken for one rank's part"
 
 _QUESTIONS = (
@@ -26,6 +27,11 @@ _QUESTIONS = (
     Question(
         lambda d: all(d.kind(kind) == "zeros" for kind in KINDS),
         "An empty message still takes its latency, in every step. What does link.seconds(0) return?",
+    ),
+    Question(
+        lambda d: _OTHER_LINK in d.kinds(),
+        "Your function was called before with the same kind, size and p, but with a different link, and it returned "
+        "that link's time again. Which of your variables keeps a result from an earlier call?",
     ),
     Question(lambda d: d.p == 1, "With one rank nothing is sent. How many steps does your formula count?"),
     Question(
@@ -99,11 +105,15 @@ def lookalikes(rows: Mapping[str, tuple[float, dict[str, float]]]) -> dict[str, 
 @exercise("11.1", "The time of a collective")
 def collective_seconds(function: Callable[..., Any]) -> Verdict:
     for p in (8, 5, 3, 64, 2, 1):
-        for bytes_are in ("some", "some", "none"):
+        size, before = 0, None
+        for bytes_are in ("some", "the same", "none"):
             draw = torch.rand(3, generator=fresh_generator(), dtype=torch.float64).tolist()
             link = Link(2e-6 * 10 ** draw[0], 2e-12 * 50 ** draw[1])
-            size = round(2.0 ** (12 + 14 * draw[2])) if bytes_are == "some" else 0
+            size = {"some": round(2.0 ** (12 + 14 * draw[2])), "the same": size, "none": 0}[bytes_are]
             rows = {kind: ring(kind, size, p, link.alpha, link.beta) for kind in KINDS}
+            if before and bytes_are == "the same":
+                for kind, (_, mistakes) in rows.items():
+                    mistakes[_OTHER_LINK] = ring(kind, size, p, before.alpha, before.beta)[0]
             seen = {}
             for kind in KINDS:
                 with calling(f'collective_seconds("{kind}", {size}, {p}, Link(..))'):
@@ -119,4 +129,5 @@ def collective_seconds(function: Callable[..., Any]) -> Verdict:
                 note=f"microseconds for size = {size}, {link.alpha * 1e6:.1f} µs, {link.bandwidth / 1e9:.1f} GB/s",
                 alone=True,
             )
+            before = link
     return Verdict("An all-reduce is a reduce-scatter and an all-gather, in time as well.")

@@ -15,18 +15,22 @@ _NAME = "hidden size"
 
 @dataclass(frozen=True)
 class Case:
-    """A layer that needs time h²/p for its matmuls and, on more than one rank, `sent`·h + `fixed` for communication."""
+    """A layer that needs time h²/p for its matmuls and, on more than one rank, `sent`·h + `fixed` for communication.
+
+    On every rank, whatever p is, it also needs `norms`·h for what isn't sharded.
+    """
 
     p: int
     efficiency: float
     step: int
     sent: float
     fixed: float = 0.0
+    norms: float = 0.0
     most: int = 2**17
     defaults: bool = False  # whether the options, which are the defaults, are left out of the call
 
     def seconds(self, h: int, p: int) -> float:
-        return h * h / p + (self.sent * h + self.fixed if p > 1 else 0.0)
+        return h * h / p + self.norms * h + (self.sent * h + self.fixed if p > 1 else 0.0)
 
     def reaches(self, h: int, p: int, target: float) -> bool:
         return self.seconds(h, 1) / (p * self.seconds(h, p)) >= target
@@ -49,6 +53,10 @@ class Case:
         def speedup(h: int) -> bool:
             return self.seconds(h, 1) / self.seconds(h, self.p) >= self.efficiency
 
+        def squared(h: int) -> bool:
+            one = self.seconds(step, 1) * (h / step) ** 2
+            return one / (self.p * self.seconds(h, self.p)) >= self.efficiency
+
         power = 1 << (right - 1).bit_length() if right else None
         return [
             (self.first(above), _EXACTLY),
@@ -58,6 +66,7 @@ class Case:
             (self.first(lambda h: self.reaches(h, 8, self.efficiency)), _EIGHT),
             (self.first(lambda h: self.reaches(h, self.p, 0.8)), _EIGHTY),
             (power, _POWER),
+            (self.first(squared), _SQUARED),
             (self.first(lambda h: self.reaches(h, self.p, self.efficiency), 1), _MULTIPLE),
             (self.most - self.most % step, _LARGEST),
             (step, _FIRST),
@@ -86,6 +95,14 @@ _EIGHTY = "That is the size for 80 %. Which argument says what is asked for here
 _POWER = (
     "That is a power of two. Sizes are multiples of `step`, and smaller ones than this may do: which sizes do you try?"
 )
+_SQUARED = (
+    "That's the result if the time on one rank is always proportional to h². But `seconds` may be any formula, or even "
+    "a measurement. For which h do you call seconds(h, 1)?"
+)
+_TOO_LARGE = (
+    "This size reaches the efficiency, but a smaller multiple of `step` reaches it too. At which size does your search "
+    "start, and which multiples of `step` does it leave out?"
+)
 _MULTIPLE = "That is no multiple of `step`. Which sizes may a layer have here?"
 _LARGEST = "That is the largest size that may be tried. Where does your search stop?"
 _FIRST = "That is the smallest size of all. For which efficiency did you ask there, of how many ranks?"
@@ -111,6 +128,8 @@ def cases(generator: torch.Generator) -> list[Case]:
         Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3072),  # the largest size that may be tried is the answer
         Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3071),  # and here it is just out of reach
         Case(p=2, efficiency=0.5, step=4096, sent=3.0, most=4095),  # no size may be tried at all
+        Case(p=8, efficiency=0.75, step=8, sent=5.0),  # at 120: fewer than 128 for every rank
+        Case(p=8, efficiency=0.8, step=64, sent=50.0, norms=100.0),
         Case(p=8, efficiency=0.8, step=1024, sent=333.0, defaults=True),
         Case(p=8, efficiency=0.8, step=1024, sent=5000.0, defaults=True),  # only beyond 2**17
     ]
@@ -144,4 +163,5 @@ def _question(case: Case, said: Any, right: int | None) -> str:
         return _TYPE
     if right is None:
         return _NONE
-    return next((ask for value, ask in case.wrong() if value == said), _ANY)
+    too_large = said > right and said % case.step == 0
+    return next((ask for value, ask in case.wrong() if value == said), _TOO_LARGE if too_large else _ANY)

@@ -49,10 +49,11 @@ Weights = Mapping[str, Tensor]  # up [f, h], down [h, f], norm.weight, norm.bias
 class Setting(checks.Case):
     rate: float = 0.0
     training: bool = True
+    tracker: bool = True  # whether the block is given one as rng
 
     def describe(self, name: str) -> str:
         rate = f"hidden_dropout={self.rate}" if self.rate else "without dropout"
-        return rate + " in eval mode" * (not self.training)
+        return rate + " in eval mode" * (not self.training) + ", without rng" * (not self.tracker)
 
 
 class LayerNorms(TorchDispatchMode):
@@ -69,7 +70,7 @@ class LayerNorms(TorchDispatchMode):
 
 
 WITHOUT_DROPOUT = (Setting(), Setting(groups=checks.GROUPS))
-WITH_DROPOUT = (Setting(rate=RATE), Setting(rate=RATE, training=False))
+WITH_DROPOUT = (Setting(rate=RATE), Setting(rate=RATE, training=False), Setting(rate=RATE, tracker=False))
 
 
 class Inner(nn.Module):
@@ -121,14 +122,18 @@ def run(block_class: Any, case: Setting, given: Problem, group: Any) -> checks.O
     block.train(case.training)
     tracker, masks = seed_all(given.seed, group), draw_masks(given.seed, group, case.dtype)
     torch.manual_seed(dist.get_rank())
+    if not case.tracker:  # then dropout draws from torch's current state
+        masks["sharded"] = F.dropout(torch.ones_like(masks["sharded"]), RATE)
+        torch.manual_seed(dist.get_rank())
+    rng = tracker if case.tracker else None
     watched = {name: params[name] for name in NORM} | {"up": inner.up, "down": inner.down}
     x, dy = mine(given.x, 1), mine(given.dy, 1)
     with LayerNorms() as norms:
-        seen = checks.observe(lambda x: block(x, rng=tracker), dy, inputs={"x": x}, parameters=watched)
+        seen = checks.observe(lambda x: block(x, rng=rng), dy, inputs={"x": x}, parameters=watched)
     others = [shape for shape in norms.shapes if shape != [B, S // size, H]]
     seen[OWN_TOKENS] = checks.Claim(f"it was given {', '.join(map(str, others))}" if others else "")
     seen[ALL_TOKENS] = checks.Claim("" if inner.given == [B, S, H] else f"it was given {inner.given or 'nothing'}")
-    seen[GETS_RNG] = checks.Claim("" if inner.rng is tracker else "it was called without rng")
+    seen[GETS_RNG] = checks.Claim("" if inner.rng is rng else "it was called without rng")
     return seen | {MASKS: masks}
 
 
@@ -225,7 +230,8 @@ def sequence_parallel_block(block_class: Any) -> checks.Verdict:
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
     checks.check_cases(
-        "12.2", block_class, WITH_DROPOUT, draw=draw, run=run, expect=expect, questions=DROPOUT_QUESTIONS, crash=CRASH,
+        "12.2", block_class, WITH_DROPOUT, draw=draw, run=run, expect=expect,
+        questions=lambda case, observed: (*[WITHOUT_RNG] * (not case.tracker), *DROPOUT_QUESTIONS), crash=CRASH,
         world_sizes=(2, 4, 1),  # several ranks first, because they reveal a mask from the wrong state
         without=checks.twins.DRAWS_ONCE,
     )  # fmt: skip
@@ -306,6 +312,11 @@ QUESTIONS = (
     ),
 )
 
+WITHOUT_RNG = checks.Question(
+    lambda d: "out" in d.names,
+    "Your block drops the right elements if it's given a tracker. Here rng is None, and the block is training, so it "
+    "should still drop, with a mask from torch's current state. What does your forward do differently if rng is None?",
+)
 DROPOUT_QUESTIONS = (
     checks.INPUTS_QUESTION,
     _ask(

@@ -1,9 +1,11 @@
 """The check for exercise 12.3: sum the gradients of parameters that saw only this rank's tokens, in one all-reduce."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.course import checks
@@ -19,27 +21,42 @@ OWN, MEAN, TWICE = "this rank's own term", "the mean over the ranks", "what a se
 Gradients = dict[str, Tensor]  # gradients by parameter name
 
 
+@dataclass(frozen=True)
 class Ranks(checks.Case):
-    """All ranks, or the ranks of each group, sum their gradients."""
+    """All ranks, or the ranks of each group, sum their gradients.
+
+    idle:   whether all gradients of the last rank are zero
+    frozen: name of a marked parameter that no longer requires grad, or ""
+    """
+
+    idle: bool = False
+    frozen: str = ""
 
     def describe(self, name: str) -> str:
-        return ""
+        return "with all gradients zero on the last rank" * self.idle + f"with {self.frozen} frozen" * bool(self.frozen)
 
 
-CASES = (Ranks(), Ranks(groups=checks.GROUPS))
+CASES = (Ranks(), Ranks(groups=checks.GROUPS), Ranks(idle=True), Ranks(frozen="deep.inside.table"))
 
 
 def draw(case: Ranks, generator: torch.Generator, size: int) -> list[Gradients]:
     shapes = {**MARKED, **UNMARKED}
-    return [{name: checks.random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
+    drawn = [{name: checks.random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
+    return drawn[:-1] + [{name: value * (not case.idle) for name, value in drawn[-1].items()}]
 
 
 def give(case: Ranks, problem: list[Gradients], place: checks.Place) -> Gradients:
     return problem[place.index]
 
 
-def build(gradients: Gradients, dtype: torch.dtype) -> nn.Module:
-    """Build a module whose parameters have these gradients. One of them, a table, is transposed in memory."""
+def laid_out(gradient: Tensor, group: Any) -> Tensor:
+    """Return a copy on this device. On every other rank it's transposed in memory, where it has two dimensions."""
+    gradient = gradient.clone().to(device())
+    return gradient.T.contiguous().T if gradient.dim() == 2 and dist.get_rank(group) % 2 == 0 else gradient
+
+
+def build(gradients: Gradients, case: Ranks, group: Any) -> nn.Module:
+    """Build a module whose parameters have these gradients."""
     model = nn.Module()
     for name, shape in {**MARKED, **UNMARKED, WITHOUT: (2,)}.items():
         *path, last = name.split(".")
@@ -48,20 +65,20 @@ def build(gradients: Gradients, dtype: torch.dtype) -> nn.Module:
             if part not in dict(home.named_children()):
                 home.add_module(part, nn.Module())
             home = home.get_submodule(part)
-        parameter = nn.Parameter(torch.full(shape, 0.5, dtype=dtype, device=device()))
+        parameter = nn.Parameter(torch.full(shape, 0.5, dtype=case.dtype, device=device()))
+        parameter.requires_grad_(name != case.frozen)
         if name in MARKED or name == WITHOUT:
             parameter.sequence_parallel = True  # type: ignore[attr-defined]
         elif name.startswith("said_no"):
             parameter.sequence_parallel = False  # type: ignore[attr-defined]
         if name in gradients:
-            gradient = gradients[name].clone().to(device())
-            parameter.grad = gradient.T.contiguous().T if gradient.dim() == 2 else gradient
+            parameter.grad = laid_out(gradients[name], group)
         home.register_parameter(last, parameter)
     return model
 
 
 def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -> checks.Observed:
-    model = build(given, case.dtype)
+    model = build(given, case, group)
     params = dict(model.named_parameters())
     values = checks.Snapshot(**{name: param.detach() for name, param in params.items()})
     if case.twin is checks.Twin.BETWEEN:
@@ -69,8 +86,7 @@ def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -
         for name, gradient in given.items():
             left_over = params[name].grad
             if left_over is not None:
-                new = gradient.clone().to(device())  # as zero_grad() makes room for a new tensor
-                params[name].grad = new.T.contiguous().T if new.dim() == 2 else new
+                params[name].grad = laid_out(gradient, group)  # as zero_grad() makes room for a new tensor
     with record() as section, checks.called_as(CALL):
         returned = add_up(model, group)
     left = params.pop(WITHOUT).grad
@@ -100,8 +116,9 @@ def expect(case: Ranks, problem: list[Gradients], place: checks.Place) -> checks
 @checks.exercise("12.3", "Add up what each rank's tokens gave")
 def gradients(add_up: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
-        "12.3", add_up, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
-        stuck=CRASH, whose_group=WHOSE_GROUP,
+        "12.3", add_up, CASES, draw=draw, give=give, run=run, expect=expect,
+        questions=lambda case, observed: (*[FROZEN] * bool(case.frozen), *QUESTIONS), crash=CRASH,
+        stuck=lambda case: IDLE if case.idle else CRASH, whose_group=WHOSE_GROUP,
     )  # fmt: skip
     return checks.Verdict("One small all-reduce a step, and the replicas are one model again.")
 
@@ -118,6 +135,15 @@ WHOSE_GROUP = "Which call was not given `group`, and so adds up over all ranks?"
 CRASH = (
     "A parameter that took no part in this step has the gradient None, and a gradient may lie transposed in memory. "
     "Which line expects something else? (`flatten()` copes with any layout, `view` does not.)"
+)
+IDLE = (
+    "Here all gradients of the last rank are zero, and the others wait for that rank in the all-reduce. It can't know "
+    "what the others have, so it has to take part with its zeros. Which of your lines makes it leave early?"
+)
+FROZEN = checks.Question(
+    lambda d: bool(marked(d)) and any_kind(OWN)(d),
+    "Here a marked parameter has a gradient but no longer requires one. A parameter that is marked and has a gradient "
+    "takes part in the sum. What else does your loop look at?",
 )
 QUESTIONS = (
     checks.Question(
@@ -151,7 +177,8 @@ QUESTIONS = (
     checks.Question(
         lambda d: bool(marked(d)),
         "The sum is there, but its parts are in the wrong places. In which order were the gradients put together, with "
-        "which lengths are they taken apart, and in which shape do they go back?",
+        "which lengths are they taken apart, and in which shape do they go back? A gradient may be transposed in "
+        "memory on some ranks and not on others.",
     ),
     checks.Question(
         lambda d: "traffic" in d.names,

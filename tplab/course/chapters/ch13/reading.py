@@ -16,6 +16,7 @@ SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9), (2, 16), (2, 40))  # (p, m)
 LONG = 64  # micro-batches that take many more rounds than there are ranks
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
 TOLERANCE = 1e-6  # float32 is precise enough
+DEEP = 400  # micro-batches in a list whose actions wait for one another in a chain longer than Python's call stack
 SECONDS = 1.0  # of CPU time, for a check that takes a hundredth of it
 
 _LEFT = "the live micro-batches at the end of the list"
@@ -87,6 +88,11 @@ _REFUSED = (
     "rank can go on? A rank may wait for another one for several rounds. If it isn't: which action does that line "
     "look for?"
 )
+_TOO_DEEP = (
+    "These lists can be played to their end, but a chain of actions that wait for one another is longer than 1,000 "
+    "here. Python allows about 1,000 calls inside one another and then raises RecursionError. Does your function call "
+    "itself?"
+)
 _TOO_EARLY: Lists = ([("B", 0), ("F", 0)],)
 _TOO_EARLY_ASKS = "Here a rank has B0 before its own F0. Does a B in your program wait for the F of the same rank?"
 _CIRCLE_ASKS = (
@@ -110,6 +116,12 @@ def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> checks
         checks.verify(
             "13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, tol=TOLERANCE, note=note, alone=True
         )
+    deep: Lists = [[(kind, k) for k in range(DEEP) for kind in "FB"] for _ in range(2)]
+    what = f"bubble(lists of {DEEP} micro-batches on 2 ranks)"
+    with no_endless_loop(what, _TOO_DEEP, 20 * SECONDS), checks.calling(what, _TOO_DEEP):
+        share = _scalar(bubble(actions(deep)))
+    right = {"bubble": _scalar(idle_share(deep, 1.0, 2.0))}
+    checks.verify("13.3", 2, [{"bubble": share}], [right], questions=_QUESTIONS, tol=TOLERANCE, note=what, alone=True)
     what = "bubble(lists in which ranks 0 and 1 wait for each other)"
     with no_endless_loop(what, _CIRCLE_ASKS):
         checks.must_refuse("13.3", lambda: bubble(actions(CIRCLE)), _CIRCLE_ASKS, what=what)
@@ -195,7 +207,7 @@ class _Endless(BaseException):
 
 
 @contextmanager
-def no_endless_loop(what: str, question: str) -> Iterator[None]:
+def no_endless_loop(what: str, question: str, seconds: float = SECONDS) -> Iterator[None]:
     """Context manager that fails the check if the code inside computes forever. Works only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -205,7 +217,7 @@ def no_endless_loop(what: str, question: str) -> Iterator[None]:
         raise _Endless
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     except _Endless:

@@ -34,15 +34,18 @@ class Step(checks.Case):
     buckets: number of elements in each bucket
     number:  number of the step, counted from 1
     order:   the order of the model's parameters
+    idle:    whether the last of several ranks has no tokens in this step
     """
 
     bucket_size: int
     buckets: tuple[int, ...]
     number: int
     order: tuple[str, ...] = tuple(SIZES)
+    idle: bool = False
 
     def describe(self, name: str) -> str:
         how = ", the parameters not in the order of the layers" * (self.order == OTHER_ORDER)
+        how += ", no tokens on the last rank" * self.idle
         return f"buckets of {self.bucket_size} numbers, step {self.number}{how}"
 
 
@@ -54,7 +57,11 @@ CASES = tuple(
         (32, (17, 30, 30), checks.GROUPS),
     )
     for number in (1, 2)
-) + (Step(10**6, (77,), 1, OTHER_ORDER), Step(32, (5, 30, 32, 10), 2, OTHER_ORDER))
+) + (
+    Step(10**6, (77,), 1, OTHER_ORDER),
+    Step(32, (5, 30, 32, 10), 2, OTHER_ORDER),
+    Step(32, (17, 30, 30), 1, idle=True),
+)
 
 
 class Net(nn.Module):
@@ -91,6 +98,8 @@ def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
     batches = []
     for index in range(size):
         tokens = torch.randperm(6, generator=generator)[: case.number] + 5 + 6 * index
+        if case.idle and 0 < index == size - 1:
+            tokens[-1] = 0
         batches.append([checks.random_tensor(generator, int(count), 4) for count in tokens])
     return Problem(weights, batches, [gradients_of(weights, own[-1]) for own in batches])
 
@@ -161,17 +170,17 @@ def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected
         parts = [gradients[name] for gradients in problem.gradients]
         summed, own = torch.stack(parts).sum(0), parts[place.index]
         right[f"d{name}"] = summed / total
-        means = torch.stack([part / count for part, count in zip(parts, tokens, strict=True)])
+        means = torch.stack([part / max(count, 1) for part, count in zip(parts, tokens, strict=True)])
         mistakes[f"d{name}"] = {
             NOT_DIVIDED: summed,
             MEAN_OF_MEANS: means.mean(0),
-            BY_OWN_TOKENS: summed / mine,
+            BY_OWN_TOKENS: summed / mine if mine else summed * torch.nan,
             BY_MEAN_TOKENS: summed / (total / place.size) if place.size > 1 else summed * torch.nan,
             BY_RANKS: summed / place.size,
             f"{BY_RANKS} ": summed / place.size / total,
             OWN: own,
             f"{OWN} ": own / total,
-            f"{OWN}  ": own / mine,
+            f"{OWN}  ": own / mine if mine else own * torch.nan,
         }
     right["backward traffic"] = place.traffic(*(("all_reduce", size) for size in case.buckets))
     return checks.Expected(right, mistakes)
@@ -182,7 +191,7 @@ def gradients_in_buckets(parallel_class: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "14.1", parallel_class, CASES, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: QUESTIONS if case.number == 1 else (SECOND, *QUESTIONS),
-        stuck=STUCK, whose_group=WHOSE_GROUP,
+        stuck=lambda case: IDLE if case.idle else STUCK, whose_group=WHOSE_GROUP,
         world_sizes=(2, 1, 4),  # 2 first, because on one rank different mistakes give the same values
     )  # fmt: skip
     return checks.Verdict(
@@ -194,6 +203,10 @@ WHOSE_GROUP = "Which all-reduce was not given `group`, and so adds up over all r
 STUCK = (
     "Every rank must start the same all-reduces in the same order. Does each of yours start where its bucket is full, "
     "and nowhere else?"
+)
+IDLE = (
+    "Here one rank has no tokens, as can happen if its sequences are all padding. The others wait for it, because they "
+    "can't know that it has nothing to add. Which of your lines makes this rank return early or skip a collective?"
 )
 SECOND = checks.Question(
     lambda d: not d.malformed and "changed" not in d.kinds(),

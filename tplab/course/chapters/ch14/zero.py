@@ -15,6 +15,7 @@ SIZES = ((3, 5), (7,), (3, 3))  # 31 elements, divisible by neither 2 nor 4
 NUMBERS = 31
 NO_OPTIMIZER = "`self.optimizer` is an optimizer"
 IN_PLACE = "the new weights are in the parameters' own memory"
+STATE_DTYPE = "the optimizer's state has the parameters' dtype"
 HELD = "numbers in the optimizer's state"
 
 AVERAGED = "what comes out when the gradients are averaged, not added up"
@@ -118,14 +119,28 @@ def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> checks.O
         "traffic": checks.traffic(section),
         IN_PLACE: checks.Claim(f"{left} of {len(params)} parameters have other memory now" if left else ""),
         HELD: held(optimizer) if isinstance(optimizer, Optimizer) else None,
+        STATE_DTYPE: checks.Claim(other_dtype(optimizer, params[0].dtype)),
         NO_OPTIMIZER: checks.Claim("" if isinstance(optimizer, Optimizer) else f"it is a {type(optimizer).__name__}"),
     }
 
 
+def state_of(optimizer: Any) -> list[Tensor]:
+    """Return the tensors of an optimizer's state, except for step counts. Empty if it's no optimizer."""
+    states = optimizer.state.values() if isinstance(optimizer, Optimizer) else ()
+    values = [value for state in states for value in state.values()]
+    return [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
+
+
 def held(optimizer: Optimizer) -> int:
-    """Count the elements in the tensors of the optimizer's state, except for step counts."""
-    values = [value for state in optimizer.state.values() for value in state.values()]
-    return sum(value.numel() for value in values if isinstance(value, Tensor) and value.dim() > 0)
+    """Count the elements in the tensors of the optimizer's state."""
+    return sum(value.numel() for value in state_of(optimizer))
+
+
+def other_dtype(optimizer: Any, dtype: torch.dtype) -> str:
+    """Say which dtype the state has if it's not that of the parameters, or return ""."""
+    others = [value.dtype for value in state_of(optimizer) if value.dtype != dtype]
+    names = [str(each).removeprefix("torch.") for each in (*others[:1], dtype)]
+    return "it is {}, but the parameters are {}".format(*names) if others else ""
 
 
 def plain(case: Step, weights: Flat, gradients: Sequence[Flat]) -> Flat:

@@ -33,6 +33,7 @@ KEEP = 2
 ERROR = "when `write` raises, its error comes out and no checkpoint"
 FULL_DISK = "no space left on the device of this check"
 NOTES = ("notes.txt", "step-notes.txt")  # other files in the checkpoint folder
+DRAWINGS = "drawings.saving"  # another directory in it
 
 
 def content(name: str, step: int) -> bytes:
@@ -130,7 +131,8 @@ class Folder:
         return ""
 
     def not_kept(self, steps: Sequence[int]) -> str:
-        wanted, there = [name_of(step) for step in steps], [name for name in self.names() if name not in NOTES]
+        there = [name for name in self.names() if name not in (*NOTES, DRAWINGS)]
+        wanted = [name_of(step) for step in steps]
         return "" if there == sorted(wanted) else f"{there} where {sorted(wanted)} is right"
 
 
@@ -140,6 +142,8 @@ def without_kills(folder: Folder) -> dict[str, str]:
     folder.path.mkdir()
     for name in NOTES:
         (folder.path / name).write_text("other files may lie here")
+    (folder.path / DRAWINGS).mkdir()
+    (folder.path / DRAWINGS / "loss.svg").write_text("and other directories")
     said[FOUND] = said[FOUND] or folder.not_newest(None)
     steps = (90, 100, 110, 999_990, 1_000_000)
     for place, step in enumerate(steps):
@@ -153,7 +157,7 @@ def without_kills(folder: Folder) -> dict[str, str]:
         said[COMPLETE] = folder.damaged()
         said[KEPT] = folder.not_kept(steps[max(0, place + 1 - KEEP) : place + 1])
         said[FOUND] = said[FOUND] or ("" if said[KEPT] else folder.not_newest(step))
-        gone = [name for name in NOTES if name not in folder.names()]
+        gone = [name for name in (*NOTES, f"{DRAWINGS}/loss.svg") if not (folder.path / name).exists()]
         said[OTHERS] = f"{gone[0]} is gone after saving step {step}" if gone else ""
         outside = [path for path in folder.given if folder.path.resolve() not in path.resolve().parents]
         said[BESIDE] = "it lies outside, perhaps on another disk" if outside else ""
@@ -339,7 +343,8 @@ QUESTIONS = (
     ),
     Question(
         lambda d: OTHERS in d.names,
-        "Somebody else's file was deleted. Which names does your function make itself, and may delete?",
+        "Your function deleted a file or directory that it did not create. Which names does it create itself, and so "
+        "may delete?",
     ),
     Question(
         says(KEPT, LATER_STEP),

@@ -56,6 +56,8 @@ TWO = "two numbers come out"
 TENSORS = "what comes out are plain floats"
 MARKED_ONCE = "of the gradients only the marked ones travel over tp"
 
+FIRST_GROUP = ("scale", "W1")  # of the optimizer's two groups of parameters
+
 Batch = list[list[MicroBatch]]  # per replica
 Values = dict[str, float | Tensor]  # by observation
 
@@ -67,6 +69,7 @@ class Step(checks.Case):
     m:        number of micro-batches per replica
     max_norm: largest gradient norm that isn't clipped
     number:   number of the step, counted from 1
+    zeros:    whether all x of the last replica are zeros, so that its gradients of all parameters but one are zeros
     """
 
     tp: int
@@ -75,10 +78,12 @@ class Step(checks.Case):
     max_norm: float
     sequence_parallel: bool = False
     number: int = 1
+    zeros: bool = False
 
     def describe(self, name: str) -> str:
         grid = f"tp = {self.tp}, dp = {self.dp}, {self.m} micro-batch" + ("es" if self.m > 1 else "")
-        return grid + ", with sequence parallelism" * self.sequence_parallel + f", step {self.number}"
+        grid += ", with sequence parallelism" * self.sequence_parallel + ", one replica with zeros for x" * self.zeros
+        return f"{grid}, step {self.number}"
 
     @property
     def grid(self) -> Grid:
@@ -93,7 +98,8 @@ FIRST_STEPS = {
 
 
 def cases(world_size: int) -> list[Step]:
-    return [replace(step, number=number) for step in FIRST_STEPS[world_size] for number in (1, 2)]
+    usual = [replace(step, number=number) for step in FIRST_STEPS[world_size] for number in (1, 2)]
+    return usual + [Step(1, 2, 1, 1e3, zeros=True)] * (world_size == 2)
 
 
 class Problem(NamedTuple):
@@ -112,6 +118,8 @@ def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
     batches = [
         [[random_micro_batch(generator) for _ in range(case.m)] for _ in range(case.dp)] for _ in range(case.number)
     ]
+    if case.zeros:
+        batches[-1][-1] = [(torch.zeros_like(x), y) for x, y in batches[-1][-1]]
     for batch in batches[:-1]:
         parts = [loss_and_gradients(before, micro_batch)[1] for own in batch for micro_batch in own]
         before = stepped(before, summed(parts, 1 / len(parts)), case.max_norm)
@@ -126,7 +134,9 @@ def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> check
     """Return the loss, norm, weights and traffic of the last step."""
     grid = mesh(dp=case.dp, tp=case.tp)
     model = SmallModel(given.weights, grid.get_group("tp"), sequence_parallel=case.sequence_parallel)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    parameters = dict(model.named_parameters())
+    groups = [[parameters.pop(name) for name in FIRST_GROUP], [*parameters.values()]]  # as for two weight decays
+    optimizer = torch.optim.SGD([{"params": group} for group in groups], lr=LR)
     return [one_step(step, model, optimizer, own, grid, case) for own in given.batches][-1]
 
 
@@ -239,7 +249,7 @@ def a_training_step(step: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "15.3", step, cases, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: (*FIRST_QUESTIONS, *[LATER] * (case.number > 1), *QUESTIONS),
-        crash=CRASH, stuck=STUCK,
+        crash=CRASH, stuck=lambda case: ZEROS if case.zeros else STUCK,
     )  # fmt: skip
     return checks.Verdict("The same step as on one process, and every gradient travelled once.")
 
@@ -249,6 +259,11 @@ CRASH = (
     "a micro-batch. Which line expects something else?"
 )
 STUCK = "Every rank must enter the same collectives in the same order. Which of yours depends on the rank?"
+
+ZEROS = (
+    "One replica's gradient is zero here, but that of another replica isn't. A rank can't know what the others have, "
+    "so it has to take part with its zeros. Which of your lines skips a collective because of the values of a tensor?"
+)
 
 
 def weights_are(*kinds: str) -> Callable[[checks.Differences], bool]:
@@ -280,6 +295,11 @@ QUESTIONS = (
     checks.Question(
         weights_are(UNCHANGED),
         "The weights are as before. Who changes them, and which line of yours calls it?",
+    ),
+    checks.Question(
+        lambda d: bool(wrong_weights(d)) and wrong_weights(d).isdisjoint(FIRST_GROUP) and "shift" in d.names,
+        "The optimizer has two groups of parameters here, and only those of its second group are wrong. Which "
+        "parameters does your loop go over, those of the model or those of `optimizer.param_groups[0]`?",
     ),
     checks.Question(
         lambda d: bool(wrong_weights(d)) and wrong_weights(d).isdisjoint(CUTS),

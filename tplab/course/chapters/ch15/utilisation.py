@@ -71,6 +71,7 @@ BACKWARD_ONCE = "the share with a backward pass that costs no more than the forw
 HALF = "half of the right one: a multiplication and an addition counted as one"
 ONE_GPU = "the share of one GPU's peak, with the tokens of all GPUs"
 TWICE_DIVIDED = "the share with the GPUs counted twice"
+CAPPED = "1, which is less than the right number"
 PERCENT = "a number of percent, not a part of 1"
 WITH_RECOMPUTE = "the share that counts what is computed a second time"
 WITHOUT_RECOMPUTE = "the share without what is computed a second time"
@@ -110,6 +111,9 @@ def lookalikes(run: Run) -> dict[str, dict[str, list[Tensor]]]:
         PERCENT: 100 * (3 * forward + again),
     }
     right = {MODEL: 3 * forward, HARDWARE: 3 * forward + again}
+    one = run.gpus * run.peak / run.tokens_per_second  # the FLOPs that give a share of 1
+    capped = {CAPPED: one} if one < right[MODEL] else {}
+    of_model, hardware = capped | of_model, capped | hardware
     return {
         name: {label: [tensor(run.share(f))] for label, f in of.items() if abs(f / right[name] - 1) > 1e-9}
         for name, of in ((MODEL, of_model), (HARDWARE, hardware))
@@ -129,6 +133,7 @@ def runs() -> list[Run]:
         Run(small, 1, 1e9 * (1 + draw[0]), 2000 * (1 + draw[1]), again=False),
         Run(long, 8, 1e9 * (1 + draw[1]), 9000 * (1 + draw[2]), again=False),
         Run(deep, 4, 1e9 * (1 + draw[2]), 5000 * (1 + draw[3]), again=True),
+        Run(small, 2, 1e7 * (1 + draw[3]), 2000 * (1 + draw[0]), again=True),  # above 1: the peak is too low
     ]
 
 
@@ -170,6 +175,11 @@ def either(*kinds: str) -> Callable[[checks.Differences], bool]:
 
 FORM = "What comes out are two numbers, first the share of the model's FLOPs, then that of the hardware's."
 QUESTIONS = (
+    checks.Question(
+        either(CAPPED),
+        "Here the share is greater than 1, because the peak that was passed in is too low for this machine. A number "
+        "above 1 shows the user that something is wrong. Which of your lines limits the result?",
+    ),
     checks.Question(either(PERCENT), "These are percent. Which part of 1 are they?"),
     checks.Question(
         either(ONE_GPU),
