@@ -607,4 +607,4 @@ from tplab.course import library
 library(1)
 
 # %% [markdown]
-# Now you know what communication costs. So what should the ranks of a parallel model send each other? You can split a matmul by columns or by rows, and the two splits require very different communication. Which split would you choose?
+# Now you know what communication costs. So what should the ranks of a parallel model send each other? You can split a matmul by columns or by rows, and the two splits require very different communication. Which split would you choose? [Chapter 02](02_splitting_matrices.ipynb) starts with this question.
