@@ -204,7 +204,7 @@ def _star(made: Movie, star: list[tuple[int, int]]) -> None:
     made.piece(red).show(begin + 0.6)
     made.piece("".join(nodes)).show(begin)
     for at, bytes_, way in ((50, star[0][0], "in"), (68, star[0][1], "out")):
-        label = text(x + 26, y + at, f"{bytes_:,} bytes {way}", size=SMALL, color=GLOW, bold=True)
+        label = text(x + 21, y + at, f"{bytes_:,} bytes {way}", size=SMALL, color=GLOW, bold=True)
         made.piece(label).show(begin + 0.6)
 
 
@@ -217,8 +217,7 @@ def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
         (_begin(P) - 0.25, "Now each rank has one finished chunk, in gold. The finished chunks are passed on."),
         (
             end,
-            f"Each link of the ring carried {link:g} times the tensor. "
-            f"The star's red link carried it {star:g} times in and {star:g} times out.",
+            f"Each link carried {link:g} times the tensor. The red link: {star:g} times in and {star:g} times out.",
         ),
     ]
     made.captions(10, 28, told, bold=True)
