@@ -217,7 +217,7 @@ with show_failure():
 predict("1.d", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
 
 # %% [markdown]
-# The report suggests that one side should send first. That works for two ranks, but in a large ring, the ranks would have to take turns. A better solution is to *start* both messages first and then wait for both of them. `dist.batch_isend_irecv` starts all the sends and receives in a list and immediately returns a list of requests. A call to `request.wait()` blocks until the message has been delivered. Don't touch the tensors before then.
+# The report suggests two solutions. One side could send first, which works for two ranks, but in a large ring, the ranks would have to take turns. So let's use the other solution and *start* both messages before we wait for either of them. `dist.batch_isend_irecv` starts all the sends and receives in a list and immediately returns a list of requests. A call to `request.wait()` blocks until the message has been delivered. Don't touch the tensors before then.
 
 
 # %%
@@ -367,7 +367,7 @@ for p in (2, 4, 8):
     for algorithm in ("ring", "tree"):
         results = launch(all_reduce_by, p, args=(algorithm, 2**14))  # 64 KiB
         sent = [total.bytes for rank in range(p) if (total := results.record.totals(rank).get("send"))]
-        row = {"p": p, "algorithm": algorithm, "most sent by a rank": max(sent), "sent by all ranks": sum(sent)}
+        row = {"p": p, "algorithm": algorithm, "busiest rank": f"{max(sent):,}", "all ranks together": f"{sum(sent):,}"}
         rows.append(row)
 viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 
