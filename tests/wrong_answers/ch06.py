@@ -59,7 +59,7 @@ HEADS = [
     ("fills with 0", heads(swap(ATTEND, "-torch.inf", "0.0")), "A score of 0 is not nothing"),
     ("masks after the softmax", heads(swap(ATTEND, "scores = scores.masked_fill(hidden, -torch.inf)\n", "return scores.softmax(-1).masked_fill(hidden, 0.0) @ v\n")), "must add up to 1"),
     ("the softmax is detached", heads(swap(ATTEND, "scores.softmax(dim=-1)", "scores.softmax(dim=-1).detach()")), "a gradient is not"),
-    ("scales q in place", heads("q.data.div_(math.sqrt(q.shape[3]))\n" + swap(ATTEND, " / math.sqrt(q.shape[3])", "")), "still needs the tensors that it passed"),
+    ("scales q in place", heads("q.data.div_(math.sqrt(q.shape[3]))\n" + swap(ATTEND, " / math.sqrt(q.shape[3])", "")), "still needs the tensors that were passed"),
     ("returns the weights", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1)")), "the shape of q"),
     ("returns nothing", heads(swap(ATTEND, "return scores", "scores")), "What should your function return"),
     ("a softmax in float32, and back", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v")), "which of your lines goes through float32"),
@@ -142,7 +142,7 @@ ATTENTION = [
     ("an assert in place of the ValueError", attention(init=swap(ATTENTION_INIT, 'divide(num_heads, world_size, name="num_heads", unit="heads")', "assert num_heads % world_size == 0")), "an AssertionError was raised"),
     ("adds up the output once more", attention(swap(ATTENTION_FORWARD, "self.out(merge_heads(y))", "reduce_from_region(self.out(merge_heads(y)), self.group)")), "Which line of yours adds up again"),
     ("row first, then column", attention(init=swap(swap(ATTENTION_INIT, "ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3,", "RowParallelLinear(hidden_size, 3 * hidden_size, input_is_parallel=False,"), "self.out = RowParallelLinear(hidden_size, hidden_size,", "self.out = ColumnParallelLinear(hidden_size, hidden_size, gather_output=True,")), "is cut along its inputs here"),
-    ("writes into x", attention("x.data.mul_(2)\n" + ATTENTION_FORWARD), "still needs the tensors that it passed"),
+    ("writes into x", attention("x.data.mul_(2)\n" + ATTENTION_FORWARD), "still needs the tensors that were passed"),
     ("residual inside", attention(swap(ATTENTION_FORWARD, "return self.out(merge_heads(y))", "return x + self.out(merge_heads(y))")), "nothing before it and nothing after it"),
     ("the mask of the first call", attention(swap(ATTENTION_FORWARD, "y = attend(q, k, v, causal=self.causal)", "scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)\nif self.causal:\n    n = len(scores[0, 0])\n    mask = vars(self).setdefault('mask', torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1))\n    scores = scores.masked_fill(mask, -torch.inf)\ny = scores.softmax(-1) @ v")), "keeps its value between calls"),
 ]  # fmt: skip
@@ -179,7 +179,7 @@ SLICING = [
     ("the last dimension", slicing(REFUSE + SIZES + CUT + "return torch.cat([w.chunk(world_size, -1)[rank] for w in (wq, wk, wv)])"), "A rank's part has"),
     ("rank 0 always", slicing(REFUSE + SIZES + CUT + PIECES.replace("[rank]", "[0]").replace("[rank // copies]", "[0]") + JOIN), "those of another rank"),
     ("the whole", slicing(REFUSE + "return weight.clone()"), "A rank's part has"),
-    ("writes into the weight", slicing(REFUSE + SIZES + CUT + PIECES + "mine = torch.cat([q, k, v])\nweight.zero_()\nreturn mine"), "still needs the tensors that it passed"),
+    ("writes into the weight", slicing(REFUSE + SIZES + CUT + PIECES + "mine = torch.cat([q, k, v])\nweight.zero_()\nreturn mine"), "still needs the tensors that were passed"),
     ("returns three", slicing(REFUSE + SIZES + CUT + PIECES + "return q, k, v"), "What should your function return"),
     ("uneven heads are cut inside", slicing(swap(REFUSE, "divide(num_heads, world_size)\n", "") + SIZES + CUT + PIECES + JOIN), "each takes whole heads"),
     ("uneven heads of K and V are taken", slicing("divide(num_heads, world_size)\n" + SIZES + CUT + PIECES + JOIN), "can neither be divided"),
@@ -293,7 +293,7 @@ GROUPED = [
     ("the keys are detached", grouped(swap(GROUPED_FORWARD, "attend(q, k, v,", "attend(q, k.detach(), v,")), "Which line does autograd not know about"),
     ("gathers K and V in place of copies", grouped(swap(NOT_SUMMED, SPLIT_PARTS, "k, v = (gather_from_region(part, self.copies_group)[..., :d] for part in (k, v))\n" + SPLIT_PARTS)), "saw 2 all_gathers"),
     ("returns zeros", grouped("return torch.zeros_like(x)"), "None: no gradient reaches this tensor"),
-    ("writes into x", grouped("x.data.mul_(2)\n" + GROUPED_FORWARD), "still needs the tensors that it passed"),
+    ("writes into x", grouped("x.data.mul_(2)\n" + GROUPED_FORWARD), "still needs the tensors that were passed"),
 ]  # fmt: skip
 
 
