@@ -187,7 +187,7 @@ predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gath
 gathered.record
 
 # %% [markdown]
-# The last column shows the **message size** of each collective, counted as in NVIDIA's benchmark `nccl-tests`. For an all-reduce, a broadcast, or a send, it's the size of the tensor. For the other collectives, it's the combined size of all `p` chunks. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
+# The last column shows the **message size** of each collective, counted as in NVIDIA's benchmark `nccl-tests`. For an all-reduce, a broadcast, or a send, that's the size of the tensor. For the other collectives, the message size is the combined size of all `p` chunks. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
 #
 # ## Send and receive at the same time
 #
@@ -257,7 +257,7 @@ list(launch(both_at_once, 2))
 #
 # Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, which rank has 1111, the finished chunk 0?
 
-# %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=14
+# %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=16
 # In a reduce-scatter, rank $r$ has to get chunk $r$. In both pictures, rank $r$ ends up with a different chunk. So on which rank should each chunk start? Make a table for three ranks before you write any code.
 #
 # Your `x` has the shape `[p, ..]`, and chunk $i$ is `x[i]`. Use $p-1$ steps. In each step, each rank sends a single chunk to its right-hand neighbor. Don't change your caller's `x`.
@@ -494,7 +494,7 @@ viz.table(
 )
 
 # %% [markdown]
-# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree was also faster at every size, although your formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and one memory instead.
+# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree also beat the ring at every size, although the formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and one memory instead.
 #
 # **Predict.** Suppose all messages have to go through one shared link, one at a time. With four ranks, how many messages do all ranks together send in a ring? How many messages do they send in a tree? As you've seen, all ranks together send the same number of bytes with either algorithm. So which algorithm is faster at every message size, `"ring"` or `"tree"`?
 
@@ -537,13 +537,13 @@ with show_failure():
 predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
 
 # %% [markdown]
-# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise nobody would have noticed.
+# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
 #
 # ## Fix it
 #
 # This bug has shipped in real code. In torchaudio's HuBERT example, a rank returned early from the training step when its loss was infinite or NaN. The other ranks kept waiting for that rank until NCCL gave up half an hour later (pytorch/audio, issue 3749).
 
-# %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=9
+# %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=8
 # Fix the training step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients from its weight. All ranks have to make the same decision. Keep the communication cheap: use at most one tiny all-reduce besides the one for the gradient.
 
 
