@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 01 · Ranks and collectives
 #
-# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important collective, the all-reduce, from nothing but "send" and "receive". You'll count the bytes that an all-reduce sends, and you'll predict how long it takes. You'll also learn to read the report you get when a program hangs because all of its processes are waiting for each other.
+# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important collective, the all-reduce, from nothing but "send" and "receive". You'll predict how long an all-reduce takes, and you'll learn to read the report you get when a program hangs.
 #
 # You need PyTorch. About 75 minutes.
 
@@ -28,7 +28,7 @@ viz.ring(launch(goes_round, 4), title="four sums go around a ring")
 # %% [markdown]
 # ## Ranks
 #
-# Distributed training runs the *same* program in several processes, usually one per GPU. Each process has a number called its **rank**, and people often say "rank 2" when they mean the process itself. The number of processes is called the **world size**, and we'll write it as `p`.
+# Distributed training runs the *same* program in several processes, usually one per GPU. Each process has a number called its **rank**, and people often say "rank 2" when they mean the process itself. The number of processes is called the **world size**, or `p` for short.
 #
 # `launch(fn, p)` starts `p` fresh processes on this machine, connects them, and runs `fn` in each of them. Once all the ranks finish, `launch` returns a list of their results in rank order.
 
@@ -120,9 +120,9 @@ check("1.1", scatter, gather)
 # %% [markdown]
 # ## Collectives
 #
-# Most communication between ranks follows one of a few patterns called **collectives**. *Every* rank in a group has to call each collective, in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`. You've just built two collectives yourself, scatter and gather.
+# You've just built two **collectives**, scatter and gather. *Every* rank in a group has to call each collective, in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`.
 #
-# Let's look at two more collectives, using values that show which rank they came from. With four ranks, rank 0 starts with [1, 2, 3, 4], rank 1 starts with [10, 20, 30, 40], and so on. That way, each *digit* of a sum tells you what one of the ranks contributed.
+# Let's look at two more collectives, using values that show which rank they came from. Rank 0 starts with [1, 2, 3, 4], rank 1 starts with [10, 20, 30, 40], and so on, so each *digit* of a sum tells you what one of the ranks contributed.
 
 
 # %%
@@ -140,7 +140,7 @@ def all_reduce():
 viz.collective(launch(all_reduce, 4), name="all_reduce")
 
 # %% [markdown]
-# An **all-reduce** gives every rank the sum of all ranks' tensors. It's the workhorse of distributed training. For example, replicas of a model use an all-reduce to sum their gradients.
+# An **all-reduce** gives every rank the sum of all ranks' tensors. For example, replicas of a model use an all-reduce to sum their gradients.
 
 
 # %%
@@ -164,7 +164,7 @@ predict("1.b", reduce_scatter_on_rank_2=3333, last_of_all_to_all_on_rank_1=2000)
 
 
 # %% [markdown]
-# In the next cell, you can try all the collectives. When you choose a collective, newly started processes run it, and the picture shows their tensors before and after the call. If the collective has a root, the root is rank 1. After a `reduce`, only the root's tensor is defined, so the picture leaves out the tensors of the other ranks.
+# In the next cell, you can try all the collectives. If a collective has a root, the root is rank 1. After a `reduce`, only the root's tensor is defined, so the picture leaves out the tensors of the other ranks.
 
 
 # %% tags=["explore"]
@@ -181,13 +181,13 @@ viz.explore(show, kind=list(collectives.EXAMPLES), p=(4, 3, 2))
 predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gather")
 
 # %% [markdown]
-# `launch` records every collective that each rank calls. We'll call this record the **trace**, and we'll use it to count messages and bytes.
+# `launch` records every collective that each rank calls. We'll use this record, the **trace**, to count messages and bytes.
 
 # %%
 gathered.record
 
 # %% [markdown]
-# The last column shows the **message size** of each collective. We count message sizes the same way NVIDIA's benchmark `nccl-tests` does. For an all-reduce, a broadcast, or a send, the message size is the size of the tensor. For the other collectives, the message size is the combined size of all `p` chunks. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
+# The last column shows the **message size** of each collective, counted as in NVIDIA's benchmark `nccl-tests`. For an all-reduce, a broadcast, or a send, that's the size of the tensor. For the other collectives, the message size is the combined size of all `p` chunks. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
 #
 # ## Send and receive at the same time
 #
@@ -209,7 +209,7 @@ with show_failure():
     launch(both_receive_first, 2)
 
 # %% [markdown]
-# Normally, a program like this hangs silently until you kill it. With tplab, you get a report instead, so let's practice reading one.
+# Normally, a program like this hangs silently until you kill it. With tplab, you get a report instead.
 #
 # **Read.** Count the lines of the cell from the line with `def`, which is line 1. On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the two ranks call `send`?
 
@@ -243,7 +243,7 @@ list(launch(both_at_once, 2))
 #
 # ## The ring
 #
-# You could already build an all-reduce from your `gather` and a broadcast. Rank 0 would collect all the tensors, add them up, and send the sum to every other rank. But for a tensor of $N$ bytes, rank 0 would have to receive $(p-1)N$ bytes and then send the same number of bytes back out. All of this traffic would go through rank 0's link, while the other ranks' links would be idle most of the time.
+# You could already build an all-reduce from your `gather` and a broadcast. Rank 0 would collect all the tensors, add them up, and send the sum to every other rank. But then all the traffic would go through rank 0's link, while the other ranks' links would be idle most of the time.
 #
 # A ring keeps every link busy. Arrange the ranks in a circle and split the tensor into `p` chunks. In every step, each rank sends one chunk to its right-hand neighbor, which adds its own values. After $p-1$ steps, every rank has contributed to every chunk, and each rank has one finished chunk. In $p-1$ more steps, the finished chunks travel around the circle and are copied.
 #
@@ -257,8 +257,8 @@ list(launch(both_at_once, 2))
 #
 # Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, which rank has 1111, the finished chunk 0?
 
-# %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=14
-# A reduce-scatter also finishes one chunk on each rank, but it has to be the *right* chunk, because rank $r$ should get chunk $r$. In both pictures, rank $r$ ends up with a different chunk. So on which rank should each chunk start? Make a table for three ranks before you write any code.
+# %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=16
+# In a reduce-scatter, rank $r$ has to get chunk $r$. In both pictures, rank $r$ ends up with a different chunk. So on which rank should each chunk start? Make a table for three ranks before you write any code.
 #
 # Your `x` has the shape `[p, ..]`, and chunk $i$ is `x[i]`. Use $p-1$ steps. In each step, each rank sends a single chunk to its right-hand neighbor. Don't change your caller's `x`.
 
@@ -293,7 +293,7 @@ check("1.2", ring_reduce_scatter)
 # %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=12
 # Now write `ring_all_gather`. Every rank starts with one chunk and ends up with all `p` chunks. Use $p-1$ steps again, and have each rank send only one chunk to its right-hand neighbor in each step. Which chunk should a rank send in each step?
 #
-# Then build `ring_all_reduce` from what you have. Each rank may send no more than $2(p-1)$ messages, and each message may contain only $1/p$ of `x`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. Keep in mind that no single dimension of `x` has to be divisible by `p`.
+# Then build `ring_all_reduce` from what you have. Each rank may send no more than $2(p-1)$ messages, and each message may contain only $1/p$ of `x`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. No single dimension has to be divisible by `p`.
 
 
 # %% exercise="1.3"
@@ -332,7 +332,7 @@ check("1.3", ring_all_gather, ring_all_reduce)
 # %% [markdown]
 # You've just built NCCL's most important algorithm. Let's watch your own code at work! In the next cell, your `ring_all_reduce` runs on real ranks, and every message is recorded. If your function doesn't work yet, the picture says why and shows the ring from `tplab.collectives` instead.
 #
-# The picture shows the run after step 3, when each rank has just finished one chunk. Press the play button to watch the run, or move the `step` slider yourself. Then try different numbers of ranks, and compare the bytes per link with the size of the tensor. How does the ratio change as `p` grows?
+# Press the play button to watch the run, or move the `step` slider yourself. Then try different numbers of ranks, and compare the bytes per link with the size of the tensor. How does the ratio change as `p` grows?
 
 
 # %% tags=["explore"]
@@ -345,7 +345,7 @@ viz.play(record_my_ring, p=(2, 3, 4, 5, 6, 7, 8), start={"p": 4, "step": 3})
 # %% [markdown]
 # ## Count the bytes
 #
-# The other classic algorithm is the **tree**. Suppose you have eight ranks. In the first step, ranks 1, 3, 5, and 7 send their full tensors to ranks 0, 2, 4, and 6, which add them to their own tensors. In the second step, ranks 2 and 6 send their sums to ranks 0 and 4. In the third step, rank 4 sends its sum to rank 0, which now has the sum of all eight tensors. Then the sum travels back down the tree along the same path. For other numbers of ranks, the tree works the same way, but some of its branches are missing.
+# The other classic algorithm is the **tree**. Suppose you have eight ranks. First, ranks 1, 3, 5, and 7 send their full tensors to ranks 0, 2, 4, and 6, which add them to their own tensors. Next, ranks 2 and 6 send their sums to ranks 0 and 4. Finally, rank 4 sends its sum to rank 0, which now has the sum of all eight tensors. Then the sum travels back down the tree along the same path.
 #
 # **Predict.** You all-reduce an 8 MiB tensor across 8 ranks. How many MiB does each rank send in a ring all-reduce? How many MiB does rank 0 send in a tree all-reduce? How many steps does each algorithm take?
 
@@ -372,11 +372,11 @@ for p in (2, 4, 8):
 viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 
 # %% [markdown]
-# As you add ranks, the busiest rank of a tree sends more and more bytes. In a ring, no rank ever sends more than twice the size of the tensor. In fact, no all-reduce can send less, because there's always a rank that has to send at least as many bytes as the ranks of a ring do (Patarasuk and Yuan 2009). The tree has a different advantage. It takes far fewer steps!
+# As you add ranks, the busiest rank of a tree sends more and more bytes. In a ring, no rank ever sends more than twice the size of the tensor. The tree has a different advantage. It takes far fewer steps!
 #
 # ## Predict the time
 #
-# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle represents a message that we timed between two ranks on your machine. The colored line is a fit to the circles. The gray lines show published figures for GPU interconnects. The bandwidths are the vendors' figures for one direction, and the latencies are the values that NCCL assumes for a single message of a ring.
+# How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle represents a message that we timed between two ranks on your machine. The colored line is a fit to the circles. The gray lines show published figures for GPU interconnects.
 
 # %%
 points = launch(links.measure_link, 2)[0]
@@ -389,10 +389,10 @@ viz.times(
 )
 
 # %% [markdown]
-# Both axes are logarithmic, so each line looks like a hockey stick. For small messages, the line is flat, because almost all of the time is latency. For large messages, the line rises with the message size. It bends where $n = \alpha/\beta$. Messages that are much smaller than this size leave most of the bandwidth unused, no matter how fast the link is.
+# For small messages, each line is flat, because almost all of the time is latency. The line bends where $n = \alpha/\beta$. Messages that are much smaller than this size leave most of the bandwidth unused, no matter how fast the link is.
 
 # %% [markdown] task="1.4" title="Ring or tree?" difficulty=3 minutes=12
-# For every all-reduce, a library like NCCL has to choose an algorithm. In this exercise, you'll find out how to choose between a ring and a tree.
+# For every all-reduce, a library like NCCL has to choose an algorithm. How would you choose?
 #
 # First, write `ring_seconds` and `tree_seconds`, which predict how long an all-reduce of `n` bytes takes. Assume that every rank has its own link, so that messages in the same step don't slow each other down.
 #
@@ -436,9 +436,9 @@ def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
 check("1.4", ring_seconds, tree_seconds, ring_wins_from)
 
 # %% [markdown]
-# In a ring all-reduce of $N$ bytes, each rank sends $2\,\frac{p-1}{p}\,N$ bytes in total. You'll meet this formula again and again.
+# In a ring all-reduce of $N$ bytes, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. In fact, no algorithm can do better, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009).
 #
-# Now try different links and different numbers of ranks. On 8 GPUs in one machine, above what message size does the ring win? On 512 GPUs in a network, above what message size does the ring win?
+# Now try different links and different numbers of ranks. On 8 GPUs in one machine, above what message size does the ring win? How does that size change on 512 GPUs in a network?
 
 
 # %% tags=["explore"]
@@ -494,15 +494,15 @@ viz.table(
 )
 
 # %% [markdown]
-# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree was also faster at every size, although your formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and one memory instead.
+# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree also beat the ring at every size, although the formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and one memory instead.
 #
-# **Predict.** Take the other extreme, in which all messages have to share one link and go through it one at a time. With four ranks, how many messages do all ranks together send in a ring? How many messages do they send in a tree? You've seen that all ranks together send the same number of bytes with either algorithm. So which algorithm is faster at every message size, `"ring"` or `"tree"`?
+# **Predict.** Suppose all messages have to go through one shared link, one at a time. With four ranks, how many messages do all ranks together send in a ring? How many messages do they send in a tree? As you've seen, all ranks together send the same number of bytes with either algorithm. So which algorithm is faster at every message size, `"ring"` or `"tree"`?
 
 # %% predict="1.f"
 predict("1.f", messages_in_a_ring=24, messages_in_a_tree=6, faster="tree")
 
 # %% [markdown]
-# The shared link explains why the tree wins, but it doesn't explain why both algorithms are so slow. In each step of a ring, all four ranks have work to do. If you have fewer cores than ranks, some ranks have to wait for a core, and they may wait longer than it takes to send a small message. On a machine with many cores, your measurements may come closer to the formulas. On a GPU cluster, the GPUs do have their own links, so the formulas are a good starting point there. Still, always measure before you trust a formula!
+# The shared link explains why the tree wins, but it doesn't explain why both algorithms are so slow. In each step of a ring, all four ranks have work to do. If you have fewer cores than ranks, some ranks have to wait for a core. On a machine with many cores, your measurements may come closer to the formulas. On a GPU cluster, the GPUs do have their own links, so the formulas are a good starting point there. Still, always measure before you trust a formula!
 
 # %% [markdown]
 # ## Break it
@@ -537,13 +537,13 @@ with show_failure():
 predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
 
 # %% [markdown]
-# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because a program that hangs at least tells us that something is wrong.
+# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
 #
 # ## Fix it
 #
 # This bug has shipped in real code. In torchaudio's HuBERT example, a rank returned early from the training step when its loss was infinite or NaN. The other ranks kept waiting for that rank until NCCL gave up half an hour later (pytorch/audio, issue 3749).
 
-# %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=9
+# %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=8
 # Fix the training step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients from its weight. All ranks have to make the same decision. Keep the communication cheap: use at most one tiny all-reduce besides the one for the gradient.
 
 
@@ -577,7 +577,7 @@ def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> boo
 check("1.5", careful_step)
 
 # %% [markdown]
-# Here's a summary of what can go wrong with collectives. Come back to this table when a program of yours hangs or returns wrong sums.
+# Come back to this table when a program of yours hangs or returns wrong sums.
 
 # %%
 symptoms(1)
@@ -586,6 +586,8 @@ symptoms(1)
 # ## In the wild
 #
 # <details><summary>Going deeper: what NCCL adds, bus bandwidth, and tools for deadlocks</summary>
+#
+# In our picture of **published links**, the bandwidths are the vendors' figures for one direction, and the latencies are the values that NCCL assumes for a single message of a ring.
 #
 # **NCCL** splits a message into many small slices, so that step 2 of one slice overlaps with step 1 of the next. Its tree algorithm actually uses *two* trees, arranged so that a leaf of one tree isn't a leaf of the other. Together, the two trees make each rank send about as many bytes as in a ring, but the number of steps grows only with $\log_2 p$. To choose between the ring and the tree, NCCL uses the same formula you did, $\alpha + \beta n$, with a table of latencies and bandwidths (`src/graph/tuning.cc`). You can force NCCL to use a ring with `NCCL_ALGO=Ring`. If you set `NCCL_DEBUG=INFO`, NCCL prints the rings it has built.
 #

@@ -48,9 +48,9 @@ def gather(body: str) -> str:
 BOTH = [
     ("scatter: the source is always rank 0", scatter(swap(SCATTER, "src", "0")), "chunks[other]"),
     ("scatter: the source's own chunk is not filled in", scatter(swap(SCATTER, "out.copy_(chunks[src])", "out")), "has to copy its own chunk"),
-    ("scatter: another name instead of a copy", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "out = chunks[src]\nreturn out")), "a name for a different tensor"),
+    ("scatter: another name instead of a copy", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "out = chunks[src]\nreturn out")), "a new name for a different tensor"),
     ("scatter: sends to itself", scatter("if rank == src:\n    for other in range(world_size):\n        dist.send(chunks[other], other)\ndist.recv(out, src)\nreturn out"), "your code fails on rank 0"),
-    ("scatter: chunks counted without the source", scatter(swap(SCATTER, SENDS, "others = [other for other in range(world_size) if other != src]\nfor index, other in enumerate(others):\n    dist.send(chunks[index], other)")), "Rank r gets `chunks[r]`"),
+    ("scatter: chunks counted without the source", scatter(swap(SCATTER, SENDS, "others = [other for other in range(world_size) if other != src]\nfor index, other in enumerate(others):\n    dist.send(chunks[index], other)")), "Rank r should get `chunks[r]`"),
     ("scatter: everybody gets the first chunk", scatter(swap(SCATTER, "chunks[other]", "chunks[0]")), "Which index do you use in each of your sends"),
     ("scatter: all chunks to everybody", scatter("""
         whole = torch.empty(world_size, *out.shape, dtype=out.dtype)
@@ -153,7 +153,7 @@ REDUCE_SCATTER = [
     ("calls torch's all-reduce", reduce_scatter("total = x.clone()\ndist.all_reduce(total)\ntotal = total[rank]", "pass"), "the exercise is to build it yourself"),
     ("calls torch's reduce-scatter", reduce_scatter("total = x[0].clone()\ndist.reduce_scatter(total, list(x))", "pass"), "the exercise is to build it yourself"),
     ("sends whole tensors round", reduce_scatter("total = x.clone()\noutgoing = x.clone()", PASS_WHOLE, "return total[rank]"), "with a single chunk in each message"),
-    ("returns the whole sum", reduce_scatter("total = x.clone()\noutgoing = x.clone()", PASS_WHOLE), "but each rank should have only one row"),
+    ("returns the whole sum", reduce_scatter("total = x.clone()\noutgoing = x.clone()", PASS_WHOLE), "but each rank should have only one chunk"),
     ("straight to the owner", reduce_scatter("total = x[rank].clone()", "pass_on(x[(rank + step) % p], received, shift=step)\ntotal += received", steps="1, p"), "each rank sends messages to only one neighbor"),
     ("plain send, then recv", reduce_scatter(step=messages(f"dist.send(total, {RIGHT})\ndist.recv(received, {LEFT})")), "start both messages with `dist.batch_isend_irecv`"),
     ("all receive first", reduce_scatter(step=messages(f"dist.recv(received, {LEFT})\ndist.send(total, {RIGHT})")), "can the neighbor reach that call"),
@@ -285,7 +285,7 @@ TIMES = [
     ("ring of p steps", times(ring=swap(RING, "(world_size - 1)", "world_size")), "Which extra step did you count"),
     ("ring of a single step", times(ring=swap(RING, "2 * (world_size - 1) * ", "")), "Your result is the time for a single step"),
     ("ring with a single alpha", times(ring=swap(RING, "2 * (world_size - 1) * (alpha + beta * n / world_size)", "alpha + 2 * (world_size - 1) * beta * n / world_size")), "every message costs alpha"),
-    ("a star, in which rank 0 talks to one rank after another", times(tree=swap(TREE, ".bit_length()", "")), "What's the total time for all the steps"),
+    ("a star, in which rank 0 talks to one rank after another", times(tree=swap(TREE, ".bit_length()", "")), "What's the total time over all the steps"),
     ("tree of chunks", times(tree=swap(TREE, "beta * n", "beta * n / world_size")), "In a tree, every message contains the full tensor"),
     ("tree, up only", times(tree=swap(TREE, "2 * ", "")), "Which half is missing from your formula"),
     ("tree with a level too many", times(tree=swap(TREE, LEVELS, "world_size.bit_length()")), "Your tree has one level too many"),
