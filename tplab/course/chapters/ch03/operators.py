@@ -72,10 +72,6 @@ class Half(NamedTuple):
     collective: str = ""
 
 
-def own(tensors: Sequence[Tensor], rank: int) -> Tensor:
-    return tensors[rank]
-
-
 def total(tensors: Sequence[Tensor], rank: int = 0) -> Tensor:
     return torch.stack(list(tensors)).sum(0)
 
@@ -88,9 +84,8 @@ def all_parts(tensors: Sequence[Tensor], rank: int = 0) -> Tensor:
     return torch.cat(list(tensors), -1)
 
 
-COPY, ADD = Half(own), Half(total, "all_reduce")
+COPY, ADD = Half(lambda tensors, rank: tensors[rank]), Half(total, "all_reduce")
 SPLIT, GATHER = Half(my_part), Half(all_parts, "all_gather")
-
 
 Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mistake: the value it gives}}
 
@@ -99,8 +94,7 @@ Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mis
 class Operator:
     """The forward and backward of one of the four operators.
 
-    mistakes: computes the values that known mistakes give, from all ranks' x and upstream gradients and the rank's
-              index
+    mistakes: computes the values that known mistakes give, from all ranks' x and upstream gradients, on this rank
     """
 
     forward: Half

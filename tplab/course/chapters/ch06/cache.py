@@ -104,11 +104,8 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
     other = cache_class(Parts(case.kv_heads, case.dtype), BATCH, MAX_LENGTH) if between(case) else None
     homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
     mine = [t.to(device()) for t in tokens]
-    snapshot, claims, returned = (
-        checks.Snapshot(keys=mine[0], values=mine[1]),
-        dict.fromkeys((IN_PLACE, NOT_COPIED, VIEWS), ""),
-        None,
-    )
+    snapshot = checks.Snapshot(keys=mine[0], values=mine[1])
+    claims, returned = dict.fromkeys((IN_PLACE, NOT_COPIED, VIEWS), ""), None
     for start, stop in ((0, 3), (3, 5)):
         k, v = (t[:, :, start:stop] for t in mine)
         with checks.called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
@@ -190,13 +187,8 @@ def not_views(returned: Any, homes: Sequence[int]) -> bool:
 
 def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: checks.Place) -> checks.Expected:
     keys, values = tokens
-    right = {
-        "memory": room(case, tokens),
-        "length at first": 0,
-        "keys so far": keys,
-        "values so far": values,
-        "length": 5,
-    }
+    right = {"memory": room(case, tokens), "length at first": 0, "length": 5}
+    right |= {"keys so far": keys, "values so far": values}
     mistakes = {
         f"{name} so far": {NEWEST: t[:, :, 3:], ALL_ROOM: nn.functional.pad(t, (0, 0, 0, MAX_LENGTH - 5))}
         for name, t in (("keys", keys), ("values", values))
@@ -215,10 +207,8 @@ def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Te
 @torch.no_grad()
 def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], group: Any) -> checks.Observed:
     cache_class, attend_next = answer
-    attention, on_rank = (
-        Parts(case.kv_heads, case.dtype, case.base),
-        {name: tensor.to(device()) for name, tensor in problem.items()},
-    )
+    attention = Parts(case.kv_heads, case.dtype, case.base)
+    on_rank = {name: tensor.to(device()) for name, tensor in problem.items()}
     fused = {f"qkv.{name}": torch.cat([on_rank[letter + part] for part in "qkv"]) for name, letter in KINDS}
     full = fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS}
     load_full_state_dict(attention, full)

@@ -8,23 +8,8 @@ import torch
 from torch import Tensor
 
 from tplab.course import checks
-from tplab.course.chapters.ch15.small_model import (
-    CUTS,
-    LR,
-    PARAMETERS,
-    MicroBatch,
-    SmallModel,
-    Weights,
-    loss_and_gradients,
-    messages_of_model,
-    norm_of,
-    random_micro_batch,
-    random_weights,
-    reduced,
-    shards_of,
-    stepped,
-    summed,
-)
+from tplab.course.chapters.ch15 import small_model as small
+from tplab.course.chapters.ch15.small_model import CUTS, LR, PARAMETERS, MicroBatch, SmallModel, Weights
 from tplab.course.checks.describe import describe
 from tplab.data.grid import Grid, mesh
 from tplab.runtime import device, record
@@ -114,15 +99,16 @@ class Given(NamedTuple):
 
 
 def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
-    weights = before = random_weights(generator)
+    weights = before = small.random_weights(generator)
     batches = [
-        [[random_micro_batch(generator) for _ in range(case.m)] for _ in range(case.dp)] for _ in range(case.number)
+        [[small.random_micro_batch(generator) for _ in range(case.m)] for _ in range(case.dp)]
+        for _ in range(case.number)
     ]
     if case.zeros:
         batches[-1][-1] = [(torch.zeros_like(x), y) for x, y in batches[-1][-1]]
     for batch in batches[:-1]:
-        parts = [loss_and_gradients(before, micro_batch)[1] for own in batch for micro_batch in own]
-        before = stepped(before, summed(parts, 1 / len(parts)), case.max_norm)
+        parts = [small.loss_and_gradients(before, micro_batch)[1] for own in batch for micro_batch in own]
+        before = small.stepped(before, small.summed(parts, 1 / len(parts)), case.max_norm)
     return Problem(weights, batches, before)
 
 
@@ -148,10 +134,10 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
         said = step(model, optimizer, own, grid, case.max_norm)
     pair = isinstance(said, (tuple, list)) and len(said) == 2
     loss, norm = said if pair else [checks.NotRun("no two numbers came out")] * 2
-    sent = {axis: reduced(section, grid.get_group(axis)) for axis in ("tp", "dp")}
+    sent = {axis: small.reduced(section, grid.get_group(axis)) for axis in ("tp", "dp")}
     numbers = sum(parameter.numel() for parameter in model.parameters())
     marked = sum(p.numel() for p in model.parameters() if getattr(p, "sequence_parallel", False))
-    of_model = case.m * messages_of_model(case.tp, sequence_parallel=case.sequence_parallel)
+    of_model = case.m * small.messages_of_model(case.tp, sequence_parallel=case.sequence_parallel)
     over = {"dp": sent["dp"] - numbers, "tp": sent["tp"] - of_model - marked}
     tensors = [f"{name} is a tensor" for name, value in (("loss", loss), ("norm", norm)) if isinstance(value, Tensor)]
     return {
@@ -175,35 +161,35 @@ def number(said: Any, dtype: torch.dtype) -> Any:
 
 def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected:
     at, weights, batch = case.grid.place(place.index), problem.before, problem.batches[-1]
-    found = [[loss_and_gradients(weights, micro_batch) for micro_batch in own] for own in batch]
+    found = [[small.loss_and_gradients(weights, micro_batch) for micro_batch in own] for own in batch]
     losses = [[loss for loss, _ in own] for own in found]
     parts = [[gradient for _, gradient in own] for own in found]
     every, mine, last = [part for own in parts for part in own], parts[at.dp], [own[-1] for own in parts]
     count = len(every)
-    mean, gradient = sum(map(sum, losses)) / count, summed(every, 1 / count)
-    norm = norm_of(gradient)
-    replicated = norm_of({name: value for name, value in gradient.items() if name not in CUTS})
+    mean, gradient = sum(map(sum, losses)) / count, small.summed(every, 1 / count)
+    norm = small.norm_of(gradient)
+    replicated = small.norm_of({name: value for name, value in gradient.items() if name not in CUTS})
 
     def held(full: Weights) -> Weights:
-        return shards_of(full, at.tp, case.tp)
+        return small.shards_of(full, at.tp, case.tp)
 
     def step(wrong: Weights) -> Values:
-        return {"norm": norm_of(wrong), **held(stepped(weights, wrong, case.max_norm))}
+        return {"norm": small.norm_of(wrong), **held(small.stepped(weights, wrong, case.max_norm))}
 
     loss = in_its_precision(place.observed[place.index]["loss"], scalar(mean))
-    right = {"loss": loss, "norm": scalar(norm), **held(stepped(weights, gradient, case.max_norm))}
+    right = {"loss": loss, "norm": scalar(norm), **held(small.stepped(weights, gradient, case.max_norm))}
     mistakes: dict[str, Values] = {
-        SUM_OF_M: step(summed(every, 1 / case.dp)),
-        SUM_OF_DP: {"loss": mean * case.dp, **step(summed(every, 1 / case.m))},
-        BY_M: step(summed(every, 1 / case.m / count)),
-        BY_DP: step(summed(every, 1 / case.dp / count)),
-        WITHOUT_DP: step(summed(mine, 1 / case.m)),
-        LAST_OF_M: step(summed(last, 1 / case.dp)),
-        f"{LAST_OF_M} ": step(summed(last, 1 / count)),
-        NOT_CLIPPED: {**held(stepped(weights, gradient, 1e9))},
+        SUM_OF_M: step(small.summed(every, 1 / case.dp)),
+        SUM_OF_DP: {"loss": mean * case.dp, **step(small.summed(every, 1 / case.m))},
+        BY_M: step(small.summed(every, 1 / case.m / count)),
+        BY_DP: step(small.summed(every, 1 / case.dp / count)),
+        WITHOUT_DP: step(small.summed(mine, 1 / case.m)),
+        LAST_OF_M: step(small.summed(last, 1 / case.dp)),
+        f"{LAST_OF_M} ": step(small.summed(last, 1 / count)),
+        NOT_CLIPPED: {**held(small.stepped(weights, gradient, 1e9))},
         UNCHANGED: {**held(weights)},
         TWO_STEPS: {**held(micro_steps(case, weights, batch))},
-        NORM_OF_RANK: {"norm": norm_of(held(gradient))},
+        NORM_OF_RANK: {"norm": small.norm_of(held(gradient))},
         REPLICATED: {"norm": (norm**2 + (case.tp - 1) * replicated**2) ** 0.5},
         NORM_AFTER: {"norm": min(norm, case.max_norm)},
         f"{NORM_AFTER} ": {"norm": norm * min(1.0, case.max_norm / (norm + 1e-6))},
@@ -239,8 +225,8 @@ def scalar(value: float) -> Tensor:
 def micro_steps(case: Step, weights: Weights, batch: Batch) -> Weights:
     """Return the weights if the optimizer takes a step after each micro-batch."""
     for k in range(case.m):
-        parts = [loss_and_gradients(weights, own[k])[1] for own in batch]
-        weights = stepped(weights, summed(parts, 1 / len(parts) / case.m), case.max_norm)
+        parts = [small.loss_and_gradients(weights, own[k])[1] for own in batch]
+        weights = small.stepped(weights, small.summed(parts, 1 / len(parts) / case.m), case.max_norm)
     return weights
 
 
