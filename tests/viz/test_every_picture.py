@@ -89,6 +89,7 @@ REFUSED = [
     (lambda: viz.play(lambda p: [], p=(2, 4)),                          "start=step=0 is none of the 0 steps"),
     (lambda: viz.play(print, step=(1, 2)),                              "its own slider for 'step'"),
     (lambda: viz.play(print),                                           "play needs at least one value"),
+    (lambda: viz.ring([[(2, torch.tensor([3]))]]),                      "one number per rank and step, not 2"),
     (lambda: viz.table([{"p": 1}, {"q": 1}]),                           "the same columns"),
     (lambda: viz.table([]),                                             "at least one row"),
     (lambda: viz.heads([{"q": [0], "k": [0]}, {"q": [1]}]),             "rank 1 has"),

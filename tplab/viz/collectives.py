@@ -65,10 +65,10 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
 def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Picture:
     """Draw sums that go around a ring. results[r] contains rank r's sum, one number, at the start and after each step.
 
-    Arrows point to the right neighbor.
+    Arrows point to the right neighbor. Raises ValueError if a value isn't a single number.
     """
     p, steps = len(results), len(results[0])
-    numbers = [[_texts(value)[0] for value in held] for held in results]  # [rank][step]
+    numbers = [[_number(value) for value in held] for held in results]  # [rank][step]
     width = max(0.62, 0.1 + text_width(max((text for held in numbers for text in held), key=len), 8.5))
     left, step_height, gap, top = 0.72, 0.78, 0.34, 0.62 if title else 0.36
     with style():
@@ -95,6 +95,13 @@ def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Pictu
         "Arrows lead from each rank to its right neighbor."
     )
     return picture
+
+
+def _number(value: Any) -> str:
+    texts = _texts(value)
+    if len(texts) != 1:
+        raise ValueError(f"ring draws one number per rank and step, not {len(texts)}; pass only the sum")
+    return texts[0]
 
 
 def _said(texts: Sequence[str]) -> str:
