@@ -145,7 +145,7 @@ SMALLEST = [
     ("the speedup", smallest(swap(SEARCH, "(p * seconds(h, p))", "seconds(h, p)")), "by what do you divide the speedup"),
     ("always 8 ranks", smallest(swap(SEARCH, "(p * seconds(h, p))", "(8 * seconds(h, 8))")), "That is the size for 8 ranks"),
     ("always 80 %", smallest(swap(SEARCH, ">= efficiency", ">= 0.8")), "That is the size for 80 %"),
-    ("powers of two", smallest("h = step\nwhile h <= most:\n    if seconds(h, 1) / (p * seconds(h, p)) >= efficiency:\n        return h\n    h *= 2\nreturn None\n"), "try the multiples of `step`"),
+    ("powers of two", smallest("h = step\nwhile h <= most:\n    if seconds(h, 1) / (p * seconds(h, p)) >= efficiency:\n        return h\n    h *= 2\nreturn None\n"), "which multiples of `step` does it leave out"),
     ("rounds up to a power of two", smallest(swap(SEARCH, "return h\n", "return 1 << (h - 1).bit_length()\n")), "That is a power of two"),
     ("every size", smallest(swap(SEARCH, "range(step, most + 1, step)", "range(1, most + 1)")), "That is no multiple of `step`"),
     ("efficiency upside down", smallest(swap(SEARCH, "seconds(h, 1) / (p * seconds(h, p))", "p * seconds(h, p) / seconds(h, 1)")), "That is the smallest size of all"),

@@ -163,5 +163,5 @@ def _question(case: Case, said: Any, right: int | None) -> str:
         return _TYPE
     if right is None:
         return _NONE
-    too_large = said > right and said % case.step == 0
+    too_large = said > right and said % case.step == 0 and not case.defaults
     return next((ask for value, ask in case.wrong() if value == said), _TOO_LARGE if too_large else _ANY)
