@@ -211,7 +211,7 @@ with show_failure():
 # %% [markdown]
 # Normally, a program like this hangs silently until you kill it. With tplab, you get a report instead.
 #
-# **Read.** Count the lines of the cell from the line with `def`, which is line 1. On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the two ranks call `send`?
+# **Read.** Number the lines of the cell, starting with the line with `def` as line 1. On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the two ranks call `send`?
 
 # %% predict="1.d"
 predict("1.d", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
@@ -330,7 +330,7 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 check("1.3", ring_all_gather, ring_all_reduce)
 
 # %% [markdown]
-# You've just built NCCL's most important algorithm. Let's watch your own code at work! In the next cell, your `ring_all_reduce` runs on real ranks, and every message is recorded. If your function doesn't work yet, the picture says why and shows the ring from `tplab.collectives` instead.
+# You've just built NCCL's most important algorithm. Let's watch your own code at work! In the next cell, your `ring_all_reduce` runs on real ranks, and every message is recorded. If your function doesn't work yet, the picture explains why and shows the ring from `tplab.collectives` instead.
 #
 # Press the play button to watch the run, or move the `step` slider yourself. Then try different numbers of ranks, and compare the bytes per link with the size of the tensor. How does the ratio change as `p` grows?
 
@@ -494,7 +494,7 @@ viz.table(
 )
 
 # %% [markdown]
-# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree also beat the ring at every size, although the formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and one memory instead.
+# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree also beat the ring at every size, although the formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and the same memory instead.
 #
 # **Predict.** Suppose all messages have to go through one shared link, one at a time. With four ranks, how many messages do all ranks together send in a ring? How many messages do they send in a tree? As you've seen, all ranks together send the same number of bytes with either algorithm. So which algorithm is faster at every message size, `"ring"` or `"tree"`?
 

@@ -107,7 +107,7 @@ def unshard(shards: list[torch.Tensor], dim: int) -> torch.Tensor:
 
 # %% [markdown] hints="2.1"
 # 1. The block of rank $r$ starts at index $r \cdot n/p$ and has length $n/p$. Before you slice the tensor, check that $n/p$ is a whole number.
-# 2. `tensor.narrow(dim, start, length)` slices along any dimension, including negative ones, and returns a view. Which tensor method
+# 2. `tensor.narrow(dim, start, length)` slices along any dimension, even if the dimension is negative, and returns a view. Which tensor method
 #    copies a view into new memory even if the view is already contiguous?
 # 3. Let `length = tensor.shape[dim] // world_size`, and return
 #    `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`. For `unshard`, you only need a single call to `torch.cat`.
@@ -328,7 +328,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="2.4"
-# 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In which order do these numbers appear in the output?
+# 1. Launch `as_shipped` on two ranks, with `[[0, 0], [1, 1]]` on rank 0 and `[[2, 2], [3, 3]]` on rank 1. In what order do these numbers appear in the output?
 # 2. The collective knows nothing about rows and columns, so its output starts with all of rank 0's values, followed by all of rank 1's values, and so on. Suppose you view the output as a tensor whose first dimension is the rank. Which shape does this tensor have?
 # 3. Start with `y = y.contiguous()`. View the gathered tensor as `[p, .., n]`. Then move the first dimension right before the last one with `movedim`, and merge these two dimensions with `flatten`. (Alternatively, gather the contiguous `y` into a
 #    list with `dist.all_gather`, and join the list with `torch.cat`.)

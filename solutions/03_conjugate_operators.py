@@ -98,7 +98,7 @@ def operator_table() -> dict[str, tuple[str, str]]:
 check("3.1", operator_table)
 
 # %% [markdown]
-# ![An animation of the network from above. In the forward pass, f hands x = 2 to both ranks, and g adds 6 and -10 to get -4. In the backward pass, g hands -4 to both ranks, and f adds -12 and 20 to get 8. The lower half shows the same network without f, where the two ranks end up with different gradients.](pictures/fg.svg)
+# ![An animation of the network from above. In the forward pass, f passes x = 2 to both ranks, and g adds 6 and -10 to get -4. In the backward pass, g passes -4 to both ranks, and f adds -12 and 20 to get 8. The lower half shows the same network without f, where the two ranks end up with different gradients.](pictures/fg.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -464,7 +464,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 #
 # Next, let's replace g with a version that sums the gradients in the backward pass as well. A real model has many layers, so let's use the network from the beginning twice in a row: the $z$ of the first network becomes the $x$ of the second. Each of the two networks contains an f and one of these modified g's.
 #
-# **Predict.** By what factor is $dx$ at the very beginning too large on 2 ranks? By what factor is it too large on 4 ranks?
+# **Predict.** On 2 ranks, by what factor is the $dx$ of the first network too large? On 4 ranks, by what factor is it too large?
 
 # %% predict="3.d"
 predict("3.d", factor_2=4, factor_4=16)
@@ -573,7 +573,7 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# In one direction, each operator needs one collective on the full `[b, s, h]` tensor. In the other direction, it doesn't send anything. Does that mean all four operators take the same time? No. The ring all-reduce from chapter 01 is a reduce-scatter followed by an all-gather, so it takes about twice as long as an all-gather with a message of the same size.
+# In one of its two passes, each operator needs one collective on the full `[b, s, h]` tensor. In the other direction, it doesn't send anything. Does that mean all four operators take the same time? No. The ring all-reduce from chapter 01 is a reduce-scatter followed by an all-gather, so it takes about twice as long as an all-gather with a message of the same size.
 #
 # ## In the wild
 #

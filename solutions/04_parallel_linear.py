@@ -229,7 +229,7 @@ check("4.2", RowParallelLinear)
 #
 # ## Break it: three wrong places for the bias
 #
-# All three classes below add the bias before the all-reduce, just as real code has. `EveryRank` adds `self.bias` on every rank, `Divided` adds `self.bias / p`, and `RankZero` adds `self.bias` on rank 0 only.
+# All three classes below add the bias before the all-reduce, just as real code did. `EveryRank` adds `self.bias` on every rank, `Divided` adds `self.bias / p`, and `RankZero` adds `self.bias` on rank 0 only.
 #
 # **Predict.** On four ranks, how many times does `EveryRank` add the bias to the output? The output of `Divided` is correct, but what fraction of its true gradient does each rank's bias receive?
 
@@ -588,7 +588,7 @@ for layer_class, options, *expected in variants:
 viz.table(table, title=f"message sizes in bytes, p = 4, 4·b·s·i = {4 * b * s * i}, 4·b·s·o = {4 * b * s * o}")
 
 # %% [markdown]
-# Notice that `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. Although the messages of the two expensive variants have the same sizes, the row-parallel layer sends more, because its larger message is an all-reduce.
+# Notice that `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The two expensive variants have messages of the same sizes, but the row-parallel layer sends more bytes, because it all-reduces the larger message.
 
 # %%
 symptoms(4)

@@ -92,7 +92,7 @@ def test_ranks_that_are_not_done_in_time_are_blamed_on_nobody(monkeypatch) -> No
     with pytest.raises(CheckFailed) as failure:
         run_ranks(time.sleep, 2, 60, question="Which argument?")
     assert "p = 2: the ranks didn't finish in time" in str(failure.value)
-    assert "a loop that never ends?" in failure.value.question
+    assert "inside a loop that never ends?" in failure.value.question
     assert "None" not in str(failure.value)
 
 

@@ -24,14 +24,14 @@ from tplab.runtime import Deadlock, RankError, Results, launch
 
 _STUB = re.compile(rf"exercise {EXERCISE}")
 _FAILED = (
-    "Read the last line of the report first, and then the line of your own code above it. What did that line need, and "
-    "what did it get instead?"
+    "Read the last line of the report first, and then the line of your own code above it. What did that line expect, "
+    "and what did it get instead?"
 )
 _CALLED = "According to the exercise's docstring, what does your function receive, and what should it return?"
 _LATE = (
-    "If the report says that a rank is running, look at the line it names. Is that line part of a loop that never "
-    "ends? If the report says that a rank hasn't started yet, your code isn't the cause. The machine is busy with "
-    "something else, and you can simply run the check again."
+    "If the report says that a rank is running, look at the line it names. Is that line inside a loop that never ends? "
+    "If the report says that a rank hasn't started yet, your code isn't the cause. The machine may be busy with "
+    "something else, so just run the check again later."
 )
 _DTYPES = (
     "The failing line combines tensors with two different dtypes. Which of these tensors has the same dtype as your "

@@ -52,15 +52,15 @@ _QUESTIONS = {
     ),
     Twin.BETWEEN: (
         "Your code works the first time it's called. In this run, we also called your code with other values, and "
-        "maybe with tensors of another size: once before this call, and once between its forward and backward passes. "
-        "Which variable in your code keeps its value between calls? It may be on the class, on the layer, or global. "
-        "(Local variables and ctx belong to a single call.)"
+        "maybe with tensors of a different size: once before this call, and once between its forward and backward "
+        "passes. Which variable in your code keeps its value between calls? It may be on the class, on the layer, or "
+        "global. (Local variables and ctx belong to a single call.)"
     ),
     Twin.EVALUATION: (
-        "Your code is correct in training. This time, nothing needs a gradient, as in evaluation or text generation. "
-        "Which line writes into a tensor that belongs to the caller, or does something different when no gradient is "
-        "needed? (An in-place operation on your input also changes the caller's tensor, whether or not autograd "
-        "complains.)"
+        "Your code is correct in training. This time, nothing needs a gradient, as during evaluation or text "
+        "generation. Which line writes into a tensor that belongs to the caller, or does something different when no "
+        "gradient is needed? (An in-place operation on your input also changes the caller's tensor, whether or not "
+        "autograd complains.)"
     ),
     Twin.EVAL_MODE: (
         "Your code works in training mode and when the input is a leaf. In this run, the module is in eval mode, "
@@ -74,16 +74,16 @@ _QUESTIONS = {
         "reshape, flatten, and contiguous return a copy, and whatever you write into the copy is lost."
     ),
     Twin.BFLOAT16: (
-        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what "
-        "large models are trained in. Does one of your lines handle only certain dtypes? Or does it return a dtype "
-        "that differs from the input's? (If you compute in float32 internally, convert the result back, for example "
-        "with .to(x.dtype). And remember that NumPy has no bfloat16, and that bfloat16 can't represent every "
-        "integer above 256.)"
+        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what large "
+        "models are trained in. Does one of your lines handle only certain dtypes? Or does it return a tensor whose "
+        "dtype differs from the input's? (If you compute in float32 internally, convert the result back, for example "
+        "with .to(x.dtype). And remember that NumPy has no bfloat16, and that bfloat16 can't represent every integer "
+        "above 256.)"
     ),
     Twin.AGAIN: (
-        "Your code works the first time it's called. Then it was called again with exactly the same arguments, and "
-        "the result was different. Which variable in your code keeps something from the first call? It may be on "
-        "the class or global, and it may be a random generator that has moved on since the first call."
+        "Your code works the first time it's called. Then it was called again with exactly the same arguments, and the "
+        "result was different. Which variable in your code keeps something from the first call? It may be a class "
+        "attribute, a global variable, or a random generator whose state has changed since the first call."
     ),
 }
 

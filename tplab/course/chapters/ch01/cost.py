@@ -37,7 +37,7 @@ _COST_QUESTIONS = (
     Question(
         lambda d: d.p == 1,
         "With a single rank, nothing is sent at all, so the time should be 0 for p = 1. How many steps does your "
-        "formula count for p = 1?",
+        "formula give for p = 1?",
     ),
     Question(
         kind_is("ring", _WHOLE), "In a ring, each message contains just one of the p chunks. How many bytes is that?"

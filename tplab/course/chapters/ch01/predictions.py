@@ -116,7 +116,7 @@ PREDICTIONS = {
             "ring_steps": "After how many steps has each chunk visited all eight ranks? How many more steps does it "
             "take to copy the finished chunks to every rank?",
             ("tree_steps", 3): "That's only half of the steps, because the sum also has to travel back down the tree.",
-            "tree_steps": "How many steps does it take until rank 0 has the full sum? How many steps does it take to "
+            "tree_steps": "How many steps does it take before rank 0 has the full sum? How many steps does it take to "
             "send the sum back down the tree?",
         },
     ),

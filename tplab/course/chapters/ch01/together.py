@@ -139,15 +139,15 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: _all_took_the_step(d) and d.kind("weight") == "nan",
-        "Every rank took the step, although one rank's gradient contains inf or NaN. Does each rank's gradient affect "
-        "your decision? If you sum one flag per rank, which sums are possible, and what does your condition do for "
-        "each sum?",
+        "Every rank took the step, even though one rank's gradient contains inf or NaN. Does each rank's gradient "
+        "affect your decision? If you sum one flag per rank, which sums are possible, and what does your condition do "
+        "for each sum?",
     ),
     checks.Question(
         lambda d: _all_took_the_step(d),
-        "Every rank took the step, although one rank's gradient isn't finite. It isn't enough to leave out the values "
-        "that aren't finite, because then the other values still change the weight. How can every rank find out that "
-        "it has to skip the step?",
+        "Every rank took the step, even though one rank's gradient isn't finite. It isn't enough to leave out the "
+        "values that aren't finite, because then the other values still change the weight. How can every rank find "
+        "out that it has to skip the step?",
     ),
     checks.Question(
         lambda d: "weight" in d.names,

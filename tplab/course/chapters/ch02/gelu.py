@@ -117,7 +117,7 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
             "linear?",
         )
     return checks.Verdict(
-        "Your counterexample reveals the mistake with a gap of at least 1, and your lucky example hides the mistake."
+        "Your counterexample exposes the mistake, because its gap is at least 1. Your lucky example hides the mistake."
     )
 
 
@@ -148,7 +148,7 @@ def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
         checks.fail(
             "2.3",
             f"the gap of lucky_example is {size:.3g}, not below 1e-6.",
-            "The gap vanishes if GELU is linear in a range that contains all the terms and their sum. In which range "
-            "is GELU practically linear?",
+            "The gap vanishes if GELU is linear on an interval that contains all the terms and their sum. In which "
+            "range is GELU practically linear?",
         )
     return x, a

@@ -45,8 +45,8 @@ PREDICTIONS = {
         "the right values in the wrong places, and a test with a single row or a single rank can't reveal it.",
         wrong={
             "rows": "On paper, write down all of rank 0's values in memory order, followed by all of rank 1's values. "
-            "If y has one row, is this the order of the correct result? If y has two rows, is this still the order of "
-            "the correct result?",
+            "If y has a single row, do these values already have the correct order? If y has two rows, is this still "
+            "the order of the correct result?",
             "ranks": "For what number of ranks is there nothing to concatenate?",
         },
     ),
@@ -58,8 +58,8 @@ PREDICTIONS = {
         "rank multiplies matching columns and rows, and it doesn't matter which rank computes which term of the sum. "
         "If only A is interleaved, rank 0 multiplies columns 0 and 2 of XA by rows 0 and 1 of B.",
         wrong={
-            "only_a": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold if A "
-            "is interleaved? Which rows of B does rank 0 hold if B is split in blocks?",
+            "only_a": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold if "
+            "A is split in an interleaved way? Which rows of B does rank 0 hold if B is split in blocks?",
             "both": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold? Which "
             "rows of B does rank 0 hold? Does every column of XA meet its own row of B on some rank?",
         },

@@ -60,8 +60,8 @@ PREDICTIONS = {
     ),
     "3.d": Prediction(
         question="Two networks in a row each contain an f and a g, and this g also does an all-reduce in the backward "
-        "pass. By what factor is dx at the very beginning too large on 2 ranks? By what factor is it too large on 4 "
-        "ranks?",
+        "pass. On 2 ranks, by what factor is dx of the first network too large? On 4 ranks, by what factor is it too "
+        "large?",
         answer={"factor_2": 4, "factor_4": 16},
         why="Every rank already holds the full gradient when the backward pass reaches g. Summing p equal copies makes "
         "the gradient p times as large. Both networks contain a g, so this happens twice, and dx is p · p times too "
@@ -70,11 +70,13 @@ PREDICTIONS = {
             (
                 "factor_2",
                 2,
-            ): "That's the factor after one g. What happens to this gradient when it reaches the other g?",
+            ): "That's the factor after one g. What happens to this gradient when it reaches the g of the first "
+            "network?",
             (
                 "factor_4",
                 4,
-            ): "That's the factor after one g. What happens to this gradient when it reaches the other g?",
+            ): "That's the factor after one g. What happens to this gradient when it reaches the g of the first "
+            "network?",
             "factor_2": "Both ranks hold the same gradient when it reaches g. How many times as large is the gradient "
             "after an all-reduce? How many times does this happen before the backward pass arrives at x?",
             "factor_4": "All four ranks hold the same gradient when it reaches g. How many times as large is the "

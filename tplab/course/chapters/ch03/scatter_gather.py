@@ -53,7 +53,7 @@ SCATTER_QUESTIONS = (
     WROTE,
     ZERO_OUT,
     checks.Question(
-        checks.kind_is("out", PART_OF_0), "Every rank returned slice 0. Which slice of x is this rank's own?"
+        checks.kind_is("out", PART_OF_0), "Every rank returned slice 0. Which slice of x belongs to this rank?"
     ),
     checks.Question(
         checks.kind_is("out", EVERY_PTH, "value"),

@@ -175,7 +175,7 @@ GROUP_CRASH = (
     "communicates, and every call that looks up a rank or a world size."
 )
 GROUP_IGNORED = checks.group_question(
-    "Which of your calls communicates across the default group of all ranks instead of `self.group`?"
+    "Which of your calls communicates over the default group, which contains all ranks, instead of `self.group`?"
 )
 
 
