@@ -136,7 +136,7 @@ model
 #
 # - `ffn_size` is the number of features inside the MLP. The matrix `up` maps `h` features to `ffn_size` features, and `down` maps them back to `h` features.
 #
-# - `gated` says whether the MLP has a third matrix, `gate`, with the same shape as `up`.
+# - `gated` tells you whether the MLP has a third matrix, `gate`, with the same shape as `up`.
 #
 # - `kv_heads` is the number of K and V heads. In **grouped-query attention**, K and V have fewer heads than Q. The K and V matrices map `h` features to `kv_heads * head_dim` features.
 #
@@ -175,7 +175,7 @@ def parameter_count(config: GPTConfig) -> int:
 check("0.2", parameter_count)
 
 # %% [markdown]
-# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174,600 million parameters. The 16-bit checkpoints of Llama 3 8B and 70B take up 16,060,522,496 and 141,107,412,992 bytes, at 2 bytes per parameter. For the largest Llama 3, the paper says 405B.
+# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174.6 billion parameters. The 16-bit checkpoints of Llama 3 store 2 bytes per parameter. The 8B checkpoint takes up 16,060,522,496 bytes, and the 70B checkpoint takes up 141,107,412,992 bytes. For the largest Llama 3 model, the paper reports 405B parameters.
 
 # %%
 PUBLISHED = {
@@ -197,7 +197,7 @@ viz.table(rows)
 # %% [markdown]
 # ## Activations
 #
-# The fourth kind of memory depends on the data you feed into the model. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits. The last column shows the bytes for each of the $s \cdot b \cdot h$ elements of the layer's input.
+# The fourth kind of memory depends on the data you feed into the model. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits. The last column divides these bytes by $s \cdot b \cdot h$, the number of elements in the layer's input.
 
 # %%
 layer = Layer(SMALL).bfloat16()

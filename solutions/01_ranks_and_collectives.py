@@ -494,7 +494,7 @@ viz.table(
 )
 
 # %% [markdown]
-# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. The tree also beat the ring at every size, although the formulas say that the ring should win for large messages. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and the same memory instead.
+# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. At 1 MiB, the tree even beat the ring, although your formulas say that the ring should win there. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and the same memory instead.
 #
 # **Predict.** Suppose all messages have to go through one shared link, one at a time. With four ranks, how many messages do all ranks together send in a ring? How many messages do they send in a tree? As you've seen, all ranks together send the same number of bytes with either algorithm. So which algorithm is faster at every message size, `"ring"` or `"tree"`?
 

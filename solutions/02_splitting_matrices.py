@@ -79,7 +79,7 @@ predict("2.a", weights=4, column_result=2, row_result=8)
 #
 # - A slice of a tensor is a *view* that keeps the full tensor in memory. If your shards were views, every rank would still store the full tensor, and you wouldn't save any memory. So each shard must have **its own memory** and be contiguous.
 #
-# - Collectives need tensors of the same shape on every rank. If the size isn't divisible by the number of ranks, raise a `ValueError` on **every** rank, with both numbers in its message. You'd rather see a clear error now than have your program hang an hour later.
+# - Collectives need tensors of the same shape on every rank. If the size isn't divisible by the number of ranks, raise a `ValueError` on **every** rank, and include both numbers in its message. You'd rather see a clear error now than have your program hang an hour later.
 
 
 # %% exercise="2.1"
@@ -135,7 +135,7 @@ check("2.1", shard, unshard)
 #
 # - `two_matmuls` computes $Z$ with the combination you chose. The check splits $A$ and $B$ according to your choice and passes each rank its own shards.
 #
-# The check tries middle layers that are wider than $Z$, narrower than $Z$, and just as wide as $Z$. Every rank must return the correct $Z$ and send no more bytes than necessary. If two combinations are equally cheap, you may return either one.
+# The check tries middle layers that are wider than $Z$, narrower than $Z$, and exactly as wide as $Z$. Every rank must return the correct $Z$ and send no more bytes than necessary. If two combinations are equally cheap, you may return either one.
 
 
 # %% exercise="2.2"
@@ -233,7 +233,7 @@ viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3
 # %% [markdown] task="2.3" title="Where GELU goes wrong, and where you wouldn't notice" difficulty=3 minutes=15
 # This exercise runs in a single process. Write a function that measures the error, and then find two examples for `p = 2`:
 #
-# - `gelu_gap` computes the result once with GELU after the sum and once with GELU before the sum. It returns the largest absolute difference between the two results.
+# - `gelu_gap` computes the result twice: with GELU after the sum and with GELU before the sum. It returns the largest absolute difference between the two results.
 # - `counter_example` returns an $X$ and an $A$ for which the gap is at least 1.
 # - `lucky_example` returns an $X$ and an $A$ for which the gap is below $10^{-6}$, even though none of their elements lies between $-0.1$ and $0.1$.
 #
@@ -270,7 +270,7 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # %% [markdown] hints="2.3"
-# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and the sliders above show you some pairs of terms.
+# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and you can find a good pair of terms with the sliders above.
 # 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel. Their sum is 0 and so is GELU(0), but the GELUs of the two terms don't cancel. To get a tiny gap, choose terms in a range where GELU is practically linear.
 # 3. If the two terms are $+3$ and $-3$, the gap is about 3. If both terms are 9, there's no gap at all, because `gelu(t)` is practically equal to `t` when $t$ is large. In
 #    that range, it makes no difference whether you apply GELU before or after the sum.
@@ -337,7 +337,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If there are many ranks, how many rows can `y` have at most? If `y` has many rows, how many ranks can there be at most?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. When there are many ranks, what's the largest number of rows that `y` can have? If `y` has many rows, how many ranks can there be at most?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)

@@ -109,7 +109,7 @@ check("3.1", operator_table)
 # %% [markdown]
 # Two rules explain your table.
 #
-# **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients from all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. Across ranks, you need an all-reduce, and it belongs in the backward pass of f.
+# **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients from all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. To sum across ranks, you need an all-reduce, and it belongs in the backward pass of f.
 #
 # **The gradient of a sum flows to every term of the sum unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has all of $dz$. That's why g doesn't have to send anything in the backward pass.
 #
@@ -129,7 +129,7 @@ check("3.1", operator_table)
 #
 # Now you can try out all four operators on real ranks. For each rank, the picture shows the input `x`, the output `y`, the gradient `dy` that enters the backward pass, and the gradient `dx` that leaves it.
 #
-# If the ranks have different tensors, rank 0's tensor is filled with 1s, rank 1's with 10s, rank 2's with 100s, and so on. So each digit of a sum tells you which rank it came from. If all ranks have the same tensor, its values are 1, 2, 3, and 4.
+# If the ranks have different tensors, rank 0's tensor is filled with 1s, rank 1's with 10s, rank 2's with 100s, and so on. So each digit of a sum tells you which rank it came from. If an operator needs the same tensor on all ranks, that tensor is [1, 2, 3, 4].
 #
 # For which operators does `dx` contain values from other ranks?
 
@@ -227,7 +227,7 @@ check("3.2", CopyToRegion)
 # - **Only pass contiguous tensors to a collective.** In the backward pass, you don't know how a gradient is stored.
 
 # %% [markdown] task="3.3" title="g, scatter and gather" difficulty=3 minutes=15
-# Now write the other three operators. Before you start, look at your table again. Which of the six passes have you already written? Which of them are identical?
+# Now write the other three operators. You have three forward passes and three backward passes to write. Before you start, look at your table again. Which of these six passes have you already written? Which of them are identical?
 #
 # The operators scatter and gather work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If a size can't be divided evenly, `shard` raises an error for you.
 #
@@ -399,7 +399,7 @@ def try_the_helper():
 viz.matrices(launch(try_the_helper, 2)[0])
 
 # %% [markdown] task="3.4" title="Fix a sum" difficulty=3 minutes=10
-# As you've just seen, this helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Fix the function so that it does what its docstring says, whatever the memory layout of `x`. It should call a single all-reduce.
+# As you've just seen, this helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Fix the function so that it does what its docstring says, regardless of the memory layout of `x`. It should call a single all-reduce.
 #
 # Once the check passes, count the copies. How many times does your function copy `x` when `x` is contiguous? How many times does it copy `x` when `x` is transposed? Can you get by with a single copy in both cases?
 
@@ -428,7 +428,7 @@ check("3.4", sum_over_ranks)
 # %% [markdown]
 # ## Break it
 #
-# Most tensors are contiguous, and for those, Megatron's helper returns the correct sum. That's how its bugs survived for so long. But is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input. Here, that input is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
+# Most tensors are contiguous, and for those, Megatron's helper returns the correct sum. That's how the two bugs could survive for so long. But is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input. Here, that input is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
 

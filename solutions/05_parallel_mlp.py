@@ -83,7 +83,7 @@ check("5.1", mlp_splits, sharded_mlp)
 #
 # ![An animation in two steps. First, a gather and a scatter sit between a column-parallel layer and a row-parallel layer. Then the two layers move together, and only one all-reduce per direction is left.](pictures/joined.svg)
 #
-# How much communication does your design save? Let's compare it with a more obvious design, in which the column-parallel layer gathers its output and the row-parallel layer scatters it again. From the outside, both of these layers look like ordinary linear layers.
+# How much communication does your design save? Let's compare it with a more obvious design, in which the column-parallel layer gathers its output and the row-parallel layer splits it up again. From the outside, both of these layers look like ordinary linear layers.
 #
 # **Predict.** Let $m = 4h$, and let $n$ be the number of elements of $x$. How many collectives does the obvious design run in the forward and backward passes combined? What's the total size of their messages, in elements and as a multiple of $n$? (As always, we count the full, gathered tensor as the message of an all-gather.)
 
@@ -380,7 +380,7 @@ check("5.3", replica_drift)
 # %% [markdown]
 # ## Break it: leave out f
 #
-# Calling f takes just one line of code, and that line does nothing in the forward pass. Suppose you forget that line. What will the loss curves look like? Make a guess before you run the cell below.
+# Calling f takes just one line of code, and that line does nothing in the forward pass. Suppose you forget that line. What will the loss curves look like? Take a guess before you run the cell below.
 
 
 # %%
@@ -463,7 +463,7 @@ def symptom(mlp_class):
 viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], title="losses, as shipped")
 
 # %% [markdown]
-# The broken MLP runs on any number of ranks, and it even *trains*. But the very first loss already depends on `p`, and a checkpoint saved on two ranks is useless on a single rank.
+# The broken MLP runs on any number of ranks, and it even *trains*. But even the first loss depends on `p`, and a checkpoint saved on two ranks can't be used on a single rank.
 #
 # What goes wrong? Suppose the broken version runs on two ranks with $m = 8$. The fused weight has 16 rows. Rows 0 to 7 are the gate, and rows 8 to 15 are the up projection. Each row of the weight computes one feature. In `forward`, the feature from row 0 should be multiplied by the feature from row 8, the feature from row 1 by the feature from row 9, and so on.
 #
@@ -473,7 +473,7 @@ viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], 
 predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=2 minutes=8
-# Fix the broken version, so that the correct features get multiplied by each other on any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
+# Fix the broken version, so that matching features are multiplied together on any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
 
 
 # %% exercise="5.4"

@@ -256,7 +256,7 @@ HELD_TOO_LONG: list[Changed] = [
 ]  # fmt: skip
 
 CLASSES = (
-    ("does something else under no_grad", IN_EVALUATION, "nothing needs a gradient, as in evaluation"),
+    ("does something else under no_grad", IN_EVALUATION, "nothing needs a gradient, as during evaluation"),
     ("does something else in eval mode", IN_EVAL_MODE, "the module is in eval mode"),
     ("asks whether its input is a leaf", OF_A_LEAF, "Which line checks x.is_leaf"),
     ("rounds, or stops at a limit", ROUNDS_OR_SATURATES, ""),

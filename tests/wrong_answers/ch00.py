@@ -100,7 +100,7 @@ BYTES = [
     ("always float32", state(("2 if mixed_precision else 4", "4")), "In mixed precision, weights and gradients are stored in 16 bits"),
     ("always 16 bits", state(("2 if mixed_precision else 4", "2")), "everything is stored in float32"),
     ("gradients in float32", state(('"gradients": size', '"gradients": 4')), "In mixed precision, weights and gradients are stored in 16 bits"),
-    ("the copy among the weights", state(('"weights": size * n', '"weights": size * n + copy'), ("copy + 4 * kept", "4 * kept")), "You counted the float32 copy of the weights in this entry"),
+    ("the copy among the weights", state(('"weights": size * n', '"weights": size * n + copy'), ("copy + 4 * kept", "4 * kept")), "You included the float32 copy of the weights in this entry"),
     ("no copy", state(("copy + 4 * kept", "4 * kept")), "keeps an extra tensor"),
     ("no copy for SGD", state(("if mixed_precision else 0", "if mixed_precision and kept else 0")), "keeps an extra tensor"),
     ("a copy of 16 bits", state(("copy = 4", "copy = 2")), "copy of the weights is in float32"),

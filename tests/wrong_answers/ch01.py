@@ -141,7 +141,7 @@ REDUCE_SCATTER = [
     ("one step too few", reduce_scatter(steps="p - 2"), "Nothing was sent"),
     ("one step too few for more than two ranks", reduce_scatter(steps="max(1, p - 2) if p > 1 else 0"), "Make a table for p = 3"),
     ("one step too many", reduce_scatter(steps="p"), "Make a table for p = 3"),
-    ("goes round the ring twice", reduce_scatter(steps="2 * p - 1"), "until every rank has added its values once"),
+    ("goes round the ring twice", reduce_scatter(steps="2 * p - 1"), "before every rank has added its values once"),
     ("its own row is added once more at the end", reduce_scatter(end="return total + x[rank] if p > 1 else total"), "The sum counts one rank's values twice"),
     ("its own row takes the place of what comes in", reduce_scatter(step=swap(ADD, "received + x[row]", "x[row].clone()")), "What do you have to add to the tensor you receive"),
     ("passes on without adding", reduce_scatter(step=swap(ADD, "received + x[row]", "received")), "Do you add your own values to every chunk you receive"),

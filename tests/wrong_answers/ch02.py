@@ -119,7 +119,7 @@ GELU = [
     ("half of it zero", gap(lucky="return torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0], [1.0]])"), "lucky_example has an element of magnitude 0"),
     ("tiny numbers", gap(lucky="return torch.full((1, 2), 1e-4), torch.full((2, 1), 1e-4)"), "In which other range is GELU practically linear"),
     ("not large enough", gap(lucky=swap(LUCKY, "9.0", "2.0")), "the gap of lucky_example is"),
-    ("the counter-example again", gap(lucky="return counter_example()"), "linear in a range that contains all the terms"),
+    ("the counter-example again", gap(lucky="return counter_example()"), "linear on an interval that contains all the terms"),
 ]  # fmt: skip
 
 SPLITS = 'return ("column", "row") if out <= hidden else ("column", "column")'

@@ -64,7 +64,7 @@ DESIGN = [
     ("nothing is sent", design("return F.gelu(x @ a) @ b"), "Which operator computes the total"),
     ("so f must be missing", design(G_LAST), "Which operator sums gradients across ranks in the backward pass"),
     ("g is missing", design(F_FIRST + "return F.gelu(x @ a) @ b"), "Which operator computes the total"),
-    ("f and g change places", design("x = reduce_from_region(x)\nreturn copy_to_region(F.gelu(x @ a) @ b)"), "or one term of a sum? Which"),
+    ("f and g change places", design("x = reduce_from_region(x)\nreturn copy_to_region(F.gelu(x @ a) @ b)"), "or one term of a sum? And what"),
     ("g after the GELU of terms", design("z = F.gelu(scatter_to_region(x) @ a)\nz = reduce_from_region(z)\nz = copy_to_region(z)\n" + GATHER_Y, '"row", "column"'), "the GELU of a sum isn't the sum of the GELUs"),
     ("gathers and scatters in the middle", design(F_FIRST + "z = scatter_to_region(gather_from_region(F.gelu(x @ a)))\nreturn reduce_from_region(z @ b)"), "Which operator in your code undoes what another operator did"),
     ("f twice", design(F_FIRST * 2 + G_LAST), "sums gradients that are already complete"),
@@ -78,8 +78,8 @@ DESIGN = [
     ("takes a slice of x by hand", design("n = x.shape[-1] // dist.get_world_size()\nx = x.narrow(-1, dist.get_rank() * n, n)\nz = copy_to_region(F.gelu(reduce_from_region(x @ a)))\n" + GATHER_Y, '"row", "column"'), "Which operator takes a slice in the forward pass"),
     ("forgets to slice x", design("z = copy_to_region(F.gelu(reduce_from_region(x @ a)))\n" + GATHER_Y, '"row", "column"'), "Which two shapes in your code don't match"),
     ("no GELU", design(F_FIRST + "return reduce_from_region(x @ a @ b)"), "two matmuls in a row collapse into a single matmul"),
-    ("another activation", design(F_FIRST + "return reduce_from_region(F.silu(x @ a) @ b)"), "or one term of a sum? Which"),
-    ("GELU at the end", design(F_FIRST + "return F.gelu(reduce_from_region(x @ a @ b))"), "or one term of a sum? Which"),
+    ("another activation", design(F_FIRST + "return reduce_from_region(F.silu(x @ a) @ b)"), "or one term of a sum? And what"),
+    ("GELU at the end", design(F_FIRST + "return F.gelu(reduce_from_region(x @ a @ b))"), "or one term of a sum? And what"),
     ("sums with dist.all_reduce", design(F_FIRST + "y = (F.gelu(x @ a) @ b).detach()\ndist.all_reduce(y)\nreturn y"), "invisible to autograd"),
     ("detaches x", design("x = copy_to_region(x.detach())\n" + G_LAST), "invisible to autograd"),
     ("the mean of the terms", design(F_FIRST + "return reduce_from_region(F.gelu(x @ a) @ b) / dist.get_world_size()"), "it's multiplied by a constant"),
@@ -131,7 +131,7 @@ MLP = [
     ("the inner size is always 4h", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "4 * hidden_size")), "Which layer is column-parallel, and which is row-parallel"),
     ("the default of the inner size is missing", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "ffn_hidden_size or hidden_size")), "If `ffn_hidden_size` is None"),
     ("the inner size is divided by p once more", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "(ffn_hidden_size or 4 * hidden_size) // dist.get_world_size(group)")), "Which layer is column-parallel, and which is row-parallel"),
-    ("an inner size that's too small is replaced", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size\n", "max(ffn_hidden_size or 0, hidden_size) if ffn_hidden_size and ffn_hidden_size >= hidden_size else 4 * hidden_size\n")), "Which line of your code replaces the inner size"),
+    ("an inner size that's too small is replaced", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size\n", "max(ffn_hidden_size or 0, hidden_size) if ffn_hidden_size and ffn_hidden_size >= hidden_size else 4 * hidden_size\n")), "Which line of your code changes the inner size"),
     ("the options of the first one are kept", mlp(init=swap(MLP_INIT, OPTIONS, 'given = {"bias": bias, "group": group, "device": device, "dtype": dtype}\noptions = vars(nn.Linear.forward).setdefault("options", {})\noptions.update({name: value for name, value in given.items() if value is not None})\n')), "keeps the options of the first MLP"),
 ]  # fmt: skip
 

@@ -119,7 +119,7 @@ def _must_refuse(
     least = min(needs.values())
     ask = (
         f"Even the best layout needs {least:,} bytes on its most heavily loaded GPU. What should your function do if "
-        "no layout fits?"
+        "no layout fits on the GPUs?"
     )
     told: list[str] = []
 

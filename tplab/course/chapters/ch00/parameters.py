@@ -39,7 +39,7 @@ def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
         suspects = _suspects(config, right)
         expect("0.2", call, "the number of parameters", seen, right, suspects, _OTHERWISE, _made_of(config))
     return Verdict(
-        "Your counts match the actual PyTorch modules for GPT-2, for Llama, and for random models in between."
+        "Your counts match the actual PyTorch modules for GPT-2, for Llama, and for randomly chosen models in between."
     )
 
 

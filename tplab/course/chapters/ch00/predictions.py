@@ -36,8 +36,9 @@ PREDICTIONS = {
     ),
     "0.c": Prediction(
         question="Suppose a validation loop runs total = total + loss for each of 12 batches. At the end of the loop, "
-        "how many batches still have their activations in memory? A training loop also calls loss.backward() on every "
-        "batch. At the end of a training loop, how many batches still have their activations in memory?",
+        "how many batches still have their activations in memory? A training loop, by contrast, also calls "
+        "loss.backward() on every batch. At the end of a training loop, how many batches still have their activations "
+        "in memory?",
         answer={"validation": 12, "training": 0},
         why="The graph of `total` reaches back to every batch. In a validation loop, there's no backward pass that "
         "would free the activations, so memory use climbs with every batch. In a training loop, backward() frees each "
@@ -60,7 +61,7 @@ PREDICTIONS = {
         "which fills 35 of these GPUs. That's eight times as much memory as the weights take, and the activations come "
         "on top of that.",
         wrong={
-            ("gpus_to_answer", 4): "Four GPUs hold only 320 GB in total. How many GB do the weights take?",
+            ("gpus_to_answer", 4): "Four GPUs have only 320 GB in total. How many GB do the weights take?",
             (
                 "gpus_to_answer",
                 35,
@@ -87,8 +88,11 @@ PREDICTIONS = {
         wrong={
             ("bytes", 14.25): "You divided everything by 8. Which of the saved tensors have shape [b, s, h] on every "
             "rank?",
-            ("bytes", 114): "That's how much the layer stores on a single GPU. Which of the saved tensors does each "
-            "rank compute only a slice of?",
+            (
+                "bytes",
+                114,
+            ): "That's how much the layer stores on a single GPU. For which of the saved tensors does each rank "
+            "compute only a slice?",
             (
                 "bytes",
                 93,
@@ -96,7 +100,8 @@ PREDICTIONS = {
             (
                 "bytes",
                 44,
-            ): "You divided the scores by 8, but kept all of the 34. Which of the other tensors are computed "
+            ): "You divided the 80 bytes of the scores by 8, but you left the 34 bytes of the other tensors "
+            "undivided. Which of the other tensors are computed "
             "inside the attention block or the MLP?",
             "bytes": "Go through the table of saved tensors. Each rank stores an eighth of every tensor inside the "
             "attention block or the MLP. Each rank stores the full inputs of the norms, the full inputs of Q, K, V, "
@@ -114,13 +119,13 @@ PREDICTIONS = {
             (
                 "activations_shrink_by",
                 63,
-            ): "The number of layers shrinks by a factor of 63. But for how many micro-batches does the first stage "
-            "hold activations at once?",
+            ): "The number of layers shrinks by a factor of 63. But how many micro-batches' activations does the "
+            "first stage hold at once?",
             (
                 "activations_shrink_by",
                 126,
-            ): "The first stage goes from 63 layers to 1 layer. And for how many micro-batches does the first stage "
-            "hold activations at once?",
+            ): "The first stage goes from 63 layers to 1 layer. And how many micro-batches' activations does the "
+            "first stage hold at once?",
             "activations_shrink_by": "For each number of stages, multiply the number of layers in the first stage by "
             "the number of micro-batches that the first stage stores at a time.",
         },
@@ -133,7 +138,8 @@ PREDICTIONS = {
         why="The weights, gradients, and activations fit into 10 MB, but Adam's state doesn't. With data parallelism, "
         "each device holds a full replica of the model, so each device still needs the full optimizer state.",
         wrong={
-            "one_device": "The weights take 3.3 MB, and so do the gradients. The activations of a single sequence are "
+            "one_device": "The weights take up 3.3 MB, and so do the gradients. The activations of a single sequence "
+            "are "
             "small. In which phase does Adam allocate its state?",
             "two_devices": "Which of the four kinds of memory does data parallelism divide? The table above shows "
             "what each kind of parallelism divides.",

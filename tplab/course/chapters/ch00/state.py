@@ -68,7 +68,7 @@ def state(state_bytes: Callable[[tuple[int, int], str, bool], Mapping[str, int]]
                 earlier.append((call, said, dict(said)))
     if overwritten := [call for call, said, copy in earlier if dict(said) != copy]:
         fail("0.1", f"the dict that {overwritten[0]} returned has changed since then.", _ONE_DICT)
-    return Verdict("Your results match the sizes of the tensors after a step of torch.optim, to the byte.")
+    return Verdict("Your results match the actual tensor sizes after a step of torch.optim, down to the byte.")
 
 
 def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, int]:
@@ -131,8 +131,8 @@ def _suspects(
             ),
             (
                 6 * n,
-                "You counted the float32 copy of the weights in this entry, where it doesn't belong. Which entry "
-                "should include the copy?",
+                "You included the float32 copy of the weights in this entry, but it belongs in a different entry. "
+                "Which entry should include the copy?",
             ),
             (
                 0,

@@ -142,7 +142,7 @@ def _keeps_nothing(call: str, number: int, meter: MemoryMeter, least: int) -> No
         ask = (
             "Memory use no longer grows with the number of batches, but your function still keeps the activations of "
             "one batch for a backward pass. Will there be a backward pass? How do you tell autograd that there won't "
-            "be one?"
+            "be a backward pass?"
         )
     fail("0.3", f"{call} takes {extra:,} bytes more than it needs to.", ask)
 

@@ -36,8 +36,7 @@ _GAP_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _MEAN, _TOTAL),
-        "You combined the differences of all entries into a sum or a mean. Which single difference does the exercise "
-        "ask for?",
+        "You summed or averaged the differences of all entries. Which single difference does the exercise ask for?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _TWO),

@@ -5,8 +5,8 @@ from tplab.course.checks import Prediction
 PREDICTIONS = {
     "2.a": Prediction(
         question="X has the shape [512, 1024], A has the shape [1024, 4096], and both are in float32. How many MiB of "
-        "weights does each of the 4 ranks store? How many MiB does each rank's result take up with a column "
-        "split? How many MiB does the result take up with a row split?",
+        "weights does each of the 4 ranks store? With a column split, how many MiB does each rank's result take up? "
+        "How many MiB does the result take up with a row split?",
         answer={"weights": 4, "column_result": 2, "row_result": 8},
         why="A takes up 1024 · 4096 · 4 bytes, or 16 MiB, and each rank stores a quarter of A with either split. Y "
         "takes up 512 · 4096 · 4 bytes, or 8 MiB. With a column split, each rank gets a quarter of the columns "
@@ -37,8 +37,9 @@ PREDICTIONS = {
         },
     ),
     "2.c": Prediction(
-        question="A test calls the broken gather with a two-dimensional y, and the test passes. If there are many "
-        "ranks, how many rows can y have at most? If y has many rows, how many ranks can there be at most?",
+        question="A test calls the broken gather with a two-dimensional y, and the test passes. When there "
+        "are many ranks, what's the largest number of rows that y can have? If y has many rows, how many ranks can "
+        "there be at most?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
         "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "
@@ -54,14 +55,14 @@ PREDICTIONS = {
         question="A is split by columns and B is split by rows. Is Z correct if only A is interleaved? Is Z correct if "
         "both matrices are interleaved?",
         answer={"only_a": False, "both": True},
-        why="Z is the sum over k of column k of XA times row k of B. If both matrices are split in the same way, each "
-        "rank multiplies matching columns and rows, and it doesn't matter which rank computes which term of the sum. "
-        "If only A is interleaved, rank 0 multiplies columns 0 and 2 of XA by rows 0 and 1 of B.",
+        why="Z is the sum over k of the product of column k of XA and row k of B. If both matrices are split in the "
+        "same way, each rank multiplies matching columns and rows, and it doesn't matter which rank computes which "
+        "term of the sum. If only A is interleaved, rank 0 multiplies columns 0 and 2 of XA by rows 0 and 1 of B.",
         wrong={
             "only_a": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold if "
             "A is split in an interleaved way? Which rows of B does rank 0 hold if B is split in blocks?",
             "both": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold? Which "
-            "rows of B does rank 0 hold? Does every column of XA meet its own row of B on some rank?",
+            "rows of B does rank 0 hold? Is every column of XA multiplied by the matching row of B on some rank?",
         },
     ),
 }

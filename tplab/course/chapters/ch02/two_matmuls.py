@@ -141,7 +141,8 @@ def cheapest_chain(choose_splits: Choose, two_matmuls: Compute) -> checks.Verdic
         expect=partial(expect, chosen), questions=QUESTIONS, world_sizes=(2, 4, 1),
     )  # fmt: skip
     return checks.Verdict(
-        "You found the minimum traffic for middle layers that are wider than Z, narrower than Z, and just as wide as Z."
+        "You found the minimum traffic for middle layers that are wider than Z, narrower than Z, and exactly as wide "
+        "as Z."
     )
 
 
@@ -168,8 +169,8 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", TWICE_P),
-        "Z is p times too large, because p copies of the full result were added. Does your code all-reduce Z twice, "
-        "or does every rank already have the full Z before the all-reduce?",
+        "Z is p times too large, because your code added p copies of the full result. Does your code all-reduce Z "
+        "twice, or does every rank already have the full Z before the all-reduce?",
     ),
     checks.Question(
         lambda d: "out" in d.names and not d.malformed,

@@ -315,7 +315,7 @@ F_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
-        "The gradient is right, but every rank received p tensors and then summed them locally. Which collective "
+        "The gradient is right, but every rank gathered p tensors and then summed them locally. Which collective "
         "computes the sum for you?",
     ),
     BACKWARD_SENDS,
@@ -372,7 +372,7 @@ G_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
-        "The sum is right, but every rank received p tensors and then summed them locally. Which collective "
+        "The sum is right, but every rank gathered p tensors and then summed them locally. Which collective "
         "computes the sum for you?",
     ),
     FORWARD_SENDS,

@@ -77,10 +77,10 @@ PREDICTIONS = {
                 4,
             ): "That's the factor after one g. What happens to this gradient when it reaches the g of the first "
             "network?",
-            "factor_2": "Both ranks hold the same gradient when it reaches g. How many times as large is the gradient "
-            "after an all-reduce? How many times does this happen before the backward pass arrives at x?",
-            "factor_4": "All four ranks hold the same gradient when it reaches g. How many times as large is the "
-            "gradient after an all-reduce? How many times does this happen before the backward pass arrives at x?",
+            "factor_2": "Both ranks hold the same gradient when it reaches g. By what factor does an all-reduce "
+            "multiply the gradient? How many times does this happen before the backward pass arrives at x?",
+            "factor_4": "All four ranks hold the same gradient when it reaches g. By what factor does an all-reduce "
+            "multiply the gradient? How many times does this happen before the backward pass arrives at x?",
         },
     ),
     "3.e": Prediction(

@@ -69,8 +69,8 @@ SCATTER_QUESTIONS = (
     ZERO_GRADIENT,
     checks.Question(
         lambda d: d.kind("dx") in (PADDED, "partly zero"),
-        "You filled the rest of the gradient with zeros. But the rest of the gradient isn't zero, because the other "
-        "ranks hold their values. Which collective brings the other ranks' slices to this rank?",
+        "You filled the rest of the gradient with zeros. But the rest of the gradient isn't zero. The other ranks "
+        "hold those elements. Which collective brings the other ranks' slices to this rank?",
     ),
     checks.Question(
         checks.kind_is("dx", COPIES),
@@ -89,7 +89,7 @@ SCATTER_QUESTIONS = (
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
         "The gradient is correct. But an all-reduce adds tensors, and here there's nothing to add. Which collective "
-        "only collects the slices and sends half as many bytes?",
+        "just collects the slices, and sends only half as many bytes?",
     ),
     BACKWARD_SENDS,
 )
@@ -148,7 +148,7 @@ GATHER_QUESTIONS = (
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("saw 1 all_reduce" in row.text for row in d),
         "The output is correct. But an all-reduce adds tensors, and here there's nothing to add. Which collective "
-        "only collects the slices and sends half as many bytes?",
+        "just collects the slices, and sends only half as many bytes?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,

@@ -122,7 +122,7 @@ def table(operator_table: Callable[[], Table]) -> checks.Verdict:
             right = [expected(name, problem, rank, p) for rank in range(p)]
             note = f'{name} with "{ways[0]}" forward and "{ways[1]}" backward'
             checks.verify("3.1", p, list(seen), right, questions=_QUESTIONS[name], note=note)
-    return checks.Verdict("Networks built from your table compute the same gradients as a single process.")
+    return checks.Verdict("Networks built according to your table compute the same gradients as a single process.")
 
 
 def _require_form(said: object) -> None:
@@ -148,8 +148,8 @@ def _shape(more: str) -> checks.Question:
 
 
 _SIZES = _shape(
-    "Neither f nor g changes the size of a tensor. Which of the four possible table entries change the size of a "
-    "tensor?"
+    "Neither f nor g changes the size of a tensor. Which of the four words that you can put in the table stand for an "
+    "operation that changes the size of a tensor?"
 )
 _QUESTIONS = {
     "f": (

@@ -228,8 +228,8 @@ DETECTOR_ASKS = {
     ),
     LONG: (
         "The parameters are float64, so their drift is a float64, too, but your result was rounded to float32. Which "
-        "line makes a tensor without saying its dtype? Note that `torch.tensor` turns Python floats into a float32 "
-        "tensor."
+        "line creates a tensor without specifying its dtype? Note that `torch.tensor` turns Python floats into a "
+        "float32 tensor."
     ),
     CANCEL: (
         "Here, one element is too large, and another element is too small by exactly the same amount. Do positive and "

@@ -382,7 +382,7 @@ DEFAULT_QUESTIONS = (
     checks.Question(
         NARROW_SHAPES,
         f"This MLP was built with an inner size of {NARROW}, which is smaller than its hidden size. Only None stands "
-        "for 4 · hidden_size. Which line of your code replaces the inner size?",
+        "for 4 · hidden_size. Which line of your code changes the inner size that the caller passed in?",
     ),
     checks.Question(
         "dtype",

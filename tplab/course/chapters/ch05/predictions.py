@@ -4,7 +4,7 @@ from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "5.a": Prediction(
-        question="A column-parallel layer gathers its output, and a row-parallel layer scatters it again. How many "
+        question="A column-parallel layer gathers its output, and a row-parallel layer splits it up again. How many "
         "collectives run in the forward and backward passes combined? If m = 4h and x has n elements, what's the "
         "total size of their messages, in elements and as a multiple of n?",
         answer={"collectives": 4, "times_n": 10},
@@ -25,7 +25,7 @@ PREDICTIONS = {
                 5,
             ): "That's the result for only one of the two passes. What's the result for both passes together?",
             ("times_n", 4): (
-                "The tensor between the two layers has 4n elements, and it's gathered once in each pass. How many "
+                "The tensor between the two layers has 4n elements, and it's gathered once per pass. How many "
                 "elements does f send in addition? How many elements does g send?"
             ),
             ("times_n", 8): "That accounts for the two all-gathers between the layers. How many "
@@ -45,7 +45,7 @@ PREDICTIONS = {
         "the MLP and any that sum parameter gradients. With 128 examples and h = 128 in float64, what's the total size "
         "of all their messages in bytes?",
         answer={"all_reduces": 2, "bytes": 262144},
-        why="There's one all-reduce for g and one for f, and each message has 128 · 128 elements of 8 bytes. The "
+        why="There's one all-reduce for g and one for f, and each message has 128 · 128 elements of 8 bytes each. The "
         "parameter gradients don't need an all-reduce. No other rank needs the gradient of this rank's shards. And "
         "since f sums the gradient of the MLP's input across ranks, all the replicated parameters before the MLP get "
         "the same full gradient on every rank.",
