@@ -73,10 +73,10 @@ def panels() -> Iterator[Panel]:
         _printed(cells["check-S-1"]),
         GREEN,
     )
-    report = _printed(_cell("def rank_1_has_better_things_to_do", cells))
+    report = _printed(_cell("def lazy_product", cells))
     yield Panel(
         "3. One process doesn't show up. Elsewhere, your program would just hang. Here, you get a report",
-        _with("def rank_1_has_better_things_to_do", cells).splitlines(),
+        _with("def lazy_product", cells).splitlines(),
         report[: report.index("")] + report[report.index("") + 1 : -1],  # without the rule in its last line
         RED,
     )
