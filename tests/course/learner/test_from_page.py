@@ -99,7 +99,9 @@ def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
     path = course.folder / "my_tp" / "mappings.py"
     assert "grad_output.detach().clone(" in path.read_text()
     book.run(answer.replace(".detach()", ".contiguous()"))
-    book.run("CopyToRegion.backward = staticmethod(lambda ctx, dy: (dist.all_reduce(g := dy.contiguous().clone()), g)[1])")
+    book.run(
+        "CopyToRegion.backward = staticmethod(lambda ctx, dy: (dist.all_reduce(g := dy.contiguous().clone()), g)[1])"
+    )
     assert "tplab check --exercise 3.2" in book.run('check("3.2", CopyToRegion)').text
     assert "grad_output.detach().clone(" in path.read_text()
 

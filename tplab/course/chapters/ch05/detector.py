@@ -215,8 +215,8 @@ DETECTOR_ASKS = {
     ),
     AGAIN: (
         "A training loop calls your detector over and over. Here, your detector has already been called for this "
-        "module, at a time when some other element had drifted further. Which variable of your code keeps its value "
-        "from one call to the next?"
+        "module, at a time when some other element had drifted further. Which variable in your code keeps its value "
+        "between calls?"
     ),
     FROZEN: (
         "A parameter that isn't trained can still differ between ranks, for example because it was loaded incorrectly. "
