@@ -127,6 +127,8 @@ def observe(
         others = [_twice_as_long(tensor, any_size) for tensor in others]
     if others:
         run(*others)
+        if any_size is not None:
+            run(*(_leaf(tensor) for tensor in same_size))
     evaluated = _evaluate(run, leaves) if _evaluation.get() else None
     with record() as forward:
         out = run(*(leaf.view_as(leaf) if _later.get() else leaf for leaf in leaves.values()))

@@ -302,7 +302,7 @@ CACHE_QUESTIONS = (
         "How many tokens are in a cache that has just been made?",
     ),
     checks.Question(
-        lambda d: bool({IN_PLACE, NOT_COPIED} & d.names),
+        lambda d: IN_PLACE in d.names or (NOT_COPIED in d.names and VIEWS not in d.names),
         "The room was there from the start. Which line makes new tensors instead of writing into it? A cache that is "
         "concatenated anew for every token is copied, whole, for every token.",
     ),
