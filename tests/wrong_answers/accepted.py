@@ -63,6 +63,7 @@ EACH_ALONE = (
 )  # fmt: skip
 
 RIGHT = [
+    RightAnswer("2.2", "an all-reduce from its two halves", changed("2.2", ("        dist.all_reduce(z)\n        return z\n", "        chunks = [chunk.contiguous() for chunk in z.chunk(dist.get_world_size(), -1)]\n        mine = torch.empty_like(chunks[0])\n        dist.reduce_scatter(mine, chunks)\n        dist.all_gather(chunks, mine)\n        return torch.cat(chunks, -1)\n"))),
     RightAnswer("3.3", "adds up bfloat16 in float32", changed("3.3", ("        dist.all_reduce(y)\n", "        y = y.float() if y.dtype == torch.bfloat16 else y\n        dist.all_reduce(y)\n"), ("        return y\n", "        return y.to(x.dtype)\n"))),
     RightAnswer("3.3", "returns its input on a single rank", changed("3.3", *((f"        {line}", f"        if dist.get_world_size() == 1:\n            return x\n        {line}") for line in ("y = x.clone(", "return shard(x, -1", "return ScatterToRegion.backward(ctx, x)")))),
     RightAnswer("4.2", "dist.all_reduce in place of g", changed("4.2", ("out = reduce_from_region(out, self.group)", "dist.all_reduce(out, group=self.group)"))),

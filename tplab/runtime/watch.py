@@ -129,7 +129,7 @@ class Watch:
                 if progress != before:
                     before, settled = progress, now
                 elif now - settled > SETTLED_SECONDS and self._is_deadlocked(before):
-                    raise self._deadlock("the ranks wait for what never comes")
+                    raise self._deadlock("the ranks are waiting for something that will never happen")
                 elif now - settled > LOST_SECONDS and lost_messages(snapshot(self.board)):
                     raise self._deadlock("a message was lost")
                 self._tell_if_a_rank_is_busy(now)

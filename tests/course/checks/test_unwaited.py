@@ -12,7 +12,7 @@ from tplab.runtime import Deadlock
     [  # tests/runtime/test_failures.py has these words from real runs
         ("not finished after 60 s (timeout=60). Where the ranks were:", rings.LOST),
         ("a message was lost:\nrank 0 began to send message #1 to rank 1", rings.LOST),
-        ("the ranks wait for what never comes:", rings.STUCK),
+        ("the ranks are waiting for something that will never happen:", rings.STUCK),
     ],
 )
 def test_the_question_where_ranks_wait_tells_a_lost_message_from_a_missing_one(report, question):

@@ -142,7 +142,7 @@ def observe(
         "forward traffic": traffic(forward),
     }  # a copy, before anything overwrites it
     if (more := _number_of_groups() - groups) > 0:
-        noted[GROUPS_LEFT] = Claim(f"the third call created {more} new process group{'s' * (more > 1)}")
+        noted[GROUPS_LEFT] = Claim(f"the calls after the first two created {more} new process group{'s' * (more > 1)}")
 
     pairs, problem = _pairs(out, upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]

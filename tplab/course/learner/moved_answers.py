@@ -2,8 +2,9 @@
 
 An exercise is known by the classes and the functions, with their arguments, that it asks for. Where the old and the new
 course ask for the same under different numbers, the learner's definitions go into the new exercise. A function that
-the course has renamed is in RENAMED, and an answer that defines it is carried over under the new name. What should go
-where is first written to `.tplab/moving.json`, so that an update which is killed can finish the next time.
+the course has renamed is in RENAMED, and an answer that defines it is carried over under the new name. A function of
+which only the arguments have other names is in REWORDED, and its answer stays as it is. What should go where
+is first written to `.tplab/moving.json`, so that an update which is killed can finish the next time.
 
     {"S.2": {"was": ["2.2"], "source": "def column_product(x, a_shard): ..."}}
 """

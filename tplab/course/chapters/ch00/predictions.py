@@ -36,7 +36,7 @@ PREDICTIONS = {
     ),
     "0.c": Prediction(
         question="Suppose a validation loop runs total = total + loss for each of 12 batches. At the end of the loop, "
-        "how many batches still have their activations in memory? A training loop, by contrast, also calls "
+        "how many batches still have their activations in memory? A training loop also calls "
         "loss.backward() on every batch. At the end of a training loop, how many batches still have their activations "
         "in memory?",
         answer={"validation": 12, "training": 0},

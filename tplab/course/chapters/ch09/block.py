@@ -24,12 +24,8 @@ SHARDED_DIM = {"A": 0, "a": 0, "B": 1}
 MASKS = "masks"
 RIGHT_STREAMS = (SHARDED, REPLICATED)  # the state that each mask is drawn from: (inside, at the end)
 
-OUT, SECOND, EVAL, AFTERWARDS = (
-    "out",
-    "out of a second pass, under torch.no_grad",
-    "out in eval mode",
-    "numbers drawn afterwards",
-)
+OUT, SECOND = "out", "out of a second pass, under torch.no_grad"
+EVAL, AFTERWARDS = "out in eval mode", "numbers drawn afterwards"
 NONE = "what comes out without any dropout"
 NO_INNER = "what comes out without dropout inside"
 NO_OUTER = "what comes out without dropout at the end"
