@@ -77,7 +77,7 @@ list(launch(count, 4)), counter
 
 # %% exercise="1.1"
 def scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int) -> torch.Tensor:
-    """Fill `out` [..] with the chunk that belongs to this rank, and return it.
+    """Fill `out` [..] with the chunk that belongs to this rank, and return `out`.
 
     chunks: on rank `src`, a list of p tensors [..] in rank order; on all other ranks, None
     """
@@ -94,7 +94,7 @@ def scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int) -> t
 
 
 def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
-    """On rank `dst`, return the list of all ranks' x [..], in rank order. On all other ranks, return None."""
+    """On rank `dst`, return a list with copies of all ranks' x [..], in rank order. On all other ranks, return None."""
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank != dst:

@@ -160,6 +160,7 @@ LOOP = [
     ("always switches to train mode", validate(("    total, count", "    model.eval()\n    total, count"), ("    return", "    model.train()\n    return")), "does it restore the old mode"),
     ("switches autograd off", validate(("    with torch.no_grad():\n", "    torch.set_grad_enabled(False)\n    if True:\n")), "turn autograd back on"),
     ("the sum", validate(("return total / count", "return total")), "You returned the sum of the losses"),
+    ("weighted by the batch size", validate((".item()", ".item() * len(ids)"), ("count += 1", "count += len(ids)")), "You weighted the loss of each batch"),
     ("the last loss", validate(("total +=", "total =")), "what do you divide their sum by"),
     ("needs the number of batches", validate(("    return total / count", "    return total / len(batches)")), "average_loss(model, 7 batches)"),
     ("a list of all batches", validate(("    with torch", "    batches = list(batches)\n    with torch")), "holds on to all the batches"),
@@ -210,6 +211,7 @@ LAYOUTS = [
     ("returns the best where nothing fits", search(("        raise ValueError", "        return min(layouts, key=needs.get)\n        raise ValueError")), "What should your function do if no layout fits"),
     ("another error", search(("raise ValueError", "raise RuntimeError")), "What should your function do if no layout fits"),
     ("an error that does not say how much", search(("even the best layout needs {min(needs.values())} bytes on a GPU with {gpu_bytes}", "nothing fits")), "should contain the smallest gpu_bytes"),
+    ("names the bytes of the most GPUs", search(("min(needs.values())", "needs[max(layouts, key=lambda layout: layout.gpus)]")), "should contain the smallest gpu_bytes"),
     ("names the bytes of a single GPU", search(("min(needs.values())", "max(needs.values())")), "should contain the smallest gpu_bytes"),
 ]  # fmt: skip
 

@@ -49,6 +49,8 @@ BOTH = [
     ("scatter: the source is always rank 0", scatter(swap(SCATTER, "src", "0")), "chunks[other]"),
     ("scatter: the source's own chunk is not filled in", scatter(swap(SCATTER, "out.copy_(chunks[src])", "out")), "has to copy its own chunk"),
     ("scatter: another name instead of a copy", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "out = chunks[src]\nreturn out")), "a new name for a different tensor"),
+    ("scatter: returns the caller's chunk", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "out.copy_(chunks[src])\nreturn chunks[src]")), "Which tensor does your last line return on the source rank"),
+    ("gather: puts x itself into the list", gather(swap(GATHER, "chunks[rank].copy_(x)", "chunks[rank] = x")), "How do you put a copy of x into the list"),
     ("scatter: sends to itself", scatter("if rank == src:\n    for other in range(world_size):\n        dist.send(chunks[other], other)\ndist.recv(out, src)\nreturn out"), "your code fails on rank 0"),
     ("scatter: chunks counted without the source", scatter(swap(SCATTER, SENDS, "others = [other for other in range(world_size) if other != src]\nfor index, other in enumerate(others):\n    dist.send(chunks[index], other)")), "Rank r should get `chunks[r]`"),
     ("scatter: everybody gets the first chunk", scatter(swap(SCATTER, "chunks[other]", "chunks[0]")), "Which index do you use in each of your sends"),
@@ -72,8 +74,8 @@ BOTH = [
     ("scatter: starts and does not wait, on the others only", scatter(swap(SCATTER, "dist.recv(", "dist.irecv(")), "when can you safely modify the tensor you sent"),
     ("scatter: the root sends to itself too", scatter(swap(SCATTER, "    if other != src:\n        dist.send", "    dist.send")), "Which ranks shouldn't make the call that failed"),
     ("scatter: the root receives from itself too", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "dist.recv(out, src)\nreturn out")), "Which ranks shouldn't make the call that failed"),
-    ("gather: the root's own comes last", gather(swap_all(GATHER, (PARTS, "chunks = []"), ("dist.recv(chunks[other], other)", "chunks.append(torch.empty_like(x))\n        dist.recv(chunks[-1], other)"), ("return chunks", "return [*chunks, x]"))), "The list should be in rank order"),
-    ("gather: p times the same tensor", gather(swap_all(GATHER, (PARTS, "chunks = [torch.empty_like(x)] * world_size"), ("return chunks", "chunks[dst] = x\nreturn chunks"))), "all p entries are the same tensor"),
+    ("gather: the root's own comes last", gather(swap_all(GATHER, (PARTS, "chunks = []"), ("dist.recv(chunks[other], other)", "chunks.append(torch.empty_like(x))\n        dist.recv(chunks[-1], other)"), ("return chunks", "return [*chunks, x.clone()]"))), "The list should be in rank order"),
+    ("gather: p times the same tensor", gather(swap_all(GATHER, (PARTS, "chunks = [torch.empty_like(x)] * world_size"), ("return chunks", "chunks[dst] = x.clone()\nreturn chunks"))), "all p entries are the same tensor"),
     ("gather: the root's own is missing", gather(swap_all(GATHER, ("empty_like", "zeros_like"), ("chunks[rank].copy_(x)\n", ""))), "rank dst's own tensor at index dst"),
     ("gather: a list on every rank", gather("""
         chunks = [torch.zeros_like(x) for _ in range(world_size)]

@@ -185,6 +185,7 @@ MODULES = [
     ("an assert", module(forward="assert ((ids >= 0) & (ids < self.num_embeddings)).all()\n" + CALL), "raises IndexError for such an id"),
     ("does not name the id", module(forward=swap(TEST, "id {ids[tuple(place)].item()}", "an id") + CALL), "wants to find the token"),
     ("does not name the position", module(forward=swap(TEST, "at {place} ", "") + CALL), "wants to find the token"),
+    ("the largest id, with the position of the first", module(forward=swap(TEST, "ids[tuple(place)].item()", "ids[wrong].max().item()") + CALL), "wants to find the token"),
     ("names the position in the flat tensor", module(forward=swap(TEST, "at {place} ", "at {wrong.flatten().nonzero()[0].item()} ") + CALL), "wants to find the token"),
     ("names the row of the shard in place of the id", module(forward=swap(TEST, "ids[tuple(place)].item()", "ids[tuple(place)].item() - 1000") + CALL), "wants to find the token"),
     ("only rank 0 raises", module(forward=swap(TEST, "if wrong.any():", "if wrong.any() and dist.get_rank(self.group) == 0:") + CALL), "do all of them ask the same question"),

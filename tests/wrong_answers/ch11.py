@@ -98,6 +98,7 @@ BACK = "return dx, dw, None"
 BACKWARDS = [
     ("blocking, before dW", backward(DX + "dist.all_reduce(dx, group=ctx.group)\n" + DW + BACK), "Where is the last line at which you may wait"),
     ("blocking, after dW", backward(DX + DW + "dist.all_reduce(dx, group=ctx.group)\n" + BACK), "Which of the two products can be sent away"),
+    ("dW summed over one leading dimension", backward(DX + START + "dw = dy.transpose(-2, -1) @ x\nif dw.dim() > 2:\n    dw = dw.sum(0)\n" + WAIT + BACK), "In which order should the rank compute dx"),
     ("waits at once", backward(DX + START + WAIT + DW + BACK), "waits for the sum before it computes dW"),
     ("starts when dW is there", backward(DX + DW + START + WAIT + BACK), "nothing is left to do beside it"),
     ("dW first of all", backward(DW + DX + START + WAIT + BACK), "dW was computed before there was anything to send"),

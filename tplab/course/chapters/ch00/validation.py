@@ -31,10 +31,13 @@ class Model(nn.Module):
 
 
 def batches(generator: torch.Generator, number: int) -> list[Batch]:
-    def draw() -> Tensor:
-        return torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    """Return `number` batches. The last one is smaller, as in most data sets."""
 
-    return [(draw(), draw()) for _ in range(number)]
+    def draw(rows: int) -> Tensor:
+        return torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+
+    sizes = [ROWS] * (number - 1) + [ROWS // 4]
+    return [(draw(rows), draw(rows)) for rows in sizes]
 
 
 def handed_over(data: list[Batch], held: list[int]) -> Iterator[Batch]:
@@ -62,13 +65,15 @@ def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
         data = batches(generator, number)
         call = f"average_loss(model, {number} batch{'es' * (number > 1)})"
         with torch.no_grad():
-            right = sum(model(*batch).item() for batch in data) / number
+            losses = [model(*batch).item() for batch in data]
+        right = sum(losses) / number
+        weighted = sum(loss * len(x) for loss, (x, _) in zip(losses, data, strict=True)) / sum(len(x) for x, _ in data)
         before = [(p.requires_grad, p.grad, p.detach().clone()) for p in model.parameters()]
         model.train(number != 2)
         least, held = needed(model, data), list[int]()
         with MemoryMeter() as meter, calling(call):
             seen = average_loss(model, handed_over(data, held) if number == 7 else data)
-        _compare(call, number, seen, right)
+        _compare(call, number, seen, right, weighted)
         _is_as_before(call, model, before, number != 2)
         _keeps_nothing(call, number, meter, least)
         _lets_batches_go(call, held)
@@ -79,7 +84,7 @@ def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
     return Verdict("No matter how many batches there are, no activations stay in memory.")
 
 
-def _compare(call: str, number: int, seen: object, right: float) -> None:
+def _compare(call: str, number: int, seen: object, right: float, weighted: float) -> None:
     if isinstance(seen, Tensor) and seen.requires_grad:
         fail(
             "0.3",
@@ -101,6 +106,11 @@ def _compare(call: str, number: int, seen: object, right: float) -> None:
         )
         if number > 1 and abs(value - number * right) < 1e-9 * number * right:
             ask = "You returned the sum of the losses. How do you get the average from the sum?"
+        elif abs(value - weighted) < 1e-9 * weighted:
+            ask = (
+                "You weighted the loss of each batch by the batch size. The broken loop gives every batch the same "
+                "weight, even the last batch, which is smaller here. What should your function divide by?"
+            )
         fail("0.3", f"{call} returned {value:.6g}, but the average loss is {right:.6g}.", ask)
 
 

@@ -28,6 +28,8 @@ Gather = Callable[[Tensor, int], Tensors | None]
 SHAPES = ((5,), (2, 3))
 
 NAMES_SENDER = "every receive names its sender"
+RETURNS_OUT = "scatter returns out itself"
+OWN_MEMORY = "the gathered tensors share no memory with x"
 
 _FIRST = "the first of the chunks"
 _NEXT = "the chunk of the next rank"
@@ -92,10 +94,14 @@ def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -
         with record() as section, receives_from_any_rank("scatter", unnamed):
             returned = scatter(out, chunks, case.root)
         seen |= {"out": buffer[1], "returned": returned, "scatter traffic": checks.traffic(section)}
+        is_out = not isinstance(returned, Tensor) or checks.same_memory(returned, out)
+        seen[RETURNS_OUT] = checks.Claim("" if is_out else "it returns a different tensor with the same values")
     if case.gathers:
         with record() as section, receives_from_any_rank("gather", unnamed):
             gathered = gather(x, case.root)
         seen |= {"gathered": gathered, "gather traffic": checks.traffic(section)}
+        shares = isinstance(gathered, list) and any(checks.same_memory(each, x) for each in gathered)
+        seen[OWN_MEMORY] = checks.Claim("one of them does" if shares else "")
     text = f"{unnamed[0]} has {len(unnamed)} without" if unnamed else ""
     return seen | {NAMES_SENDER: checks.Claim(text), "inputs unchanged": before.changed()}
 
@@ -174,6 +180,16 @@ _QUESTIONS = (
         "ranks have to send something, and which rank receives each message?",
     ),
     SILENT,
+    checks.Question(
+        lambda d: RETURNS_OUT in d.names and "out" not in d.names,
+        "Your caller expects to get `out` back, but on the source rank, your function returns a tensor that shares no "
+        "memory with `out`. Which tensor does your last line return on the source rank?",
+    ),
+    checks.Question(
+        lambda d: OWN_MEMORY in d.names,
+        "Rank dst put its own x into the list. If your caller overwrites x later, for example with the next batch, the "
+        "gathered tensor changes as well. How do you put a copy of x into the list instead?",
+    ),
     checks.Question(
         lambda d: "out" in d.names and "returned" not in d.names,
         "You return the right tensor, but you never fill `out`, the tensor that your caller passed in. An assignment "

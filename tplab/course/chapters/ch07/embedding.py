@@ -23,8 +23,12 @@ from tplab.runtime import device
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
 SHAPE = (3, 8)  # shape of the ids
-WRONG_AT = [1, 2]  # position of the wrong id among them
-OTHER_SHAPES = {(24,): [10], (3, 2, 4): [1, 1, 2]}  # other shapes of the ids, and the position of the wrong one
+WRONG_AT = (1, 2)  # position of the wrong id among them
+OTHER_SHAPES = {(24,): (10,), (3, 2, 4): (1, 1, 2)}  # other shapes of the ids, and the position of the wrong one
+TWO_WRONG = (  # two wrong ids at a time, of which the message may name either, but with that one's position
+    {(0, 5): VOCAB + 100, (2, 1): VOCAB + 200},
+    {(0, 5): VOCAB + 200, (2, 1): VOCAB + 100},
+)
 NO_IDS = "an empty tensor of ids gives an empty tensor of vectors"
 REFUSES = "an id outside the vocabulary is an IndexError that names the id and its position"
 SILENT = "gives no error, but a vector of zeros"
@@ -123,8 +127,9 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
         lambda: module(ids), given["dy"].to(device()), inputs={}, parameters={"weight": module.weight}
     )
     seen["checkpoint"] = full_state_dict(module, group)["weight"]
-    refusals = [refusal(module, ids, wrong, WRONG_AT) for wrong in given["wrong"]]
-    refusals += [refusal(module, ids.view(shape), VOCAB, at) for shape, at in OTHER_SHAPES.items()]
+    refusals = [refusal(module, ids, {WRONG_AT: wrong}) for wrong in given["wrong"]]
+    refusals += [refusal(module, ids.view(shape), {at: VOCAB}) for shape, at in OTHER_SHAPES.items()]
+    refusals += [refusal(module, ids, two) for two in TWO_WRONG]
     return seen | {REFUSES: checks.Claim(next(filter(None, refusals), "")), NO_IDS: of_no_ids(module, ids[:0])}
 
 
@@ -138,23 +143,27 @@ def of_no_ids(module: Any, ids: Tensor) -> checks.Claim:
     return checks.Claim("" if shape == [*ids.shape, HIDDEN] else f"ids of shape {list(ids.shape)} give {shape}")
 
 
-def refusal(module: Any, ids: Tensor, wrong: int, at: list[int]) -> str:
-    """Describe how the module treats ids of which one, at this position, is `wrong`. Return "" for an IndexError."""
-    ids, what = ids.clone(), f"id {wrong} at {at} of {list(ids.shape)}"
-    ids[tuple(at)] = wrong
+def refusal(module: Any, ids: Tensor, wrongs: dict[tuple[int, ...], int]) -> str:
+    """Describe how the module treats ids with these wrong ones, by position. Return "" for a good IndexError."""
+    ids, what = ids.clone(), " and ".join(f"id {wrong} at {list(at)}" for at, wrong in wrongs.items())
+    what += f" of {list(ids.shape)}"
+    for at, wrong in wrongs.items():
+        ids[at] = wrong
     try:
         out = module(ids)
     except IndexError as error:
         numbers = [int(text) for text in re.findall(r"-?\d+", str(error))]
-        if wrong in numbers and at in (numbers[i : i + len(at)] for i in range(len(numbers))):
+        named = [at for at, wrong in wrongs.items() if wrong in numbers]
+        if any(list(at) == numbers[i : i + len(at)] for at in named for i in range(len(numbers))):
             return ""
-        unsaid = f"its position {at}" if wrong in numbers else "the id"
+        unsaid = f"its position {list(named[0])}" if named else "the id"
         return f"{what} gives an IndexError without {unsaid}: {error}"
     except NotImplementedError:
         raise
     except Exception as error:
         return f"{what} gives {type(error).__name__}: {error}"
-    vector = out[tuple(at)] if isinstance(out, Tensor) and out.dim() == len(at) + 1 else torch.ones(1)
+    at = next(iter(wrongs))
+    vector = out[at] if isinstance(out, Tensor) and out.dim() == len(at) + 1 else torch.ones(1)
     return f"{what} {OTHER_VECTOR if vector.any() else SILENT}"
 
 

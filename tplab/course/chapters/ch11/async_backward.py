@@ -43,7 +43,7 @@ class Input(checks.Case):
         return f"x {[*self.leading, HIDDEN]}" + ", with a weight that needs no gradient" * self.frozen
 
 
-CASES = (Input(), Input(leading=(2,)), Input(groups=checks.GROUPS), Input(frozen=True))
+CASES = (Input(), Input(leading=(2,)), Input(leading=(2, 2, 2)), Input(groups=checks.GROUPS), Input(frozen=True))
 
 
 class Watch(TorchDispatchMode):

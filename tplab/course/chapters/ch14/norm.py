@@ -20,6 +20,7 @@ NO_REPLICATED = "what comes out without the replicated parameters"
 OWN_SHARDS = "what comes out with this rank's shards alone"
 SHARDS_OF_0 = "what comes out with the shards of the first tensor-parallel rank alone"
 OWN_STAGE = "what comes out with this stage alone"
+TIED_LEFT_OUT = "what comes out without the shared table"
 TIED_TWICE = "what comes out when the shared table counts twice"
 DP_TOO = "sqrt(dp) times the right one"
 NO_ROOT = "the square of the right one"
@@ -35,6 +36,7 @@ class Mesh(checks.Case):
     half:    the gradients are float16 numbers, whose squares float16 can't hold
     frozen:  one of the later stages has no gradients, except the shared table's if it's the last one
     copied:  the shared table is replicated over tp, not split
+    single:  the only stage, which is the first and the last one, gets the table as `tied`
     """
 
     dp: int
@@ -43,10 +45,12 @@ class Mesh(checks.Case):
     half: bool = False
     frozen: bool = False
     copied: bool = False
+    single: bool = False
 
     def describe(self, name: str) -> str:
         how = ", gradients in float16" * self.half + ", a stage without gradients of its own" * self.frozen
         how += ", every tensor-parallel rank has the whole table" * self.copied
+        how += ", the only stage has a tied table" * self.single
         return f"dp = {self.dp}, pp = {self.pp}, tp = {self.tp}{how}"
 
     @property
@@ -65,8 +69,8 @@ class Mesh(checks.Case):
 
 
 MESHES = {
-    1: (Mesh(1, 1, 1), Mesh(1, 1, 1, half=True)),
-    2: (Mesh(1, 1, 2), Mesh(1, 2, 1), Mesh(2, 1, 1), Mesh(1, 2, 1, frozen=True)),
+    1: (Mesh(1, 1, 1), Mesh(1, 1, 1, half=True), Mesh(1, 1, 1, single=True)),
+    2: (Mesh(1, 1, 2), Mesh(1, 1, 2, single=True), Mesh(1, 2, 1), Mesh(2, 1, 1), Mesh(1, 2, 1, frozen=True)),
     4: (
         Mesh(1, 2, 2),
         Mesh(2, 1, 2),
@@ -127,7 +131,7 @@ def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor],
     tp_group, pp_group = (checks.make_group(case.groups_of(axis)) for axis in ("tp", "pp"))
     gradients = {name: gradient.half() if case.half else gradient for name, gradient in given.items()}
     named = {name: as_parameter(gradient, case.cuts.get(name)) for name, gradient in gradients.items()}
-    tied = named.get("table") if case.pp > 1 else None
+    tied = named.get("table") if case.pp > 1 or case.single else None
     params = list(named.values())
     params.insert(1, nn.Parameter(torch.ones(2, dtype=case.dtype, device=device())))  # without a gradient
     before = checks.Snapshot(parameters=params, **{f"gradient {n}": param.grad for n, param in enumerate(params)})
@@ -175,6 +179,7 @@ def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Ten
 
     mistakes = {
         TIED_TWICE: root(whole, tied * (pp > 1)),
+        TIED_LEFT_OUT: root(whole, -tied),
         REPLICATED: root(whole, (tp - 1) * sum(replicated)),
         f"{REPLICATED} ": root(whole, (tp - 1) * sum(replicated), tied * (pp > 1)),
         NO_REPLICATED: root(whole - sum(replicated)),
@@ -259,6 +264,11 @@ QUESTIONS = (
         checks.kind_is("norm", TIED_TWICE),
         "The table stands on the first and on the last stage, and both copies have the same gradient. On which of the "
         "two stages does it count, and how does a rank know its stage?",
+    ),
+    checks.Question(
+        checks.kind_is("norm", TIED_LEFT_OUT),
+        "No rank counts the shared table. The first stage should count the table, even if that stage is also the last "
+        "one. Which ranks skip the table in your code?",
     ),
     checks.Question(
         checks.kind_is("norm", DP_TOO),
