@@ -547,7 +547,7 @@ def layout_of(dp, pp, tp, sequences):
 # Return the `layout_of(dp, pp, tp, sequences)` with the least `seconds(layout)` among those that
 #
 # - use every GPU;
-# - divide evenly: `tp` the heads `config.num_heads`, `pp` the layers `config.num_layers`, `dp` the sequences;
+# - divide evenly: `tp` the heads `config.num_heads` and, because of sequence parallelism, the tokens `config.seq_length`; `pp` the layers `config.num_layers`, `dp` the sequences;
 # - keep each `tp` group inside one machine, on machines that are all used whole. Ranks are counted through the machines, so look at where the groups begin and end;
 # - fit: `bill(config, layout).total` is at most `gpu_bytes`.
 #
@@ -564,7 +564,7 @@ def choose_layout(config, gpus, gpus_per_node, gpu_bytes, sequences, seconds):
             dp, rest = divmod(gpus, tp * pp)
             if rest or dp == 0 or gpus_per_node % tp or sequences % dp:
                 continue
-            if config.num_heads % tp or config.num_layers % pp:
+            if config.num_heads % tp or config.seq_length % tp or config.num_layers % pp:
                 continue
             layout = layout_of(dp, pp, tp, sequences)
             if bill(config, layout).total <= gpu_bytes:
@@ -577,8 +577,8 @@ def choose_layout(config, gpus, gpus_per_node, gpu_bytes, sequences, seconds):
 
 # %% [markdown] hints="14.5"
 # 1. If `tp` and `pp` are chosen, which `dp` is left, and when is there none? With 8 GPUs in a machine and `tp = 6`: where does the second group lie?
-# 2. Two loops, over `tp` and `pp`. Skip a pair if `gpus` is not a multiple of `tp * pp`, if `tp` does not divide `gpus_per_node` and the heads, if `pp` does not divide the layers, if `dp` does not divide the sequences. Collect the layouts whose bill fits. `min(layouts, key=seconds)` is the fastest.
-# 3. `dp, rest = divmod(gpus, tp * pp)`; `if rest or not dp or gpus_per_node % tp or config.num_heads % tp or config.num_layers % pp or sequences % dp: continue`; `layout = layout_of(dp, pp, tp, sequences)`; `if bill(config, layout).total <= gpu_bytes: fitting.append(layout)`; if the list is empty `raise ValueError(...)`, else `return min(fitting, key=seconds)`.
+# 2. Two loops, over `tp` and `pp`. Skip a pair if `gpus` is not a multiple of `tp * pp`, if `tp` does not divide `gpus_per_node`, the heads and the tokens of a sequence, if `pp` does not divide the layers, if `dp` does not divide the sequences. Collect the layouts whose bill fits. `min(layouts, key=seconds)` is the fastest.
+# 3. `dp, rest = divmod(gpus, tp * pp)`; `if rest or not dp or gpus_per_node % tp or config.num_heads % tp or config.seq_length % tp or config.num_layers % pp or sequences % dp: continue`; `layout = layout_of(dp, pp, tp, sequences)`; `if bill(config, layout).total <= gpu_bytes: fitting.append(layout)`; if the list is empty `raise ValueError(...)`, else `return min(fitting, key=seconds)`.
 
 # %% check="14.5"
 check("14.5", choose_layout)

@@ -171,7 +171,7 @@ COMBINES_OR_SKIPS: list[Changed] = [
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
     ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
     ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
-    ("14.5", [("config.num_heads % tp or config.num_layers % pp", "config.num_layers % pp")], "before you have asked whether it divides everything"),
+    ("14.5", [("config.num_heads % tp or config.seq_length % tp", "config.seq_length % tp")], "before you have asked whether it divides everything"),
     ("15.2", [("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')], "Which line calls `hash`"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
 ]  # fmt: skip

@@ -147,7 +147,6 @@ def layouts(*pairs: tuple[str, str]) -> str:
 
 
 CONDITION = "if rest or dp == 0 or gpus_per_node % tp or sequences % dp:"
-MODEL = "if config.num_heads % tp or config.num_layers % pp:"
 
 LAYOUTS = [
     ("not all GPUs", layouts((CONDITION, CONDITION.replace("rest or ", "")), ("min(fitting, key=seconds)", "min(fitting, key=lambda l: l.dp * l.pp * l.tp)")), "A GPU that is in no group does nothing"),
@@ -159,9 +158,10 @@ LAYOUTS = [
     ("the first that fits", layouts(("return min(fitting, key=seconds)", "return fitting[0]")), "Another layout that fits is faster"),
     ("as much tp as possible", layouts(("min(fitting, key=seconds)", "max(fitting, key=lambda layout: layout.tp)")), "Another layout that fits is faster"),
     ("the least memory", layouts(("key=seconds", "key=lambda layout: bill(config, layout).total")), "Another layout that fits is faster"),
-    ("tp up to a node, not a divisor of it", layouts((" or gpus_per_node % tp", "")), "before you have asked whether it divides everything"),
+    ("tp up to a node, not a divisor of it", layouts((" or gpus_per_node % tp", "")), "leave no group across the border"),
     ("tp over all GPUs", layouts((" or gpus_per_node % tp", ""), ("range(1, gpus_per_node + 1)", "range(1, gpus + 1)")), "leave no group across the border"),
-    ("layers are not divided evenly", layouts((" or config.num_layers % pp", "")), "which of the three does your layout not divide"),
+    ("layers are not divided evenly", layouts((" or config.num_layers % pp", "")), "Which of these four does your layout not divide"),
+    ("tokens are not divided evenly", layouts((" or config.seq_length % tp", "")), "before you have asked whether it divides everything"),
     ("sequences are not divided evenly", layouts((" or sequences % dp", "")), "before you have asked whether it divides everything"),
     ("micro-batches as if there were one replica", layouts(("layout_of(dp, pp, tp, sequences)", "layout_of(dp, pp, tp, sequences * dp)")), "does `layout_of` get the number of sequences"),
     ("None where nothing fits", layouts(('raise ValueError(f"no layout of {gpus} GPUs with {gpu_bytes / 1e9:.0f} GB holds this model: take more GPUs")', "return None")), "What does your function do when none is left"),

@@ -25,7 +25,7 @@ from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 SHAPE = (3, 8)  # shape of the ids
 WRONG_AT = (1, 2)  # position of the wrong id among them
 OTHER_SHAPES = {(24,): (10,), (3, 2, 4): (1, 1, 2)}  # other shapes of the ids, and the position of the wrong one
-TWO_WRONG = (  # two wrong ids at a time, of which the message may name either, but with that one's position
+TWO_WRONG: tuple[dict[tuple[int, ...], int], ...] = (  # two wrong ids: the message names either, with its position
     {(0, 5): VOCAB + 100, (2, 1): VOCAB + 200},
     {(0, 5): VOCAB + 200, (2, 1): VOCAB + 100},
 )

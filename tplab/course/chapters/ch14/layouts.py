@@ -15,7 +15,7 @@ from tplab.memory.memory_bill import Layout, bill
 SLACK = 1.02  # the largest allowed time relative to the best layout's
 
 ALL_GPUS = "dp · pp · tp is the number of GPUs"
-EVEN = "heads, layers and sequences are divided evenly"
+EVEN = "heads, tokens, layers and sequences are divided evenly"
 IN_NODE = "the tensor-parallel ranks are in one node"
 FITS = "it fits the memory of a GPU"
 FAST = "it is about as fast as the fastest"
@@ -76,13 +76,17 @@ CLUSTERS = (
     Cluster("heads that 8 GPUs don't divide", gpt(30, 2560, 20), 8, 8, 80 * GB, 2, 0.05, 0.001, 0.05),
     Cluster("layers that few numbers divide", gpt(30, 5120, 40), 16, 8, 80 * GB, 32, 0.01, 0.05, 0.05),
     Cluster("sequences that few numbers divide", gpt(24, 1024, 16), 16, 8, 80 * GB, 12, 0.01, 0.02, 0.01),
+    Cluster(
+        "nodes of 6, a sequence that 3 ranks don't divide", gpt(24, 3072, 24), 12, 6, 80 * GB, 8, 0.05, 0.001, 0.05
+    ),
     Cluster("a large vocabulary", gpt(8, 1024, 16, 256000, 8192), 8, 8, 10 * GB, 8, 0.01, 0.02, 0.2),
 )
 TOO_SMALL = Cluster("a model that fits nowhere", gpt(96, 12288, 96), 16, 8, 40 * GB, 32, 0.01, 0.01, 0.05)
 
 
 def even(c: Cluster, dp: int, pp: int, tp: int) -> bool:
-    return c.config.num_heads % tp == 0 and c.config.num_layers % pp == 0 and c.sequences % dp == 0
+    by_tp = c.config.num_heads % tp == 0 and c.config.seq_length % tp == 0
+    return by_tp and c.config.num_layers % pp == 0 and c.sequences % dp == 0
 
 
 def possible(c: Cluster) -> Iterator[Layout]:
@@ -154,8 +158,9 @@ QUESTIONS = (
     ),
     Question(
         lambda d: EVEN in d.names,
-        "Each rank takes whole heads, each stage whole layers and as many as any other, each replica whole sequences. "
-        "Which of the three does your layout not divide, and does `layout_of` get the number of sequences?",
+        "Each rank takes whole heads and, with sequence parallelism, as many tokens as all other ranks. Each stage "
+        "takes whole layers and as many as all other stages, and each replica takes whole sequences. Which of these four does "
+        "your layout not divide? Does `layout_of` get the number of sequences?",
     ),
     Question(
         lambda d: FITS in d.names,
