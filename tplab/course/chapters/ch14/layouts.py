@@ -159,8 +159,8 @@ QUESTIONS = (
     Question(
         lambda d: EVEN in d.names,
         "Each rank takes whole heads and, with sequence parallelism, as many tokens as all other ranks. Each stage "
-        "takes whole layers and as many as all other stages, and each replica takes whole sequences. Which of these four does "
-        "your layout not divide? Does `layout_of` get the number of sequences?",
+        "takes whole layers and as many as all other stages. Each replica takes whole sequences. Which of these four "
+        "does your layout not divide? Does `layout_of` get the number of sequences?",
     ),
     Question(
         lambda d: FITS in d.names,
