@@ -272,7 +272,7 @@ def test_plain_sends_all_round_do_wait_for_each_other():
     """What `exchange` is for; should a backend ever let it pass, the chapter has to say so."""
     from tplab import Deadlock
 
-    with pytest.raises(Deadlock, match="waits in send"):
+    with pytest.raises(Deadlock, match="is waiting in send"):
         launch(_send_first, 3)
 
 

@@ -103,12 +103,12 @@ FAULTS: dict[Callable[[], object], str] = {
     targets_that_stayed_on_the_cpu: "Expected all tensors to be on the same device",
     a_message_of_int16: "data type torch.int16 is not supported by NCCL",
     a_group_made_by_its_members_only: r"waits in new_group\(\[0, 2\]\) for ranks \[1\]",
-    a_ring_of_sends_one_by_one: r"rank . never receives from rank . \(message #1\); rank . waits in send",
-    two_large_sends_first: r"rank . never receives from rank . \(message #1\); rank . waits in send",
+    a_ring_of_sends_one_by_one: r"rank . never receives from rank . \(message #1\); rank . is waiting in send",
+    two_large_sends_first: r"rank . never receives from rank . \(message #1\); rank . is waiting in send",
     a_received_tensor_read_too_early: r"reads a tensor of \[4\] while a message that writes it is under way",
     a_sent_tensor_overwritten_too_early: r"writes a tensor of \[4\] while a message that reads it is under way",
     a_sum_read_before_it_is_waited_for: r"reads a tensor of \[4\] while a message that writes it is under way",
-    a_pipeline_whose_connections_were_not_opened: r"rank . never sends to rank . \(message #1\); rank . waits in recv",
+    a_pipeline_whose_connections_were_not_opened: r"rank . never sends to rank . \(message #1\); rank . is waiting",
 }
 
 

@@ -93,14 +93,14 @@ def kinds_differ(rank: int) -> None:
 
 FLAT = "([4] float32, sum)"
 DEADLOCKS: dict[Callable[[int], object], str] = {
-    skips: f"rank 1 never joined all_reduce #2 {FLAT}; rank 0 waits in it.",
-    skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
-    skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
-    skips_a_functional_one: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
-    skips_after_a_slow_step: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 waits in it.",
-    skips_its_part_of_a_ring: "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1",
+    skips: f"rank 1 never joined all_reduce #2 {FLAT}; rank 0 is waiting in it.",
+    skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
+    skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
+    skips_a_functional_one: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
+    skips_after_a_slow_step: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 is waiting in it.",
+    skips_its_part_of_a_ring: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1",
     two_groups_in_another_order: f"rank 0 never joined all_reduce #1 {FLAT}",
-    both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([4] float32).",
+    both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([4]",
     shapes_differ: "collective #1 is not the same on all ranks",
     kinds_differ: "collective #1 is not the same on all ranks",
 }
@@ -145,7 +145,7 @@ def test_a_run_can_be_interrupted_while_a_gpu_waits() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         Way("nccl", 2, 2).run(on_this_rank, waits_for_the_other)
     interrupt.cancel()
-    assert "rank 0: waits in all_reduce #1" in str(caught.value)
+    assert "rank 0: is waiting in all_reduce #1" in str(caught.value)
     assert list(Way("nccl", 2, 2).run(on_this_rank, is_slow)) == [8.0, 8.0]
 
 

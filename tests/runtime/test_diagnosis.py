@@ -42,7 +42,7 @@ def receive(rank: int, sender: int) -> Entry:
 
 TWO, ALL = dict.fromkeys((0, 1), all_reduce(1)), dict.fromkeys(WORLD, all_reduce(1))
 PAIR, CIRCLE = {0: receive(0, 1), 1: receive(1, 0)}, {rank: receive(rank, (rank + 1) % 3) for rank in WORLD}
-SAYS = "rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 wait in it."
+SAYS = "rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 are waiting in it."
 # fmt: off
 WAITING = {  # what ranks wait in or have passed, which have returned, which can never go on, and how it is explained
     "for a rank that computes":              (TWO,                                {},    [],  [],        ""),
@@ -77,7 +77,7 @@ def test_a_message_whose_sender_has_returned_is_lost(boards: list[Board]) -> Non
     boards[0].set_state(0, "returned")
     states = snapshot(boards[0])
     assert [entry.members for entry in lost_messages(states)] == [(0, 1)]
-    assert explain(states).startswith("rank 0 began to send message #1 to rank 1 and has returned; rank 1 waits in")
+    assert explain(states).startswith("rank 0 began to send message #1 to rank 1 and has returned; rank 1 is waiting")
     assert "dist.isend" in advice(states)
 
 

@@ -45,7 +45,7 @@ def test_an_error_is_reported_with_its_rank_line_and_what_the_others_did() -> No
     report = str(error)
     assert report.startswith("rank 1 failed:")
     assert f'test_failures.py", line {line_of(program, 2)}, in program' in report
-    assert "rank 1 never joined all_reduce #1 ([4, 8] float32, sum); ranks 0, 2 wait in it." in report
+    assert "rank 1 never joined all_reduce #1 ([4, 8] float32, sum); ranks 0, 2 are waiting in it." in report
     assert "rank 1: has raised an error" in report
     assert "tplab/runtime" not in report, "the launcher's own frames are noise"
 
@@ -103,7 +103,7 @@ def test_a_rank_that_dies_is_named_and_the_rank_that_lost_it_is_not_blamed(how: 
     error = fails(exits(how))
     assert error.rank == 1
     assert says in str(error)
-    assert "rank 0: waits in all_reduce #2 ([2] float32, sum), called at" in str(error)
+    assert "rank 0: is waiting in all_reduce #2 ([2] float32, sum), called at" in str(error)
     assert "Connection" not in str(error)
 
 
@@ -147,7 +147,7 @@ def test_a_skipped_collective_is_a_deadlock_told_with_its_number_and_lines() -> 
     error = fails(program, 4, timeout=None)
     assert isinstance(error, tplab.Deadlock)
     report = str(error)
-    assert "rank 2 never joined all_reduce #2 ([4, 8] float32, sum); ranks 0, 1, 3 wait in it." in report
+    assert "rank 2 never joined all_reduce #2 ([4, 8] float32, sum); ranks 0, 1, 3 are waiting in it." in report
     assert "rank 2: has returned" in report
     assert f"test_failures.py line {line_of(program, 4)} in program" in report
 
@@ -176,23 +176,23 @@ ABSENT = "rank 1 never joined all_reduce #1"
 # fmt: off
 DEADLOCKS = {  # the number of ranks, what each does given its rank, and words of the report
     "two receives":     (2, lambda rank: dist.recv(ones(2), src=1 - rank),
-                         ["rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([2] float32).",
+                         ["rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([2]",
                           "have one side send first"]),
     "two large sends":  (2, lambda rank: dist.send(ones(1 << 20), dst=1 - rank), ["rank 1 never receives from rank 0"]),
     "three receives":   (3, lambda rank: dist.recv(ones(2), src=(rank + 1) % 3), []),
     "a lost message":   (2, sends_and_returns,
-                         ["rank 0 began to send message #1 to rank 1 and has returned; rank 1 waits in recv",
-                          "Keep what dist.isend returns"]),
+                         ["rank 0 began to send message #1 to rank 1 and has returned; rank 1 is waiting in recv",
+                          "Keep the handle that dist.isend returns"]),
     "one absent":       (2, lambda rank: rank or dist.all_reduce(ones(3), async_op=True).wait(),
                          [f"{ABSENT} ([3] float32, sum)"]),
     "one absent, from a functional collective":
                         (2, lambda rank: rank or functional.all_reduce(ones(3), "sum", dist.group.WORLD) + 1,
                          [f"{ABSENT} ([3] float32, sum)"]),
     "one absent, waiting elsewhere":
-                        (2, skips_early, [ABSENT, "rank 1: waits in recv from rank 0"]),
+                        (2, skips_early, [ABSENT, "rank 1: is waiting in recv from rank 0"]),
     "one absent from a subgroup":
                         (4, skips_in_its_group,
-                         ["rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 waits"]),
+                         ["rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 is waiting"]),
 }
 # fmt: on
 

@@ -153,35 +153,35 @@ def awaits_a_future(rank: int) -> None:
 
 
 ORDER = "the ranks don't create the same groups in the same order (new_group #1):"
-SENDS = "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([2] float32)."
+SENDS = "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([2] float32)."
 # fmt: off
 CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of ranks, and words of the report
-    new_group_skipped:                (2, ["rank 1 never joined new_group #1 (ranks [0, 1]); rank 0 waits in it."]),
-    new_group_skipped_for_a_barrier:  (3, ["rank 1 never joined new_group #1 (ranks [0, 1, 2]); ranks 0, 2 wait in it.",
-                                           "ranks 0, 2 never joined barrier #1; rank 1 waits in it."]),
+    new_group_skipped:                (2, ["rank 1 never joined new_group #1 (ranks [0, 1]); rank 0 is waiting"]),
+    new_group_skipped_for_a_barrier:  (3, ["rank 1 never joined new_group #1 (ranks [0, 1, 2]); ranks 0, 2 are waiting",
+                                           "ranks 0, 2 never joined barrier #1; rank 1 is waiting in it."]),
     new_group_by_its_members:         (4, [ORDER, "rank 0: new_group #1 (ranks [0, 1]) at",
                                            "rank 3: new_group #1 (ranks [2, 3]) at"]),
     new_groups_in_another_order:      (3, [ORDER, "rank 0: new_group #1 (ranks [0, 1, 2]) at"]),
     local_group_skipped:              (2, ["rank 1 never joined new_group #1 (ranks [0, 1], as group 2"]),
     mesh_skipped:                     (4, ["rank 3 never joined new_group #"]),
     mesh_of_another_shape:            (4, [ORDER]),
-    ddp_built_by_one:                 (2, ["rank 1 never joined all_gather #1 ([1] int64); rank 0 waits in it."]),
-    ddp_built_while_another_receives: (2, ["rank 1 never joined all_gather #1", "rank 1 waits in recv from rank 0"]),
-    backward_by_one:                  (2, ["rank 1 never joined all_reduce #4 ([20] float32, sum); rank 0 waits"]),
-    backward_while_another_receives:  (2, ["rank 1 never joined all_reduce #4 ([20] float32, sum); rank 0 waits"]),
+    ddp_built_by_one:                 (2, ["rank 1 never joined all_gather #1 ([1] int64); rank 0 is waiting in it."]),
+    ddp_built_while_another_receives: (2, ["rank 1 never joined all_gather #1", "rank 1 is waiting in recv from"]),
+    backward_by_one:                  (2, ["rank 1 never joined all_reduce #4 ([20] float32, sum); rank 0 is waiting"]),
+    backward_while_another_receives:  (2, ["rank 1 never joined all_reduce #4 ([20] float32, sum); rank 0 is waiting"]),
     backward_while_another_reduces:   (2, ["collective #4 is not the same", "rank 0: all_reduce #4 ([20] float32, sum)",
                                            "rank 1: all_reduce #4 ([3] float32, sum)"]),
-    monitored_barrier_by_one:         (3, ["ranks 1, 2 never joined monitored_barrier #1; rank 0 waits in it."]),
+    monitored_barrier_by_one:         (3, ["ranks 1, 2 never joined monitored_barrier #1; rank 0 is waiting in it."]),
     another_barrier:                  (2, ["rank 0: barrier #1 at", "rank 1: monitored_barrier #1 at"]),
-    receive_from_any:                 (2, ["rank 1 never sends to rank 0 with tag 0; rank 0 waits in recv from any"]),
+    receive_from_any:                 (2, ["rank 1 never sends to rank 0 with tag 0; rank 0 is waiting in recv"]),
     receive_from_any_after_the_last_message:
-                                      (3, ["none of ranks 1, 2 sends to rank 0 with tag 0; rank 0 waits in recv from"]),
+                                      (3, ["none of ranks 1, 2 sends to rank 0 with tag 0; rank 0 is waiting in recv"]),
     another_tag:                      (2, ["rank 0 sends to rank 1 with tag 1, but rank 1 expects a message with tag"]),
-    many_groups:                      (2, ["rank 1 never joined all_reduce #2 ([1] float32, sum); rank 0 waits"]),
+    many_groups:                      (2, ["rank 1 never joined all_reduce #2 ([1] float32, sum); rank 0 is waiting"]),
     bare_except:                      (2, ["rank 0: all_reduce #1 ([2] float32, sum)"]),
-    many_outstanding:                 (2, ["rank 1 never joined all_reduce #6 ([6] float32, sum); rank 0 waits"]),
-    left_without_waiting:             (3, ["rank 2 never joined all_reduce #1 ([2] float32, sum); rank 0 waits in it; "
-                                           "rank 1 joined it and has returned."]),
+    many_outstanding:                 (2, ["rank 1 never joined all_reduce #6 ([6] float32, sum); rank 0 is waiting"]),
+    left_without_waiting:             (3, ["rank 2 never joined all_reduce #1 ([2] float32, sum); "
+                                           "rank 0 is waiting in it; rank 1 joined it and has returned."]),
     joins_a_thread_that_receives:     (2, [SENDS]),
     awaits_a_future:                  (2, [SENDS]),
 }

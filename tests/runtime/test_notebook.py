@@ -76,7 +76,7 @@ def test_a_deadlock_shows_the_cell_and_line_of_every_rank(book: Notebook) -> Non
     book.run("def skip():\n    if dist.get_rank():\n        dist.all_reduce(torch.ones(3))")
     cell = book.run("tplab.launch(skip, 2)")
     assert cell.error.startswith("Deadlock: the ranks are waiting for something that will never happen:")
-    assert "rank 0 never joined all_reduce #1 ([3] float32, sum); rank 1 waits in it." in cell.error
+    assert "rank 0 never joined all_reduce #1 ([3] float32, sum); rank 1 is waiting in it." in cell.error
     assert "line 3 in skip:  dist.all_reduce(torch.ones(3))" in cell.error
     assert "called at cell [" in cell.error
 

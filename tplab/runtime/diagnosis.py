@@ -145,17 +145,17 @@ def advice(states: Sequence[RankState]) -> str:
     """Return one sentence of advice on how to fix the problem."""
     differing = _first_difference(states)
     if not differing and lost_messages(states):
-        return "Keep what dist.isend returns and call its wait(): until then the message may be dropped."
+        return "Keep the handle that dist.isend returns, and call its wait(). Until then, the message may be dropped."
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
     if kinds == {"new_group"}:
-        return "Every rank must call new_group for every group, in the same order, also for groups that it isn't in."
+        return "Every rank must call new_group for every group, in the same order, even for groups that it isn't in."
     if kinds <= {"send", "recv"}:
         return (
             "Every send needs a recv with the same shape and tag. If two ranks send to each other, start both "
             "messages before you wait for either of them (dist.batch_isend_irecv), or have one side send first."
         )
     return (
-        "Every rank of a group must enter the same collectives in the same order, "
+        "Every rank of a group must call the same collectives in the same order, "
         "with tensors of the same shape and memory layout."
     )
 
@@ -171,7 +171,7 @@ def _headlines(states: Sequence[RankState]) -> list[str]:
         return [f"collective #{differing.number}{_group(differing, states)} is not the same on all ranks:"]
     lines = [
         f"rank {entry.peer} began to send message #{entry.number} to rank {entry.members[1]} and has returned; "
-        f"rank {entry.members[1]} waits in {name(entry)}, and nothing comes."
+        f"rank {entry.members[1]} is waiting in {name(entry)}, but the message never arrives."
         for entry in lost_messages(states)
     ]
     return list(dict.fromkeys([*lines, *(_headline(entry, states) for entry in _open_entries(states))]))
@@ -182,7 +182,7 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
     if _is_from_any_rank(entry):
         (own,) = (state.rank for state in states if entry in state.waits)
         senders = f"rank {absent[0]} never sends" if len(absent) == 1 else f"none of {rank_names(absent)} sends"
-        return f"{senders} to rank {own} with tag {tag_of(entry)}; rank {own} waits in {name(entry)}."
+        return f"{senders} to rank {own} with tag {tag_of(entry)}; rank {own} is waiting in {name(entry)}."
     if entry.kind in ("send", "recv"):
         sender, receiver = entry.members
         if other := _with_another_tag(entry, states):
@@ -193,14 +193,14 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
             )
         does = "sends to" if entry.kind == "recv" else "receives from"
         peer, own = (sender, receiver) if entry.kind == "recv" else (receiver, sender)
-        return f"rank {peer} never {does} rank {own} (message #{entry.number}); rank {own} waits in {name(entry)}."
+        return f"rank {peer} never {does} rank {own} (message #{entry.number}); rank {own} is waiting in {name(entry)}."
     inside = [states[rank] for rank in entry.members if rank not in absent]
     gone = {"returned": "returned", "raised": "failed", "ended": "ended"}
     waiting = [state.rank for state in inside if _key(entry) in map(_key, state.waits) and state.state not in gone]
     waiting = waiting or [state.rank for state in inside if state.state not in gone]
     clauses = [f"{rank_names(absent)} never joined {name(entry)}{_group(entry, states)}"]
     if waiting:
-        clauses.append(f"{rank_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in it")
+        clauses.append(f"{rank_names(waiting)} {'is' if len(waiting) == 1 else 'are'} waiting in it")
     for end, verb in gone.items():
         if ranks := [state.rank for state in inside if state.state == end]:
             clauses.append(f"{rank_names(ranks)} joined it and {'has' if len(ranks) == 1 else 'have'} {verb}")
@@ -259,7 +259,7 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
         return f"{start}has returned"
     if state.waits and state.state != "ended":
         waits = (f"{name(entry)}, called at {place(entry.where)}" for entry in state.waits)
-        return f"{start}waits in {f'{NEW_LINE}and in '.join(waits)}"
+        return f"{start}is waiting in {f'{NEW_LINE}and in '.join(waits)}"
     if state.state == "raised":
         return f"{start}has raised an error"
     if state.state == "ended":

@@ -225,8 +225,8 @@ def test_a_report_loses_our_frames_and_votes_only() -> None:
   File "{torch.__file__}", line 5, in linear
     return too
 ValueError: no
-rank 0 never joined all_reduce #1 ([1, 1, 1, 1] uint8, min); rank 1 waits in it.
-    rank 1: waits in all_reduce #1 ([1, 1, 1, 1] uint8, min), called at {HOUSE}observing.py line 9"""
+rank 0 never joined all_reduce #1 ([1, 1, 1, 1] uint8, min); rank 1 is waiting in it.
+    rank 1: is waiting in all_reduce #1 ([1, 1, 1, 1] uint8, min), called at {HOUSE}observing.py line 9"""
     assert readable_report(report).splitlines() == [
         "rank 1 failed:",
         '  File "/home/me/mine.py", line 4, in forward',
