@@ -23,7 +23,7 @@ from tplab.memory import (
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU. (**GB** means 10⁹ bytes.) GPT-2 uses dropout and saves its attention scores, but Llama does neither.
+# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU in **GB**, where 1 GB is 10⁹ bytes. GPT-2 uses dropout and saves its attention scores, whereas Llama does neither.
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
@@ -44,7 +44,7 @@ viz.bill(
 # - The **optimizer state** is what the optimizer remembers from earlier steps.
 # - The **activations** are intermediate results that the forward pass saves because the backward pass will need them.
 #
-# Let's watch these tensors come and go. We train a small GPT in plain PyTorch for two steps with Adam in float32, and `MemoryMeter` tracks every tensor from its creation until it's freed.
+# Let's watch these tensors come and go. We train a small GPT for two steps in plain PyTorch, using Adam and float32. Meanwhile, `MemoryMeter` tracks every tensor from its creation until it's freed.
 #
 # **Predict** before you run the next cell. Which of the two training steps has the higher memory peak? In which phase of a step does the optimizer state first appear? (Phase 1 is the forward pass, phase 2 is the backward pass, and phase 3 is the optimizer step.)
 
@@ -76,7 +76,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 #
 # ## What does an optimizer remember?
 #
-# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most weight updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. It stores its running averages in float32, too.
+# Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most weight updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. The optimizer's running averages are also stored in float32.
 #
 # Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ both have shape `[n, m]`.
 #
@@ -114,15 +114,15 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 
 
 # %% [markdown] hints="0.1"
-# 1. Which tensors in an update rule have to be kept until the next step? For each variable, ask yourself whether the next step reads its old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about $m$?
+# 1. Which tensors in an update rule have to be kept until the next step? For each variable, ask yourself whether the next step uses the variable's old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about $m$?
 # 2. The matrices $m$, $v$, and $u$ are as large as $w$. But $r$ has only one element per row, and $c$ has only one element per column.
-# 3. Weights and gradients take 4 bytes per element, or 2 bytes in mixed precision. Depending on its update rule, the optimizer remembers 0, `n*m`, `2*n*m`, `3*n*m`, or `n + m` elements, at 4 bytes each. In mixed precision, its copy of the weights takes another `4*n*m` bytes.
+# 3. Weights and gradients take 4 bytes per element, or 2 bytes in mixed precision. Depending on its update rule, the optimizer remembers 0, `n*m`, `2*n*m`, `3*n*m`, or `n + m` elements, at 4 bytes each. In mixed precision, the optimizer's copy of the weights takes up another `4*n*m` bytes.
 
 # %% check="0.1"
 check("0.1", state_bytes)
 
 # %% [markdown]
-# With Adam in mixed precision, the weights take 2 bytes per parameter, the gradients take 2 bytes, and the optimizer state takes 12 bytes. So training takes **16 bytes per parameter**. You'll need this number often.
+# With Adam in mixed precision, the weights take 2 bytes per parameter, the gradients take 2 bytes, and the optimizer state takes 12 bytes. So training requires **16 bytes per parameter**. You'll need this number often.
 #
 # ## How many parameters?
 #
@@ -134,19 +134,19 @@ model
 # %% [markdown] task="0.2" title="Count the parameters of a GPT" difficulty=2 minutes=18
 # Write a function that calculates the number of parameters of any GPT from its configuration. The sizes `num_layers`, `hidden_size`, `num_heads`, `head_dim` (which is `h / num_heads`), `vocab_size`, and `seq_length` have the usual meaning. The other fields are less obvious:
 #
-# - `ffn_size` is the number of features inside the MLP. The matrix `up` maps `h` features to `ffn_size` features, and `down` maps them back to `h` features.
+# - `ffn_size` is the number of hidden features in the MLP. The matrix `up` maps `h` features to `ffn_size` features, and `down` maps them back to `h` features.
 #
-# - `gated` tells you whether the MLP has a third matrix, `gate`, with the same shape as `up`.
+# - `gated` specifies whether the MLP has a third matrix, `gate`, with the same shape as `up`.
 #
 # - `kv_heads` is the number of K and V heads. In **grouped-query attention**, K and V have fewer heads than Q. The K and V matrices map `h` features to `kv_heads * head_dim` features.
 #
-# - `bias` says whether the linear layers have biases. (The output layer never has a bias.) If `bias` is true, the norms are LayerNorms, which have a weight and a bias of size `h` each. If `bias` is false, the norms are RMSNorms, which have only a weight.
+# - `bias` specifies whether the linear layers have biases. (The output layer never has a bias.) If `bias` is true, the norms are LayerNorms, which have a weight and a bias of size `h` each. If `bias` is false, the norms are RMSNorms, which have only a weight.
 #
-# - `learned_positions` says whether there's a table of `seq_length` position vectors, as in the model above.
+# - `learned_positions` specifies whether there's a table of `seq_length` position vectors, as in the model above.
 #
-# - `tied_embedding` says whether the output layer (`head`) shares the embedding's weight. If `tied_embedding` is false, the output layer has its own weight of the same size.
+# - `tied_embedding` specifies whether the output layer (`head`) shares the embedding's weight. If `tied_embedding` is false, the output layer has its own weight, which is as large as the embedding's.
 #
-# The check builds real modules for GPT-2, Llama, and random models in between, and it counts their parameters.
+# To check your function, we build real PyTorch modules for GPT-2, Llama, and random mixtures of the two, and we count their parameters.
 
 
 # %% exercise="0.2"
@@ -168,7 +168,7 @@ def parameter_count(config: GPTConfig) -> int:
 
 # %% [markdown] hints="0.2"
 # 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. Which tensors appear only once? Which tensors appear in every layer?
-# 2. `nn.Linear(n, m)` has `n * m` weights, and it has `m` more parameters if there's a bias. Attention contains four linear layers, and the MLP contains two or three. Which linear layers depend on `kv_heads`? Which linear layers depend on `ffn_size`?
+# 2. `nn.Linear(n, m)` has `n * m` weights, plus `m` more parameters if it has a bias. Attention contains four linear layers, and the MLP contains two or three. Which linear layers depend on `kv_heads`? Which linear layers depend on `ffn_size`?
 # 3. Each layer has two norms. Its attention has `q` and `out` with `h * h` weights each, and `k` and `v` with `h * kv_heads * head_dim` weights each. Its MLP has `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If `bias` is true, each of these linear layers has one bias element per output feature. Outside the layers, the embedding has `vocab_size * h` parameters, and so does the output layer unless it's tied. The position table, if there is one, has `seq_length * h` parameters. Don't forget the final norm.
 
 # %% check="0.2"
@@ -197,7 +197,7 @@ viz.table(rows)
 # %% [markdown]
 # ## Activations
 #
-# The fourth kind of memory depends on the data you feed into the model. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits. The last column divides these bytes by $s \cdot b \cdot h$, the number of elements in the layer's input.
+# Unlike the weights, gradients, and optimizer state, the activations depend on the data you feed into the model. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits. The last column shows the number of bytes divided by $s \cdot b \cdot h$, the number of elements in the layer's input.
 
 # %%
 layer = Layer(SMALL).bfloat16()
@@ -213,7 +213,7 @@ viz.table(
 )
 
 # %% [markdown]
-# **Predict.** Let's call a model's weights, gradients, and optimizer state its **states**. Suppose you double the batch size `b`. By what factor do the states grow? By what factor do the activations grow? Now suppose you double `s` instead. By what factor does the memory for the attention scores grow?
+# **Predict.** We'll refer to the weights, gradients, and optimizer state collectively as the **model states**. Suppose you double the batch size `b`. By what factor do the model states grow? By what factor do the activations grow? Now suppose you double `s` instead. By what factor does the memory for the attention scores grow?
 
 # %% predict="0.b"
 predict("0.b", states=1, activations=2, scores=4)
@@ -244,13 +244,13 @@ viz.table(rows, title="one layer, bytes")
 #
 # $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
 #
-# You can find both terms in the first table. The rows for the scores add up to 10 bytes per element, which is $5as/h$ for this layer, and the remaining rows add up to 34. Notice how fast the scores grow! That's why almost everyone uses **FlashAttention** (Dao et al. 2022) today. Instead of saving the scores, FlashAttention recomputes them in the backward pass.
+# The first table shows where the two terms come from. The rows for the attention scores add up to 10 bytes per element, and $5as/h$ is indeed 10 for this layer. All the other rows add up to 34 bytes per element. Notice how fast the scores grow! That's why almost everyone uses **FlashAttention** (Dao et al. 2022) today. Instead of saving the scores, FlashAttention recomputes them in the backward pass.
 #
 # ## Fix it
 #
-# To report the average loss, many programs run `total = total + loss` for every batch. That looks harmless.
+# To report the average loss, many programs run `total = total + loss` on every batch. That looks harmless.
 #
-# **Predict.** Suppose a validation loop runs this line for each of 12 batches. At the end of the loop, how many batches still have their activations in memory? A *training* loop also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
+# **Predict.** Suppose a validation loop runs `total = total + loss` on each of 12 batches. At the end of the loop, how many batches still have their activations in memory? Now suppose a *training* loop runs the same line and also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
 
 # %% predict="0.c"
 predict("0.c", validation=12, training=0)
@@ -283,9 +283,9 @@ print(f"each batch leaves {(meter.live - before) / 4 / 1e6:.1f} MB behind")
 viz.live_memory(meter, title="a validation loop over 4 batches")
 
 # %% [markdown] task="0.3" title="Fix a validation loop" difficulty=2 minutes=8
-# Memory use climbs with every batch and never comes back down. Sooner or later, you'd run out of memory in the middle of the validation set. Google's Brax shipped this bug in a training example (google/brax, pull request 152).
+# Memory use climbs with every batch and never comes back down. Sooner or later, you'd run out of memory in the middle of the validation set. One of the training examples in Google's Brax had this bug (google/brax, pull request 152).
 #
-# Fix the function. It should return the same average without changing the model, and it should take no more memory than it really needs.
+# Fix the function. Your version should return the same average without changing the model, and it should use no more memory than necessary.
 
 
 # %% exercise="0.3"
@@ -310,7 +310,7 @@ def average_loss(model: nn.Module, batches) -> float:
 # %% [markdown] hints="0.3"
 # 1. A tensor that was computed from the model's weights keeps its entire computation graph alive, including the saved activations. Which variable here is computed from the losses of *all* batches?
 # 2. If you turn each loss into a plain number, memory use stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do you tell autograd not to save any activations?
-# 3. Move the loop into `with torch.no_grad():`, and add up `model(ids, targets).item()`.
+# 3. Move the loop into `with torch.no_grad():` and add up `model(ids, targets).item()` for all the batches.
 
 # %% check="0.3"
 check("0.3", average_loss)
@@ -318,7 +318,7 @@ check("0.3", average_loss)
 # %% [markdown]
 # ## Three ways to share the bill
 #
-# You can now calculate how much memory a model takes. What if that's more than any GPU has? Let's take GPT-3, which has 175 billion parameters.
+# You can now calculate how much memory a model needs. What if a model needs more memory than any GPU has? Let's take GPT-3, which has 175 billion parameters.
 #
 # **Predict.** How many 80 GB GPUs do you need just to *hold* the weights of GPT-3, at 2 bytes each, so that the model can answer questions? How many 80 GB GPUs do you need to train GPT-3, at 16 bytes per parameter and ignoring activations?
 
@@ -326,7 +326,7 @@ check("0.3", average_loss)
 predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 
 # %% [markdown]
-# When you train on several GPUs, each GPU runs the same program in its own process. Every process has a number, called its **rank**. A process can only access its own memory. If it needs data from another rank, that rank has to send the data.
+# When you train on several GPUs, each GPU runs the same program in its own process. Every process has a number, called its **rank**. A process can only access its own memory. If a process needs data from another rank, that rank has to send the data.
 #
 # With **data parallelism**, every rank holds the full model and works on different sequences. Before each optimizer step, the gradients are summed across ranks, so all copies of the model (the **replicas**) stay identical.
 
@@ -354,9 +354,9 @@ viz.parallelism("pipeline")
 # | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for several micro-batches at a time (up to `pp` of them in the first stage) |
 # | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
 #
-# Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But a norm reads and writes full tensors of shape `[b, s, h]` on every rank. The same is true for the dropout after the attention block and the dropout after the MLP.
+# Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But the norms read and write full tensors of shape `[b, s, h]` on every rank. The dropout after the attention block and the dropout after the MLP work on full tensors, too.
 #
-# **Predict.** In GPT-3, a layer saves 34 + 80 = 114 bytes per element, and the 80 comes from the scores. Suppose you split this layer over 8 tensor-parallel ranks. Go through the table of saved tensors again. How many bytes per element does each rank have to store?
+# **Predict.** In GPT-3, a layer saves 34 + 80 = 114 bytes for each element of its input, and 80 of these bytes are for the attention scores. Suppose you split this layer across 8 tensor-parallel ranks. Go through the table of saved tensors again. How many bytes per input element does each rank have to store?
 
 # %% predict="0.e"
 predict("0.e", bytes=23)
@@ -366,7 +366,7 @@ predict("0.e", bytes=23)
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
 #
-# Now it's time to play! The bars show how much memory a GPU needs in the first and in the last pipeline stage, for Adam in mixed precision. First, change only `data`. Does any bar change? Then increase `sequence`. Which part of a bar grows the fastest?
+# Now it's time to play! Each bar shows how much memory a GPU in the first or last pipeline stage needs if you train with Adam in mixed precision. First, change only `data`. Does any bar change? Then increase `sequence`. Which part of each bar grows the fastest?
 
 
 # %% tags=["explore"]
@@ -401,13 +401,13 @@ viz.explore(
 #
 # Find the layout with the fewest GPUs. There are three rules:
 #
-# - A head can't be split across ranks, so `num_heads` has to be divisible by `tp`. Also, `tp` can't be larger than `largest_tp`, because tensor parallelism should stay within one machine.
+# - A head can't be split across ranks, so `num_heads` has to be divisible by `tp`. Tensor parallelism should stay within one machine, so `tp` can't be larger than `largest_tp`.
 #
 # - All stages have the same number of layers, so `num_layers` has to be divisible by `pp`.
 #
 # - If several layouts need the same number of GPUs, return the layout with the smallest `tp`, because it communicates the least.
 #
-# If no layout fits, raise a `ValueError`. Its message should contain the smallest `gpu_bytes` for which at least one layout would fit.
+# If no layout fits, raise a `ValueError`. The error message should state the smallest value of `gpu_bytes` for which at least one layout would fit.
 
 
 # %% exercise="0.4"
@@ -434,8 +434,8 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 
 # %% [markdown] hints="0.4"
 # 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage needs the most memory, check them all.
-# 2. If you leave out `stage`, `bill(config, layout)` returns the bill for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
-# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, write `min(needs.values())` into the error message, where `needs` holds the result of `bill(config, layout).total` for each layout.
+# 2. If you don't pass `stage`, `bill(config, layout)` returns the result for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
+# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, include `min(needs.values())` in the error message. Here, `needs` is a dict that holds `bill(config, layout).total` for each layout.
 
 # %% check="0.4"
 check("0.4", smallest_layout)
@@ -454,11 +454,11 @@ def shown(name, gpu):
 viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB", "H200, 141 GB")])
 
 # %% [markdown]
-# Find GPT-3's row for 80 GB, and compare it with the 35 GPUs from your prediction. Your function needs more GPUs than the prediction because it also counts the activations and everything that's replicated, and because heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
+# Find the row for GPT-3 on 80 GB GPUs, and compare its number of GPUs with your prediction of 35 GPUs. Your function needs more than 35 GPUs, because it also counts the activations and everything that's replicated. Besides, heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
 #
-# Now look at Llama 3 405B. According to your function, no number of H100s is enough. But Meta trained this model on H100s! What went wrong?
+# Now look at Llama 3 405B. According to your function, no number of H100s would be enough. But Meta trained this model on H100s! What went wrong?
 #
-# **Predict.** With `pp = 2`, the first stage has 63 of the model's 126 layers. With `pp = 126`, the first stage has a single layer. By what factor do the first stage's activations shrink? (Use the table of what each kind of parallelism divides.)
+# **Predict.** With 2 pipeline stages (`pp = 2`), the first stage has 63 of the model's 126 layers. With 126 pipeline stages (`pp = 126`), the first stage has a single layer. By what factor do the first stage's activations shrink? (Use the table of what each kind of parallelism divides.)
 
 # %% predict="0.f"
 predict("0.f", activations_shrink_by=1)
@@ -484,13 +484,13 @@ viz.table(
 )
 
 # %% [markdown]
-# A stage has $L/pp$ layers, but the first stage has up to `pp` micro-batches in flight. The two factors cancel, so the first stage always stores the activations of $L$ layers, no matter how many stages you add. A pipeline divides the weights, but it doesn't divide these activations! We need other ways to shrink them. The last row shows one of them, **recomputation**, which saves only a layer's input and recomputes the rest in the backward pass. With recomputation, the first stage fits into 80 GB. You'll find more ways in chapters 12 to 14.
+# The first stage has only $L/pp$ layers, but it has up to `pp` micro-batches in flight. The two factors cancel, so the first stage always stores the activations of $L$ layers, no matter how many stages you add. So a pipeline splits up the weights, but it doesn't shrink the first stage's activations! The last row of the table shows a different method, **recomputation**, which saves only each layer's input and recomputes everything else in the backward pass. With recomputation, the first stage fits into 80 GB. Chapters 12 to 14 cover more ways to save memory.
 #
 # ## Break it
 #
 # At the beginning, we asked why a model that loads without any trouble can't be trained. Let's watch it happen. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step.
 #
-# **Predict.** In which phase does the program run out of memory? (Phases 1, 2, and 3 are the forward pass, the backward pass, and the optimizer step.) Now suppose you train the same model on *two* such devices with data parallelism. In which phase does that program run out of memory?
+# **Predict.** In which phase does the program run out of memory? (Phases 1, 2, and 3 are the forward pass, the backward pass, and the optimizer step.) Now suppose you train the same model on *two* devices with 10 MB each, using data parallelism. In which phase does the data-parallel program run out of memory?
 
 # %% predict="0.g"
 predict("0.g", one_device=3, two_devices=3)
@@ -542,19 +542,19 @@ symptoms(0)
 # %% [markdown]
 # <details><summary>Going deeper: the bill in the wild, and other ways to shrink it</summary>
 #
-# - **Megatron-LM** has a function that estimates memory the same way, `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, each of `d` data-parallel ranks needs only 6 + 12/d bytes per parameter.
+# - **Megatron-LM** estimates memory in the same way, with the function `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. Megatron counts 18 bytes per parameter, because it accumulates gradients in float32 when it trains in bfloat16. With Megatron's distributed optimizer, each of the `d` data-parallel ranks needs only 6 + 12/d bytes per parameter.
 #
 # - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries such as cuBLAS allocate buffers of their own.
 #
-# - **The `"meta"` device** is PyTorch's device for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you put the measurement above into `with torch.device("meta"):`, you can find out on your laptop what a layer of GPT-3 saves.
+# - **The `"meta"` device** of PyTorch is for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you wrap the measurement above in `with torch.device("meta"):`, you can find out on your laptop what a layer of GPT-3 saves.
 #
-# - **Recomputation** is available in PyTorch as `torch.utils.checkpoint`. Megatron's *selective* recomputation recomputes only the attention scores.
+# - **Recomputation** is built into PyTorch as `torch.utils.checkpoint`. Megatron's *selective* recomputation recomputes only the attention scores.
 #
-# - **Sequence parallelism** (chapter 12) divides the 10 in the formula above by `p`, too.
+# - **Sequence parallelism** (chapter 12) also shards the activations that tensor parallelism replicates, so even the 10 in the formula above gets divided by `p`.
 #
 # - **ZeRO** (from DeepSpeed) and **FSDP2** (from PyTorch) shard the weights, gradients, and optimizer state across the data-parallel ranks, so no replica has to hold everything (chapter 14).
 #
-# - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. The price you pay is traffic over PCIe.
+# - **Offloading** moves tensors that aren't needed right now, such as the optimizer state, to the CPU's memory or to disk. ZeRO and FSDP both offer it. The price you pay is PCIe traffic.
 #
 # </details>
 #
@@ -568,4 +568,4 @@ from tplab.course import library
 library(0)
 
 # %% [markdown]
-# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send to compute the sum of their tensors? And can you think of a better way than sending everything to everyone? [Chapter 01](01_ranks_and_collectives.ipynb) has the answer.
+# In all three kinds of parallelism, the ranks have to communicate. So before we split anything, we should find out what communication costs. How many bytes do four ranks have to send in total to sum their tensors? Can you think of a better way than sending every tensor to every rank? [Chapter 01](01_ranks_and_collectives.ipynb) has the answer.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · The parallel MLP
 #
-# In each layer of a GPT, two thirds of the weights are in the MLP. So if you can split the MLP across your GPUs without much communication, most of the model is taken care of. In this chapter, you'll design such a split yourself. Then you'll train a model with it on real text, first with two processes and then with four, and you'll compare the losses with plain PyTorch, digit by digit.
+# In each layer of a GPT, the MLP holds two thirds of the weights. So if you can split the MLP across your GPUs without much communication, most of the model is taken care of. In this chapter, you'll design such a split yourself. Then you'll train a model with it on real text, first with two processes and then with four, and you'll compare the losses with plain PyTorch, digit by digit.
 #
 # You need chapters 03 and 04. About 75 minutes.
 
@@ -37,16 +37,16 @@ from tplab.tensor import (
 # | `scatter_to_region(x)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
 # | `gather_from_region(x)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# You decide how to split $A$ and $B$, and where to put the operators. Many designs compute the correct result. But only one design sends the fewest bytes, and you're about to find it.
+# It's up to you how to split $A$ and $B$ and where to put the operators. Many designs compute the correct result. But only one design sends the fewest bytes, and you're about to find it.
 
 # %% [markdown] task="5.1" title="Split an MLP with the least traffic" difficulty=3 minutes=15
-# Every rank receives all of $X$ and returns all of $Y$. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own two shards.
+# Every rank receives the full $X$ and returns the full $Y$. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own two shards.
 #
 # - `mlp_splits` returns two strings, one for $A$ and one for $B$. Each string is either "column" or "row".
 #
-# - `sharded_mlp` receives $X$ and this rank's shards, split the way `mlp_splits` says. Use as many operators as you need, and no more.
+# - `sharded_mlp` receives $X$ and this rank's shards of $A$ and $B$, which are split as specified by `mlp_splits`. Use as many operators as you need, and no more.
 #
-# The check compares the output, all gradients, and the number of bytes sent in each pass. A good strategy is to get any design working first and then look for messages that you can leave out.
+# The check compares the output, all gradients, and the number of bytes sent in each pass. A good strategy is to get any design working first and then look for messages that you can eliminate.
 
 
 # %% exercise="5.1"
@@ -67,31 +67,31 @@ def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 # %% [markdown] hints="5.1"
-# 1. Start with $A$, and look at what each rank has just before the GELU. With a column split, each rank has some of the columns of $XA$. With a row split, each rank has only a partial sum for each element. Which of these two splits lets a rank apply GELU without any communication?
-# 2. Suppose each rank has some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ do these columns get multiplied by? How should you split $B$ so that the ranks don't have to communicate between the two matmuls? At the end of the MLP, each rank has only a partial sum of $Y$. Which operator adds up these partial sums? In the backward pass, each rank ends up with only its own contribution to the gradient of $X$. Which operator adds up these contributions?
+# 1. Start with $A$, and look at what each rank holds right before the GELU. With a column split, each rank holds some of the columns of $XA$. With a row split, each rank has only a partial sum for each element. Which of these two splits lets a rank apply GELU without any communication?
+# 2. Suppose each rank holds some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ are these columns multiplied by? How should you split $B$ so that the ranks don't have to communicate between the two matmuls? At the end of the MLP, each rank has only a partial sum of $Y$. Which operator adds up these partial sums? In the backward pass, each rank ends up with only its own contribution to the gradient of $X$. Which operator adds up these contributions?
 # 3. Split $A$ by columns and $B$ by rows. In `sharded_mlp`, start with `x = copy_to_region(x)` and `z = F.gelu(x @ a)`, and then return `reduce_from_region(z @ b)`.
 
 # %% check="5.1"
 check("5.1", mlp_splits, sharded_mlp)
 
 # %% [markdown]
-# You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). A column split leaves each rank with complete columns of $XA$. GELU works on each element separately, so each rank can apply GELU to its own columns. And as luck would have it, a row split of $B$ needs exactly these columns:
+# You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). If you split $A$ by columns, each rank computes complete columns of $XA$. GELU works on each element separately, so each rank can apply GELU to its own columns. And as luck would have it, a row split of $B$ needs exactly these columns:
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
 #
 # In the animation below, the two layers from chapter 04 move together until nothing is left between them. (We left out the GELU, because it doesn't communicate.)
 #
-# ![An animation in two steps. First, a gather and a scatter sit between a column-parallel layer and a row-parallel layer. Then the two layers move together, and only one all-reduce per direction is left.](pictures/joined.svg)
+# ![An animation in two steps. First, a gather and a scatter sit between a column-parallel layer and a row-parallel layer. Then the gather and the scatter disappear, and only one all-reduce in the forward pass and one in the backward pass are left.](pictures/joined.svg)
 #
 # How much communication does your design save? Let's compare it with a more obvious design, in which the column-parallel layer gathers its output and the row-parallel layer splits it up again. From the outside, both of these layers look like ordinary linear layers.
 #
-# **Predict.** Let $m = 4h$, and let $n$ be the number of elements of $x$. How many collectives does the obvious design run in the forward and backward passes combined? What's the total size of their messages, in elements and as a multiple of $n$? (As always, we count the full, gathered tensor as the message of an all-gather.)
+# **Predict.** Suppose $m = 4h$ and $x$ has $n$ elements. How many collectives does the obvious design run in the forward and backward passes combined? What's the total size of all the messages, in elements and as a multiple of $n$? (As always, we count the full, gathered tensor as the message of an all-gather.)
 
 # %% predict="5.a"
 predict("5.a", collectives=4, times_n=10)
 
 # %% [markdown]
-# Below, you can try all combinations of two parallel layers, again with $m = 4h$. The input takes up 1,024 bytes. Does the traffic depend on the number of ranks?
+# Below, you can try all combinations of two parallel layers, still assuming that $m = 4h$. The input takes up 1,024 bytes. Does the traffic depend on the number of ranks?
 
 # %%
 LAYERS = {
@@ -137,7 +137,7 @@ def cost(kind):
 viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For each sequence, a single message contains $2048 \cdot 12288$ elements of two bytes each, which makes 50 MB. Each of the 96 MLPs needs one such message in the forward pass and one in the backward pass, so all the MLPs together send almost 10 GB per sequence, and the ranks have to wait for every message. With the obvious design, the total would be 48 GB. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
+# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For each sequence, a single message contains $2048 \cdot 12288$ elements of two bytes each, or 50 MB in total. Each of the 96 MLPs needs one such message in the forward pass and one in the backward pass, so all the MLPs together send almost 10 GB per sequence, and the ranks have to wait for every message. The obvious design would send 48 GB per sequence. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
 
 # %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
 # Turn your design into a module that consists of two layers from chapter 04. Call the layers `self.up` and `self.down`, and use the exact GELU, `F.gelu`.
@@ -177,7 +177,7 @@ check("5.2", ParallelMLP)
 # %% [markdown]
 # ## Train it
 #
-# Now for the real thing. Your machine already has plenty of text to train on: the source code of Python's standard library. The model below reads 8 bytes and predicts the next byte. Each byte becomes a vector of 16 numbers, and the eight vectors are concatenated into a single vector with $h = 128$. Your MLP transforms this vector, and a final layer scores the 256 possible bytes. Everything except
+# Now for the real thing. Your machine already has plenty of text to train on: the source code of Python's standard library. The model below reads 8 bytes and predicts the next byte. Each byte becomes a vector of 16 numbers, and the eight vectors are concatenated into a single vector with $h = 128$. Your MLP transforms this vector, and a final layer assigns a score to each of the 256 possible bytes. Everything except
 # the MLP is replicated.
 
 # %%
@@ -259,7 +259,7 @@ for prompt in PROMPTS:
 # %% [markdown]
 # A model that guesses blindly among 256 bytes has a loss of $\ln 256 = 5.55$. After 300 steps, our model writes something that looks remarkably like Python.
 #
-# **Predict.** Now we'll train the same model with your `ParallelMLP` on two ranks. How many all-reduces does each training step need in total? Count the all-reduces inside the MLP *and* any that sum parameter gradients. What's the total size of all their messages in bytes? (A batch consists of 128 examples with $h = 128$, in float64.)
+# **Predict.** Now we'll train the same model with your `ParallelMLP` on two ranks. How many all-reduces does each training step need in total? Count the all-reduces inside the MLP *and* any that sum parameter gradients. What's the total size of all the all-reduce messages in bytes? (A batch consists of 128 examples with $h = 128$, in float64.)
 
 # %% predict="5.b"
 predict("5.b", all_reduces=2, bytes=262144)
@@ -317,13 +317,13 @@ viz.table(
 #
 # ## What keeps the replicas equal?
 #
-# There's something odd about this training loop, though. Each rank has its own copy of the embedding and updates that copy with its own gradient, but nothing ever compares the copies. In data parallelism, you'd all-reduce the gradients to keep all the copies equal. Here, the copies stay equal anyway. They start out equal, and every rank sees the same batch. Thanks to f, every parameter before the MLP also gets its *full* gradient on every rank. So every rank makes the same update.
+# There's something odd about this training loop, though. Each rank has its own copy of the embedding and updates that copy with its own gradient, but nothing ever compares the copies. In data parallelism, you'd all-reduce the gradients to keep all the copies equal. Here, the copies stay equal anyway. All the copies start out equal, and every rank sees the same batch. Thanks to f, every parameter before the MLP also gets its *full* gradient on every rank. So every rank makes the same update.
 #
-# But nothing in the loop verifies that the copies are still equal. If you forget an f somewhere, the copies drift apart without any error message. So let's build a detector.
+# But nothing in the loop verifies that the copies are still equal. If you forget to call f somewhere, the ranks' copies drift apart without any error message. So let's build a detector.
 #
-# With `op=dist.ReduceOp.MAX` or `MIN`, `dist.all_reduce` computes the maximum or minimum across ranks instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even itself. What's the maximum of a zero and a NaN?
+# If you pass `op=dist.ReduceOp.MAX` or `op=dist.ReduceOp.MIN`, the all-reduce computes the maximum or minimum across ranks instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even itself. What's the maximum of a zero and a NaN?
 #
-# Let's ask for this maximum in a few different ways. We begin with two all-reduces of twelve zeros. In each of them, one of rank 1's zeros is replaced with a NaN. In the first all-reduce, that's the first of the twelve elements, and in the second all-reduce, it's the last one.
+# Let's compute this maximum in a few different ways. First, we all-reduce a tensor of twelve zeros twice. Each time, one element on rank 1 is a NaN instead of a zero. In the first all-reduce, the NaN is the first of the twelve elements. In the second all-reduce, the NaN is the last element.
 
 
 # %%
@@ -344,12 +344,12 @@ launch(maximum_over_ranks, 2)[0] | {
 }
 
 # %% [markdown]
-# So a MAX or MIN across ranks can silently lose a NaN, and whether it does may even depend on where the NaN is in the tensor. Python's `max` can lose a NaN as well. Infinity, on the other hand, survives every maximum.
+# So a MAX or MIN across ranks can silently drop a NaN. Whether the NaN gets dropped may even depend on its position in the tensor. Python's `max` can drop a NaN as well. The maximum of infinity and any number, on the other hand, is always infinity.
 
 # %% [markdown] task="5.3" title="A detector for drifting replicas" difficulty=3 minutes=15
 # Compare each element of each replicated parameter across ranks, and find the largest difference between any two ranks' values. Return this difference as a float that's the same on every rank. If a replicated parameter contains a NaN on any rank, you may return either `nan` or `inf`.
 #
-# A parameter with the attribute `tensor_parallel` is a shard. Shards are *supposed* to differ, so skip them, and don't send them to other ranks. Your detector must not change any parameters.
+# A parameter that has the attribute `tensor_parallel` is a shard. Shards are *supposed* to differ, so skip the shards, and don't send them to other ranks. Your detector must not change any parameters.
 
 
 # %% exercise="5.3"
@@ -370,9 +370,9 @@ def replica_drift(module, group=None):
 
 
 # %% [markdown] hints="5.3"
-# 1. Each element has `p` values, one per rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
-# 2. For each parameter without `tensor_parallel`, all-reduce one detached copy with `MAX` and a second copy with `MIN`, and take `(largest - smallest).max().item()`. At the end, return the largest of these differences. What value could you put in place of each NaN in these copies?
-# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. Suppose an element is NaN on only some of the ranks. Then its `largest` is infinite and its `smallest` is a number, so their difference is `inf`. If the element is NaN on every rank, its `largest` and its `smallest` are both infinite, and their difference is `nan`. Start a list with `[0.0]`, append the differences, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
+# 1. There are `p` values for each element, one per rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
+# 2. For each parameter without `tensor_parallel`, all-reduce one detached copy with `MAX` and a second copy with `MIN`, and take `(largest - smallest).max().item()`. After the loop, return the largest difference over all parameters. What value could you put in place of each NaN before the all-reduces?
+# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. If an element is NaN on only some of the ranks, its maximum is infinite and its minimum is a number, so the difference between the maximum and the minimum is `inf`. If an element is NaN on every rank, its maximum and its minimum are both infinite, and the difference between the two is `nan`. Start with the list `[0.0]`, append each parameter's difference to the list, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
 
 # %% check="5.3"
 check("5.3", replica_drift)
@@ -409,7 +409,7 @@ viz.curves(
 viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't show")
 
 # %% [markdown]
-# The first loss is correct to the last digit, because f does nothing in the forward pass. In the backward pass, however, each rank's embedding gets only the gradient that flows through that rank's own columns of $A$, so the first update is already wrong. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector notices it after one step.
+# The first loss is correct to the last digit, because f does nothing in the forward pass. In the backward pass, however, each rank's embedding gets only the gradient that flows through that rank's own columns of $A$, so the first update is already wrong. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector catches it after one step.
 #
 # ## Fix it: a gated MLP
 #
@@ -417,7 +417,7 @@ viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't s
 #
 # $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
 #
-# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. The fused layer needs only one matmul and one f instead of two of each. The inference engine xLLM got this fused layer wrong until its pull request 1616. Here's the same mistake in our own layers:
+# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. Thanks to this fusion, one matmul and one call of f are enough, instead of two matmuls and two calls of f. The inference engine xLLM had a bug in this fused layer until pull request 1616 fixed it. Here's the same mistake in our own layers:
 
 
 # %%
@@ -463,7 +463,7 @@ def symptom(mlp_class):
 viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], title="losses, as shipped")
 
 # %% [markdown]
-# The broken MLP runs on any number of ranks, and it even *trains*. But even the first loss depends on `p`, and a checkpoint saved on two ranks can't be used on a single rank.
+# The broken MLP runs on any number of ranks, and it even *trains*. But the losses depend on `p` from the very first step, and a checkpoint saved on two ranks can't be used on a single rank.
 #
 # What goes wrong? Suppose the broken version runs on two ranks with $m = 8$. The fused weight has 16 rows. Rows 0 to 7 are the gate, and rows 8 to 15 are the up projection. Each row of the weight computes one feature. In `forward`, the feature from row 0 should be multiplied by the feature from row 8, the feature from row 1 by the feature from row 9, and so on.
 #
@@ -473,7 +473,7 @@ viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], 
 predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=2 minutes=8
-# Fix the broken version, so that matching features are multiplied together on any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
+# Fix the broken version so that matching features are multiplied together for any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
 
 
 # %% exercise="5.4"
@@ -553,11 +553,11 @@ viz.table(rows)
 #
 # <details><summary>Going deeper: the same MLP in Megatron-Core and in PyTorch</summary>
 #
-# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). Thanks to `skip_bias_add`, the first bias can be fused with the activation, and the second bias can be fused with dropout and the residual connection. For a gated MLP, `linear_fc1` is twice as wide. A stride of 2 says that its weight consists of two blocks, and `apply_swiglu_sharded_factory` saves these two blocks separately in the checkpoint. In Megatron-LM issue 360, a user asked which row of the gate belongs to which row of the up projection.
+# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). With the option `skip_bias_add`, a layer returns its bias separately, so Megatron can fuse the first bias with the activation, and the second bias with dropout and the residual connection. For a gated MLP, `linear_fc1` has twice as many output features. A stride of 2 tells this layer that its weight consists of two blocks, and `apply_swiglu_sharded_factory` saves these two blocks separately in the checkpoint. In Megatron-LM issue 360, a user asked which row of the gate belongs to which row of the up projection.
 #
-# - **Other architectures** may not be able to use this design. The design works so well because a transformer consists of pairs of large matmuls with only elementwise or per-head operations between them.
+# - **Other architectures** can't always use this design. The design works so well because a transformer consists of pairs of large matmuls with only elementwise or per-head operations between them.
 #
-# - **PyTorch** applies the same design when you call `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. If you keep the gate and the up projection in two separate layers, you don't need a stride, but you run two smaller matmuls instead of a single large one.
+# - **PyTorch** uses the same design when you call `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})`. If you keep the gate and the up projection in two separate layers, you don't need a stride, but you run two smaller matmuls instead of a single large one.
 #
 # </details>
 #
@@ -603,4 +603,4 @@ from tplab.course import library
 library(5)
 
 # %% [markdown]
-# You've now parallelized two thirds of a transformer layer. The other third is attention, in which every token looks at every other token. How could you possibly split attention without constant communication?
+# You've now parallelized two thirds of a transformer layer. The remaining third of the weights belongs to attention, in which every token looks at every other token. How could you possibly split attention without constant communication?

@@ -62,7 +62,7 @@ GATHER_Y = "return gather_from_region(z @ b)\n"
 
 DESIGN = [
     ("nothing is sent", design("return F.gelu(x @ a) @ b"), "Which operator computes the total"),
-    ("so f must be missing", design(G_LAST), "Which operator sums gradients across ranks in the backward pass"),
+    ("so the operator f must be missing", design(G_LAST), "Which operator sums gradients across ranks in the backward pass"),
     ("g is missing", design(F_FIRST + "return F.gelu(x @ a) @ b"), "Which operator computes the total"),
     ("f and g change places", design("x = reduce_from_region(x)\nreturn copy_to_region(F.gelu(x @ a) @ b)"), "or one term of a sum? And what"),
     ("g after the GELU of terms", design("z = F.gelu(scatter_to_region(x) @ a)\nz = reduce_from_region(z)\nz = copy_to_region(z)\n" + GATHER_Y, '"row", "column"'), "the GELU of a sum isn't the sum of the GELUs"),
@@ -100,9 +100,9 @@ MLP = [
     ("gathers and scatters in the middle", mlp(init=GATHERED), "One all-reduce in each pass is enough"),
     ("gathers, the row layer takes it as a slice", mlp(init=swap(GATHERED, "input_is_parallel=False, ", "")), "Does the second layer expect a sharded input"),
     ("scatters what is split already", mlp(init=swap(GATHERED, "gather_output=True, ", "")), "Does the first layer leave its output sharded"),
-    ("row first, then column", mlp(init=OPTIONS + "ffn_hidden_size = ffn_hidden_size or 4 * hidden_size\nself.up = RowParallelLinear(hidden_size, ffn_hidden_size, input_is_parallel=False, **options)\nself.down = ColumnParallelLinear(ffn_hidden_size, hidden_size, gather_output=True, **options)\n"), "isn't split by columns, or it isn't a parallel layer at all"),
+    ("row first, then column", mlp(init=OPTIONS + "ffn_hidden_size = ffn_hidden_size or 4 * hidden_size\nself.up = RowParallelLinear(hidden_size, ffn_hidden_size, input_is_parallel=False, **options)\nself.down = ColumnParallelLinear(ffn_hidden_size, hidden_size, gather_output=True, **options)\n"), "isn't split by columns, or `self.up` isn't a parallel layer at all"),
     ("column twice", mlp(init=OPTIONS + "ffn_hidden_size = ffn_hidden_size or 4 * hidden_size\nself.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, gather_output=True, **options)\nself.down = ColumnParallelLinear(ffn_hidden_size, hidden_size, gather_output=True, **options)\n"), "Which layer is column-parallel, and which is row-parallel"),
-    ("plain nn.Linear on every rank: right numbers, nothing parallel", mlp(init="ffn_hidden_size = ffn_hidden_size or 4 * hidden_size\nself.up = nn.Linear(hidden_size, ffn_hidden_size, bias, device=device, dtype=dtype)\nself.down = nn.Linear(ffn_hidden_size, hidden_size, bias, device=device, dtype=dtype)\n"), "isn't split by columns, or it isn't a parallel layer at all"),
+    ("plain nn.Linear on every rank: right numbers, nothing parallel", mlp(init="ffn_hidden_size = ffn_hidden_size or 4 * hidden_size\nself.up = nn.Linear(hidden_size, ffn_hidden_size, bias, device=device, dtype=dtype)\nself.down = nn.Linear(ffn_hidden_size, hidden_size, bias, device=device, dtype=dtype)\n"), "isn't split by columns, or `self.up` isn't a parallel layer at all"),
     ("other names", mlp(swap(swap(MLP_FORWARD, "self.up", "self.fc1"), "self.down", "self.fc2"), swap(swap(MLP_INIT, "self.up", "self.fc1"), "self.down", "self.fc2")), "Which layer is column-parallel, and which is row-parallel"),
     ("no activation", mlp(swap(MLP_FORWARD, "F.gelu(x)", "x * 1")), "Two linear layers with nothing between them"),
     ("tanh approximation", mlp(swap(MLP_FORWARD, "F.gelu(x)", "F.gelu(x, approximate='tanh')")), "matches the tanh approximation of GELU"),
@@ -112,9 +112,9 @@ MLP = [
     ("activation twice", mlp("return self.down(F.gelu(F.gelu(self.up(x))))"), "with no other operations before or after"),
     ("f once more in front", mlp("return self.down(F.gelu(self.up(copy_to_region(x, self.group))))"), "Which line of your code sums dx a second time"),
     ("g once more behind", mlp("return reduce_from_region(self.down(F.gelu(self.up(x))), self.group)"), "Y = GELU(X A + a) B + c"),
-    ("goes round the column layer: f is missing", mlp("return self.down(F.gelu(F.linear(x, self.up.weight, self.up.bias)))"), "so f must be missing"),
+    ("goes round the column layer: f is missing", mlp("return self.down(F.gelu(F.linear(x, self.up.weight, self.up.bias)))"), "so the operator f must be missing"),
     ("goes round the row layer: g is missing", mlp("return F.linear(F.gelu(self.up(x)), self.down.weight, self.down.bias)"), "Each rank returns only its own partial sum"),
-    ("goes round the row layer: the bias on every rank", mlp("return reduce_from_region(F.linear(F.gelu(self.up(x)), self.down.weight, self.down.bias), self.group)"), "The output includes the final bias p times"),
+    ("goes round the row layer: the bias on every rank", mlp("return reduce_from_region(F.linear(F.gelu(self.up(x)), self.down.weight, self.down.bias), self.group)"), "Your code adds the final bias p times"),
     ("sums before the activation, to be safe", mlp("inner = self.up(x)\ninner = scatter_to_region(gather_from_region(inner, self.group), self.group)\nreturn self.down(F.gelu(inner))"), "gathers, scatters, or sums a tensor unnecessarily"),
     ("averages the output: right numbers, wrong communication", mlp("out = self.down(F.gelu(self.up(x)))\ntotal = out.detach().clone()\ndist.all_reduce(total, group=self.group)\nreturn out + (total / dist.get_world_size(self.group) - out).detach()"), "One all-reduce in each pass is enough"),
     ("returns zeros", mlp("return torch.zeros_like(x)"), "rank 0 all zeros"),
@@ -122,8 +122,8 @@ MLP = [
     ("detaches the inner activation", mlp("return self.down(F.gelu(self.up(x).detach()))"), "One of the parameters doesn't receive a gradient"),
     ("detaches the input", mlp("return self.down(F.gelu(self.up(x.detach())))"), "Which part of your forward pass is invisible to autograd"),
     ("writes into the input", mlp("out = self.down(F.gelu(self.up(x)))\nx.data.zero_()\nreturn out"), "The caller still needs the tensors"),
-    ("bias is not passed to the second layer", mlp(init=swap(MLP_INIT, "self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)", "self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **{**options, 'bias': False})")), "create the biases if `bias` is True"),
-    ("bias is ignored", mlp(init=swap(MLP_INIT, '"bias": bias', '"bias": True')), "create the biases if `bias` is True"),
+    ("bias is not passed to the second layer", mlp(init=swap(MLP_INIT, "self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)", "self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **{**options, 'bias': False})")), "create the biases only if `bias` is True"),
+    ("bias is ignored", mlp(init=swap(MLP_INIT, '"bias": bias', '"bias": True')), "create the biases only if `bias` is True"),
     ("group is not passed to the first layer", mlp(init=swap(MLP_INIT, "(hidden_size, ffn_hidden_size, **options)", "(hidden_size, ffn_hidden_size, **{**options, 'group': None})")), "Which of these layers was built without `group`"),
     ("group is dropped", mlp(init=swap(MLP_INIT, '"group": group', '"group": None')), "ParallelMLP(6, 20, group=group) in groups [0, 2] and [1, 3]"),
     ("adds a bias that is not there", mlp("return self.down(F.gelu(self.up(x) + 0 * self.up.bias))"), "p = 1, ParallelMLP(6, 20, bias=False): your code fails"),
@@ -132,7 +132,7 @@ MLP = [
     ("the default of the inner size is missing", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "ffn_hidden_size or hidden_size")), "If `ffn_hidden_size` is None"),
     ("the inner size is divided by p once more", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "(ffn_hidden_size or 4 * hidden_size) // dist.get_world_size(group)")), "Which layer is column-parallel, and which is row-parallel"),
     ("an inner size that's too small is replaced", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size\n", "max(ffn_hidden_size or 0, hidden_size) if ffn_hidden_size and ffn_hidden_size >= hidden_size else 4 * hidden_size\n")), "Which line of your code changes the inner size"),
-    ("the options of the first one are kept", mlp(init=swap(MLP_INIT, OPTIONS, 'given = {"bias": bias, "group": group, "device": device, "dtype": dtype}\noptions = vars(nn.Linear.forward).setdefault("options", {})\noptions.update({name: value for name, value in given.items() if value is not None})\n')), "keeps the options of the first MLP"),
+    ("the options of the first one are kept", mlp(init=swap(MLP_INIT, OPTIONS, 'given = {"bias": bias, "group": group, "device": device, "dtype": dtype}\noptions = vars(nn.Linear.forward).setdefault("options", {})\noptions.update({name: value for name, value in given.items() if value is not None})\n')), "still holds the first MLP's options"),
 ]  # fmt: skip
 
 SWIGLU = [
@@ -151,11 +151,11 @@ SWIGLU = [
     ("the width is not doubled", swiglu(init=swap(SWIGLU_INIT, "2 * ffn_hidden_size", "ffn_hidden_size")), "`self.up` that maps h features to 2m"),
     ("gathers [gate; up] and takes this rank's part of the product", swiglu("gate, value = self.up(x).chunk(2, dim=-1)\nreturn self.down(F.silu(gate) * value)", swap(SWIGLU_INIT, "stride=2, ", "stride=2, gather_output=True, ").replace("hidden_size, **options)\n", "hidden_size, input_is_parallel=False, **options)\n")), "gathers, scatters, or sums a tensor unnecessarily"),
     ("f once for the gate and once for up", swiglu("gate = self.up(x).chunk(2, dim=-1)[0]\nvalue = self.up(x).chunk(2, dim=-1)[1]\nreturn self.down(F.silu(gate) * value)"), "One all-reduce in each pass is enough"),
-    ("goes round the column layer: f is missing", swiglu("gate, value = F.linear(x, self.up.weight, self.up.bias).chunk(2, -1)\nreturn self.down(F.silu(gate) * value)"), "so f must be missing"),
-    ("goes round the row layer: the bias on every rank", swiglu("gate, value = self.up(x).chunk(2, -1)\nreturn reduce_from_region(F.linear(F.silu(gate) * value, self.down.weight, self.down.bias), self.group)"), "The output includes the final bias p times"),
+    ("goes round the column layer: f is missing", swiglu("gate, value = F.linear(x, self.up.weight, self.up.bias).chunk(2, -1)\nreturn self.down(F.silu(gate) * value)"), "so the operator f must be missing"),
+    ("goes round the row layer: the bias on every rank", swiglu("gate, value = self.up(x).chunk(2, -1)\nreturn reduce_from_region(F.linear(F.silu(gate) * value, self.down.weight, self.down.bias), self.group)"), "Your code adds the final bias p times"),
     ("the gate is detached", swiglu(swap(SWIGLU_FORWARD, "F.silu(gate)", "F.silu(gate).detach()")), "Which part of your forward pass is invisible to autograd"),
     ("returns zeros", swiglu("return torch.zeros_like(x)"), "rank 0 all zeros"),
-    ("bias is ignored", swiglu(init=swap(SWIGLU_INIT, '"bias": bias', '"bias": True')), "Which of your parameters doesn't have the expected name or shape"),
+    ("bias is ignored", swiglu(init=swap(SWIGLU_INIT, '"bias": bias', '"bias": True')), "Which of your parameters has the wrong name or shape"),
     ("group is ignored", swiglu(init=swap(SWIGLU_INIT, '"group": group', '"group": None')), "default group of all ranks"),
     ("writes into the fused output and the input", swiglu("x.data.zero_()\nreturn self.down(F.silu(self.up(x).chunk(2, -1)[0]))"), "The caller still needs the tensors"),
 ]  # fmt: skip
@@ -204,7 +204,7 @@ DRIFT = [
     ("NaN against NaN counts as equal", drift("import math\n" + swap(LOOP, "value = param.detach().clone()", "value = param.detach().nan_to_num(nan=1e300)") + LARGEST + "    gap = (largest - smallest).max().item()\n    worst = max(worst, math.inf if gap > 1e200 else gap)\nreturn worst"), "not even to another NaN"),
     ("rounds the result to float32", drift("drifts = [0.0]\n" + LOOP + LARGEST + "    drifts.append((largest - smallest).max().item())\nreturn torch.tensor(drifts).max().item()"), "`torch.tensor` turns Python floats into a float32"),
     ("only rank 0 knows", drift(LOOP + LARGEST + "    worst = max(worst, (largest - smallest).max().item())\nreturn worst if rank == 0 else 0.0"), "Every rank should return the same number"),
-    ("stops at the first parameter that differs", drift(LOOP + LARGEST + "    worst = (largest - smallest).max().item()\n    if worst != 0:\n        return worst\nreturn worst"), "after it has found a difference"),
+    ("stops at the first parameter that differs", drift(LOOP + LARGEST + "    worst = (largest - smallest).max().item()\n    if worst != 0:\n        return worst\nreturn worst"), "after it finds a difference"),
 ]  # fmt: skip
 
 WRONG = [

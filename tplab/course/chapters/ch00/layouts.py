@@ -56,7 +56,7 @@ def fewest_gpus(smallest_layout: Callable[..., Any]) -> Verdict:
         _compare(smallest_layout, config, GPUS["H100, 80 GB"], None, possible(config, MOST))
     current().compared["the layout"] = None
     return Verdict(
-        "No layout with fewer GPUs fits. Among the layouts with that number of GPUs, yours has the smallest tp."
+        "Your function finds the layout with the fewest GPUs, and it breaks ties in favor of the smallest tp."
     )
 
 
@@ -69,7 +69,9 @@ def _compare(
     right = best(needs, capacity)
     assert right is not None
     with calling(
-        call, f"The layout tp={right[0]}, pp={right[1]} fits. What does your search do when it reaches that layout?"
+        call,
+        f"The model fits with tp={right[0]} and pp={right[1]}. What does your search do when it reaches "
+        f"tp={right[0]} and pp={right[1]}?",
     ):
         said = answer(config, capacity, **options)
     if not isinstance(said, Layout):
@@ -112,9 +114,10 @@ def _ask(
     if said.gpus > right[0] * right[1]:
         enough = right[0] * right[1]
         return (
-            f"Your layout takes {said.gpus} GPUs, but {enough} are enough. Did you try all combinations of tp and pp?"
+            f"Your layout takes {said.gpus} GPUs, but {enough} GPUs are enough. Did you try every layout that the "
+            "rules allow?"
         )
-    return "Both layouts need the same number of GPUs. Which of these two layouts does the task ask for?"
+    return "Both layouts need the same number of GPUs. When there's a tie, which layout does the exercise ask for?"
 
 
 def _must_refuse(

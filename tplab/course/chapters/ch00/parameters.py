@@ -16,11 +16,14 @@ _OTHERWISE = (
     "The list above shows the model's weights and biases. Is one of these lines missing from your sum? Is one "
     "of them counted twice? It may help to work through a tiny example on paper, with one layer and h = 2."
 )
-_FOUR = "Attention has four matrices: `q`, `k`, `v`, and `out`. Does your sum include all four of these matrices?"
-_FULL = "The number `kv_heads` applies only to K and V. What are the shapes of the matrices `q` and `out`?"
+_FOUR = (
+    "Attention has four matrices: `q`, `k`, `v`, and `out`. Does your parameter count include all four "
+    "attention matrices?"
+)
+_FULL = "The field `kv_heads` applies only to K and V. What are the shapes of the matrices `q` and `out`?"
 _MISSING_4H = (
-    "You're missing 4h parameters in each layer. The two norms of a layer have 4h parameters in total. So do the "
-    "biases of `q`, `k`, `v`, and `out`, and so does the bias of `up`. Which of these did you leave out?"
+    "You're missing 4h parameters in each layer. A layer's two norms have 4h parameters in total. So do the biases "
+    "of `q`, `k`, `v`, and `out`, and so does the bias of `up`. Which of these did you leave out?"
 )
 _RAISED = (
     "Which field of the configuration does the failing line read? (The fields kv_heads and ffn_size are always "
@@ -39,7 +42,7 @@ def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
         suspects = _suspects(config, right)
         expect("0.2", call, "the number of parameters", seen, right, suspects, _OTHERWISE, _made_of(config))
     return Verdict(
-        "Your counts match the actual PyTorch modules for GPT-2, for Llama, and for randomly chosen models in between."
+        "Your counts match the actual PyTorch modules for GPT-2, for Llama, and for random mixtures of the two."
     )
 
 
@@ -106,14 +109,19 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             right + (layers - 1) * (right - layers * count(layer)),
             "You counted the embedding in every layer, but the model has only one embedding.",
         ),
-        (right - positions, "This model has a table of learned position embeddings. Does your sum include that table?"),
+        (
+            right - positions,
+            "This model has a table of learned position embeddings. Does your parameter count include that table?",
+        ),
         (
             right + positions,
-            "This configuration says learned_positions=False. Does your sum still include a table of positions?",
+            "This configuration says learned_positions=False. Does your parameter count still include a "
+            "position-embedding table?",
         ),
         (
             right - table,
-            "The embedding has one vector for each token in the vocabulary. Does your sum include the embedding?"
+            "The embedding has one vector for each token in the vocabulary. Does your parameter count include the "
+            "embedding?"
             if config.tied_embedding
             else "In this model, does the output layer share the embedding's weight or have its own? "
             "See `tied_embedding`.",
@@ -124,9 +132,10 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right - norms,
-            "Norms have parameters, too. How many norms does a layer have? Is there another norm after the last layer?",
+            "Norms have parameters, too. How many norms does a layer have? Is there one more norm after the last "
+            "layer?",
         ),
-        (right - last, "There's one final norm after the last layer. Does your sum include that norm?"),
+        (right - last, "There's one final norm after the last layer. Does your parameter count include that norm?"),
         *(
             [(right - norms + last, _MISSING_4H)]
             if count(layer, "q.bias", "k.bias", "v.bias", "out.bias") == 4 * h
@@ -138,7 +147,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right - layers * count(layer, "mlp_norm"),
-            "Each layer has one norm before attention. Where is the other norm of each layer?",
+            "Each layer has one norm before attention. Where in the layer is the second norm?",
         ),
         (
             right + layers * count(layer, "mlp_norm"),
@@ -150,12 +159,13 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right - biases,
-            "In this model, the linear layers and the LayerNorms have biases. Does your sum include these biases?",
+            "In this model, the linear layers and the LayerNorms have biases. Does your parameter count include "
+            "these biases?",
         ),
         (
             right - linear_biases,
-            "Each linear layer inside the model has a bias, with one element per output feature. Does your sum include "
-            "these biases?",
+            "Each linear layer inside the model has a bias, with one element per output feature. Does your "
+            "parameter count include these biases?",
         ),
         (
             right - (biases - linear_biases),
@@ -163,8 +173,8 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right - layers * count(layer, "up.bias", "gate.bias", "down.bias"),
-            "The linear layers of the MLP have biases, too, with one element per output feature. Does your sum include "
-            "these biases?",
+            "The linear layers of the MLP have biases, too, with one element per output feature. Does your "
+            "parameter count include these biases?",
         ),
         (
             right - layers * one_mlp_bias,
@@ -173,11 +183,11 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right - layers * one_mlp_bias + layers * h,
-            "Does the bias of `up` have one element per input feature or per output feature?",
+            "Does the bias of `up` have one element per input feature or one per output feature?",
         ),
         (
             right + layers * (one_mlp_bias - h),
-            "Does the bias of `down` have one element per input feature or per output feature?",
+            "Does the bias of `down` have one element per input feature or one per output feature?",
         ),
         (
             right + full_heads,
@@ -194,9 +204,12 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         (right - layers * count(layer, "out."), _FOUR),
         (
             right - layers * count(layer, "q.", "k.", "v."),
-            "Does your sum include the matrices for Q, K, and V?",
+            "Does your parameter count include the matrices for Q, K, and V?",
         ),
-        (usual, "You assumed that the MLP has 4h features inside. Does every MLP have 4h features? See `ffn_size`."),
+        (
+            usual,
+            "You assumed that the MLP has 4h hidden features. Does every MLP have 4h hidden features? See `ffn_size`.",
+        ),
         (
             right - layers * count(layer, "down."),
             "The MLP maps `h` features to `ffn_size` features and back to `h`. Which matrix maps them back?",
@@ -207,11 +220,12 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             (right - layers * count(layer, "gate"), "This MLP is gated. How many matrices does a gated MLP have?"),
             (
                 right - layers * one_mlp_bias,
-                "If the other linear layers have biases, the gate has a bias, too. Does your sum include that bias?",
+                "If the other linear layers have biases, so does the gate layer of the MLP. Does your parameter "
+                "count include the gate layer's bias?",
             ),
             (
                 right - layers * (one_mlp_bias - h),
-                "Does the gate's bias have one element per input feature or per output feature?",
+                "Does the bias of the gate layer have one element per input feature or one per output feature?",
             ),
             *known,
         ]
@@ -219,15 +233,15 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         known.append(
             (
                 right + layers * count(layer, "up."),
-                "This configuration says gated=False. Does your sum still include a gate?",
+                "This configuration says gated=False. Does your parameter count still include a gate?",
             )
         )
     if config.tied_embedding:
         known.append(
             (
                 right + table,
-                "You counted two weight matrices the size of the embedding. In this model, does the output layer have "
-                "its own weight? See `tied_embedding`.",
+                "You counted two weight matrices as large as the embedding. In this model, does the output layer "
+                "have its own weight matrix? See `tied_embedding`.",
             )
         )
     if config.bias:
@@ -235,11 +249,11 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         known = [
             (
                 right - h,
-                "The final norm is a LayerNorm, too. Which parameters does a LayerNorm have besides its weight?",
+                "The final norm is a LayerNorm, too. What parameters does a LayerNorm have besides its weight?",
             ),
             (
                 right + layers * 2 * (h - keys),
-                "Do the biases of K and V have one element per input feature or per output feature?",
+                "Do the biases of K and V have one element per input feature or one per output feature?",
             ),
             *known,
         ]
@@ -247,10 +261,14 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         extra = layers * (4 * h + f + h)
         known += [
             (right + (2 * layers + 1) * h, "The norms of this model are RMSNorms. Does an RMSNorm have a bias?"),
-            (right + extra, "This configuration says bias=False. Does your sum still include biases of linear layers?"),
+            (
+                right + extra,
+                "This configuration says bias=False. Does your parameter count still include biases "
+                "for the linear layers?",
+            ),
             (
                 right + extra + (2 * layers + 1) * h,
-                "This configuration says bias=False. Does your sum still include any biases?",
+                "This configuration says bias=False. Does your parameter count still include any biases?",
             ),
         ]
     known += [

@@ -18,16 +18,18 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 PARTS = ("weights", "gradients", "optimizer")
 LARGE = 418_541, 418_549  # a matrix with more elements than float32 can count exactly
-_COPY = "The optimizer's copy of the weights is in float32. How many bytes does each element of that copy take up?"
+_COPY = (
+    "The optimizer's copy of the weights is in float32. How many bytes does each element of this float32 copy take up?"
+)
 _HALF = "You seem to store the running averages in 16 bits. In mixed precision, these averages are stored in float32."
 _GONE = (
-    "Your number either is the sum of all three entries or includes float32 gradients. The float32 gradients are freed "
-    "after the step. Which values does the optimizer still need in the next step?"
+    "Your value is either the sum of all three entries, or it includes float32 gradients. Float32 gradients are "
+    "freed after the step. Which values does the optimizer still need in the next step?"
 )
-_TOTAL = "This is the sum of all three entries. Which of the three values belongs in this entry?"
+_TOTAL = "This value is the sum of the weights, the gradients, and the optimizer state."
 _EXACT = (
-    "Your results are correct for smaller matrices but not for one this large. Python's integers are exact at "
-    "any size, so which line turns an integer into a less exact number?"
+    "Your results are correct for small matrices but not for this large one. Python's integers are exact at any "
+    "size, so which line of your code converts an integer to a less precise type?"
 )
 _ONE_DICT = (
     "The dict was correct when you returned it, but a later call has overwritten it. Do all calls share the same dict? "
@@ -107,7 +109,8 @@ def _otherwise(part: str, shape: tuple[int, int], mixed: bool) -> str:
     if part == "optimizer":
         return (
             "Go through the update rule. Which variables does the next step read before it overwrites them? The "
-            "optimizer has to remember those variables, and their shapes tell you how many elements they have."
+            "optimizer has to store each of these variables until the next step. The shape of a variable "
+            "tells you how many elements it has."
         )
     bits = 16 if mixed else 32
     return f"There's one {bits}-bit value for each element of a {list(shape)} matrix. How many bytes is that in total?"
@@ -118,11 +121,12 @@ def _suspects(
 ) -> list[Suspect]:
     right, n = measured[part], shape[0] * shape[1]
     total = sum(measured.values())
+    total_question = f'{_TOTAL} Which of the three belongs in the entry "{part}"?'
     if part != "optimizer":
         bits = "In mixed precision, weights and gradients are stored in 16 bits. How many bytes is that per element?"
         return [
             (n, "This is the number of elements. How many bytes does each element take?"),
-            (total, _TOTAL),
+            (total, total_question),
             (4 * n, bits)
             if mixed
             else (
@@ -131,16 +135,16 @@ def _suspects(
             ),
             (
                 6 * n,
-                "You included the float32 copy of the weights in this entry, but it belongs in a different entry. "
-                "Which entry should include the copy?",
+                f"Your value for the {part} includes the float32 copy of the weights, but that copy belongs in a "
+                "different entry. Which entry should include the copy?",
             ),
             (
                 0,
-                "After the backward pass, every element of the matrix has both a value and a gradient, so this entry "
-                "can't be 0.",
+                "After the backward pass, every element of the matrix has both a value and a gradient, so neither "
+                "the weights nor the gradients can take 0 bytes.",
             ),
         ]
-    suspects: list[Suspect] = [(total, _GONE if mixed else _TOTAL)]
+    suspects: list[Suspect] = [(total, _GONE if mixed else total_question)]
     own = remembered(*shape, optimizer)
     if mixed:
         suspects += [
@@ -180,14 +184,14 @@ def _suspects(
             )
         )
         suspects.append(
-            (plain, "Adam's next step needs the old m and the old v. Where are these two tensors stored until then?")
+            (plain, "Adam's next step needs the old m and the old v. Where are m and v stored between two steps?")
         )
     if optimizer == "amsgrad":
         suspects.append(
             (
                 plain + 8 * n,
-                "You counted as many elements as Adam's state has. Does AMSGrad's next step also read the previous "
-                "value of u?",
+                "Your result is the size of Adam's optimizer state. Does the next step of AMSGrad also read the "
+                "previous value of u?",
             )
         )
     if optimizer == "adafactor":

@@ -80,8 +80,8 @@ def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
     current().compared["the average loss"] = None
     current().compared["the memory"] = None
     if not torch.is_grad_enabled():
-        fail("0.3", "Autograd is still turned off after your function has returned.", _SWITCHED_OFF)
-    return Verdict("No matter how many batches there are, no activations stay in memory.")
+        fail("0.3", "Autograd is still off after your function returns.", _SWITCHED_OFF)
+    return Verdict("Your function doesn't keep any activations in memory, no matter how many batches there are.")
 
 
 def _compare(call: str, number: int, seen: object, right: float, weighted: float) -> None:
@@ -101,8 +101,8 @@ def _compare(call: str, number: int, seen: object, right: float, weighted: float
     value = float(seen)
     if abs(value - right) > 1e-9 * right:
         ask = (
-            "The result should still be the average of all the batches' losses. Which losses do you add up, and what "
-            "do you divide their sum by?"
+            "The result should still be the average of all the batches' losses. Which losses do you add up? What "
+            "do you divide the sum of these losses by?"
         )
         if number > 1 and abs(value - number * right) < 1e-9 * number * right:
             ask = "You returned the sum of the losses. How do you get the average from the sum?"
@@ -127,7 +127,7 @@ def _is_as_before(call: str, model: Model, before: list, training: bool) -> None
                 "0.3",
                 f"{call} changed the model's parameters.",
                 "Validation shouldn't change the model, because training continues afterward. Which of your lines "
-                "changes a parameter, its gradient, or its requires_grad flag?",
+                "changes a parameter, its gradient, or its `requires_grad` flag?",
             )
     if model.training != training:
         fail(
@@ -145,8 +145,8 @@ def _keeps_nothing(call: str, number: int, meter: MemoryMeter, least: int) -> No
     one = 4 * ROWS * WIDTH * 8  # bytes of the activations of one batch
     if extra > 1.5 * one:
         ask = (
-            "At its peak, your function holds the activations of several batches. Which of your variables stays alive "
-            "across all iterations of the loop? Which tensors does that variable keep alive?"
+            "At its peak, your function holds the activations of several batches. Which of your variables stays "
+            "alive across all loop iterations? Which tensors does that variable keep alive?"
         )
     else:
         ask = (
@@ -162,7 +162,8 @@ def _lets_batches_go(call: str, held: list[int]) -> None:
         fail(
             "0.3",
             f"{call} asked for the next batch while {max(held)} earlier batches were still in memory.",
-            "You keep no activations, but you keep the batches themselves. A validation set can be larger than your "
-            "memory, so `batches` may be a generator that loads one batch at a time. Which of your lines holds on to "
-            "all the batches, for example because it turns them into a list?",
+            "Your function doesn't keep any activations, but it does keep the batches themselves. A validation set "
+            "can be larger than your memory, so `batches` may be a generator that loads one batch at a "
+            "time. Which of your lines holds on to all the batches, for example by turning them into a "
+            "list?",
         )

@@ -139,9 +139,10 @@ def only_traffic(differences: checks.Differences) -> bool:
 
 
 CRASH = (
-    "Next to each line of your code, write down the tensor shapes on one rank. If you split A by columns, the shard "
-    "`a` has the shape [h, m/p], and if you split A by rows, it has the shape [h/p, m]. Likewise, the shard `b` has "
-    "the shape [m, h/p] or [m/p, h]. Which two shapes in your code don't match?"
+    "Next to each line of your code, write down the tensor shapes on one rank. If you split A by columns, the "
+    "shard `a` has the shape [h, m/p], and if you split A by rows, it has the shape [h/p, m]. If you split "
+    "B by columns, the shard `b` has the shape [m, h/p], and if you split B by rows, it has the shape "
+    "[m/p, h]. Which two shapes in your code don't match?"
 )
 TOO_MUCH = checks.Question(
     only_traffic,
@@ -192,8 +193,8 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: "out" not in d.names and bool({"p times"} & d.kinds()),
-        "The output is correct, but a gradient is p times too large. Which operator sums gradients that are already "
-        "complete on every rank?",
+        "The output is correct, but one of the gradients is p times too large. Which operator sums gradients that "
+        "are already complete on every rank?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and bool({"dx", "da", "db"} & d.names),

@@ -123,8 +123,8 @@ def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
 
 
 EMPTY = (
-    "A module may have no replicated parameters at all. In that case, nothing can drift, so the result should be 0.0. "
-    "Which line of your code fails if there are no replicated parameters?"
+    "A module might have no replicated parameters at all. In that case, nothing can drift, so the result should be "
+    "0.0. Which line of your code fails if there are no replicated parameters?"
 )
 
 
@@ -154,8 +154,8 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
         "5.3", 2, list(empty), [{"drift": 0.0}] * 2, questions=[checks.Question(lambda d: True, EMPTY)], note=note
     )
     return checks.Verdict(
-        "Your detector notices a single wrong element on a single rank, even if that element is a NaN. The detector "
-        "ignores shards, because shards are supposed to differ."
+        "Your detector catches a single wrong element on a single rank, even if that element is a NaN. The "
+        "detector ignores shards, because shards are supposed to differ."
     )
 
 
@@ -178,19 +178,19 @@ CHANGED = checks.Question(
 )
 WHOSE_GROUP = (
     "Which of your calls doesn't pass `group`, and therefore uses the default group of all ranks? Check the "
-    "collectives as well as the calls that look up a rank or a world size."
+    "`group` argument of your collectives and of the calls that query a rank or a world size."
 )
 _NAN = (
-    "A NaN isn't equal to any number, not even to another NaN. Your code can lose a NaN in two places. If one rank has "
-    "a NaN and another rank has a number, an all-reduce with MAX or MIN may return the number. And what does Python's "
-    "`max(0.0, float('nan'))` return?"
+    "A NaN isn't equal to any number, not even to another NaN. There are two places where your code might drop a "
+    "NaN. If one rank has a NaN and another rank has a number, an all-reduce with MAX or MIN may return "
+    "the number. And what does Python's `max(0.0, float('nan'))` return?"
 )
 DETECTOR_ASKS = {
     "one element is NaN on rank 1": _NAN,
     "one element is NaN on every rank": _NAN,
     "only the shards differ": (
-        "Each rank's shard is a different part of the weight, so shards are supposed to differ. Shards are also large, "
-        "so don't send them to other ranks. How can you tell whether a parameter is a shard?"
+        "Each rank's shard is a different part of the weight, so shards are supposed to differ. Don't send any "
+        "shards to other ranks, because shards are large. How can you tell whether a parameter is a shard?"
     ),
     "the sign": (
         "The result has the wrong sign. Drift is a distance, so it can't be negative. Does your code subtract in the "
@@ -198,8 +198,8 @@ DETECTOR_ASKS = {
     ),
     "type": ("The result should be a plain float. Which method converts a one-element tensor to a Python number?"),
     "not the same on every rank": (
-        "Every rank should return the same number. Otherwise, only some of the ranks would report the drift. What do "
-        "the other ranks have to know to arrive at the same number?"
+        "Every rank should return the same number, because otherwise only some of the ranks would report the "
+        "drift. What information do the other ranks need to compute this number?"
     ),
     "equal replicas": (
         "The replicas are equal here, so the drift should be 0.0. Which values does your code compare? What's the "
@@ -214,17 +214,17 @@ DETECTOR_ASKS = {
         "ranks does your code compare?"
     ),
     AGAIN: (
-        "A training loop calls your detector over and over. Here, your detector has already been called for this "
-        "module, at a time when some other element had drifted further. Which variable in your code keeps its value "
-        "between calls?"
+        "A training loop calls your detector repeatedly, on the same module each time. Here, your detector was "
+        "called on this module before, when a different element had drifted further. Which variable in "
+        "your code keeps its value between calls?"
     ),
     FROZEN: (
         "A parameter that isn't trained can still differ between ranks, for example because it was loaded incorrectly. "
         "Which parameters does your loop skip?"
     ),
     FINE: (
-        "The parameters are float64, and their values are so close that they would be equal in float32. Which line "
-        "converts the parameters to a different dtype?"
+        "The parameters are float64, and they differ so little that their values would be the same in float32. "
+        "Which line converts the parameters to a different dtype?"
     ),
     LONG: (
         "The parameters are float64, so their drift is a float64, too, but your result was rounded to float32. Which "
@@ -240,8 +240,8 @@ DETECTOR_ASKS = {
         "return?"
     ),
     SECOND: (
-        "Two parameters differ here, and the first one differs less than the second. Does your code look at the other "
-        "parameters after it has found a difference?"
+        "Two parameters differ here, and the first one differs less than the second. Does your code keep checking "
+        "the remaining parameters after it finds a difference?"
     ),
     "inside a module": (
         "The parameter that differs belongs to a nested module. Does your loop reach the parameters of nested modules?"

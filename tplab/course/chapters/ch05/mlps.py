@@ -243,7 +243,7 @@ def parallel_mlp(mlp_class: Any) -> checks.Verdict:
 def parallel_swiglu(mlp_class: Any) -> checks.Verdict:
     check_mlp("5.4", mlp_class, GATED, GATED_QUESTIONS)
     return checks.Verdict(
-        "The fused layer needs just one f, so your gated MLP runs the same two all-reduces as an MLP without a gate."
+        "The fused layer calls f just once, so your gated MLP runs the same two all-reduces as an MLP without a gate."
     )
 
 
@@ -252,8 +252,8 @@ WHOSE_GROUP = (
     "group of all ranks?"
 )
 NO_BIAS_CRASH = (
-    "This time, the MLP was built with `bias=False`. Which line of your code uses a bias that's None? If there's no "
-    "such line, check whether two of your tensor shapes don't match."
+    "This time, the MLP was built with `bias=False`. Which line of your code uses a bias that's None? If there's "
+    "no such line, look for two tensor shapes that don't match."
 )
 CRASH = (
     "Next to each line of your code, write down the tensor shapes on one rank. The input of the first layer has the "
@@ -281,7 +281,7 @@ COMMON_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("out", BIAS_P_TIMES),
-        "The output includes the final bias p times. Which line adds this bias on every rank, before the all-reduce?",
+        "Your code adds the final bias p times. Which line adds the final bias on every rank, before the all-reduce?",
     ),
     checks.Question(
         checks.has_no_gradient("dA", "dB", "da", "dc"),
@@ -289,13 +289,13 @@ COMMON_QUESTIONS = (
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", "no traffic")(d),
-        "Each rank has only its own contribution to dx, so f must be missing. Which layer contains f? Does your code "
-        "bypass that layer's `forward`?",
+        "Each rank has only its own contribution to dx, the gradient of the input, so the operator f must be "
+        "missing. Which layer contains f? Does your code bypass that layer's `forward`?",
     ),
     checks.Question(
         lambda d: checks.has_kind("dx", "p times")(d) and checks.has_kind("backward traffic", "traffic")(d),
-        "The column-parallel layer already contains f, which sums dx across ranks. Which line of your code sums dx a "
-        "second time?",
+        "The column-parallel layer already contains f, the operator that sums the input's gradient dx across "
+        "ranks. Which line of your code sums dx a second time?",
     ),
     checks.Question(
         lambda d: bool({"forward traffic", "backward traffic"} & d.names) and "out" not in d.names,
@@ -312,14 +312,14 @@ COMMON_QUESTIONS = (
 PLAIN_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
-        "`self.up` should map h features to m features, and `self.down` should map m features back to h features. Both "
-        "layers should split the m features. Which layer is column-parallel, and which is row-parallel? Does your MLP "
-        "create the biases if `bias` is True, and leave them out if `bias` is False?",
+        "`self.up` should map h features to m features, and `self.down` should map m features back to h features. "
+        "Both layers should split the m features. Which layer is column-parallel, and which is "
+        "row-parallel? Does your MLP create the biases only if `bias` is True?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
-        "Either `self.up` isn't split by columns, or it isn't a parallel layer at all. Which kind of layer leaves its "
-        "output sharded so that you can apply GELU right away?",
+        "Either `self.up` isn't split by columns, or `self.up` isn't a parallel layer at all. Which kind of layer "
+        "leaves its output sharded so that you can apply GELU right away?",
     ),
     checks.Question(
         checks.has_kind("out", TANH),
@@ -341,9 +341,9 @@ PLAIN_QUESTIONS = (
 GATED_QUESTIONS = (
     checks.Question(
         lambda d: "parameters" in d.names,
-        "Your MLP should have a fused, column-parallel layer `self.up` that maps h features to 2m, and a row-parallel "
-        "layer `self.down` that maps m features to h. Which of your parameters doesn't have the expected name or "
-        "shape?",
+        "Your MLP should have a fused, column-parallel layer `self.up` that maps h features to 2m, and a "
+        "row-parallel layer `self.down` that maps m features to h. Which of your parameters has the wrong "
+        "name or shape?",
     ),
     checks.Question(
         lambda d: "sharding of up.weight" in d.names,
@@ -381,12 +381,13 @@ DEFAULT_QUESTIONS = (
     ),
     checks.Question(
         NARROW_SHAPES,
-        f"This MLP was built with an inner size of {NARROW}, which is smaller than its hidden size. Only None stands "
-        "for 4 · hidden_size. Which line of your code changes the inner size that the caller passed in?",
+        "This MLP was built with an inner size that's smaller than its hidden size. The default of 4 · hidden_size "
+        "applies only if `ffn_hidden_size` is None. Which line of your code changes the inner size that "
+        "the caller passed in?",
     ),
     checks.Question(
         "dtype",
-        "This MLP was built without a dtype, right after an MLP with dtype=torch.float64. Which variable of your code "
-        "keeps the options of the first MLP? It may be on the class or global.",
+        "This MLP was built without a dtype, right after an MLP with dtype=torch.float64. Which variable in your "
+        "code still holds the first MLP's options? It may be a class attribute or a global variable.",
     ),
 )
