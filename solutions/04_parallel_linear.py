@@ -48,7 +48,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 #
 # $$Y = X\,[A_0, A_1] + [b_0, b_1] = [\,X A_0 + b_0,\; X A_1 + b_1\,]$$
 #
-# The bias is split like the output, so each rank adds its own slice of the bias.
+# The bias is split in the same way as the output, so each rank adds its own slice of the bias.
 #
 # That takes care of the forward pass. For the backward pass, you have the four operators from chapter 03:
 #
@@ -59,7 +59,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 # | `scatter_to_region(x, group)` | keeps this rank's slice of the last dimension | all-gather of the gradient |
 # | `gather_from_region(x, group)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
-# **Predict.** A column-parallel layer with 8 inputs and 12 outputs runs on four ranks. Its input is a float32 tensor of shape `[2, 3, 8]`, and each rank returns only its own slice of the output. How many collectives run in the forward pass? How many collectives run in the backward pass? In the backward pass, how many bytes long is each message?
+# **Predict.** A column-parallel layer with 8 inputs and 12 outputs runs on four ranks. Its input is a float32 tensor of shape `[2, 3, 8]`, and each rank returns only its own slice of the output. How many collectives run in the forward pass? How many collectives run in the backward pass? How large is each message in the backward pass, in bytes?
 
 # %% predict="4.b"
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
@@ -132,7 +132,7 @@ class ColumnParallelLinear(nn.Module):
 check("4.1", ColumnParallelLinear)
 
 # %% [markdown]
-# Here's your layer on four ranks. Every element of rank `r`'s weight is `r`, and the input is the identity matrix, so each element of the output shows which rank computed it.
+# Here's your layer on four ranks. Rank `r`'s weight is filled with the number `r`, and the input is the identity matrix. So each element of the output tells you which rank computed it.
 
 
 # %%
@@ -156,7 +156,7 @@ viz.matrices({f"rank {rank}": out for rank, out in enumerate(slices)} | {"rank 2
 # The matmul is easy, but the bias is surprisingly hard to get right. In real code, we've seen people add the bias in four different places, and only one of them is right.
 
 # %% [markdown] task="4.2" title="RowParallelLinear" difficulty=3 minutes=12
-# Write the row-parallel counterpart of your first layer, and find the right place for the bias. By default, each rank's `x` is already a slice. With `input_is_parallel=False`, every rank receives the full `x`, and the layer has to take the rank's slice itself.
+# Write the row-parallel counterpart of your first layer, and find the right place for the bias. By default, each rank's `x` is already that rank's slice of the input. With `input_is_parallel=False`, every rank receives the full `x`, and the layer has to take the rank's slice itself.
 
 
 # %% exercise="4.2"
@@ -207,7 +207,7 @@ class RowParallelLinear(nn.Module):
 
 # %% [markdown] hints="4.2"
 # 1. Which dimension of `weight` corresponds to the input features? Divide only this dimension by `p`. After the all-reduce, how many output features does each rank have? The bias needs one element for each of these features.
-# 2. The forward pass has four steps: take a slice of the input if it isn't sharded yet, multiply, sum across the ranks, and add the bias. In this order, the bias is added only once, and every rank's copy of the bias gets its full gradient.
+# 2. The forward pass has four steps: take a slice of the input if it isn't sharded yet, multiply, sum across the ranks, and add the bias. If the bias comes last, it's added only once, and every rank's copy of the bias gets its full gradient.
 # 3. If `self.input_is_parallel` is false, start with `x = scatter_to_region(x, self.group)`. Compute `out = F.linear(x, self.weight)` without a bias, and sum the results with `out = reduce_from_region(out, self.group)`. Then return `out + self.bias`, or just `out` if there's no bias.
 #    With `skip_bias_add`, return the pair `(out, self.bias)` instead.
 
@@ -215,9 +215,9 @@ class RowParallelLinear(nn.Module):
 check("4.2", RowParallelLinear)
 
 # %% [markdown]
-# (Did you call `dist.all_reduce(out)` instead of g? Autograd doesn't see that call, so dY passes through unchanged, just as it does in g. You were lucky, because a matmul doesn't need its own output in the backward pass. You saw in chapter 03 how `exp` fares.)
+# (Did you call `dist.all_reduce(out)` instead of g? Autograd doesn't see calls of `dist`, so dY passes through unchanged, just as it does in g. Your layer works only because a matmul doesn't need its own output in the backward pass. You saw in chapter 03 how `exp` fares.)
 #
-# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs forward (in blue) and backward (in red), and then the row-parallel layer does the same.
+# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs its forward pass (in blue) and its backward pass (in red). Then the row-parallel layer does the same.
 #
 # ![In a column-parallel layer, an all-gather collects the output in the forward pass, and f all-reduces the input's gradient in the backward pass. In a row-parallel layer, g all-reduces the output in the forward pass, and an all-gather collects the input's gradient in the backward pass.](pictures/layers.svg)
 #
@@ -229,7 +229,7 @@ check("4.2", RowParallelLinear)
 #
 # ## Break it: three wrong places for the bias
 #
-# All three classes below add the bias before the all-reduce, just as real code did. `EveryRank` adds `self.bias` on every rank, `Divided` adds `self.bias / p`, and `RankZero` adds `self.bias` on rank 0 only.
+# All three classes below add the bias before the all-reduce. All three versions come from real code. `EveryRank` adds `self.bias` on every rank, `Divided` adds `self.bias / p`, and `RankZero` adds `self.bias` on rank 0 only.
 #
 # **Predict.** On four ranks, how many times does `EveryRank` add the bias to the output? The output of `Divided` is correct, but what fraction of its true gradient does each rank's bias receive?
 
@@ -237,7 +237,7 @@ check("4.2", RowParallelLinear)
 predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
 
 # %% [markdown]
-# We train all three classes on the same small regression problem on two ranks, along with your own layer and a plain `nn.Linear`. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
+# We train the three classes, your own layer, and a plain `nn.Linear` on the same small regression problem. All the parallel layers run on two ranks. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
 
 
 # %%
@@ -294,7 +294,7 @@ for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
 viz.curves(curves, title="all five layers learn")
 
 # %% [markdown]
-# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast and `Divided` learns it too slowly, but both curves look healthy, and a real training run has no correct curve to compare them with. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
+# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast, and `Divided` learns it too slowly. But both curves look healthy, and in a real training run, you don't have a correct curve to compare them with. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
 
 
 # %%
@@ -319,10 +319,10 @@ viz.table(
 )
 
 # %% [markdown]
-# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. That's fine during training, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` lags behind the correct one. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
+# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. The two halves add up to the true bias during training, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` hasn't reached its true value yet. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
-# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake in `EveryRank` was reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias (pull request 3781). This makes the gradient of the bias too small, as pull request 4332 points out.
+# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake of `EveryRank` was also reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias by the number of ranks (pull request 3781). This makes the gradient of the bias too small, as pull request 4332 points out.
 #
 # ## A parameter that knows how it was split
 #
@@ -345,7 +345,7 @@ viz.matrices(
 )
 
 # %% [markdown]
-# With stride 1, rank 0 gets the entire "gate" layer and rank 1 gets the entire "up" layer, so neither rank has a single matching pair of rows. With stride 2, each rank gets a slice of each layer, and all of the rank's rows form matching pairs.
+# With stride 1, rank 0 gets the entire "gate" layer and rank 1 gets the entire "up" layer, so neither rank can multiply matching outputs. With stride 2, each rank gets a slice of each layer, and its rows form matching pairs.
 #
 # **Predict.** A fused weight `[q; k; v]` has 12 rows, in three blocks of four. Suppose this weight is split across two ranks with a stride of 3. Which rows does rank 1 hold? List the row numbers in order.
 
@@ -353,7 +353,7 @@ viz.matrices(
 predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 
 # %% [markdown] task="4.3" title="Shard and unshard, with a stride" difficulty=3 minutes=10
-# In exercise 2.1, you wrote both functions for a single block. Now the full tensor consists of `stride` blocks of the same size along `dim`, and each rank gets an equal slice of every block. In which order does `unshard` have to join the slices from all ranks? Everything else stays the same: the functions don't communicate, and each shard has its own memory.
+# In exercise 2.1, you wrote both functions for a single block. Now the full tensor consists of `stride` blocks of the same size along `dim`, and each rank gets an equal slice of every block. In which order does `unshard` have to join the slices from all ranks? As in exercise 2.1, the functions don't communicate, and each shard has its own memory.
 
 
 # %% exercise="4.3"
@@ -382,7 +382,7 @@ def unshard(shards, dim, *, stride=1):
 
 
 # %% [markdown] hints="4.3"
-# 1. Split the full tensor into `p * stride` equal pieces along `dim`, and number the pieces. With `p = 2` and `stride = 3`, which pieces belong to rank 0? Which pieces belong to rank 1?
+# 1. Split the full tensor into `p * stride` equal pieces along `dim`, and number these pieces from 0. With `p = 2` and `stride = 3`, which pieces belong to rank 0? Which pieces belong to rank 1?
 # 2. Piece `k` belongs to rank `k % p`, so a Python slice with a step selects all the pieces of one rank. For `unshard`, split every shard into `stride` pieces. The full tensor starts with the first piece from each rank, followed by the second piece from each rank, and so on.
 # 3. Split the tensor with `pieces = tensor.chunk(world_size * stride, dim)`, and return `torch.cat(pieces[rank::world_size], dim)`. The result has its own memory, because `torch.cat` always allocates new memory. For `unshard`, split the shards with `blocks = [piece.chunk(stride, dim) for piece in shards]`, and then loop over `zip(*blocks)` to collect the pieces in order.
 
@@ -439,7 +439,7 @@ def init_shard(param, full_shape, init_method, group=None):
 
 
 # %% [markdown] hints="4.4"
-# 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a tensor of that shape, too? (You may use memory for one full weight at a time.)
+# 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a tensor of the same shape? (Your function may hold one full weight in memory at a time.)
 # 2. Allocate an empty tensor of the full shape, which is called a **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Make this copy under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
 # 3. Start with `master = torch.empty(full_shape, dtype=param.dtype, device=param.device)`, and call `init_method(master)`. Then, under `torch.no_grad()`, call
 #    `param.copy_(shard(master, sharding.dim, dist.get_rank(group), dist.get_world_size(group), stride=sharding.stride))`, where `sharding` is `param.tensor_parallel`.
@@ -471,15 +471,15 @@ def concatenated(draw):
 viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for draw in (as_shipped, fixed)])
 
 # %% [markdown]
-# So the broken layer's weight started out with a quarter of the rank it should have had, and no error message would ever have told you. Your fix takes some extra time, and it needs memory for one full weight. Very large models use a cheaper method, which we'll come back to in chapter 09.
+# So the broken layer's initial weight had only a quarter of the matrix rank it should have had, and no error message would ever have told you. Your fix takes some extra time, and it needs enough memory for one full weight. Very large models use a cheaper method, which we'll come back to in chapter 09.
 #
 # ## From a checkpoint to shards, and back
 #
-# Now you have everything you need to take a model from a single process to `p` ranks, and to save a checkpoint that any other number of ranks can load. Because every parameter carries its own `tensor_parallel` attribute, one function for loading and one for saving will do for every module in this course. PyTorch calls a dictionary from parameter names to tensors a **state dict**. In a *full* state
+# Now you have everything you need to move a model from a single process to `p` ranks. You can also save a checkpoint that can be loaded on any other number of ranks. Because every parameter carries its own `tensor_parallel` attribute, one function for loading and one for saving are enough for every module in this course. PyTorch calls a dictionary that maps parameter names to tensors a **state dict**. In a *full* state
 # dict, all tensors are unsharded, just as they would be in a single process.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
-# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns all the full tensors. Saving takes one all-gather per sharded parameter, and no communication for a replicated parameter. Both functions should work for the parameters of any module, including one that contains other modules. (Like `named_parameters()`, they skip buffers, and a parameter with two names appears only once.)
+# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns the full tensors. Saving takes one all-gather per sharded parameter and no communication at all for a replicated one. Both functions should work for the parameters of any module, including one that contains other modules. (Like `named_parameters()`, they skip buffers, and a parameter with two names appears only once.)
 
 
 # %% exercise="4.5"
@@ -515,15 +515,15 @@ def full_state_dict(module, group=None):
 
 
 # %% [markdown] hints="4.5"
-# 1. Loop over `module.named_parameters()`, and look up `getattr(param, "tensor_parallel", None)` for each parameter. What does it mean if the result is `None`?
-# 2. To load, call `shard` with the parameter's own `dim` and `stride`, and then call `param.copy_(...)` under `torch.no_grad()`. To save, gather the shards from all ranks into a list, and pass the list to `unshard`. Replicated parameters have to be copied as well, because the saved tensors must not change when training continues.
+# 1. Loop over `module.named_parameters()`, and look up `getattr(param, "tensor_parallel", None)` for each parameter. What does it mean if a parameter's `tensor_parallel` is `None`?
+# 2. To load, call `shard` with the parameter's own `dim` and `stride`, and then call `param.copy_(...)` under `torch.no_grad()`. To save, gather the shards from all ranks into a list, and pass the list to `unshard`. The saved tensors must not change when training continues, so replicated parameters have to be copied as well.
 # 3. To save a parameter, start with `value = param.detach().clone(memory_format=torch.contiguous_format)` and `shards = [torch.empty_like(value) for _ in range(world_size)]`, and then call `dist.all_gather(shards, value, group=group)`. If there's only one rank, you can skip the all-gather.
 
 # %% check="4.5"
 check("4.5", load_full_state_dict, full_state_dict)
 
 # %% [markdown]
-# Let's try the round trip with your own classes. Imagine that the `nn.Linear` below was trained in a single process. Two ranks load the layer's weights, run the layer, and save the weights again. Then four ranks load the checkpoint that the first two saved.
+# Let's load and save a checkpoint with your own classes. Imagine that the `nn.Linear` below was trained in a single process. Two ranks load this layer's checkpoint, run their parallel layer, and save a new checkpoint. Then four ranks load the new checkpoint.
 
 # %%
 trained = nn.Linear(8, 12)
@@ -553,7 +553,7 @@ viz.table(
 # %% [markdown]
 # ## Measure it
 #
-# How much do the two layers communicate? For every variant of the layers, we compare the message sizes in the trace of one forward and one backward pass with a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes. The last column contains the bytes that each rank sends in a ring, as in chapter 02.
+# How much do the two layers communicate? For every variant of the layers, we trace one forward and one backward pass. Then we check the message sizes against a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes. The last column shows how many bytes each rank sends in a ring, as in chapter 02.
 
 # %%
 b, s, i, o = 2, 16, 64, 128
@@ -588,7 +588,7 @@ for layer_class, options, *expected in variants:
 viz.table(table, title=f"message sizes in bytes, p = 4, 4·b·s·i = {4 * b * s * i}, 4·b·s·o = {4 * b * s * o}")
 
 # %% [markdown]
-# Notice that `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The two expensive variants have messages of the same sizes, but the row-parallel layer sends more bytes, because it all-reduces the larger message.
+# Notice that `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The two expensive variants send messages of the same sizes. But the row-parallel layer sends more bytes in total, because it all-reduces the larger message.
 
 # %%
 symptoms(4)
@@ -598,12 +598,12 @@ symptoms(4)
 #
 # <details><summary>Going deeper: Megatron-Core, DTensor, inference engines, and copies that forget</summary>
 #
-# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair of the output and the bias. Without `skip_bias_add`, the second element is `None`. `_initialize_affine_weight_cpu` draws a master weight, just as your function does.
+# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair, the output and the bias. Without `skip_bias_add`, the second element is `None`. Like your function, `_initialize_affine_weight_cpu` draws the full weight and keeps one shard.
 #   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
 #   Megatron used to keep its process groups in a global module. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
 # - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
 # - **Inference engines** run only the forward pass, so for them, two of the traps are perfectly fine. nano-vLLM adds the row-parallel bias on rank 0 only, and FastDeploy divides the bias by `p` when it loads a checkpoint.
-# - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). A deep copy of your layer would therefore look replicated, and its checkpoint would be wrong.
+# - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). In a deep copy of your layer, all the parameters would look replicated, because their `tensor_parallel` attributes would be missing. So the copy's checkpoint would be wrong.
 #
 # </details>
 #

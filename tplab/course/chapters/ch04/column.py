@@ -126,9 +126,9 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_no_gradient("dW"),
-        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can follow "
-        "the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor that a function from `dist` "
-        "fills.",
+        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can "
+        "follow the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor filled by a "
+        "function from `dist`.",
     ),
     checks.Question(
         lambda d: "dx" in d.names and checks.has_kind("backward traffic", NO_TRAFFIC)(d) and "dW" not in d.names,
@@ -137,8 +137,8 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: checks.has_kind("dx", "p times")(d) or d.names == {"dx", "backward traffic"},
-        "How many times does your layer sum the gradient of x across ranks? Look at the backward traffic, where each "
-        "sum shows up as one all-reduce.",
+        "How many times does your layer sum the gradient of x across ranks? Look at the communication in the "
+        "backward pass, where each sum shows up as one all-reduce.",
     ),
     checks.Question(
         checks.has_kind("dx", "1/p"),
@@ -146,8 +146,9 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.differs("dW", "db", "dx"),
-        "All three gradients are wrong. In the backward pass, an operator acts on the gradient of the tensor that you "
-        "applied it to. Did you apply f to the layer's input or to its output?",
+        "All three gradients are wrong. In the backward pass, the operator f all-reduces the gradient of the "
+        "tensor you passed to it in the forward pass. Did you apply the operator f to the layer's input or "
+        "to its output?",
     ),
     checks.Question(
         checks.has_no_gradient("dx"),
@@ -160,7 +161,7 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.differs("out"),
-        "What should Y = X A + b be for this rank's columns? Set p = 1, and work out one element by hand.",
+        "What should this rank's columns of Y = X A + b contain? Set p = 1, and work out one element by hand.",
     ),
     TRAFFIC_QUESTION,
     SHARDING_QUESTION,
@@ -177,8 +178,8 @@ def column_parallel_linear(layer_class: Any) -> checks.Verdict:
         expect=expect,
         questions=QUESTIONS,
         crash="Next to each line of your code, write down the tensor shapes on one rank. For this layer, x is [.., "
-        "in], weight is [out/p, in], bias is [out/p], and the output is [.., out/p]. Which two shapes in your "
-        "code don't match?",
+        "in], weight is [out/p, in], bias is [out/p], and the output is [.., out/p]. Which two tensor "
+        "shapes in your code don't match?",
         fine=(IN + 1, OUT),
         odd=(IN, OUT + 1),
         odd_question=checks.Question(

@@ -24,8 +24,8 @@ CUT_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("shard", CONTIGUOUS),
-        "The tensor consists of several blocks, and a rank needs its slice of each block. For p = 2 and stride = 2, "
-        "write down the rows that rank 0 should get. Which rows does rank 0 get from your code?",
+        "The tensor consists of several blocks, and a rank needs its slice of each block. For p = 2 and stride = "
+        "2, write down the rows that rank 0 should get. Which rows does your code give to rank 0?",
     ),
     checks.Question(
         checks.has_kind("shard", EVERY_PTH),
@@ -34,14 +34,15 @@ CUT_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("shard", "other rank"),
-        "The slices are correct, but at least one rank has another rank's slices. If you number all the slices, how "
-        "does a slice's number depend on the block and on the rank?",
+        "The slices are correct, but at least one rank has another rank's slices. Suppose you number all the "
+        "slices in the order of the full tensor. How do you calculate a slice's number from its block and "
+        "its rank?",
     ),
     checks.Question(
         checks.differs(OWN_MEMORY),
-        "How many bytes of memory stay allocated as long as your shard exists? A slice is a view of the full tensor, "
-        "and along dimension 0, even `contiguous()` returns this view without a copy. Which call always allocates new "
-        "memory?",
+        "How many bytes of memory stay allocated for as long as your shard exists? A slice is a view of the full "
+        "tensor, and along dimension 0, even `contiguous()` returns the view instead of making a copy. "
+        "Which call always allocates new memory?",
     ),
     checks.Question(
         lambda d: (
@@ -54,13 +55,13 @@ CUT_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("unshard", GLUED_CONTIGUOUS),
-        "`unshard` has to undo `shard`, so the full tensor must start with all of block 0. Which slice of each shard "
-        "belongs to block 0?",
+        "`unshard` has to undo `shard`, so the full tensor must start with all the rows of the first block. Which "
+        "slice of each shard belongs to the first block?",
     ),
     checks.Question(
         lambda d: d.names == {"unshard"},
-        "Your `shard` is correct. In `unshard`, start by splitting each shard into its `stride` slices. In what order "
-        "do the slices from all ranks appear in the full tensor?",
+        "Your `shard` is correct. In `unshard`, start by splitting each shard into `stride` slices, one per block. "
+        "In what order do the slices from all ranks appear in the full tensor?",
     ),
 )
 
@@ -117,16 +118,17 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(8, 3), 0, 0, 4, stride=3),
-        "You can't split 8 rows into 3 blocks with 4 equal slices each. What would `chunk` do with these 8 rows? Raise "
-        "a ValueError whose message includes the size.",
+        "You can't split 8 rows into 3 blocks of 4 equal slices each. What would `chunk` do with these 8 rows? "
+        "Raise a ValueError whose message includes the size.",
         says=(8,),
         what="8 rows, in 3 blocks, for 4 ranks",
     )
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(12, 3), 0, 0, 4, stride=6),
-        "Although 12 is divisible by both 4 and 6, you can't split 12 rows into 6 blocks with 4 equal slices each. "
-        "What number does the size have to be a multiple of? Raise a ValueError whose message includes the size.",
+        "Although 12 is divisible by both 4 and 6, you can't split 12 rows into 6 blocks of 4 equal slices each. "
+        "By what number does the size have to be divisible? Raise a ValueError whose message includes the "
+        "size.",
         says=(12,),
         what="12 rows, in 6 blocks, for 4 ranks",
     )
@@ -142,9 +144,9 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
 
 
 CRASH = (
-    "Which dimension does `dim` refer to in this call? Does every line of your code use that dimension? Remember that "
-    "-1 means the last dimension, no matter how many dimensions the tensor has. Work through this call by hand, and "
-    "write down how many pieces you get along that dimension and how long each piece is."
+    "Which dimension does `dim` refer to in this call? Does every line of your code use the dimension `dim`? "
+    "Remember that -1 means the last dimension, no matter how many dimensions the tensor has. Work through "
+    "this call by hand. How many pieces do you get along the dimension `dim`? How long is each piece?"
 )
 
 

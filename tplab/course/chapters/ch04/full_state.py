@@ -267,8 +267,8 @@ def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Ten
 LOAD_QUESTIONS = (
     checks.Question(
         checks.changed,
-        "The caller's dictionary has changed. Does a line of your code modify `full_state`, or does a parameter share "
-        "its memory with a tensor in the dictionary?",
+        "The caller's dictionary has changed. Does your code modify `full_state`? Does any parameter share memory "
+        "with a tensor in the dictionary?",
     ),
     checks.Question(
         COMPLETE,
@@ -286,8 +286,8 @@ LOAD_QUESTIONS = (
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
-        "Only the fused layer is wrong. Besides the dimension, what else does the `tensor_parallel` attribute of the "
-        "fused parameters tell you?",
+        "Only the fused layer is wrong. What does the `tensor_parallel` attribute of the fused parameters tell you "
+        "besides the dimension?",
     ),
     checks.Question(
         checks.has_kind("column.weight", "other rank"),
@@ -335,9 +335,9 @@ SAVE_QUESTIONS = (
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"fused.weight", "fused.bias"},
-        "Only the fused layer is wrong. Each shard of a fused weight contains a slice of every block, so concatenating "
-        "the shards isn't enough. Besides the dimension, what else does the `tensor_parallel` attribute of the fused "
-        "parameters tell you?",
+        "Only the fused layer is wrong. Each shard of a fused weight contains a slice of every block, so "
+        "concatenating the shards isn't enough. What does the `tensor_parallel` attribute of the fused "
+        "parameters tell you besides the dimension?",
     ),
     checks.Question(
         checks.has_kind("row.weight", "shape", GLUED),
@@ -351,8 +351,8 @@ SAVE_QUESTIONS = (
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
-        "All values are correct, but your function doesn't run the expected collectives. You need exactly one "
-        "all-gather per sharded parameter, and no collective for a replicated parameter.",
+        "The values are all correct, but your function doesn't run the expected collectives. You need exactly one "
+        "all-gather per sharded parameter and no collective for a replicated one.",
     ),
     checks.Question(
         checks.has_kind("column.weight", "part", "shape"),
@@ -361,16 +361,16 @@ SAVE_QUESTIONS = (
 )
 
 WHOSE_GROUP = (
-    "A group has its own size, and its ranks are numbered from 0. Which of your calls doesn't pass `group`, and "
+    "Each group has its own size and numbers its ranks from 0. Which of your calls doesn't pass `group`, and "
     "therefore uses the default group of all ranks?"
 )
 LOAD_CRASH = (
     "Which parameter caused the error? If two shapes don't match, check how you split that parameter. A replicated "
-    "parameter has no `tensor_parallel` attribute, so it isn't split at all. If autograd complains about an in-place "
-    "operation, do it under `torch.no_grad()`."
+    "parameter has no `tensor_parallel` attribute, so it isn't split at all. If autograd complains about "
+    "an in-place operation, wrap that operation in `torch.no_grad()`."
 )
 CONTIGUOUS = (
-    "A collective only accepts contiguous tensors. Here, one of the parameters is stored transposed on rank 0. Which "
-    "line makes the tensor that you pass to the collective? Note that `clone()` keeps the memory layout of the tensor "
-    "it copies."
+    "A collective only accepts contiguous tensors. Here, one of the parameters is stored transposed on rank 0. "
+    "Which line creates the tensor that you pass to the collective? Note that `clone()` keeps the memory "
+    "layout of the tensor it copies."
 )

@@ -168,7 +168,7 @@ def check_layer(
 
 NO_BIAS_CRASH = (
     "This time, the layer was built with `bias=False`, so `self.bias` is None. Which line uses the bias anyway? If "
-    "there's no such line, two tensor shapes may not match."
+    "there's no such line, look for two tensor shapes that don't match."
 )
 GROUP_CRASH = (
     "Which of your calls uses the default group of all ranks instead of `self.group`? Check every call that "
@@ -181,21 +181,21 @@ GROUP_IGNORED = checks.group_question(
 
 TRAFFIC_QUESTION = checks.Question(
     lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
-    "All values are correct, but your layer doesn't run the expected collectives. According to the table of the four "
-    "operators, which collectives should run in each pass? Where does your code deviate from this table?",
+    "The values are all correct, but your layer doesn't run the expected collectives. According to the table of "
+    "operators, which collectives should run in each pass? Where does your code differ from this table?",
 )
 
 SHARDING_QUESTION = checks.Question(
     MARKED,
-    "Loading and saving rely on the attribute `tensor_parallel` of each parameter. Does the constructor still set this "
-    "attribute correctly, on the parameters that the layer actually uses? The attribute needs the stride, too, and a "
-    "replicated parameter has no such attribute.",
+    "Loading and saving rely on each parameter's `tensor_parallel` attribute. Does the constructor still set "
+    "`tensor_parallel` correctly on the parameters that the layer actually uses? For a sharded parameter, "
+    "the attribute also needs the stride. A replicated parameter must not have the attribute at all.",
 )
 
 FINE_QUESTION = checks.Question(
     ACCEPTED,
-    "This layer has one odd size, but it's the size of the dimension that every rank keeps in full. Which line insists "
-    "that this size is divisible by p, too?",
+    "This layer has one odd size, but it's along the dimension that every rank keeps in full. Which line requires "
+    "the odd size to be divisible by p, too?",
 )
 
 SKIPPED_BIAS_QUESTION = checks.Question(
@@ -207,5 +207,5 @@ SKIPPED_BIAS_QUESTION = checks.Question(
 WAIT_QUESTION = checks.Question(
     lambda d: "never waited" in d.kinds(),
     "You started a collective with `async_op=True`, but your code never waits for it to finish. When is the result "
-    "safe to use? Does your code use the result at all?",
+    "safe to use? Does your code use the collective's result at all?",
 )

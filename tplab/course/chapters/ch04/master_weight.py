@@ -170,8 +170,8 @@ def about_report(failure: checks.CheckFailed) -> str | None:
 
 
 NOTHING_RETURNED = (
-    "`init_method` fills a tensor in place, and here it returns None. Which line of your code uses what `init_method` "
-    "returns?"
+    "An initialization method fills a tensor in place, and it may return None. Which line of your code uses the "
+    "return value of `init_method`?"
 )
 
 QUESTIONS = (
@@ -182,14 +182,14 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
-        "The values are correct, but some of them were sent from one rank to another. All ranks use the same seed, so "
-        "why would a rank need data from the other ranks?",
+        "The values are correct, but your function sent some of them from one rank to another. All ranks use the "
+        "same seed, so why would a rank need data from the other ranks?",
     ),
     checks.Question(
         checks.differs(IN_PLACE),
-        "Other code may hold references to the parameter's memory. How do you change the parameter's elements without "
-        "replacing that memory? If `param` becomes a view of the full weight, how many bytes of memory stay allocated "
-        "as long as the view exists?",
+        "Other code may hold references to the parameter's memory. How do you change the parameter's elements in "
+        "place, in the same memory? If `param` becomes a view of the full weight, how many bytes stay "
+        "allocated for as long as the view exists?",
     ),
     checks.Question(
         checks.differs(FREED),
@@ -202,8 +202,8 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("first weight", FLOAT32),
-        "The parameters are float64 here. Which dtype does `torch.empty` choose if you pass only a shape? Which dtype "
-        "does the full weight need so that you draw the same values as a single process?",
+        "The parameters are float64 here. Which dtype does `torch.empty` choose if you don't specify one? What "
+        "dtype would the full weight have in a single process?",
     ),
     checks.Question(
         checks.has_kind("first weight", AT_SHARD_SHAPE),
@@ -217,22 +217,23 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: "fused weight" in d.names and not d.names & {"first weight", "second weight"},
-        "Only the fused weight is wrong. Besides the dimension, what else does `param.tensor_parallel` tell you?",
+        "Only the fused weight is wrong. What does `param.tensor_parallel` tell you besides the dimension?",
     ),
     checks.Question(
         lambda d: "second weight" in d.names and "first weight" not in d.names,
-        "The first weight is correct, but a later one isn't. Does your code split each weight along the dimension in "
-        "the weight's own `tensor_parallel` attribute? Does any line reset the random generator so that the second "
-        "weight reuses the random numbers of the first?",
+        "Your function initialized the first weight correctly, but a later weight is wrong. Does your code split "
+        "each weight along the dimension stored in that weight's `tensor_parallel` attribute? Does any "
+        "line of your code reset the random generator, so that the second weight reuses the random numbers "
+        "of the first?",
     ),
     checks.Question(
         lambda d: "the next random number" in d.names and d.names <= {"the next random number", "traffic"},
-        "The weights are correct, but a single process would leave the random generator in a different state. How many "
-        "random numbers did this rank draw? Does any line set a seed?",
+        "The weights are correct, but the random generator ends up in a different state than it would in a single "
+        "process. How many random numbers did this rank draw? Does any line set a seed?",
     ),
     checks.Question(
         lambda d: "first weight" in d.names,
         "A single process would call `init_method` just once, on a tensor with the full shape and the parameter's "
-        "dtype, without setting a new seed. What does your function do differently?",
+        "dtype. It wouldn't set a new seed. What does your function do differently?",
     ),
 )

@@ -115,8 +115,8 @@ QUESTIONS = (
     SKIPPED_BIAS_QUESTION,
     checks.Question(
         checks.has_kind("out", BIAS_P_TIMES),
-        "How many times does your layer add the bias? If each rank adds the bias before the all-reduce, what does the "
-        "all-reduce do with these p copies?",
+        "How many times does your layer add the bias? If each rank adds the bias before the all-reduce, what does "
+        "the all-reduce do with the p copies?",
     ),
     checks.Question(
         checks.has_kind("out", NO_BIAS), "The output doesn't include the bias. Which line should add the bias?"
@@ -127,15 +127,16 @@ QUESTIONS = (
     checks.Question(
         checks.has_kind("out", PARTIAL_SUM, PARTIAL_SUM_AND_BIAS),
         "Your output is only this rank's partial sum. Which operator sums the partial results from all ranks? Does "
-        "your code use the tensor that this operator returns?",
+        "your code use the tensor returned by this operator?",
     ),
     checks.Question(
         checks.has_kind("out", MEAN_OF_SUMS, "1/p"), "Should Y be the sum of the terms from all ranks or their mean?"
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_kind("db", "1/p")(d),
-        "The output is correct, but each rank's bias receives only 1/p of its gradient, so it would learn p times too "
-        "slowly. Which line divides the bias by p? Where could you add the bias without dividing it?",
+        "The output is correct, but each rank's bias receives only 1/p of its gradient, so it would learn p times "
+        "too slowly. Which line divides the bias by p? Where could you add the bias without having to "
+        "divide it?",
     ),
     checks.Question(
         lambda d: "out" not in d.names and checks.has_no_gradient("db")(d),
@@ -144,15 +145,15 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.has_no_gradient("dW"),
-        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can follow "
-        "the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor that a function from `dist` "
-        "fills.",
+        "No gradient reaches the weight. Which step of your forward pass is invisible to autograd? Autograd can "
+        "follow the operators from chapter 03, but not `.data`, `.detach()`, or a new tensor filled by a "
+        "function from `dist`.",
     ),
     checks.Question(
         checks.has_kind("dx", "partly zero"),
-        "On each rank, dx is correct in the rank's own slice and zero everywhere else. Every rank had the full input, "
-        "so every rank needs all of dx. Which operator takes a slice in the forward pass and gathers the gradient in "
-        "the backward pass?",
+        "On each rank, dx is correct in the rank's own slice and zero everywhere else. Every rank has the full "
+        "input, so every rank needs the full dx. Which operator takes a slice in the forward pass and "
+        "gathers the gradient in the backward pass?",
     ),
     checks.Question(
         lambda d: (
@@ -167,13 +168,15 @@ QUESTIONS = (
     ),
     checks.Question(
         lambda d: checks.has_kind("dW", "p times")(d) or checks.has_kind("dx", "p times")(d),
-        "A gradient that passed through the sum is p times too large. Every rank already has the full dY, because "
-        "every rank has the full output. What should the backward pass of g do with dY? Look at the backward traffic.",
+        "At least one gradient is p times too large. Every rank already has the full dY, because every rank has "
+        "the full output. What should the operator g do with dY in the backward pass? Look at the backward "
+        "traffic.",
     ),
     checks.Question(
         lambda d: d.names == {"dx", "backward traffic"},
-        "Each rank has a different slice of the input, and no other rank contributes to the gradient of that slice. "
-        "Which line sums the gradients of different slices in the backward pass?",
+        "Each rank has a different slice of the input, and no other rank contributes to the gradient of that "
+        "slice. Which line of your code sums the gradients of all these different slices in the backward "
+        "pass?",
     ),
     checks.Question(
         checks.has_kind("db", "p times"),
@@ -182,8 +185,8 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.differs("out"),
-        "What should Y = X₀ A₀ + X₁ A₁ + b be for this input? Which terms of this formula can this rank compute? What "
-        "does your code do with the other terms?",
+        "For this input, what should Y be, according to the formula Y = X₀ A₀ + X₁ A₁ + b? Which terms of this "
+        "formula can this rank compute? What does your code do with the terms from the other ranks?",
     ),
     TRAFFIC_QUESTION,
     SHARDING_QUESTION,
@@ -199,9 +202,9 @@ def row_parallel_linear(layer_class: Any) -> checks.Verdict:
         give=give,
         expect=expect,
         questions=QUESTIONS,
-        crash="Next to each line of your code, write down the tensor shapes on one rank. Before the matmul, x is [.., "
-        "in/p], weight is [out, in/p], bias is [out], and the output is [.., out]. Which two shapes in your code don't "
-        "match? Is x already sharded when your layer receives it?",
+        crash="Next to each line of your code, write down the tensor shapes on one rank. Before the matmul, x is "
+        "[.., in/p], weight is [out, in/p], bias is [out], and the output is [.., out]. Which two tensor "
+        "shapes in your code don't match? Is x already sharded when your layer receives it?",
         fine=(IN, OUT + 1),
         odd=(IN + 1, OUT),
         odd_question=checks.Question(

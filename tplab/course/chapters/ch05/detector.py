@@ -223,7 +223,7 @@ DETECTOR_ASKS = {
         "Which parameters does your loop skip?"
     ),
     FINE: (
-        "The parameters are float64, and they differ so little that their values would be the same in float32. "
+        "The parameters are float64, and their values are so close that they would round to the same float32. "
         "Which line converts the parameters to a different dtype?"
     ),
     LONG: (
