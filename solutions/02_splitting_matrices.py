@@ -107,7 +107,7 @@ def unshard(shards: list[torch.Tensor], dim: int) -> torch.Tensor:
 
 # %% [markdown] hints="2.1"
 # 1. The block of rank $r$ starts at index $r \cdot n/p$ and has length $n/p$. Before you slice the tensor, check that $n/p$ is a whole number.
-# 2. `tensor.narrow(dim, start, length)` slices along any dimension, even if the dimension is negative, and returns a view. Which tensor method
+# 2. `tensor.narrow(dim, start, length)` slices along any dimension, even a negative one, and returns a view. Which tensor method
 #    copies a view into new memory even if the view is already contiguous?
 # 3. Let `length = tensor.shape[dim] // world_size`, and return
 #    `tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)`. For `unshard`, you only need a single call to `torch.cat`.
@@ -118,14 +118,14 @@ check("2.1", shard, unshard)
 # %% [markdown]
 # ## Two matmuls in a row
 #
-# If every rank needs all of $Y$, a single matmul takes a collective, no matter how you split it. It gets more interesting if a second matmul follows:
+# If every rank needs all of $Y$, a single matmul requires a collective, no matter how you split it. It gets more interesting if a second matmul follows:
 #
 # $$Z = (X A)\,B$$
 #
 # $X$ is replicated, $A$ and $B$ both have to be split, and in the end every rank needs all of $Z$. You may split each matrix by columns or by
 # rows, which gives four combinations. You could always replicate the result of the first matmul before you start the second one, but that's wasteful. Can the second matmul directly use what each rank has after the first one?
 #
-# To compare the combinations, count how many bytes each rank sends with the ring algorithms from chapter 01. An all-gather whose result is $N$ bytes long costs
+# To compare the combinations, count how many bytes each rank sends with the ring algorithms from chapter 01. An all-gather that produces $N$ bytes costs
 # $\frac{p-1}{p}N$. An all-reduce of $N$ bytes costs twice as much.
 
 # %% [markdown] task="2.2" title="The cheapest way through two matmuls" difficulty=3 minutes=20
@@ -135,7 +135,7 @@ check("2.1", shard, unshard)
 #
 # - `two_matmuls` computes $Z$ with the combination you chose. The check splits $A$ and $B$ according to your choice and passes each rank its own shards.
 #
-# The check tries middle layers that are wider than $Z$, narrower than $Z$, and exactly as wide as $Z$. Every rank must return the correct $Z$ and send no more bytes than necessary. If two combinations are equally cheap, you may return either one.
+# The check tries cases in which $XA$ is wider than $Z$, narrower than $Z$, and exactly as wide as $Z$. Every rank must return the correct $Z$ and send no more bytes than necessary. If two combinations are equally cheap, you may return either one.
 
 
 # %% exercise="2.2"
@@ -171,7 +171,7 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 # %% [markdown] hints="2.2"
 # 1. First, suppose you split $A$ by columns. After the first matmul, rank $r$ holds some of the columns of $XA$. Which rows of $B$ are these columns multiplied by? Now suppose you split $A$ by rows instead. After the first matmul, what does rank $r$ hold in that case?
 # 2. Count how many elements each rank sends per row of $X$, and leave out the common factor $(p-1)/p$. If $A$ is split by columns and
-#    $B$ by rows, you need one all-reduce, which costs `2 * out`. If both matrices are split by columns, you need two all-gathers, which together cost `hidden + out`. How much do the two combinations cost in which $A$ is split by rows?
+#    $B$ by rows, you need one all-reduce, which costs `2 * out`. If both matrices are split by columns, you need two all-gathers, which together cost `hidden + out`. How much do the two combinations that split $A$ by rows cost?
 # 3. It's never cheaper to split $A$ by rows, so you only have to compare `2 * out` with `hidden + out`. If $A$ is split by columns and $B$ by rows, compute
 #    `z = x @ a_shard @ b_shard` and all-reduce `z`. If both matrices are split by columns, all-gather the columns after each of the two matmuls.
 
@@ -209,7 +209,7 @@ viz.table(rows)
 #
 # ## Then comes a nonlinearity
 #
-# Real networks have a nonlinearity between two matmuls, and that complicates things. Let's take **GELU** as an example, a function that's applied to each element separately. GELU leaves large positive values almost unchanged, maps very negative values to nearly 0, and curves smoothly in between.
+# Real networks have a nonlinearity between two matmuls, and that complicates things. Take **GELU**, for example, which is applied to each element separately. GELU leaves large positive values almost unchanged, maps very negative values to nearly 0, and curves smoothly in between.
 #
 # **Predict.** For some entry of $XA$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is the GELU of this entry? What do you get
 # if each rank first applies GELU to its own term, and you add the two results afterward? Round your answers to whole numbers.
@@ -237,7 +237,7 @@ viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3
 # - `counter_example` returns an $X$ and an $A$ for which the gap is at least 1.
 # - `lucky_example` returns an $X$ and an $A$ for which the gap is below $10^{-6}$, even though none of their elements lies between $-0.1$ and $0.1$.
 #
-# Why should you look for a lucky example? If your unit test happened to use such numbers, it would pass even though your program is wrong.
+# Why should you look for an example that hides the mistake? If your unit test happened to use such numbers, it would pass even though your program is wrong.
 
 
 # %% exercise="2.3"
@@ -272,7 +272,7 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 # %% [markdown] hints="2.3"
 # 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and you can find a good pair of terms with the sliders above.
 # 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel. Their sum is 0 and so is GELU(0), but the GELUs of the two terms don't cancel. To get a tiny gap, choose terms in a range where GELU is practically linear.
-# 3. If the two terms are $+3$ and $-3$, the gap is about 3. If both terms are 9, there's no gap at all, because `gelu(t)` is practically equal to `t` when $t$ is large. In
+# 3. If the two terms are $+3$ and $-3$, the gap is about 3. If both terms are 9, there's practically no gap, because `gelu(t)` is almost exactly `t` when $t$ is large. In
 #    that range, it makes no difference whether you apply GELU before or after the sum.
 
 # %% check="2.3"
@@ -306,7 +306,7 @@ viz.matrices({"as shipped": launch(columns_of_y, 2, args=(X, A))[0], "correct": 
 # (The original helper didn't need the `view`, because NCCL only checks the number of elements.)
 
 # %% [markdown] task="2.4" title="Fix a gather" difficulty=3 minutes=10
-# Find out in what order `all_gather_into_tensor` fills its output, and then fix the function. The fixed function should still call a single all-gather. It should work for a `y` with any number of dimensions, whether or not `y` is contiguous.
+# Find out the order in which `all_gather_into_tensor` fills its output, and then fix the function. The fixed function should still make only one all-gather call. It should work for a `y` with any number of dimensions, whether or not `y` is contiguous.
 
 
 # %% exercise="2.4"
@@ -337,7 +337,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. When there are many ranks, what's the largest number of rows that `y` can have? If `y` has many rows, how many ranks can there be at most?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If the test runs on many ranks, what's the largest number of rows in `y` that doesn't reveal the bug? If `y` has many rows, what's the largest number of ranks that doesn't reveal the bug?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)
@@ -345,7 +345,7 @@ predict("2.c", rows=1, ranks=1)
 # %% [markdown]
 # ## Break it
 #
-# After the first matmul, rank $r$ holds some columns of $XA$, and they have to meet the matching rows of $B$. What if they don't match? Your `shard` returns blocks. In the code below, `interleaved` returns every $p$-th row or column instead. All shapes stay the same, so nothing raises an error.
+# After the first matmul, rank $r$ holds some columns of $XA$, which must be multiplied by the matching rows of $B$. What if the columns and rows don't match? Your `shard` returns blocks. In the code below, `interleaved` returns every $p$-th row or column instead. All shapes stay the same, so nothing raises an error.
 #
 # **Predict.** Suppose you split $A$ by columns and $B$ by rows, and all-reduce the result. Is $Z$ correct if only $A$ is interleaved? Is $Z$ correct if both matrices are interleaved? (Write `True` or `False`.)
 

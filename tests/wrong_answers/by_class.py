@@ -221,7 +221,7 @@ OF_A_LEAF: list[Changed] = [
 
 ROUNDS_OR_SATURATES: list[Changed] = [
     ("0.2", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], "4,096 too few"),
-    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "so close that they would be equal in float32"),
+    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "so close that they would round to the same float32"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], "All real logits of these tokens are below -10,000"),
     ("8.5", [("-torch.inf)", "-1e4)")], "padded columns, logits of about -30000"),
 ]  # fmt: skip
@@ -239,7 +239,7 @@ LEAVES_OUT_A_CASE: list[Changed] = [
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("1.3", [("x.reshape(dist", "x.view(dist")], "works when the same values are in contiguous tensors"),
+    ("1.3", [("x.reshape(dist", "x.view(dist")], "works when the same values are stored in contiguous tensors"),
     ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 is divisible by both 4 and 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
@@ -256,7 +256,7 @@ HELD_TOO_LONG: list[Changed] = [
 ]  # fmt: skip
 
 CLASSES = (
-    ("does something else under no_grad", IN_EVALUATION, "nothing needs a gradient, as during evaluation"),
+    ("does something else under no_grad", IN_EVALUATION, "nothing needs a gradient, just like during evaluation"),
     ("does something else in eval mode", IN_EVAL_MODE, "the module is in eval mode"),
     ("asks whether its input is a leaf", OF_A_LEAF, "Which line checks x.is_leaf"),
     ("rounds, or stops at a limit", ROUNDS_OR_SATURATES, ""),
@@ -272,7 +272,7 @@ CLASSES = (
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),
     ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always allocates new memory"),
-    ("writes into a copy", HAS_GAPS, "works when the same values are in contiguous tensors"),
+    ("writes into a copy", HAS_GAPS, "works when the same values are stored in contiguous tensors"),
 )
 WRONG = [
     WrongAnswer(exercise, name, changed(exercise, *pairs), words[0] if words else usual)

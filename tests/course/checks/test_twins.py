@@ -208,7 +208,7 @@ def test_layouts_differ_between_ranks_only_if_the_check_says_so():
     with pytest.raises(CheckFailed) as failure:
         check("90.93", (clone_is_reduced, 2, {"layouts_differ": True}))
     assert "on tensors that aren't contiguous" in failure.value.headline
-    assert "rank 0's tensors aren't contiguous, but those of rank 1 are" in failure.value.question
+    assert "rank 0's tensors aren't contiguous, but rank 1's are" in failure.value.question
 
 
 def test_a_mistake_in_a_plain_case_is_told_before_the_twins():

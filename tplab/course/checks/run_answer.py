@@ -196,8 +196,8 @@ def must_refuse(
     except error as raised:
         if str(raised).startswith(("min() ", "max() ")):
             said = (
-                f"{what} raises {error.__name__}. But its message complains about an empty list, and it should name "
-                "the actual cause."
+                f"{what} raises {error.__name__}. But its message complains about an empty list, when it should "
+                "name the actual cause."
             )
             fail(number, said, question, str(raised))
         unsaid = [str(item) for item in says if str(item) not in str(raised)]

@@ -51,16 +51,17 @@ _QUESTIONS = {
         "x.new_zeros(...), or dtype=x.dtype."
     ),
     Twin.BETWEEN: (
-        "Your code works the first time it's called. In this run, we also called your code with other values, and "
-        "maybe with tensors of a different size: once before this call, and once between its forward and backward "
-        "passes. Which variable in your code keeps its value between calls? It may be on the class, on the layer, or "
-        "global. (Local variables and ctx belong to a single call.)"
+        "Your code works the first time it's called. In this run, we also called your code with other values, once "
+        "before this call and once between this call's forward and backward passes. The tensors in these "
+        "extra calls may have had a different size. Which variable in your code keeps its value between "
+        "calls? It may be a class attribute, an attribute of the layer, or a global variable. (Local "
+        "variables and ctx belong to a single call.)"
     ),
     Twin.EVALUATION: (
-        "Your code is correct in training. This time, nothing needs a gradient, as during evaluation or text "
-        "generation. Which line writes into a tensor that belongs to the caller, or does something different when no "
-        "gradient is needed? (An in-place operation on your input also changes the caller's tensor, whether or not "
-        "autograd complains.)"
+        "Your code is correct in training. This time, nothing needs a gradient, just like during evaluation or "
+        "text generation. Which line writes into a tensor that belongs to the caller, or does something "
+        "different when no gradient is needed? (An in-place operation on your input also changes the "
+        "caller's tensor, whether or not autograd complains.)"
     ),
     Twin.EVAL_MODE: (
         "Your code works in training mode and when the input is a leaf. In this run, the module is in eval mode, "
@@ -69,16 +70,17 @@ _QUESTIONS = {
         "of that line?"
     ),
     Twin.STRIDED: (
-        "Your code works when the same values are in contiguous tensors. Which line writes into a reshaped or "
-        "flattened tensor, or assumes that the elements are adjacent in memory? If a tensor isn't contiguous, "
-        "reshape, flatten, and contiguous return a copy, and whatever you write into the copy is lost."
+        "Your code works when the same values are stored in contiguous tensors. Which line writes into a reshaped "
+        "or flattened tensor, or assumes that the elements are adjacent in memory? If a tensor isn't "
+        "contiguous, reshape, flatten, and contiguous return a copy, and whatever you write into the copy "
+        "is lost."
     ),
     Twin.BFLOAT16: (
-        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what large "
-        "models are trained in. Does one of your lines handle only certain dtypes? Or does it return a tensor whose "
-        "dtype differs from the input's? (If you compute in float32 internally, convert the result back, for example "
-        "with .to(x.dtype). And remember that NumPy has no bfloat16, and that bfloat16 can't represent every integer "
-        "above 256.)"
+        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what "
+        "large models are trained in. Does any line of your code handle only certain dtypes? Does your "
+        "code return a tensor whose dtype differs from the input's? (If you compute in float32 internally, "
+        "convert the result back, for example with .to(x.dtype). And remember that NumPy has no bfloat16, "
+        "and that bfloat16 can't represent every integer above 256.)"
     ),
     Twin.AGAIN: (
         "Your code works the first time it's called. Then it was called again with exactly the same arguments, and the "
@@ -89,10 +91,11 @@ _QUESTIONS = {
 
 _LAYOUTS_MEET = "with strides"  # words in the report about ranks that call a collective with different tensors
 _LAYOUTS_QUESTION = (
-    "In this run, rank 0's tensors aren't contiguous, but those of rank 1 are. A collective sends the elements in the "
-    "order in which they're stored in memory, so it would combine elements that don't belong together. Which line "
-    "passes a tensor to a collective without making sure that it's contiguous? (`clone()` and `torch.empty_like` keep "
-    "the memory layout of the original unless you pass memory_format=torch.contiguous_format.)"
+    "In this run, rank 0's tensors aren't contiguous, but rank 1's are. A collective sends the elements in the "
+    "order in which they're stored in memory, so without a contiguous copy, it would combine elements that "
+    "don't belong together. Which line passes a tensor to a collective without making sure that it's "
+    "contiguous? (`clone()` and `torch.empty_like` keep the memory layout of the original unless you pass "
+    "memory_format=torch.contiguous_format.)"
 )
 
 GROUPS_QUESTION = Question(

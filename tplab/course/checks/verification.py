@@ -159,13 +159,13 @@ _GENERAL = (
     ),
     Question(
         lambda d: d.aspect == "order",
-        "All the correct elements are there, but they're in the wrong places. In what order do you concatenate the "
-        "ranks' shards or arrange the dimensions? Which order is correct?",
+        "All the correct elements are there, but they're in the wrong places. In what order does your code "
+        "concatenate the ranks' shards? In what order does your code arrange the dimensions?",
     ),
     Question(
         lambda d: d.aspect == "scale",
-        "The result is correct, except that it's multiplied by a constant. How many times does your code add each "
-        "rank's term? Does your code multiply or divide the sum by anything?",
+        "The result is off by a constant factor. How many times does your code add each rank's term? Does your "
+        "code multiply or divide the sum by anything?",
     ),
     Question(
         lambda d: all("traffic" in name for name in d.names),

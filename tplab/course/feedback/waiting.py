@@ -155,7 +155,7 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     else:
         head = f"This cell is waiting for exercise {number}."
         more = (
-            f"This cell calls code that you'll write in exercise {number}. Run this cell again when your answer passes "
-            "its check."
+            f"This cell calls code that you'll write in exercise {number}. Run this cell again once your answer "
+            "passes its check."
         )
     return f"{head}\n{more}", box(BLUE, heading("○ " + head), paragraph(more), hints)

@@ -66,7 +66,7 @@ def repaired_gather(gather_last_dim: Callable[[Tensor], Tensor]) -> checks.Verdi
         world_sizes=(2, 4, 1), tol=0, crash=lambda case: NOT_CONTIGUOUS if case.gaps else None,
         without={checks.Twin.STRIDED},  # the docstring mentions these tensors, so they have cases of their own
     )  # fmt: skip
-    return checks.Verdict("Your gather still runs a single all-gather, and every element is in the right place.")
+    return checks.Verdict("Your function still calls all-gather only once, and every element is in the right place.")
 
 
 NOT_CONTIGUOUS = (
@@ -88,8 +88,8 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", SUM),
-        "You added the ranks' tensors, but you should concatenate them. Which collective collects tensors without "
-        "adding them?",
+        "You added the ranks' tensors, but you should have concatenated them. Which collective collects tensors "
+        "without adding them?",
     ),
     checks.Question(
         lambda d: d.names == {"traffic"},

@@ -36,7 +36,7 @@ _GAP_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _MEAN, _TOTAL),
-        "You summed or averaged the differences of all entries. Which single difference does the exercise ask for?",
+        "You summed or averaged the differences over all entries. Which one difference does the exercise ask for?",
     ),
     checks.Question(
         checks.kind_is("gelu_gap", _TWO),
@@ -48,9 +48,9 @@ _GAP_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("gelu_gap", "zeros"),
-        "There's no gap, although the GELU of the sum and the sum of the GELUs should differ. Does your code apply "
-        "GELU to each term before it computes the sum of the GELUs? Did you split A by rows? With a column split, "
-        "there would never be a gap.",
+        "Your function returned no gap, but the GELU of the sum and the sum of the GELUs should differ. Does your "
+        "code apply GELU to each term before it computes the sum of the GELUs? Did you split A by rows? "
+        "With a column split, the two results would always be equal.",
     ),
     checks.Question(
         lambda d: "gelu_gap" in d.names and not d.malformed,

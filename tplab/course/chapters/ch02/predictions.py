@@ -19,7 +19,7 @@ PREDICTIONS = {
             ("column_result", 8): "That's the size of the full Y. How many columns of Y does a single rank compute?",
             "column_result": "Each rank computes a quarter of the 4096 columns for all 512 rows. Each element takes "
             "up 4 bytes.",
-            ("row_result", 2): "Does a row split divide the entries of Y or the terms of every entry?",
+            ("row_result", 2): "Does a row split divide up the entries of Y or the terms of each entry?",
             "row_result": "With a row split, each rank's result has the full shape of Y. How many bytes does Y take "
             "up?",
         },
@@ -37,17 +37,17 @@ PREDICTIONS = {
         },
     ),
     "2.c": Prediction(
-        question="A test calls the broken gather with a two-dimensional y, and the test passes. When there "
-        "are many ranks, what's the largest number of rows that y can have? If y has many rows, how many ranks can "
-        "there be at most?",
+        question="A test calls the broken gather function with a two-dimensional y, and the test passes. If the "
+        "test runs on many ranks, what's the largest number of rows in y that doesn't reveal the bug? If y "
+        "has many rows, what's the largest number of ranks that doesn't reveal the bug?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
         "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "
         "the right values in the wrong places, and a test with a single row or a single rank can't reveal it.",
         wrong={
-            "rows": "On paper, write down all of rank 0's values in memory order, followed by all of rank 1's values. "
-            "If y has a single row, do these values already have the correct order? If y has two rows, is this still "
-            "the order of the correct result?",
+            "rows": "On paper, write down all of rank 0's values in memory order, followed by all of rank 1's "
+            "values. If y has a single row, are these values already in the correct order? If y has two "
+            "rows, are these values still in the correct order?",
             "ranks": "For what number of ranks is there nothing to concatenate?",
         },
     ),
@@ -55,14 +55,17 @@ PREDICTIONS = {
         question="A is split by columns and B is split by rows. Is Z correct if only A is interleaved? Is Z correct if "
         "both matrices are interleaved?",
         answer={"only_a": False, "both": True},
-        why="Z is the sum over k of the product of column k of XA and row k of B. If both matrices are split in the "
-        "same way, each rank multiplies matching columns and rows, and it doesn't matter which rank computes which "
-        "term of the sum. If only A is interleaved, rank 0 multiplies columns 0 and 2 of XA by rows 0 and 1 of B.",
+        why="Z is the sum over k of the product of column k of XA and row k of B. If both matrices are split in "
+        "the same way, each rank multiplies matching columns and rows. It doesn't matter which rank "
+        "computes which term, because the all-reduce sums all the terms. If only A is interleaved, rank 0 "
+        "multiplies columns 0 and 2 of XA by rows 0 and 1 of B.",
         wrong={
-            "only_a": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold if "
-            "A is split in an interleaved way? Which rows of B does rank 0 hold if B is split in blocks?",
-            "both": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold? Which "
-            "rows of B does rank 0 hold? Is every column of XA multiplied by the matching row of B on some rank?",
+            "only_a": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold "
+            "if the columns of A are interleaved? Which rows of B does rank 0 hold if B is split into "
+            "blocks?",
+            "both": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold? "
+            "Which rows of B does rank 0 hold? For each column of XA, is there a rank that multiplies the "
+            "column by the matching row of B?",
         },
     ),
 }

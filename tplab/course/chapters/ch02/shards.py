@@ -20,8 +20,8 @@ _EVEN = (
 )
 
 _DIVIDES = (
-    "In this call, the size along `dim` is divisible by the number of ranks, so `shard` should return a shard. Does "
-    "the line of code in the report use the size along the right dimension?"
+    "In this call, the size along `dim` is divisible by the number of ranks, so `shard` should return a shard. "
+    "Does the line of code in the report use the size of the right dimension?"
 )
 
 _SHARD_QUESTIONS = (
@@ -84,7 +84,8 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
                 what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
             )
     return checks.Verdict(
-        "Your functions work along any dimension, and every rank rejects a size that can't be divided evenly."
+        "Your functions work along any dimension, and every rank rejects a size that isn't divisible by the number "
+        "of ranks."
     )
 
 
