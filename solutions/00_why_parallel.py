@@ -146,7 +146,7 @@ model
 #
 # - `tied_embedding` specifies whether the output layer (`head`) shares the embedding's weight. If `tied_embedding` is false, the output layer has its own weight, which is as large as the embedding's.
 #
-# To check your function, we build real PyTorch modules for GPT-2, Llama, and random mixtures of the two, and we count their parameters.
+# The check builds real PyTorch modules for GPT-2, Llama, and random mixtures of the two, and it counts their parameters.
 
 
 # %% exercise="0.2"
@@ -197,7 +197,7 @@ viz.table(rows)
 # %% [markdown]
 # ## Activations
 #
-# Unlike the weights, gradients, and optimizer state, the activations depend on the data you feed into the model. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits. The last column shows the number of bytes divided by $s \cdot b \cdot h$, the number of elements in the layer's input.
+# Activations depend on the data you feed into the model. PyTorch has a hook that's called for every tensor that autograd saves for the backward pass. With this hook, we can list everything that a single layer saves when it computes in 16 bits. The last column shows the number of bytes divided by $s \cdot b \cdot h$, the number of elements in the layer's input.
 
 # %%
 layer = Layer(SMALL).bfloat16()
@@ -285,7 +285,7 @@ viz.live_memory(meter, title="a validation loop over 4 batches")
 # %% [markdown] task="0.3" title="Fix a validation loop" difficulty=2 minutes=8
 # Memory use climbs with every batch and never comes back down. Sooner or later, you'd run out of memory in the middle of the validation set. One of the training examples in Google's Brax had this bug (google/brax, pull request 152).
 #
-# Fix the function. Your version should return the same average without changing the model, and it should use no more memory than necessary.
+# Fix the function. Your version should return the same average without changing the model, and use no more memory than necessary.
 
 
 # %% exercise="0.3"
@@ -334,7 +334,7 @@ predict("0.d", gpus_to_answer=5, gpus_to_train=35)
 viz.parallelism("data")
 
 # %% [markdown]
-# With **tensor parallelism**, every rank holds a slice of every matrix, and all ranks work on the same sequences. No single rank can compute an entire layer, so the ranks have to exchange data in every layer. This is what you'll build in this course. (You may also come across an older name for tensor parallelism, *model parallelism*.)
+# With **tensor parallelism**, every rank holds a slice of every matrix, and all ranks work on the same sequences. No single rank can compute an entire layer, so the ranks have to exchange data in every layer. This is what you'll build in this course. (An older name for tensor parallelism is *model parallelism*.)
 
 # %%
 viz.parallelism("tensor")
@@ -354,7 +354,7 @@ viz.parallelism("pipeline")
 # | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for several micro-batches at a time (up to `pp` of them in the first stage) |
 # | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
 #
-# Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But the norms read and write full tensors of shape `[b, s, h]` on every rank. The dropout after the attention block and the dropout after the MLP work on full tensors, too.
+# Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But the norms read and write full tensors of shape `[b, s, h]` on every rank. The dropouts after the attention block and after the MLP work on full tensors, too.
 #
 # **Predict.** In GPT-3, a layer saves 34 + 80 = 114 bytes for each element of its input, and 80 of these bytes are for the attention scores. Suppose you split this layer across 8 tensor-parallel ranks. Go through the table of saved tensors again. How many bytes per input element does each rank have to store?
 
@@ -399,7 +399,7 @@ viz.explore(
 # %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=20
 # You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. To get the number of bytes, read the result's `.total` attribute. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
 #
-# Find the layout with the fewest GPUs. There are three rules:
+# Find the layout with the fewest GPUs, and follow three rules:
 #
 # - A head can't be split across ranks, so `num_heads` has to be divisible by `tp`. Tensor parallelism should stay within one machine, so `tp` can't be larger than `largest_tp`.
 #
@@ -454,11 +454,11 @@ def shown(name, gpu):
 viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB", "H200, 141 GB")])
 
 # %% [markdown]
-# Find the row for GPT-3 on 80 GB GPUs, and compare its number of GPUs with your prediction of 35 GPUs. Your function needs more than 35 GPUs, because it also counts the activations and everything that's replicated. Besides, heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
+# Look at the row for GPT-3 on 80 GB GPUs. Your function needs more than the 35 GPUs you predicted, because it also counts the activations and everything that's replicated. In addition, heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
 #
 # Now look at Llama 3 405B. According to your function, no number of H100s would be enough. But Meta trained this model on H100s! What went wrong?
 #
-# **Predict.** With 2 pipeline stages (`pp = 2`), the first stage has 63 of the model's 126 layers. With 126 pipeline stages (`pp = 126`), the first stage has a single layer. By what factor do the first stage's activations shrink? (Use the table of what each kind of parallelism divides.)
+# **Predict.** With 2 pipeline stages (`pp = 2`), the first stage has 63 of the model's 126 layers. With 126 stages (`pp = 126`), the first stage has a single layer. By what factor do the first stage's activations shrink? (Use the table of what each kind of parallelism divides.)
 
 # %% predict="0.f"
 predict("0.f", activations_shrink_by=1)
@@ -488,7 +488,7 @@ viz.table(
 #
 # ## Break it
 #
-# At the beginning, we asked why a model that loads without any trouble can't be trained. Let's watch it happen. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step.
+# Now let's watch a model that loads without any trouble run out of memory during training. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step.
 #
 # **Predict.** In which phase does the program run out of memory? (Phases 1, 2, and 3 are the forward pass, the backward pass, and the optimizer step.) Now suppose you train the same model on *two* devices with 10 MB each, using data parallelism. In which phase does the data-parallel program run out of memory?
 
@@ -546,7 +546,7 @@ symptoms(0)
 #
 # - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries such as cuBLAS allocate buffers of their own.
 #
-# - **The `"meta"` device** of PyTorch is for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you wrap the measurement above in `with torch.device("meta"):`, you can find out on your laptop what a layer of GPT-3 saves.
+# - **PyTorch's `"meta"` device** is for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you wrap the measurement above in `with torch.device("meta"):`, you can find out on your laptop what a layer of GPT-3 saves.
 #
 # - **Recomputation** is built into PyTorch as `torch.utils.checkpoint`. Megatron's *selective* recomputation recomputes only the attention scores.
 #
@@ -560,7 +560,7 @@ symptoms(0)
 #
 # ## Your library so far
 #
-# Every function that passes its check is added to your own Python package, `my_tp`, in a folder next to your notebooks. Your package can now calculate how much memory any GPT needs.
+# Every function that passes its check is added to your own Python package, `my_tp`, in a folder next to your notebooks. Here's what your package can do so far.
 
 # %%
 from tplab.course import library

@@ -48,7 +48,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 #
 # $$Y = X\,[A_0, A_1] + [b_0, b_1] = [\,X A_0 + b_0,\; X A_1 + b_1\,]$$
 #
-# The bias is split in the same way as the output, so each rank adds its own slice of the bias.
+# The bias is split the same way as the output, so each rank adds its own slice of the bias.
 #
 # That takes care of the forward pass. For the backward pass, you have the four operators from chapter 03:
 #
@@ -65,7 +65,7 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 
 # %% [markdown] task="4.1" title="ColumnParallelLinear" difficulty=2 minutes=12
-# Set `weight_shape` and `bias_shape` in the constructor, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (We'll get to the initialization and to the attribute `tensor_parallel` later in this chapter.)
+# Set `weight_shape` and `bias_shape` in the constructor, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (The initialization and the attribute `tensor_parallel` come later in this chapter.)
 #
 # The layer has a few options that real models need:
 #
@@ -237,7 +237,7 @@ check("4.2", RowParallelLinear)
 predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
 
 # %% [markdown]
-# We train the three classes, your own layer, and a plain `nn.Linear` on the same small regression problem. All the parallel layers run on two ranks. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
+# We train the three classes, your own layer, and a plain `nn.Linear` on the same small regression problem. The parallel layers run on two ranks. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
 
 
 # %%
@@ -353,7 +353,7 @@ viz.matrices(
 predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 
 # %% [markdown] task="4.3" title="Shard and unshard, with a stride" difficulty=3 minutes=10
-# In exercise 2.1, you wrote both functions for a single block. Now the full tensor consists of `stride` blocks of the same size along `dim`, and each rank gets an equal slice of every block. In which order does `unshard` have to join the slices from all ranks? As in exercise 2.1, the functions don't communicate, and each shard has its own memory.
+# In exercise 2.1, you wrote both functions for a single block. Now the full tensor consists of `stride` blocks of the same size along `dim`, and each rank gets an equal slice of every block. In what order does `unshard` have to join the slices from all ranks? As in exercise 2.1, the functions don't communicate, and each shard has its own memory.
 
 
 # %% exercise="4.3"
@@ -475,7 +475,7 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 #
 # ## From a checkpoint to shards, and back
 #
-# Now you have everything you need to move a model from a single process to `p` ranks. You can also save a checkpoint that can be loaded on any other number of ranks. Because every parameter carries its own `tensor_parallel` attribute, one function for loading and one for saving are enough for every module in this course. PyTorch calls a dictionary that maps parameter names to tensors a **state dict**. In a *full* state
+# Now you can move a model from a single process to `p` ranks. You can also save a checkpoint that any other number of ranks can load. Every parameter carries its own `tensor_parallel` attribute, so one function for loading and one for saving are enough for every module in this course. PyTorch calls a dictionary that maps parameter names to tensors a **state dict**. In a *full* state
 # dict, all tensors are unsharded, just as they would be in a single process.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
@@ -603,7 +603,7 @@ symptoms(4)
 #   Megatron used to keep its process groups in a global module. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
 # - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
 # - **Inference engines** run only the forward pass, so for them, two of the traps are perfectly fine. nano-vLLM adds the row-parallel bias on rank 0 only, and FastDeploy divides the bias by `p` when it loads a checkpoint.
-# - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). In a deep copy of your layer, all the parameters would look replicated, because their `tensor_parallel` attributes would be missing. So the copy's checkpoint would be wrong.
+# - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). A deep copy of your layer loses the attribute `tensor_parallel`, so all its parameters look replicated, and its checkpoint is wrong.
 #
 # </details>
 #

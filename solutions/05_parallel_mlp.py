@@ -81,7 +81,7 @@ check("5.1", mlp_splits, sharded_mlp)
 #
 # In the animation below, the two layers from chapter 04 move together until nothing is left between them. (We left out the GELU, because it doesn't communicate.)
 #
-# ![An animation in two steps. First, a gather and a scatter sit between a column-parallel layer and a row-parallel layer. Then the gather and the scatter disappear, and only one all-reduce in the forward pass and one in the backward pass are left.](pictures/joined.svg)
+# ![An animation in two steps. First, a gather and a scatter sit between a column-parallel layer and a row-parallel layer. Then the gather and the scatter disappear, and only one all-reduce per pass is left.](pictures/joined.svg)
 #
 # How much communication does your design save? Let's compare it with a more obvious design, in which the column-parallel layer gathers its output and the row-parallel layer splits it up again. From the outside, both of these layers look like ordinary linear layers.
 #
@@ -137,7 +137,7 @@ def cost(kind):
 viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For each sequence, a single message contains $2048 \cdot 12288$ elements of two bytes each, or 50 MB in total. Each of the 96 MLPs needs one such message in the forward pass and one in the backward pass, so all the MLPs together send almost 10 GB per sequence, and the ranks have to wait for every message. The obvious design would send 48 GB per sequence. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
+# What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For each sequence, a single message contains $2048 \cdot 12288$ elements of two bytes each, or 50 MB. Each of the 96 MLPs needs one such message in the forward pass and one in the backward pass, so all the MLPs together send almost 10 GB per sequence, and the ranks have to wait for every message. The obvious design would send 48 GB per sequence. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
 
 # %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
 # Turn your design into a module that consists of two layers from chapter 04. Call the layers `self.up` and `self.down`, and use the exact GELU, `F.gelu`.
@@ -317,13 +317,13 @@ viz.table(
 #
 # ## What keeps the replicas equal?
 #
-# There's something odd about this training loop, though. Each rank has its own copy of the embedding and updates that copy with its own gradient, but nothing ever compares the copies. In data parallelism, you'd all-reduce the gradients to keep all the copies equal. Here, the copies stay equal anyway. All the copies start out equal, and every rank sees the same batch. Thanks to f, every parameter before the MLP also gets its *full* gradient on every rank. So every rank makes the same update.
+# There's something odd about this training loop, though. Each rank has its own copy of the embedding and updates that copy with its own gradient, but nothing ever compares the copies. In data parallelism, you'd all-reduce the gradients to keep all the copies equal. Here, the copies stay equal anyway. The copies start out equal, and every rank sees the same batch. Thanks to f, every parameter before the MLP also gets its *full* gradient on every rank. So every rank makes the same update.
 #
-# But nothing in the loop verifies that the copies are still equal. If you forget to call f somewhere, the ranks' copies drift apart without any error message. So let's build a detector.
+# But nothing in the loop verifies that the copies are still equal. If you forget to call f somewhere, the copies drift apart without any error message. So let's build a detector.
 #
-# If you pass `op=dist.ReduceOp.MAX` or `op=dist.ReduceOp.MIN`, the all-reduce computes the maximum or minimum across ranks instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even itself. What's the maximum of a zero and a NaN?
+# With `op=dist.ReduceOp.MAX` or `op=dist.ReduceOp.MIN`, an all-reduce computes the maximum or minimum instead of the sum. But there's a trap. When training goes wrong, you often get a **NaN** ("not a number"), which isn't equal to any number, not even itself. What's the maximum of a zero and a NaN?
 #
-# Let's compute this maximum in a few different ways. First, we all-reduce a tensor of twelve zeros twice. Each time, one element on rank 1 is a NaN instead of a zero. In the first all-reduce, the NaN is the first of the twelve elements. In the second all-reduce, the NaN is the last element.
+# Let's compute this maximum in a few different ways. First, we all-reduce a tensor of twelve zeros twice. Each time, one element on rank 1 is a NaN instead of a zero. The NaN is the first element in the first all-reduce and the last element in the second all-reduce.
 
 
 # %%
@@ -417,7 +417,7 @@ viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't s
 #
 # $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
 #
-# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. Thanks to this fusion, one matmul and one call of f are enough, instead of two matmuls and two calls of f. The inference engine xLLM had a bug in this fused layer until pull request 1616 fixed it. Here's the same mistake in our own layers:
+# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. With the fused weight, a single matmul and a single call of f are enough. The inference engine xLLM had a bug in this fused layer until pull request 1616 fixed it. Here's the same mistake in our own layers:
 
 
 # %%
@@ -553,7 +553,7 @@ viz.table(rows)
 #
 # <details><summary>Going deeper: the same MLP in Megatron-Core and in PyTorch</summary>
 #
-# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). With the option `skip_bias_add`, a layer returns its bias separately, so Megatron can fuse the first bias with the activation, and the second bias with dropout and the residual connection. For a gated MLP, `linear_fc1` has twice as many output features. A stride of 2 tells this layer that its weight consists of two blocks, and `apply_swiglu_sharded_factory` saves these two blocks separately in the checkpoint. In Megatron-LM issue 360, a user asked which row of the gate belongs to which row of the up projection.
+# - **Megatron-Core** implements the same MLP in `megatron/core/transformer/mlp.py`, with the layers `linear_fc1` (column-parallel) and `linear_fc2` (row-parallel). With `skip_bias_add`, a layer returns its bias separately, so the first bias can be fused with the activation, and the second bias can be fused with dropout and the residual connection. For a gated MLP, `linear_fc1` has twice as many output features. A stride of 2 tells this layer that its weight consists of two blocks, and `apply_swiglu_sharded_factory` saves these two blocks separately in the checkpoint. In Megatron-LM issue 360, a user asked which row of the gate belongs to which row of the up projection.
 #
 # - **Other architectures** can't always use this design. The design works so well because a transformer consists of pairs of large matmuls with only elementwise or per-head operations between them.
 #

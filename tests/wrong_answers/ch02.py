@@ -91,14 +91,14 @@ def lucky_example():
 
 
 GELU = [
-    ("GELU after the sum on both sides", gap(PRODUCTS + "return (gelu(x @ a) - gelu(sum(products))).abs().max().round(decimals=6).item()"), "Your function returned no gap, but"),
+    ("GELU after the sum on both sides", gap(PRODUCTS + "return (gelu(x @ a) - gelu(sum(products))).abs().max().round(decimals=6).item()"), "Your function found no gap, but"),
     ("a column split", gap("""
         right = gelu(x @ a)
         wrong = torch.cat([gelu(x @ columns) for columns in a.chunk(world_size, 1)], 1)
         n = min(right.shape[1], wrong.shape[1])
         return (right[:, :n] - wrong[:, :n]).abs().max().round(decimals=6).item()
         """), "With a column split, the two results would always be equal"),
-    ("always 0", gap("return 0.0"), "Your function returned no gap, but"),
+    ("always 0", gap("return 0.0"), "Your function found no gap, but"),
     ("with its sign", gap(swap(GAP, ".abs()", "")), "Does your code take absolute values"),
     ("with its sign, the other way round", gap(PRODUCTS + "return (sum(gelu(product) for product in products) - gelu(sum(products))).max().item()"), "Does your code take absolute values"),
     ("the mean", gap(swap(GAP, "max()", "mean()")), "Which one difference does the exercise ask for"),
@@ -106,7 +106,7 @@ GELU = [
     ("always two shards", gap(swap(GAP, "world_size", "2")), "Your code always splits the matrices into two shards"),
     ("two shards also for one rank", gap(swap(GAP, "chunk(world_size", "chunk(max(2, world_size)")), "With p = 1, there's only one term"),
     ("the tanh approximation", gap(PRODUCTS + 'right = gelu(sum(products), approximate="tanh")\nreturn (right - sum(gelu(product, approximate="tanh") for product in products)).abs().max().item()'), "compute by default"),
-    ("without GELU", gap(PRODUCTS + "return (x @ a - sum(products)).abs().max().round(decimals=6).item()"), "Your function returned no gap, but"),
+    ("without GELU", gap(PRODUCTS + "return (x @ a - sum(products)).abs().max().round(decimals=6).item()"), "Your function found no gap, but"),
     ("relu", gap(swap_all(GAP, ("gelu(sum(products))", "sum(products).relu()"), ("gelu(product)", "product.relu()"))), "compute these two expressions"),
     ("one GELU of the sum against GELU of the first product", gap(swap(GAP, "sum(gelu(product) for product in products)", "gelu(products[0])")), "compute these two expressions"),
     ("zeros", gap(counter="return torch.zeros(2, 4), torch.zeros(4, 2)"), "the gap of counter_example is only 0"),

@@ -223,7 +223,7 @@ LOAD_SAVE_ANSWERS = [
     ("save keeps the autograd history", save(swap(SAVE, "param.detach().clone(memory_format=torch.contiguous_format)", "param * 1")), "Which call detaches a tensor from autograd"),
     ("save leaves out the replicated parameters", save(swap(SAVE, "    if sharding is not None and", "    if sharding is None:\n        continue\n    if")), "Which names does your loop go over"),
     ("save returns it on rank 0 only", save(swap(SAVE, "return full_state", "return full_state if dist.get_rank(group) == 0 else None")), "What does your function return on each rank"),
-    ("save lists buffers and second names", save(swap(SAVE, "module.named_parameters()", "module.state_dict(keep_vars=True).items()")), "it has a second name"),
+    ("save lists buffers and second names", save(swap(SAVE, "module.named_parameters()", "module.state_dict(keep_vars=True).items()")), "has a second name"),
     ("save returns an empty dictionary", save("return {}"), "Which names does your loop go over"),
     ("save all-reduces shards laid into zeros: right numbers, wrong communication", save(swap_all(SAVE, ("torch.empty_like(value) for _", "value * (r == dist.get_rank(group)) for r"), ("dist.all_gather(shards, value, group=group)", ""), ("sharding.stride)", "sharding.stride).contiguous()\n        dist.all_reduce(value, group=group)"))), "The values are all correct, but your function doesn't run the expected collectives"),
     ("save gathers in the default group", save(swap_all(SAVE, ("value, group=group)", "value)"), ("range(world_size)", "range(dist.get_world_size())"))), "default group of all ranks"),

@@ -54,8 +54,8 @@ _QUESTIONS = {
         "Your code works the first time it's called. In this run, we also called your code with other values, once "
         "before this call and once between this call's forward and backward passes. The tensors in these "
         "extra calls may have had a different size. Which variable in your code keeps its value between "
-        "calls? It may be a class attribute, an attribute of the layer, or a global variable. (Local "
-        "variables and ctx belong to a single call.)"
+        "calls? Check class attributes, attributes of the layer, and global variables. (Local variables "
+        "and ctx belong to a single call.)"
     ),
     Twin.EVALUATION: (
         "Your code is correct in training. This time, nothing needs a gradient, just like during evaluation or "

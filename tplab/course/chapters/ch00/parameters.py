@@ -13,8 +13,9 @@ from tplab.memory.config import GPTConfig
 _VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)
 _LENGTHS = (83, 89, 97, 101, 103, 107, 109, 113)
 _OTHERWISE = (
-    "The list above shows the model's weights and biases. Is one of these lines missing from your sum? Is one "
-    "of them counted twice? It may help to work through a tiny example on paper, with one layer and h = 2."
+    "The list above shows the model's weights and biases. Is one of these tensors missing from your parameter "
+    "count? Did you count one of these tensors twice? It may help to work through a tiny example on paper, "
+    "with one layer and h = 2."
 )
 _FOUR = (
     "Attention has four matrices: `q`, `k`, `v`, and `out`. Does your parameter count include all four "

@@ -135,8 +135,8 @@ def _suspects(
             ),
             (
                 6 * n,
-                f"Your value for the {part} includes the float32 copy of the weights, but that copy belongs in a "
-                "different entry. Which entry should include the copy?",
+                "You included the float32 copy of the weights, but the copy belongs in a different entry. Which "
+                "entry should include the copy?",
             ),
             (
                 0,

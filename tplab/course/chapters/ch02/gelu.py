@@ -48,7 +48,7 @@ _GAP_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("gelu_gap", "zeros"),
-        "Your function returned no gap, but the GELU of the sum and the sum of the GELUs should differ. Does your "
+        "Your function found no gap, but the GELU of the sum and the sum of the GELUs should differ. Does your "
         "code apply GELU to each term before it computes the sum of the GELUs? Did you split A by rows? "
         "With a column split, the two results would always be equal.",
     ),

@@ -311,9 +311,9 @@ SAVE_QUESTIONS = (
     ),
     checks.Question(
         checks.differs(NAMES),
-        "The dictionary should contain each parameter exactly once, under its name from `named_parameters`. This model "
-        "also has a buffer called `mask`, and it has a second name, `head.weight`, for the parameter `column.weight`. "
-        "Which names does your loop go over?",
+        "The dictionary should contain each parameter exactly once, under its name from `named_parameters`. This "
+        "model also has a buffer called `mask`, and its parameter `column.weight` has a second name, "
+        "`head.weight`. Which names does your loop go over?",
     ),
     checks.Question(
         checks.differs(DETACHED),

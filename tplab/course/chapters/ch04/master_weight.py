@@ -188,8 +188,8 @@ QUESTIONS = (
     checks.Question(
         checks.differs(IN_PLACE),
         "Other code may hold references to the parameter's memory. How do you change the parameter's elements in "
-        "place, in the same memory? If `param` becomes a view of the full weight, how many bytes stay "
-        "allocated for as long as the view exists?",
+        "place? If `param` becomes a view of the full weight, how many bytes stay allocated for as long as "
+        "the view exists?",
     ),
     checks.Question(
         checks.differs(FREED),

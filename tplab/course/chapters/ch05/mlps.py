@@ -388,6 +388,6 @@ DEFAULT_QUESTIONS = (
     checks.Question(
         "dtype",
         "This MLP was built without a dtype, right after an MLP with dtype=torch.float64. Which variable in your "
-        "code still holds the first MLP's options? It may be a class attribute or a global variable.",
+        "code still holds the first MLP's options? Check class attributes and global variables.",
     ),
 )

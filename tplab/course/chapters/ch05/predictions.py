@@ -57,7 +57,8 @@ PREDICTIONS = {
             (
                 "all_reduces",
                 1,
-            ): "You counted the all-reduces in only one of the two passes. How many are there in both passes together?",
+            ): "You counted the all-reduces in only one of the two passes. How many all-reduces do both passes run "
+            "in total?",
             "all_reduces": (
                 "Does any other rank need the gradients of this rank's shards? In the backward pass, the gradient "
                 "passes through the operator f before it reaches the embedding. What does f do to the "
