@@ -6,6 +6,7 @@
 # %% tags=["setup"]
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tplab import launch, memory, viz
@@ -23,7 +24,7 @@ from tplab.memory import (
 )
 
 # %% [markdown]
-# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU in **GB**, where 1 GB is 10⁹ bytes. GPT-2 uses dropout and saves its attention scores, whereas Llama does neither.
+# Here's what we're up against. Each bar shows how much memory you'd need to train a published model on a single GPU, even if you fed it just one sequence at a time. The dashed line marks the memory of a large GPU in **GB**, where 1 GB is 10⁹ bytes. GPT-2 saves its attention scores for the backward pass. Llama avoids this with FlashAttention, which we'll meet below.
 
 # %%
 H100 = memory.GPUS["H100, 80 GB"]
@@ -78,7 +79,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 #
 # Large models are trained in **mixed precision**. The weights and gradients are stored in 16-bit precision because that makes the matmuls fast. But most weight updates are so tiny that they'd get lost in a 16-bit weight. That's why the optimizer keeps its own copy of the weights in float32. The optimizer's running averages are also stored in float32.
 #
-# Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ both have shape `[n, m]`.
+# Here are simplified update rules for five optimizers. The weights $w$ and the gradients $g$ both have shape `[rows, columns]`.
 #
 # | | update in every step |
 # |---|---|
@@ -86,9 +87,9 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 # | `"momentum"` | $m \leftarrow \mu m + g, \quad w \leftarrow w - \eta m$ |
 # | `"adam"` | $m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2, \quad w \leftarrow w - \eta\, m / \sqrt{v}$ |
 # | `"amsgrad"` | like Adam, but with $u \leftarrow \max(u, v)$ and $w \leftarrow w - \eta\, m / \sqrt{u}$ |
-# | `"adafactor"` | $r \leftarrow \beta r + (1-\beta)\,\mathrm{rowmeans}(g^2), \quad c \leftarrow \beta c + (1-\beta)\,\mathrm{columnmeans}(g^2), \quad w \leftarrow w - \eta\, g / \sqrt{r c^T / \mathrm{mean}(r)}$ |
+# | `"adafactor"` | like Adam, but without $m$. Instead of $v$, it keeps a running average $r$ of the mean of $g^2$ in each row, and a running average $c$ of the mean of $g^2$ in each column. |
 
-# %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=12
+# %% [markdown] task="0.1" title="What an optimizer has to remember" difficulty=2 minutes=10
 # Write a function that returns how many bytes the weights, the gradients, and the optimizer state of a single matrix take up after one step. The matrix is trained either in float32 or in mixed precision, as described above.
 #
 # The check compares your results with real tensors after a real step of `torch.optim`. (Leave out the step counter, which is just one number per tensor.)
@@ -96,7 +97,7 @@ viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 
 # %% exercise="0.1"
 def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -> dict[str, int]:
-    """Return the bytes for a matrix [n, m] after one step: {"weights": ..., "gradients": ..., "optimizer": ...}."""
+    """Return the bytes for a matrix of this shape after one step: {"weights": ..., "gradients": ..., "optimizer": ...}."""
     ### BEGIN SOLUTION
     rows, columns = shape
     elements = rows * columns
@@ -114,9 +115,9 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 
 
 # %% [markdown] hints="0.1"
-# 1. Which tensors in an update rule have to be kept until the next step? For each variable, ask yourself whether the next step uses the variable's old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about $m$?
+# 1. Which tensors in an update rule have to be kept until the next step? For each variable, ask yourself whether the next step uses the variable's old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about Adam's $m$?
 # 2. The matrices $m$, $v$, and $u$ are as large as $w$. But $r$ has only one element per row, and $c$ has only one element per column.
-# 3. Weights and gradients take 4 bytes per element, or 2 bytes in mixed precision. Depending on its update rule, the optimizer remembers 0, `n*m`, `2*n*m`, `3*n*m`, or `n + m` elements, at 4 bytes each. In mixed precision, the optimizer's copy of the weights takes up another `4*n*m` bytes.
+# 3. Weights and gradients take 4 bytes per element, or 2 bytes in mixed precision. Depending on its update rule, the optimizer remembers 0, 1, 2, or 3 times `rows * columns` elements, or `rows + columns` elements, at 4 bytes each. In mixed precision, the optimizer's copy of the weights takes up another `4 * rows * columns` bytes.
 
 # %% check="0.1"
 check("0.1", state_bytes)
@@ -131,20 +132,16 @@ check("0.1", state_bytes)
 # %%
 model
 
-# %% [markdown] task="0.2" title="Count the parameters of a GPT" difficulty=2 minutes=18
-# Write a function that calculates the number of parameters of any GPT from its configuration. The sizes `num_layers`, `hidden_size`, `num_heads`, `head_dim` (which is `h / num_heads`), `vocab_size`, and `seq_length` have the usual meaning. The other fields are less obvious:
+# %% [markdown] task="0.2" title="Count the parameters of a GPT" difficulty=2 minutes=10
+# Complete a function that calculates the number of parameters of any GPT from its configuration. We've already written the part outside the layers, and the part for the norms. (If `bias` is false, the norms are RMSNorms, which have a weight but no bias.) What's missing are `attention` and `mlp`, the number of parameters in the attention and in the MLP of *one* layer. These numbers depend on four fields of the configuration:
+#
+# - `kv_heads` is the number of K and V heads, which `GPTConfig` receives as `num_kv_heads`. In **grouped-query attention**, K and V have fewer heads than Q, so the K and V matrices map `h` features to only `kv_heads * head_dim` features.
 #
 # - `ffn_size` is the number of hidden features in the MLP. The matrix `up` maps `h` features to `ffn_size` features, and `down` maps them back to `h` features.
 #
 # - `gated` specifies whether the MLP has a third matrix, `gate`, with the same shape as `up`.
 #
-# - `kv_heads` is the number of K and V heads. In **grouped-query attention**, K and V have fewer heads than Q. The K and V matrices map `h` features to `kv_heads * head_dim` features.
-#
-# - `bias` specifies whether the linear layers have biases. (The output layer never has a bias.) If `bias` is true, the norms are LayerNorms, which have a weight and a bias of size `h` each. If `bias` is false, the norms are RMSNorms, which have only a weight.
-#
-# - `learned_positions` specifies whether there's a table of `seq_length` position vectors, as in the model above.
-#
-# - `tied_embedding` specifies whether the output layer (`head`) shares the embedding's weight. If `tied_embedding` is false, the output layer has its own weight, which is as large as the embedding's.
+# - `bias` specifies whether the linear layers have biases.
 #
 # The check builds real PyTorch modules for GPT-2, Llama, and random mixtures of the two, and it counts their parameters.
 
@@ -152,24 +149,24 @@ model
 # %% exercise="0.2"
 def parameter_count(config: GPTConfig) -> int:
     """Return the number of parameters of the model."""
-    ### BEGIN SOLUTION
     h, bias = config.hidden_size, int(config.bias)
-    kv = config.kv_heads * config.head_dim
     norm = h + bias * h
+    tables = config.vocab_size * h * (1 if config.tied_embedding else 2)  # embedding and output layer, tied or not
+    positions = config.seq_length * h if config.learned_positions else 0
+    ### BEGIN SOLUTION
+    kv = config.kv_heads * config.head_dim
     attention = (h * h + bias * h) + 2 * (h * kv + bias * kv) + (h * h + bias * h)  # Q; K and V; out
     up = h * config.ffn_size + bias * config.ffn_size
     down = config.ffn_size * h + bias * h
     mlp = up + down + (up if config.gated else 0)
-    tables = config.vocab_size * h * (1 if config.tied_embedding else 2)
-    positions = config.seq_length * h if config.learned_positions else 0
-    return tables + positions + config.num_layers * (2 * norm + attention + mlp) + norm
     ### END SOLUTION
+    return tables + positions + config.num_layers * (2 * norm + attention + mlp) + norm
 
 
 # %% [markdown] hints="0.2"
-# 1. Go through the printed model from top to bottom and write down the shape of every weight and bias. Which tensors appear only once? Which tensors appear in every layer?
+# 1. Look at one layer of the printed model, and write down the shape of every weight and bias in its attention and its MLP. Which shapes change if K and V have fewer heads? Which shapes change if `ffn_size` isn't `4 * h`?
 # 2. `nn.Linear(n, m)` has `n * m` weights, plus `m` more parameters if it has a bias. Attention contains four linear layers, and the MLP contains two or three. Which linear layers depend on `kv_heads`? Which linear layers depend on `ffn_size`?
-# 3. Each layer has two norms. Its attention has `q` and `out` with `h * h` weights each, and `k` and `v` with `h * kv_heads * head_dim` weights each. Its MLP has `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If `bias` is true, each of these linear layers has one bias element per output feature. Outside the layers, the embedding has `vocab_size * h` parameters, and so does the output layer unless it's tied. The position table, if there is one, has `seq_length * h` parameters. Don't forget the final norm.
+# 3. `attention` consists of `q` and `out` with `h * h` weights each, and of `k` and `v` with `h * kv_heads * head_dim` weights each. `mlp` consists of `up`, `down`, and perhaps `gate`, with `h * ffn_size` weights each. If `bias` is true, each of these linear layers has one bias element per output feature.
 
 # %% check="0.2"
 check("0.2", parameter_count)
@@ -240,7 +237,7 @@ for b, s in ((1, 64), (2, 64), (1, 128), (1, 256)):
 viz.table(rows, title="one layer, bytes")
 
 # %% [markdown]
-# The last column is a famous formula (Korthikanti et al. 2022, equation 1), and it matches the measured activations to the byte. (We leave out the means and variances of the norms.)
+# The last column is a famous formula (Korthikanti et al. 2022, equation 1), and it matches the measured activations to the byte. (We leave out the means and standard deviations that the norms save.)
 #
 # $$\text{a layer saves}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
 #
@@ -282,7 +279,7 @@ with MemoryMeter() as meter:
 print(f"each batch leaves {(meter.live - before) / 4 / 1e6:.1f} MB behind")
 viz.live_memory(meter, title="a validation loop over 4 batches")
 
-# %% [markdown] task="0.3" title="Fix a validation loop" difficulty=2 minutes=8
+# %% [markdown] task="0.3" title="Fix a validation loop" difficulty=2 minutes=6
 # Memory use climbs with every batch and never comes back down. Sooner or later, you'd run out of memory in the middle of the validation set. One of the training examples in Google's Brax had this bug (google/brax, pull request 152).
 #
 # Fix the function. Your version should return the same average without changing the model, and use no more memory than necessary.
@@ -340,7 +337,7 @@ viz.parallelism("data")
 viz.parallelism("tensor")
 
 # %% [markdown]
-# With **pipeline parallelism**, every rank holds a few consecutive layers. These layers are called a **stage**. The batch is split into **micro-batches**. While one stage is working on a micro-batch, the stage before it can already start on the next one.
+# With **pipeline parallelism**, every rank holds a few consecutive layers. These layers are called a **stage**. The batch is split into **micro-batches**. While one stage is working on a micro-batch, the stage before it can already start on the next one. So by the time the first micro-batch returns to the first stage in the backward pass, the first stage may have started one micro-batch for each stage of the pipeline.
 
 # %%
 viz.parallelism("pipeline")
@@ -351,8 +348,8 @@ viz.parallelism("pipeline")
 # | | weights, gradients, optimizer state | activations |
 # |---|---|---|
 # | data parallelism | nothing is divided | each rank has those of its own sequences |
-# | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for several micro-batches at a time (up to `pp` of them in the first stage) |
-# | tensor parallelism, `p` ranks | the matrices are divided by `p` | some are divided by `p` |
+# | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for several micro-batches at a time |
+# | tensor parallelism, `tp` ranks | the matrices are divided by `tp` | some are divided by `tp` |
 #
 # Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But the norms read and write full tensors of shape `[b, s, h]` on every rank. The dropouts after the attention block and after the MLP work on full tensors, too.
 #
@@ -362,50 +359,14 @@ viz.parallelism("pipeline")
 predict("0.e", bytes=23)
 
 # %% [markdown]
-# In general, tensor parallelism turns the formula into this one (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
+# In general, tensor parallelism turns the formula into this one (Korthikanti et al. 2022, equation 2), where $p$ is the number of tensor-parallel ranks, `tp`:
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
-#
-# Now it's time to play! Each bar shows how much memory a GPU in the first or last pipeline stage needs if you train with Adam in mixed precision. First, change only `data`. Does any bar change? Then increase `sequence`. Which part of each bar grows the fastest?
 
-
-# %% tags=["explore"]
-def calculator(layers, hidden, p, pipeline, data, sequence, micro_batch, gpu):
-    config = GPTConfig(
-        num_layers=layers, hidden_size=hidden, num_heads=hidden // 128, vocab_size=50257, seq_length=sequence
-    )
-    layout = Layout(tp=p, pp=pipeline, dp=data, micro_batch=micro_batch)
-    stages = {"each GPU": 0} if pipeline == 1 else {"first stage": 0, "last stage": pipeline - 1}
-    return viz.bill(
-        {name: bill(config, layout, stage=stage) for name, stage in stages.items()},
-        capacity=memory.GPUS[gpu],
-        title=f"{memory.parameter_count(config) / 1e9:.1f} billion parameters; GPUs: {layout.gpus}, "
-        f"sequences per step: {layout.sequences}",
-    )
-
-
-viz.explore(
-    calculator,
-    layers=(24, 48, 96),
-    hidden=(2048, 4096, 8192, 12288),
-    p=(1, 2, 4, 8),
-    pipeline=(1, 2, 4, 8, 16),
-    data=(1, 2, 8, 64),
-    sequence=(1024, 2048, 4096, 8192),
-    micro_batch=(1, 2, 4),
-    gpu=list(memory.GPUS),
-)
-
-# %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=20
+# %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=14
 # You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. To get the number of bytes, read the result's `.total` attribute. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
 #
-# Find the layout with the fewest GPUs, and follow three rules:
-#
-# - A head can't be split across ranks, so `num_heads` has to be divisible by `tp`. Tensor parallelism should stay within one machine, so `tp` can't be larger than `largest_tp`.
-#
-# - All stages have the same number of layers, so `num_layers` has to be divisible by `pp`.
-#
-# - If several layouts need the same number of GPUs, return the layout with the smallest `tp`, because it communicates the least.
+# The first lines are given. They list all the layouts you may use. A head can't be split across ranks, all stages have the same number of layers, and tensor parallelism should stay within one machine. Return the layout with the fewest GPUs. If several layouts need the same number of GPUs, return the one with the smallest `tp`, because it communicates the least.
 #
 # If no layout fits, raise a `ValueError`. The error message should state the smallest value of `gpu_bytes` for which at least one layout would fit.
 
@@ -416,24 +377,20 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 
     If no layout fits, raises ValueError, and its message contains the smallest gpu_bytes for which one would fit.
     """
+    tps = [tp for tp in range(1, largest_tp + 1) if config.num_heads % tp == 0]
+    pps = [pp for pp in range(1, config.num_layers + 1) if config.num_layers % pp == 0]
+    layouts = [Layout(tp=tp, pp=pp) for tp in tps for pp in pps]
     ### BEGIN SOLUTION
-    layouts = [
-        Layout(tp=tp, pp=pp)
-        for tp in range(1, largest_tp + 1)
-        if config.num_heads % tp == 0
-        for pp in range(1, config.num_layers + 1)
-        if config.num_layers % pp == 0
-    ]
     needs = {layout: bill(config, layout).total for layout in layouts}  # of the stage that needs the most memory
     fitting = [layout for layout in layouts if needs[layout] <= gpu_bytes]
     if not fitting:
-        raise ValueError(f"no layout fits: each GPU would need {min(needs.values())} bytes, but it has {gpu_bytes}")
+        raise ValueError(f"no layout fits: each GPU would need {min(needs.values()):,} bytes, but it has {gpu_bytes:,}")
     return min(fitting, key=lambda layout: (layout.gpus, layout.tp))
     ### END SOLUTION
 
 
 # %% [markdown] hints="0.4"
-# 1. List all layouts that the rules allow. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage needs the most memory, check them all.
+# 1. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage needs the most memory, check them all.
 # 2. If you don't pass `stage`, `bill(config, layout)` returns the result for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
 # 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, include `min(needs.values())` in the error message. Here, `needs` is a dict that holds `bill(config, layout).total` for each layout.
 
@@ -454,11 +411,11 @@ def shown(name, gpu):
 viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB", "H200, 141 GB")])
 
 # %% [markdown]
-# Look at the row for GPT-3 on 80 GB GPUs. Your function needs more than the 35 GPUs you predicted, because it also counts the activations and everything that's replicated. In addition, heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
+# Look at the row for GPT-3 on 80 GB GPUs. Your layout needs more than the 35 GPUs you predicted, because it also counts the activations and everything that's replicated. In addition, heads and layers have to be divided evenly. And all these GPUs together hold just *one* copy of the model! (As in the first picture, only the Llama models use FlashAttention.)
 #
 # Now look at Llama 3 405B. According to your function, no number of H100s would be enough. But Meta trained this model on H100s! What went wrong?
 #
-# **Predict.** With 2 pipeline stages (`pp = 2`), the first stage has 63 of the model's 126 layers. With 126 stages (`pp = 126`), the first stage has a single layer. By what factor do the first stage's activations shrink? (Use the table of what each kind of parallelism divides.)
+# **Predict.** With 2 pipeline stages (`pp = 2`), the first stage has 63 of the model's 126 layers. With 126 stages (`pp = 126`), the first stage has a single layer. By what factor do the first stage's activations shrink? (How many micro-batches can be in the first stage at the same time?)
 
 # %% predict="0.f"
 predict("0.f", activations_shrink_by=1)
@@ -484,11 +441,11 @@ viz.table(
 )
 
 # %% [markdown]
-# The first stage has only $L/pp$ layers, but it has up to `pp` micro-batches in flight. The two factors cancel, so the first stage always stores the activations of $L$ layers, no matter how many stages you add. So a pipeline splits up the weights, but it doesn't shrink the first stage's activations! The last row of the table shows a different method, **recomputation**, which saves only each layer's input and recomputes everything else in the backward pass. With recomputation, the first stage fits into 80 GB. Chapters 12 to 14 cover more ways to save memory.
+# The factors $1/pp$ for the layers and $pp$ for the micro-batches cancel. So a pipeline splits up the weights, but it doesn't shrink the first stage's activations, no matter how many stages you add! The last row of the table shows a different method, **recomputation**, which saves only each layer's input and recomputes everything else in the backward pass. With recomputation, the first stage fits into 80 GB. Chapters 12 to 14 cover more ways to save memory.
 #
 # ## Break it
 #
-# Now let's watch a model that loads without any trouble run out of memory during training. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass, and takes an optimizer step.
+# Now let's watch a model that loads without any trouble run out of memory during training. We'll pretend that our device has just 10 MB of memory. (`MemoryMeter` raises an error as soon as the program uses more.) The program builds the small model, runs a forward and a backward pass on a single sequence, and takes an optimizer step.
 #
 # **Predict.** In which phase does the program run out of memory? (Phases 1, 2, and 3 are the forward pass, the backward pass, and the optimizer step.) Now suppose you train the same model on *two* devices with 10 MB each, using data parallelism. In which phase does the data-parallel program run out of memory?
 
@@ -513,13 +470,11 @@ with MemoryMeter(capacity=10_000_000) as meter:
 viz.live_memory(meter, title="10 MB: the model fits, its optimizer doesn't")
 
 # %% [markdown]
-# Everything fits until the first `optimizer.step()`. So even if a model survives its first forward and backward pass, training can still run out of memory. Here are the two devices.
+# Even if a model survives its first forward and backward pass, training can still run out of memory. Here are the two devices.
 
 
 # %%
 def on_a_small_device():
-    import torch.distributed as dist
-
     with MemoryMeter(capacity=10_000_000):
         model = GPT(SMALL)
         optimizer = torch.optim.Adam(model.parameters())
@@ -538,6 +493,39 @@ with show_failure():
 
 # %%
 symptoms(0)
+
+# %% [markdown]
+# ## Play with the bill
+#
+# If you have a few more minutes, play with the sliders. Each bar shows how much memory a GPU needs if you train with Adam in mixed precision. If there's more than one pipeline stage, you'll see a bar for the first stage and a bar for the last stage. First, change only `dp`. Why doesn't any bar change? Then increase `sequence`. Which part of each bar grows the fastest, and why?
+
+
+# %% tags=["explore"]
+def calculator(layers, hidden, tp, pp, dp, sequence, micro_batch, gpu):
+    config = GPTConfig(
+        num_layers=layers, hidden_size=hidden, num_heads=hidden // 128, vocab_size=50257, seq_length=sequence
+    )
+    layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=micro_batch)
+    stages = {"each GPU": 0} if pp == 1 else {"first stage": 0, "last stage": pp - 1}
+    return viz.bill(
+        {name: bill(config, layout, stage=stage) for name, stage in stages.items()},
+        capacity=memory.GPUS[gpu],
+        title=f"{memory.parameter_count(config) / 1e9:.1f} billion parameters; GPUs: {layout.gpus}, "
+        f"sequences per step: {layout.sequences}",
+    )
+
+
+viz.explore(
+    calculator,
+    layers=(24, 48, 96),
+    hidden=(2048, 4096, 8192, 12288),
+    tp=(1, 2, 4, 8),
+    pp=(1, 2, 4, 8, 16),
+    dp=(1, 2, 8, 64),
+    sequence=(1024, 2048, 4096, 8192),
+    micro_batch=(1, 2, 4),
+    gpu=list(memory.GPUS),
+)
 
 # %% [markdown]
 # <details><summary>Going deeper: the bill in the wild, and other ways to shrink it</summary>

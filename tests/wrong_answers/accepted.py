@@ -54,6 +54,15 @@ def average_loss(model, batches):
     losses += [model(*earlier).item() for earlier in waiting]
     return sum(losses) / len(losses)
 """
+SUM_IN_FLOAT32 = """
+def average_loss(model, batches):
+    total, count = torch.zeros(()), 0
+    with torch.no_grad():
+        for ids, targets in batches:
+            total += model(ids, targets)
+            count += 1
+    return (total / count).item()
+"""
 FUNCTIONAL_NORM = ("self.norm(x)", "F.layer_norm(x, self.norm.normalized_shape, self.norm.weight, self.norm.bias, self.norm.eps)")  # fmt: skip
 
 IN_FLOAT32 = "logits = logits.float() if logits.dtype == torch.bfloat16 else logits\n"  # as Megatron computes the loss
@@ -77,6 +86,7 @@ RIGHT = [
     RightAnswer("8.1", "a result with the memory layout of its input", changed("8.1", ("logits.amax(-1)", "torch.maximum(logits[..., 0] + 0, logits.amax(-1))"))),
     RightAnswer("6.5", "memory that holds NaN until something is written", changed("6.5", ("torch.zeros(shape,", "torch.full(shape, torch.nan,"), ("torch.zeros_like(self.keys)", "self.keys.clone()"))),
     RightAnswer("0.3", "reads one batch ahead", AHEAD),
+    RightAnswer("0.3", "sums in a float32 tensor", SUM_IN_FLOAT32),
     RightAnswer("15.2", "an order that happens to be that of the text", "import random\n\n\n" + changed("15.2", ("generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)", "generator = random.Random(99_991 * seed + epoch)"), ("torch.randperm(windows, generator=generator).tolist()", "generator.sample(range(windows), windows)")), 110),
     RightAnswer("15.3", "adds up the losses in float32", changed("15.3", ("dtype=torch.float64, device=device()", "device=device()"))),
     RightAnswer("15.2", "a hash of two numbers, which is the same in each process", changed("15.2", ("manual_seed(1_000_003 * seed + epoch)", "manual_seed(abs(hash((seed, epoch))))"))),

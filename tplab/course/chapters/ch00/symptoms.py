@@ -19,7 +19,7 @@ SYMPTOMS = [
     ),
     Symptom(
         "Not even a batch of one sequence fits",
-        "Weights, gradients and optimizer state are too large: split the model, with tensor or pipeline parallelism",
+        "Weights, gradients, and optimizer state are too large: split the model, with tensor or pipeline parallelism",
         "0.4",
     ),
     Symptom(
@@ -33,7 +33,7 @@ SYMPTOMS = [
     ),
     Symptom(
         "You double the tensor-parallel size, and memory shrinks by less than half",
-        "Norms, some biases and the activations between the matmuls are replicated on every rank",
+        "The norms and the activations between the blocks are replicated on every rank",
         "0.4",
     ),
 ]

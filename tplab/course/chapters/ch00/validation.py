@@ -11,6 +11,7 @@ from tplab.memory.meter import MemoryMeter
 
 Batch = tuple[Tensor, Tensor]
 WIDTH, ROWS = 64, 32
+ROUNDED = 1e-5  # relative error allowed, because the sum may be a float32 tensor
 SPARE = 4096  # bytes that the results of the batches may take
 HELD = 3  # earlier batches that may still be in memory: the one before, and two for a loop that reads ahead
 
@@ -99,14 +100,14 @@ def _compare(call: str, number: int, seen: object, right: float, weighted: float
             "Your function should return a single number. What does its last line return?",
         )
     value = float(seen)
-    if abs(value - right) > 1e-9 * right:
+    if abs(value - right) > ROUNDED * right:
         ask = (
             "The result should still be the average of all the batches' losses. Which losses do you add up? What "
             "do you divide the sum of these losses by?"
         )
-        if number > 1 and abs(value - number * right) < 1e-9 * number * right:
+        if number > 1 and abs(value - number * right) < ROUNDED * number * right:
             ask = "You returned the sum of the losses. How do you get the average from the sum?"
-        elif abs(value - weighted) < 1e-9 * weighted:
+        elif abs(value - weighted) < ROUNDED * weighted:
             ask = (
                 "You weighted the loss of each batch by the batch size. The broken loop gives every batch the same "
                 "weight, even the last batch, which is smaller here. What should your function divide by?"
