@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Why parallel
 #
-# If you've ever run out of memory during training, you've probably asked yourself why a model that *loads* without any trouble can't be trained. In this chapter, you'll find out where the memory goes, down to the last byte. You'll calculate how much memory any GPT needs, and you'll find the fewest GPUs that can train it. About 75 minutes.
+# If you've ever run out of memory during training, you've probably asked yourself why you can *load* a model without any trouble but can't train it. In this chapter, you'll find out where the memory goes, down to the last byte. You'll calculate how much memory any GPT needs and find the smallest number of GPUs that can train it. About 75 minutes.
 
 # %% tags=["setup"]
 
@@ -38,7 +38,7 @@ viz.bill(
 # %% [markdown]
 # ## Watch a model train
 #
-# While a model trains, four kinds of tensors take up memory.
+# During training, four kinds of tensors take up memory.
 #
 # - The **weights** are the values that the model learns.
 # - The **gradients** are the values that the backward pass computes, one for each weight.
@@ -143,7 +143,7 @@ model
 #
 # - `bias` specifies whether the linear layers have biases.
 #
-# The check builds real PyTorch modules for GPT-2, Llama, and random mixtures of the two, and it counts their parameters.
+# The check builds real PyTorch modules for GPT-2, Llama, and random combinations of the two, and it counts their parameters.
 
 
 # %% exercise="0.2"
@@ -172,7 +172,7 @@ def parameter_count(config: GPTConfig) -> int:
 check("0.2", parameter_count)
 
 # %% [markdown]
-# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174.6 billion parameters. The 16-bit checkpoints of Llama 3 store 2 bytes per parameter. The 8B checkpoint takes up 16,060,522,496 bytes, and the 70B checkpoint takes up 141,107,412,992 bytes. For the largest Llama 3 model, the paper reports 405B parameters.
+# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174.6 billion parameters. The 16-bit checkpoints of Llama 3 store 2 bytes per parameter. The 8B checkpoint takes up 16,060,522,496 bytes, and the 70B checkpoint takes up 141,107,412,992 bytes. The Llama 3 paper gives 405B parameters for the largest model.
 
 # %%
 PUBLISHED = {
@@ -247,7 +247,7 @@ viz.table(rows, title="one layer, bytes")
 #
 # To report the average loss, many programs run `total = total + loss` on every batch. That looks harmless.
 #
-# **Predict.** Suppose a validation loop runs `total = total + loss` on each of 12 batches. At the end of the loop, how many batches still have their activations in memory? Now suppose a *training* loop runs the same line and also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
+# **Predict.** Suppose a validation loop runs `total = total + loss` on each of 12 batches. At the end of the loop, how many batches still have their activations in memory? Now suppose a *training* loop runs `total = total + loss` and also calls `loss.backward()` on every batch. At the end of a training loop, how many batches still have their activations in memory?
 
 # %% predict="0.c"
 predict("0.c", validation=12, training=0)
@@ -305,8 +305,8 @@ def average_loss(model: nn.Module, batches) -> float:
 
 
 # %% [markdown] hints="0.3"
-# 1. A tensor that was computed from the model's weights keeps its entire computation graph alive, including the saved activations. Which variable here is computed from the losses of *all* batches?
-# 2. If you turn each loss into a plain number, memory use stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do you tell autograd not to save any activations?
+# 1. A tensor that was computed from the model's weights keeps its entire computation graph alive, including the saved activations. Which variable in the loop depends on the losses of *all* batches?
+# 2. If you convert each loss to a Python number, memory use stops growing. But while the model runs, autograd still saves activations for a backward pass that never comes. How do you tell autograd not to save any activations?
 # 3. Move the loop into `with torch.no_grad():` and add up `model(ids, targets).item()` for all the batches.
 
 # %% check="0.3"
@@ -392,7 +392,7 @@ def smallest_layout(config: GPTConfig, gpu_bytes: int, largest_tp: int = 8) -> L
 # %% [markdown] hints="0.4"
 # 1. For each layout, calculate how much memory its most heavily loaded GPU needs. Instead of guessing which stage needs the most memory, check them all.
 # 2. If you don't pass `stage`, `bill(config, layout)` returns the result for the stage that needs the most memory. The number of GPUs is `layout.gpus`.
-# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits, include `min(needs.values())` in the error message. Here, `needs` is a dict that holds `bill(config, layout).total` for each layout.
+# 3. Collect the layouts that fit and return `min(fitting, key=lambda layout: (layout.gpus, layout.tp))`. If no layout fits in memory, include `min(needs.values())` in the error message. Here, `needs` is a dict that holds `bill(config, layout).total` for each layout.
 
 # %% check="0.4"
 check("0.4", smallest_layout)
@@ -534,7 +534,7 @@ viz.explore(
 #
 # - **PyTorch** can tell you how much memory a GPU really uses. Call `torch.cuda.max_memory_allocated()` to get the peak, and use `torch.cuda.memory._record_memory_history()` to record every allocation. Expect higher numbers than our formulas predict. The allocator rounds up and keeps freed memory in reserve, and libraries such as cuBLAS allocate buffers of their own.
 #
-# - **PyTorch's `"meta"` device** is for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you wrap the measurement above in `with torch.device("meta"):`, you can find out on your laptop what a layer of GPT-3 saves.
+# - **PyTorch's `"meta"` device** is for tensors that have a shape and a dtype but take up no memory. Autograd works with these tensors as usual. So if you wrap the measurement above in `with torch.device("meta"):`, you can measure on your laptop how many bytes a layer of GPT-3 saves for the backward pass.
 #
 # - **Recomputation** is built into PyTorch as `torch.utils.checkpoint`. Megatron's *selective* recomputation recomputes only the attention scores.
 #

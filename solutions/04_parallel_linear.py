@@ -21,7 +21,7 @@ from tplab.tensor import Sharding, copy_to_region, divide, gather_from_region, r
 # In chapter 02, you split a matmul $XA$ either by the columns of $A$ or by its rows. A layer that splits the columns of $A$ is called **column-parallel**, and a layer that splits the rows is called **row-parallel**. But one detail trips up almost everybody: `nn.Linear` stores the *transpose* of $A$. The layer's `weight` has the shape
 # `[out, in]`, and its output is $Y = XW^\top + b$.
 #
-# **Predict.** Suppose you replace an `nn.Linear(6, 8)` with a parallel layer that's split across two ranks. If the layer is column-parallel, what are the shapes of `weight` and `bias` on each rank? What are the two shapes if the layer is row-parallel? (Write `(3, 4)` for a matrix and `(3,)` for a vector.)
+# **Predict.** Suppose you replace an `nn.Linear(6, 8)` with a parallel layer that's split across two ranks. If the layer is column-parallel, what are the shapes of `weight` and `bias` on each rank? If the layer is row-parallel, what are the shapes of `weight` and `bias`? (Write `(3, 4)` for a matrix and `(3,)` for a vector.)
 
 # %% predict="4.a"
 predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bias=(8,))
@@ -294,7 +294,7 @@ for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
 viz.curves(curves, title="all five layers learn")
 
 # %% [markdown]
-# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast, and `Divided` learns it too slowly. But both curves look healthy, and in a real training run, you don't have a correct curve to compare them with. So let's do what you'd do after any training run. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
+# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast, and `Divided` learns it too slowly. But both curves look healthy, and in a real training run, you don't have a correct curve to compare them with. So let's do what you'd do after any training run, and save the model. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
 
 
 # %%
@@ -319,7 +319,7 @@ viz.table(
 )
 
 # %% [markdown]
-# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. The two halves add up to the true bias during training, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` hasn't reached its true value yet. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
+# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. On two ranks, these two halves add up to the true bias, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` hasn't reached its true value yet. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
 # That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake of `EveryRank` was also reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias by the number of ranks (pull request 3781). This makes the gradient of the bias too small, as pull request 4332 points out.
@@ -439,7 +439,7 @@ def init_shard(param, full_shape, init_method, group=None):
 
 
 # %% [markdown] hints="4.4"
-# 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a tensor of the same shape? (Your function may hold one full weight in memory at a time.)
+# 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a full tensor of that shape and then keep only its own shard? (Your function may hold one full weight in memory at a time.)
 # 2. Allocate an empty tensor of the full shape, which is called a **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Make this copy under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
 # 3. Start with `master = torch.empty(full_shape, dtype=param.dtype, device=param.device)`, and call `init_method(master)`. Then, under `torch.no_grad()`, call
 #    `param.copy_(shard(master, sharding.dim, dist.get_rank(group), dist.get_world_size(group), stride=sharding.stride))`, where `sharding` is `param.tensor_parallel`.
@@ -475,7 +475,7 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 #
 # ## From a checkpoint to shards, and back
 #
-# Now you can move a model from a single process to `p` ranks. You can also save a checkpoint that any other number of ranks can load. Every parameter carries its own `tensor_parallel` attribute, so one function for loading and one for saving are enough for every module in this course. PyTorch calls a dictionary that maps parameter names to tensors a **state dict**. In a *full* state
+# Now you can move a model from a single process to `p` ranks. You can also save a checkpoint that any other number of ranks can load. Every parameter carries its own `tensor_parallel` attribute, so one function for loading and one for saving are enough for every module in this course. In PyTorch, a dictionary that maps parameter names to tensors is called a **state dict**. In a *full* state
 # dict, all tensors are unsharded, just as they would be in a single process.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15

@@ -231,7 +231,7 @@ LOAD_SAVE_ANSWERS = [
     ("load reaches one level deep", load(swap(LOAD, "module.named_parameters()", "[item for item in module.named_parameters() if item[0].count('.') < 2]")), "Which parameters does your loop skip"),
     ("load skips frozen parameters", load(swap(LOAD, "        value = full", "        if not param.requires_grad:\n            continue\n        value = full")), "Which parameters does your loop skip"),
     ("save glues along dimension 0 or else 1", save(swap(SAVE, "sharding.dim", "0 if sharding.dim == 0 else 1")), "it was split along dimension -1"),
-    ("save keeps a transposed layout", save(swap(SAVE, "clone(memory_format=torch.contiguous_format)", "clone()")), "one of the parameters is stored transposed on rank 0"),
+    ("save keeps a transposed layout", save(swap(SAVE, "clone(memory_format=torch.contiguous_format)", "clone()")), "one parameter is stored transposed on rank 0"),
 ]  # fmt: skip
 
 WRONG = [

@@ -93,7 +93,9 @@ def _ask(
     needs: dict[tuple[int, int], int],
 ) -> str:
     if said.dp != 1 or said.micro_batch != 1:
-        return "Replicas make training faster, but they don't reduce the memory per GPU. Leave dp and micro_batch at 1."
+        return (
+            "Adding replicas speeds up training, but doesn't reduce the memory per GPU. Leave dp and micro_batch at 1."
+        )
     if config.num_heads % said.tp:
         return (
             f"A head can't be split across ranks. Can {config.num_heads} heads be divided evenly among {said.tp} ranks?"

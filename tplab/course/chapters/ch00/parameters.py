@@ -148,7 +148,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ),
         (
             right - layers * count(layer, "mlp_norm"),
-            "Each layer has one norm before attention. Where in the layer is the second norm?",
+            "Each layer has one norm before attention. Where in the layer does the second norm go?",
         ),
         (
             right + layers * count(layer, "mlp_norm"),
@@ -234,7 +234,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         known.append(
             (
                 right + layers * count(layer, "up."),
-                "This configuration says gated=False. Does your parameter count still include a gate?",
+                "This configuration says gated=False. Does your parameter count still include the gate matrix?",
             )
         )
     if config.tied_embedding:

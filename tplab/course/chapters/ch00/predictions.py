@@ -104,7 +104,7 @@ PREDICTIONS = {
                 "bytes",
                 44,
             ): "You divided the 80 bytes for the scores by 8, but you didn't divide the 34 bytes for the other "
-            "tensors. Which of these 34 bytes belong to tensors that are computed inside the attention "
+            "tensors. Which of these 34 bytes come from tensors that are computed inside the attention "
             "block or the MLP?",
             "bytes": "Go through the table of saved tensors. Each rank stores an eighth of every tensor inside the "
             "attention block or the MLP. The norm inputs, the inputs of Q, K, V, and `up`, and the dropout "
@@ -145,7 +145,7 @@ PREDICTIONS = {
         "each device holds a full replica of the model, so each device still needs the full optimizer state.",
         wrong={
             "one_device": "The weights take up 3.3 MB, and so do the gradients. The activations for a single "
-            "sequence are small. In which phase does Adam allocate its state?",
+            "sequence are small. In which phase does Adam allocate m and v?",
             "two_devices": "Which of the four kinds of memory does data parallelism divide? The table above shows "
             "what each kind of parallelism divides.",
         },

@@ -127,7 +127,7 @@ def _is_as_before(call: str, model: Model, before: list, training: bool) -> None
             fail(
                 "0.3",
                 f"{call} changed the model's parameters.",
-                "Validation shouldn't change the model, because training continues afterward. Which of your lines "
+                "Evaluating a model shouldn't change it, because training continues afterward. Which of your lines "
                 "changes a parameter, its gradient, or its `requires_grad` flag?",
             )
     if model.training != training:

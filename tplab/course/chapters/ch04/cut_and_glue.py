@@ -34,7 +34,7 @@ CUT_QUESTIONS = (
     ),
     checks.Question(
         checks.has_kind("shard", "other rank"),
-        "The slices are correct, but at least one rank has another rank's slices. Suppose you number all the "
+        "The slices are correct, but at least one rank ended up with another rank's slices. Suppose you number all the "
         "slices in the order of the full tensor. How do you calculate a slice's number from its block and "
         "its rank?",
     ),

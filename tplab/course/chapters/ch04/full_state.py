@@ -370,7 +370,7 @@ LOAD_CRASH = (
     "an in-place operation, wrap that operation in `torch.no_grad()`."
 )
 CONTIGUOUS = (
-    "A collective only accepts contiguous tensors. Here, one of the parameters is stored transposed on rank 0. "
+    "A collective only accepts contiguous tensors. In this test, one parameter is stored transposed on rank 0. "
     "Which line creates the tensor that you pass to the collective? Note that `clone()` keeps the memory "
     "layout of the tensor it copies."
 )

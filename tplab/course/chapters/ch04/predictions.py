@@ -5,7 +5,7 @@ from tplab.course.checks import Prediction
 PREDICTIONS = {
     "4.a": Prediction(
         question="You split an `nn.Linear(6, 8)` across two ranks. What are the shapes of weight and bias on each "
-        "rank if the layer is column-parallel? What are the two shapes if the layer is row-parallel?",
+        "rank if the layer is column-parallel? If the layer is row-parallel, what are these two shapes?",
         answer={"column_weight": (4, 6), "column_bias": (4,), "row_weight": (8, 3), "row_bias": (8,)},
         why="The weight has the shape [out, in], which is [8, 6] here. A column-parallel layer splits the outputs, so "
         "each rank keeps 4 rows of the weight and 4 elements of the bias. A row-parallel layer splits the inputs, so "
