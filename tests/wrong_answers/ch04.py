@@ -148,7 +148,7 @@ CUT_ANSWERS = [
     ("takes every p-th row", shard(REFUSE + "return tensor.movedim(dim, 0)[rank::world_size].movedim(0, dim).clone()"), "contiguous rows"),
     ("takes the p-th pieces in a row", shard(swap(SHARD, "[rank::world_size]", "[rank * stride : (rank + 1) * stride]")), "and a rank needs its slice of each"),
     ("p and stride swapped", shard(swap(SHARD, "[rank::world_size]", "[rank::stride][:stride]")), "Along which dimension does your code split or concatenate"),
-    ("the shards in the wrong order", shard(swap(SHARD, "rank::", "world_size - 1 - rank ::")), "one rank has another rank's slices"),
+    ("the shards in the wrong order", shard(swap(SHARD, "rank::", "world_size - 1 - rank ::")), "one rank ended up with another rank's slices"),
     ("returns a view", shard(swap(SHARD, "return ", "return pieces[rank] if stride == 1 else ")), "How many bytes of memory stay allocated for as long as your shard exists"),
     ("contiguous() of a view", shard(swap(SHARD, "return ", "return pieces[rank].contiguous() if stride == 1 else ")), "How many bytes of memory stay allocated for as long as your shard exists"),
     ("always along dimension 0", shard(REFUSE + "return tensor.chunk(world_size * stride, 0)[rank].clone()"), "Along which dimension does your code split or concatenate"),
