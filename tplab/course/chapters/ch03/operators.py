@@ -228,13 +228,13 @@ FORWARD_SENDS = checks.Question(
 
 BACKWARD_SENDS = checks.Question(
     lambda d: d.names == {"backward traffic"},
-    "The gradient is correct, but your backward pass doesn't send the expected messages. According to your table, "
+    "The gradient is correct, but your backward pass doesn't call the expected collectives. According to your table, "
     "which collective should the backward pass call, if any? How many calls should there be?",
 )
 
 ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Somewhere, your code casts the tensor to a different dtype. With a smaller dtype, you'd send fewer bytes, but "
+    "Your code casts the tensor to a different dtype somewhere. With a smaller dtype, you'd send fewer bytes, but "
     "you'd also lose precision. Which line does the cast?",
 )
 
@@ -260,7 +260,7 @@ ZERO_OUT = checks.Question(
     "The output has the right shape, but it's all zeros. Which line should fill in the values?",
 )
 ONLY_ROOT = (
-    "Only rank 0 has the correct result. Did you use a collective that gives its result to just one rank? Which "
+    "Only rank 0 has the correct result. Did you use a collective that delivers its result to only one rank? Which "
     "collective gives the sum to every rank?"
 )
 OWN_X = "this rank's own x"
@@ -289,8 +289,8 @@ F_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "dx" in d.names and 0 not in d.ranks("dx"), ONLY_ROOT),
     checks.Question(
         traffic_too("dx", OWN_TERM, "backward traffic"),
-        "Every rank uses x, but each rank's gradient only covers its own path through the network. Which collective "
-        "computes the sum of all these gradients?",
+        "Every rank uses x, but each rank's gradient only accounts for that rank's own path through the network. "
+        "Which collective computes the sum of all these gradients?",
     ),
     checks.Question(
         checks.kind_is("dx", OWN_TERM),
@@ -311,12 +311,12 @@ F_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "p times"),
-        "The gradient is p times too large. Is each rank's gradient added more than once?",
+        "The gradient is p times too large. Does your code add each rank's gradient more than once?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
-        "The gradient is right, but every rank gathered p tensors and then summed them locally. Which collective "
-        "computes the sum for you?",
+        "The gradient is right, but your code sends more than necessary, because every rank gathered p tensors and "
+        "then summed them locally. Which collective computes the sum for you?",
     ),
     BACKWARD_SENDS,
 )
@@ -356,7 +356,7 @@ G_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), ONLY_ROOT),
     checks.Question(
         traffic_too("out", OWN_X, "forward traffic"),
-        "Your output is only this rank's term of the sum. Which collective adds up the terms from all ranks?",
+        "Your output only contains this rank's term of the sum. Which collective adds up the terms from all ranks?",
     ),
     checks.Question(
         checks.kind_is("out", OWN_X),
@@ -368,12 +368,13 @@ G_QUESTIONS = (
         "You returned the mean of the terms. Does the network need the mean or the sum of the terms?",
     ),
     checks.Question(
-        checks.kind_is("out", "p times"), "The output is p times too large. Is each rank's term added more than once?"
+        checks.kind_is("out", "p times"),
+        "The output is p times too large. Does your code add each term more than once?",
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
-        "The sum is right, but every rank gathered p tensors and then summed them locally. Which collective "
-        "computes the sum for you?",
+        "The sum is right, but your code sends more than necessary, because every rank gathered p tensors and then "
+        "summed them locally. Which collective computes the sum for you?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
@@ -390,7 +391,7 @@ G_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", UP_OF_0),
-        "Every rank already has the gradient of the output. Why does your code use the gradient from rank 0?",
+        "Every rank already has the gradient of the output. Why does your code use rank 0's gradient instead?",
     ),
     BACKWARD_SENDS,
 )

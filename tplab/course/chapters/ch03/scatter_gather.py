@@ -45,8 +45,8 @@ UNEVEN = "a size that can't be divided evenly is refused"
 SCATTER_QUESTIONS = (
     checks.Question(
         UNEVEN,
-        "With 9 columns on 2 ranks, one rank would hold more than the other, and a later collective would hang or "
-        "fail. How can your code reject such a size? (The `shard` function already does so.)",
+        "If you split 9 columns across 2 ranks, one rank would hold more columns than the other rank, and a later "
+        "collective would hang or fail. How can your code reject such a size? (The `shard` function already does so.)",
     ),
     checks.LATE_QUESTION,
     ROUNDED,
@@ -62,15 +62,15 @@ SCATTER_QUESTIONS = (
     checks.Question(checks.kind_is("out", WHOLE_X), "You returned all of x. Which slice of x should this rank keep?"),
     checks.Question(
         lambda d: "out" in d.names and not d.malformed,
-        "Which dimension should scatter slice? How long is each slice, and where does the slice of rank r start?",
+        "Which dimension should scatter slice? How long is each slice, and where does rank r's slice start?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         lambda d: d.kind("dx") in (PADDED, "partly zero"),
-        "You filled the rest of the gradient with zeros. But the rest of the gradient isn't zero. The other ranks "
-        "hold those elements. Which collective brings the other ranks' slices to this rank?",
+        "You filled in the rest of the gradient with zeros. But the rest of the gradient isn't actually zero. The "
+        "other ranks hold those elements. Which collective brings the other ranks' slices to this rank?",
     ),
     checks.Question(
         checks.kind_is("dx", COPIES),
@@ -84,12 +84,12 @@ SCATTER_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of x is used by a single rank. Should a column's gradient depend on the number of ranks?",
+        "Exactly one rank uses each column of x. Should a column's gradient depend on the number of ranks?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
         "The gradient is correct. But an all-reduce adds tensors, and here there's nothing to add. Which collective "
-        "just collects the slices, and sends only half as many bytes?",
+        "just collects the slices and sends only half as many bytes?",
     ),
     BACKWARD_SENDS,
 )
@@ -129,12 +129,12 @@ GATHER_QUESTIONS = (
     ZERO_OUT,
     checks.Question(
         checks.kind_is("out", OWN_X),
-        "You only returned this rank's own slice. How do you get the slices of the other ranks?",
+        "You only returned this rank's own slice. How do you get the other ranks' slices?",
     ),
     checks.Question(
         checks.kind_is("out", COPIES),
-        "The output is p copies of this rank's own slice. Which collective brings the other ranks' slices to this "
-        "rank?",
+        "The output consists of p copies of this rank's own slice. Which collective brings the other ranks' slices to "
+        "this rank?",
     ),
     checks.Question(
         checks.kind_is("out", SUM_PARTS),
@@ -148,7 +148,7 @@ GATHER_QUESTIONS = (
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("saw 1 all_reduce" in row.text for row in d),
         "The output is correct. But an all-reduce adds tensors, and here there's nothing to add. Which collective "
-        "just collects the slices, and sends only half as many bytes?",
+        "just collects the slices and sends only half as many bytes?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
@@ -156,7 +156,7 @@ GATHER_QUESTIONS = (
     checks.Question(
         checks.kind_is("dx", SLICE_OF_SUM, SLICE_OF_MEAN),
         "All ranks share one loss, and each of them already has the full gradient of the output. Is there anything to "
-        "add or to average?",
+        "add or average?",
     ),
     checks.Question(
         checks.kind_is("dx", SLICE_0),
@@ -164,7 +164,8 @@ GATHER_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Each column of the output came from a single rank. Should a column's gradient depend on the number of ranks?",
+        "Each column of the output came from exactly one rank. Should a column's gradient depend on the number of "
+        "ranks?",
     ),
     BACKWARD_SENDS,
 )
@@ -194,4 +195,6 @@ def g_scatter_and_gather(reduce: Any, scatter: Any, gather: Any) -> checks.Verdi
     seen = checks.run_ranks(scatter_unevenly, 2, scatter)
     checks.verify("3.3", 2, list(seen), [{}] * 2, questions=SCATTER_QUESTIONS, note="scatter of 9 columns")
     check_operator("3.3", "gather", gather, Operator(GATHER, SPLIT, gather_mistakes), GATHER_QUESTIONS)
-    return checks.Verdict("Each operator sends one message in one direction and nothing in the other direction.")
+    return checks.Verdict(
+        "Each operator calls a collective in one of its two passes and sends nothing in the other pass."
+    )

@@ -99,11 +99,11 @@ QUESTIONS = (
     checks.Question(
         NOT_WRITTEN,
         "Your code restores the old values of x, but that's a second write into x. If autograd has saved x for another "
-        "gradient, it notices any write and raises an error. Which other tensor could receive the sum?",
+        "gradient, it detects any write to x and raises an error. Which other tensor could receive the sum?",
     ),
     checks.Question(
         lambda d: bool({"rounded", "dtype"} & d.kinds()),
-        "Somewhere, your code casts x to a different dtype, which can lose precision. Which line does that?",
+        "Your code casts x to a different dtype somewhere, which can lose precision. Which line does that?",
     ),
     checks.Question(
         lambda d: d.names == {"traffic"},

@@ -122,7 +122,7 @@ def table(operator_table: Callable[[], Table]) -> checks.Verdict:
             right = [expected(name, problem, rank, p) for rank in range(p)]
             note = f'{name} with "{ways[0]}" forward and "{ways[1]}" backward'
             checks.verify("3.1", p, list(seen), right, questions=_QUESTIONS[name], note=note)
-    return checks.Verdict("Networks built according to your table compute the same gradients as a single process.")
+    return checks.Verdict("Networks built from your table compute the same gradients as a single process.")
 
 
 def _require_form(said: object) -> None:
@@ -143,13 +143,13 @@ def _require_form(said: object) -> None:
 
 def _shape(more: str) -> checks.Question:
     return checks.Question(
-        lambda d: ERROR in d.names, f"In a network built from your table, one tensor has the wrong shape. {more}"
+        lambda d: ERROR in d.names, f"When we built a network from your table, one tensor had the wrong shape. {more}"
     )
 
 
 _SIZES = _shape(
-    "Neither f nor g changes the size of a tensor. Which of the four words that you can put in the table stand for an "
-    "operation that changes the size of a tensor?"
+    "Neither f nor g changes the size of a tensor. Which of the four allowed words name an operation that changes a "
+    "tensor's size?"
 )
 _QUESTIONS = {
     "f": (
@@ -160,8 +160,8 @@ _QUESTIONS = {
         ),
         checks.Question(
             lambda d: bool(d.names & {"dx", "da", "db"}),
-            "Every rank uses x, but the gradient that reaches f only covers this rank's own use of x. How does the "
-            "chain rule combine the gradients from all uses of a variable?",
+            "Every rank uses x, but the gradient that reaches f only accounts for this rank's own use of x. How does "
+            "the chain rule combine the gradients from all uses of a variable?",
         ),
     ),
     "g": (
@@ -186,7 +186,7 @@ _QUESTIONS = {
     "gather": (
         _shape(
             "The output of gather should contain the slices from all ranks. In the backward pass, every rank already "
-            "has the gradient of the full output. Which part of this gradient is the gradient of this rank's own "
+            "has the gradient of the full output. Which part of this gradient belongs to this rank's own "
             "slice?"
         ),
     ),
