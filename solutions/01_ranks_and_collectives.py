@@ -1,9 +1,7 @@
 # %% [markdown]
 # # 01 · Ranks and collectives
 #
-# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important collective, the all-reduce, from nothing but "send" and "receive". You'll predict how long an all-reduce takes, and you'll learn to read the report you get when a program hangs.
-#
-# You need PyTorch. About 75 minutes.
+# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important collective, the all-reduce, from nothing but "send" and "receive". You'll predict how long an all-reduce takes, and you'll learn to read the report you get when a program hangs. About 75 minutes.
 
 # %% tags=["setup"]
 import torch
@@ -14,7 +12,7 @@ from tplab.collectives import links
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
-# This picture shows the first half of what you'll build, with data from a real run on four processes. Each process starts with four numbers and sends one of them to its right-hand neighbor. The neighbor adds one of its own numbers and passes the sum on to the next neighbor. After three steps, each process has one complete sum. Soon, you'll write the code behind these arrows yourself.
+# This picture shows the first half of what you'll build, with data from a real run on four processes. Each process has four numbers and sends one of them to its right-hand neighbor. (The picture only shows the numbers that travel.) The neighbor adds one of its own numbers and passes the sum on to the next neighbor. After three steps, each process has one complete sum. Soon, you'll write the code behind these arrows yourself.
 
 
 # %%
@@ -69,10 +67,10 @@ list(launch(count, 4)), counter
 #
 # A message takes two calls. The sender calls `dist.send(x, dst)`, and the receiver calls `dist.recv(y, src)`, which overwrites `y` with the values of `x`. Both tensors must have the same shape and dtype. `recv` returns once the data has arrived. `send` returns once you can safely modify `x`. If the receiver hasn't called `recv` yet, `send` may have to wait.
 
-# %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=8
-# Build two operations with a **root**, which is the rank that hands out or collects the chunks of a tensor. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so don't forget to copy its own chunk.
+# %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=6
+# Build two operations with a **root**, which is the rank that hands out or collects the chunks of a tensor. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so it copies its own chunk instead.
 #
-# The check runs your functions on 1 to 4 ranks with different roots, and it counts the messages.
+# We've written `scatter` for you. Read it first, and then write `gather`. The check runs both functions on 1 to 4 ranks with different roots, and it counts the messages.
 
 
 # %% exercise="1.1"
@@ -81,7 +79,6 @@ def scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int) -> t
 
     chunks: on rank `src`, a list of p tensors [..] in rank order; on all other ranks, None
     """
-    ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank != src:
         dist.recv(out, src)
@@ -90,7 +87,6 @@ def scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int) -> t
         if other != src:
             dist.send(chunks[other], other)
     return out.copy_(chunks[src])
-    ### END SOLUTION
 
 
 def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
@@ -110,9 +106,9 @@ def gather(x: torch.Tensor, dst: int) -> list[torch.Tensor] | None:
 
 
 # %% [markdown] hints="1.1"
-# 1. The root has a different job from the other ranks, so you need an `if` statement. What does the root have to do, and what do the other ranks have to do? Remember that every send needs a matching receive.
-# 2. In `scatter`, the root sends `chunks[other]` to every other rank and copies its own chunk into `out`. Each of the other ranks receives one message, directly into `out`. (If you write `out = chunks[src]`, the caller's tensor is never filled, because this only makes `out` a new name for the chunk.) In `gather`, the root needs `p` tensors to receive into.
-# 3. In `scatter`, a rank that isn't the root calls `dist.recv(out, src)` and returns `out`. The root loops over all ranks `other != src`, calls `dist.send(chunks[other], other)` for each, and returns `out.copy_(chunks[src])`. In `gather`, the roles are reversed. The root starts with `chunks = [torch.empty_like(x) for _ in range(world_size)]`, copies its own `x` into `chunks[rank]`, and receives into the other tensors.
+# 1. As in `scatter`, the root has a different job from the other ranks, so you need an `if` statement. In `gather`, what does the root have to do, and what do the other ranks have to do? Remember that every send needs a matching receive.
+# 2. In `gather`, the roles are reversed. Each rank that isn't the root sends its `x` to the root and returns `None`. The root receives one message from each of these ranks, so it needs `p` tensors to receive into, one of which is a copy of its own `x`.
+# 3. A rank that isn't the root calls `dist.send(x, dst)` and returns `None`. The root starts with `chunks = [torch.empty_like(x) for _ in range(world_size)]` and copies its own `x` with `chunks[rank].copy_(x)`. Then the root loops over all ranks `other != dst`, calls `dist.recv(chunks[other], other)` for each of them, and returns `chunks`.
 
 # %% check="1.1"
 check("1.1", scatter, gather)
@@ -120,7 +116,7 @@ check("1.1", scatter, gather)
 # %% [markdown]
 # ## Collectives
 #
-# You've just built two **collectives**, scatter and gather. *Every* rank in a group has to call each collective, in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`.
+# Scatter and gather are two examples of **collectives**. *Every* rank in a group has to call each collective, in the same order and with tensors of the same shape. By default, the group contains all ranks, but you can pass a smaller group as `group=`.
 #
 # Let's look at two more collectives, using values that show which rank they came from. Rank 0 starts with [1, 2, 3, 4], rank 1 starts with [10, 20, 30, 40], and so on, so each *digit* of a sum tells you what one of the ranks contributed.
 
@@ -175,7 +171,7 @@ def show(kind, p):
 viz.explore(show, kind=list(collectives.EXAMPLES), p=(4, 3, 2))
 
 # %% [markdown]
-# **Predict.** Which collective undoes a `scatter`? A `reduce` followed by a `broadcast` has the same effect as an `all_reduce`, but all the data goes through the root. Which other two collectives, called one after the other, also have the same effect as an `all_reduce`? Neither of these two collectives has a root.
+# **Predict.** Which collective undoes a `scatter`? A `reduce` followed by a `broadcast` has the same effect as an `all_reduce`, but all the data goes through the root. There's also a pair of collectives *without* a root that has the same effect as an `all_reduce`. Which collective of this pair comes first, and which one comes second?
 
 # %% predict="1.c"
 predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gather")
@@ -187,7 +183,7 @@ predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gath
 gathered.record
 
 # %% [markdown]
-# The last column shows the **message size** of each collective, counted as in NVIDIA's benchmark `nccl-tests`. For an all-reduce, a broadcast, or a send, that's the size of the tensor. For the other collectives, the message size is the combined size of all `p` chunks. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
+# The last column shows the **message size** of each collective, counted as in NVIDIA's benchmark `nccl-tests`. If a collective works on chunks, the message size is the combined size of the `p` chunks. Otherwise, the message size is the size of the tensor. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
 #
 # ## Send and receive at the same time
 #
@@ -211,7 +207,7 @@ with show_failure():
 # %% [markdown]
 # Normally, a program like this hangs silently until you kill it. With tplab, you get a report instead.
 #
-# **Read.** Number the lines of the cell, starting with the line with `def` as line 1. On which line is rank 0 waiting? Which rank is rank 0 waiting for? How many times in total did the two ranks call `send`?
+# **Read.** On which line of the cell is rank 0 waiting? Which rank is rank 0 waiting for? Now look at the code again. How many times in total did the two ranks call `send`?
 
 # %% predict="1.d"
 predict("1.d", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
@@ -243,7 +239,7 @@ list(launch(both_at_once, 2))
 #
 # ## The ring
 #
-# You could already build an all-reduce from your `gather` and a broadcast. Rank 0 would collect all the tensors, add them up, and send the sum to every other rank. But then all the traffic would go through rank 0's link, while the other ranks' links would be idle most of the time.
+# You could already build an all-reduce from your `gather` and a broadcast. Rank 0 would collect all the tensors, add them up, and send the sum to every other rank. But then all the traffic would go through rank 0's **link**, its connection to the other ranks. The other ranks' links would be idle most of the time.
 #
 # A ring keeps every link busy. Arrange the ranks in a circle and split the tensor into `p` chunks. In every step, each rank sends one chunk to its right-hand neighbor, which adds its own values. After $p-1$ steps, every rank has contributed to every chunk, and each rank has one finished chunk. In $p-1$ more steps, the finished chunks travel around the circle and are copied.
 #
@@ -258,7 +254,7 @@ list(launch(both_at_once, 2))
 # Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, which rank has 1111, the finished chunk 0?
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=16
-# In a reduce-scatter, rank $r$ has to get chunk $r$. In both pictures, rank $r$ ends up with a different chunk. So on which rank should each chunk start? Make a table for three ranks before you write any code.
+# In a reduce-scatter, rank $r$ has to get chunk $r$. In the picture at the top and in the animation, rank $r$ ends up with chunk $r+1$ instead. So on which rank should each chunk start? Make a table for three ranks before you write any code.
 #
 # Your `x` has the shape `[p, ..]`, and chunk $i$ is `x[i]`. Use $p-1$ steps. In each step, each rank sends a single chunk to its right-hand neighbor. Don't change your caller's `x`.
 
@@ -366,7 +362,7 @@ rows = []
 for p in (2, 4, 8):
     for algorithm in ("ring", "tree"):
         results = launch(all_reduce_by, p, args=(algorithm, 2**14))  # 64 KiB
-        sent = [total.bytes for rank in range(p) if (total := results.record.totals(rank).get("send"))]
+        sent = [sum(c.bytes for c in results.record.of_rank(rank) if c.kind == "send") for rank in range(p)]
         row = {"p": p, "algorithm": algorithm, "busiest rank": f"{max(sent):,}", "all ranks together": f"{sum(sent):,}"}
         rows.append(row)
 viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
@@ -436,57 +432,39 @@ def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
 check("1.4", ring_seconds, tree_seconds, ring_wins_from)
 
 # %% [markdown]
-# In a ring all-reduce of $N$ bytes, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. In fact, no algorithm can do better, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009).
+# In a ring all-reduce of $N$ bytes, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. No algorithm can get by with less, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009).
 #
-# Now try different links and different numbers of ranks. On 8 GPUs in one machine, above what message size does the ring win? How does that size change on 512 GPUs in a network?
+# So when should NCCL use a ring? Here's what your formulas say about GPUs in one machine, and about GPUs in a network.
 
 
-# %% tags=["explore"]
-def ring_and_tree(link, p):
-    chosen = {"this machine": here, **links.PUBLISHED}[link]
-    return viz.times(
-        {"ring": lambda n: chosen.ring_all_reduce(n, p), "tree": lambda n: chosen.tree_all_reduce(n, p)},
-        title=f"all-reduce of {p} ranks over {link}, by the formulas",
-    )
-
-
-viz.explore(ring_and_tree, link=["NVLink 4", "InfiniBand NDR", "PCIe 5.0 x16", "this machine"], p=(8, 2, 4, 64, 512))
+# %%
+viz.table(
+    [
+        {"link": name, "p": p, "the ring wins from": f"{ring_wins_from(p, link.alpha, link.beta) / 1e6:,.2f} MB"}
+        for name, link in links.PUBLISHED.items()
+        for p in ((8,) if name in ("NVLink 4", "NVLink 3") else (8, 512) if name == "InfiniBand NDR" else ())
+    ]
+)
 
 # %% [markdown]
 # So much for the theory. Let's time both algorithms on four ranks of your machine, and compare the times with your own formulas.
 
 
 # %%
-def timed(sizes, repeats=20):
-    ways = (collectives.ring_all_reduce, collectives.tree_all_reduce)
-    seconds = {way.__name__: [] for way in ways}
-    for size in sizes:
-        x = torch.zeros(size // 4, device=device())  # [size/4], 4 bytes per element
-        for way in ways:
-            times = []
-            for _ in range(repeats):
-                dist.barrier()  # a collective without data: no rank continues until all ranks have called it
-                began = links.now()
-                way(x)
-                times.append(links.now() - began)
-            seconds[way.__name__].append(min(times))
-    return seconds
-
-
 def milliseconds(seconds):
     return f"{seconds * 1e3:.2f}"
 
 
 sizes = (64, 2**16, 2**20, 2**22)
-ran = launch(timed, 4, args=(sizes,))
+ran = launch(links.measure_all_reduces, 4, args=(sizes,))[0]
 viz.table(
     [
         {
             "bytes": f"{n:,}",
             "ring, predicted": milliseconds(ring_seconds(n, 4, here.alpha, here.beta)),
-            "ring, measured": milliseconds(max(times["ring_all_reduce"][i] for times in ran)),
+            "ring, measured": milliseconds(ran["ring"][i]),
             "tree, predicted": milliseconds(tree_seconds(n, 4, here.alpha, here.beta)),
-            "tree, measured": milliseconds(max(times["tree_all_reduce"][i] for times in ran)),
+            "tree, measured": milliseconds(ran["tree"][i]),
         }
         for i, n in enumerate(sizes)
     ],
@@ -494,7 +472,7 @@ viz.table(
 )
 
 # %% [markdown]
-# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic. At 1 MiB, the tree even beat the ring, although your formulas say that the ring should win there. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and the same memory instead.
+# What a disappointment! On the two CPU cores where we ran this notebook, the predictions were far too optimistic, and at 1 MiB, they even chose the slower algorithm. Your formulas are correct, but they assume that every rank has its own link. Your four ranks share a few CPU cores and the same memory instead.
 #
 # **Predict.** Suppose all messages have to go through one shared link, one at a time. With four ranks, how many messages do all ranks together send in a ring? How many messages do they send in a tree? As you've seen, all ranks together send the same number of bytes with either algorithm. So which algorithm is faster at every message size, `"ring"` or `"tree"`?
 
@@ -531,13 +509,13 @@ with show_failure():
 # %% [markdown]
 # **Read.** Which rank is missing? Which all-reduce are the other ranks stuck in? In which `step` (0, 1, or 2) did the missing rank skip its all-reduce? The report doesn't mention the step, but you can work it out from the code.
 #
-# Now for the scary part. The missing rank did join the second all-reduce, in which the other ranks summed their gradients from step 1. Which step did the missing rank's own gradient come from?
+# Now for the scary part. The missing rank did join `all_reduce #2`, in which the other ranks summed their gradients from `step == 1`. Which `step` did the missing rank's own gradient come from?
 
 # %% predict="1.g"
 predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
 
 # %% [markdown]
-# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If every other rank had also skipped a step, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
+# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If each of the other ranks had skipped a *different* step, all the ranks would have called the same number of all-reduces. The program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
 #
 # ## Fix it
 #
@@ -549,7 +527,10 @@ predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, paire
 
 # %% exercise="1.5"
 def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> bool:
-    """Update `weight` [..] in place with the sum of the ranks' `gradient` [..]. Return whether the step was taken."""
+    """Update `weight` [..] in place with the sum of the ranks' `gradient` [..]. Return whether the step was taken.
+
+    You may overwrite `gradient`.
+    """
     ### BEGIN SOLUTION
     skips = (~gradient.isfinite().all()).to(torch.float32)  # []: 1 on a rank that would like to skip
     dist.all_reduce(skips)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tplab import launch
-from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_link
+from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_all_reduces, measure_link
 
 ALPHA, BETA = 20e-6, 1 / 3e9
 
@@ -115,6 +115,17 @@ def test_a_link_is_measured_and_every_rank_has_the_points(p):
     assert all(other == measured[0] for other in measured)
     sent = [c.bytes for c in measured.record.of_rank(0) if c.kind == "send"]
     assert sent == [size for size in sizes for _ in range(4)] * 3
+
+
+@pytest.mark.parametrize("p", [2, 3])
+def test_rings_and_trees_are_timed_and_every_rank_has_the_times(p):
+    sizes = (48, 4800)
+    measured = launch(measure_all_reduces, p, args=(sizes,), kwargs={"rounds": 2})
+    assert all(0 < seconds < math.inf for times in measured[0].values() for seconds in times)
+    assert {way: len(times) for way, times in measured[0].items()} == {"ring": 2, "tree": 2}
+    assert all(other == measured[0] for other in measured)
+    by_tree = [c.bytes for c in measured.record.of_rank(p - 1) if c.kind == "send" and c.bytes in sizes]
+    assert by_tree == [48, 4800] * 2, "the last rank of a tree sends its full tensor once per all-reduce"
 
 
 def _alone():

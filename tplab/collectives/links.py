@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from tplab.collectives.by_hand import tree_depth
+from tplab.collectives.by_hand import ring_all_reduce, tree_all_reduce, tree_depth
 from tplab.runtime import device
 
 Point = tuple[int, float]  # message size in bytes, time in seconds
@@ -141,6 +141,27 @@ def _half_round_trip(message: torch.Tensor, rank: int, group: ProcessGroup | Non
         dist.recv(message, group=group, group_src=0)
         dist.send(message, group=group, group_dst=0)
     return (now() - began) / 2
+
+
+def measure_all_reduces(sizes: Sequence[int], *, rounds: int = 20) -> dict[str, list[float]]:
+    """Measure the seconds that an all-reduce of each size (in bytes) takes in a ring and in a tree: {"ring": [..], ..}.
+
+    All ranks must call this. A time is that of the slowest rank, in the fastest of several rounds. Each round begins
+    with a barrier, because a rank that starts late would count as slow. All ranks return the same times.
+    """
+    ways = {"ring": ring_all_reduce, "tree": tree_all_reduce}
+    shortest = torch.full((len(ways), len(sizes)), float("inf"), dtype=torch.float64, device=device())
+    for _ in range(rounds):
+        for column, size in enumerate(sizes):
+            for row, way in enumerate(ways.values()):
+                x = torch.zeros(size // 4, device=device())
+                dist.barrier()
+                began = now()
+                way(x)
+                slowest = torch.tensor(now() - began, dtype=torch.float64, device=device())
+                dist.all_reduce(slowest, dist.ReduceOp.MAX)
+                shortest[row, column] = torch.minimum(shortest[row, column], slowest)
+    return dict(zip(ways, shortest.tolist(), strict=True))
 
 
 def now() -> float:

@@ -77,6 +77,10 @@ def test_the_size_of_a_vector_may_be_written_without_brackets(value, right) -> N
     ("field", "value", "right"),
     [
         ("kind", " ALL_reduce ", True),
+        ("kind", "All-reduce", True),
+        ("kind", "all reduce", True),
+        ("kind", "dist.all_reduce", True),
+        ("kind", "reduce", False),
         ("kind", "all_gather", False),
         ("kind", 3, False),
         ("shape", [2, 4], True),

@@ -123,7 +123,7 @@ def _after(number: str) -> tuple[str, ...]:
     """Return what comes after an exercise that passed: what became of the answer, and the chapter's next exercise."""
     chapter, place = numbering.place(number)
     following = _exercises.get(f"{prefix(chapter)}.{place + 1}")
-    comes = f"Next: exercise {following.number}, {following.title}." if following else ""
+    comes = f"Next: exercise {following.number}, {following.title}".rstrip("?!") + "." if following else ""
     whole = "the start page" if chapter == START_NUMBER else f"chapter {chapter}"
     last = (
         f"That was the last exercise of {whole}. To check all its exercises again, run `tplab check "

@@ -4,7 +4,8 @@
 
 looks up `PREDICTIONS["4.a"]` in the chapter's package. A field that is still `...` counts as not predicted yet. Nothing
 raises for a wrong answer: it gets some advice, and from the third different attempt on, the learner can unfold the
-right answer too. A number may also be written as text or as a fraction: "1/4", "0.25", or Fraction(1, 4).
+right answer too. A number may also be written as text or as a fraction ("1/4", "0.25", Fraction(1, 4)), and a name with
+hyphens, spaces, or underscores.
 """
 
 from collections.abc import Mapping
@@ -85,7 +86,7 @@ def predict(number: str, **values: Any) -> Reply:
 
 def _right(value: Any, right: Any) -> bool:
     if isinstance(right, str):
-        return isinstance(value, str) and value.strip().casefold() == right.strip().casefold()
+        return isinstance(value, str) and _same_name(value) == _same_name(right)
     if isinstance(right, bool) or isinstance(value, bool):
         return value is right
     value = _number(value)
@@ -97,6 +98,11 @@ def _right(value: Any, right: Any) -> bool:
     if isinstance(right, float):
         return isinstance(value, Real) and abs(float(value) - right) <= 0.01 * abs(right)
     return bool(value == right)
+
+
+def _same_name(text: str) -> str:
+    """Return a name in one spelling, so that "Reduce-scatter" and "dist.reduce_scatter" are the same."""
+    return text.strip().casefold().removeprefix("dist.").replace("-", "_").replace(" ", "_")
 
 
 def _number(value: Any) -> Any:

@@ -48,8 +48,8 @@ PREDICTIONS = {
         },
     ),
     "1.c": Prediction(
-        question="Which collective undoes a `scatter`? Which two collectives without a root, one after the other, have "
-        "the same effect as an `all_reduce`? Use the names from the menu of the cell above.",
+        question="Which collective undoes a `scatter`? Which pair of collectives without a root has the same effect as "
+        "an `all_reduce`? Which of the two comes first, and which comes second?",
         answer={"undoes_scatter": "gather", "first": "reduce_scatter", "second": "all_gather"},
         why="A `gather` collects the chunks that a `scatter` handed out. After a `reduce_scatter`, each rank has one "
         "chunk of the sum, and an `all_gather` gives all these chunks to every rank.",
@@ -158,8 +158,8 @@ PREDICTIONS = {
             "number does the report give?",
             ("skipped_step", 2): "In step 2, rank 2's gradient is finite again. Where does the code put the inf?",
             "skipped_step": "In which step does the code put an inf into rank 2's gradient?",
-            ("paired_with_its_step", 1): "In step 1, rank 2 made no all-reduce call. In which step did rank 2 make its "
-            "next all-reduce call?",
+            ("paired_with_its_step", 1): "That's the step of the other ranks. List the steps in which rank 2 called an "
+            "all-reduce. Which step is second on your list?",
             "paired_with_its_step": (
                 "Write down the steps in which rank 2 actually called an all-reduce. Which step is second on your list?"
             ),
