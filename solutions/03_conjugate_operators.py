@@ -428,7 +428,7 @@ check("3.4", sum_over_ranks)
 # %% [markdown]
 # ## Break it
 #
-# Most tensors are contiguous, and for those, Megatron's helper returns the correct sum. That's why nobody noticed the two bugs for so long. But is it really so bad to write into somebody else's tensor? The next cell applies a version of g that overwrites its input to the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
+# Most tensors are contiguous, and for those, Megatron's helper returns the correct sum. That's why nobody noticed the two bugs for so long. But is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input, and the input is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
 

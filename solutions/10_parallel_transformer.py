@@ -301,7 +301,7 @@ predict("10.c", all_reduces=12, of_bsh=10)
 # - `cache` is a list with a cache for each layer, as `new_cache` makes it, or `None`. If there's a cache, use it in train mode and in eval mode.
 # - Behind the sum of both embeddings comes a dropout with the rate `self.config.dropout`, as in a layer.
 # - The logits are tied: `parallel_logits(x, weight, group=..)` takes this rank's rows of the table, `self.embedding.weight`. They stay split, `[b, s, v/p]`.
-# - With `targets` the result is the mean loss, `vocab_parallel_cross_entropy(logits, targets, vocab_size=.., group=..)`. The table is padded, and padding is no token: `self.config.vocab_size` is the true size.
+# - With `targets` the result is the mean loss over all targets that aren't ignored, `vocab_parallel_cross_entropy(logits, targets, vocab_size=.., group=..)`. The table is padded, and padding is no token: `self.config.vocab_size` is the true size.
 #
 # The layers are made by `layer_class`: without it, by the ready-made layer of `tplab.gpt.transformer`, so this exercise does not wait for 10.1.
 

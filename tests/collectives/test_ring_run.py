@@ -147,7 +147,7 @@ def to_both_sides(x):
 
 NOTES = [
     (unwritten, "unwritten isn't written yet"),
-    (fails, "fails failed with RuntimeError on rank 0"),
+    (fails, "fails failed with RuntimeError on rank 0 (shape '[7, -1]' is invalid for input of size 375)"),
     (stuck, "stuck got stuck"),
     (forgets_the_copies, "forgets_the_copies returned a wrong sum on rank 0"),
     (of_torch, "of_torch sent 0 messages from rank 0 and not 2(p-1) = 4"),

@@ -51,7 +51,7 @@ BOTH = [
     ("scatter: another name instead of a copy", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "out = chunks[src]\nreturn out")), "a new name for a different tensor"),
     ("scatter: returns the caller's chunk", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "out.copy_(chunks[src])\nreturn chunks[src]")), "Which tensor does your last line return on the source rank"),
     ("gather: puts x itself into the list", gather(swap(GATHER, "chunks[rank].copy_(x)", "chunks[rank] = x")), "How do you put a copy of x into the list"),
-    ("scatter: sends to itself", scatter("if rank == src:\n    for other in range(world_size):\n        dist.send(chunks[other], other)\ndist.recv(out, src)\nreturn out"), "your code fails on rank 0"),
+    ("scatter: sends to itself", scatter("if rank == src:\n    for other in range(world_size):\n        dist.send(chunks[other], other)\ndist.recv(out, src)\nreturn out"), "your code fails on"),
     ("scatter: chunks counted without the source", scatter(swap(SCATTER, SENDS, "others = [other for other in range(world_size) if other != src]\nfor index, other in enumerate(others):\n    dist.send(chunks[index], other)")), "Rank r should get `chunks[r]`"),
     ("scatter: everybody gets the first chunk", scatter(swap(SCATTER, "chunks[other]", "chunks[0]")), "Which index do you use in each of your sends"),
     ("scatter: all chunks to everybody", scatter("""

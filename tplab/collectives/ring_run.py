@@ -88,7 +88,8 @@ def _what_is_wrong(error: Exception) -> str:
         return str(error)
     if error.cause_type == "NotImplementedError":
         return "isn't written yet"
-    return f"failed with {error.cause_type} on rank {error.rank}"
+    said = str(error.cause_message or "").strip().partition("\n")[0].rstrip(".")
+    return f"failed with {error.cause_type} on rank {error.rank}" + f" ({said})" * bool(said)
 
 
 def _recorded(all_reduce: AllReduce, p: int, name: str) -> RingRun:

@@ -57,8 +57,16 @@ def test_one_failing_rank_is_named_and_several_are_not_called_one() -> None:
         dist.barrier()
         return number + None
 
+    def with_different_errors(case, number):
+        dist.barrier()
+        return number + None if dist.get_rank() == 0 else number[None, 0, 0]
+
     with pytest.raises(CheckFailed, match=r"your code fails on rank 1\."):
         try_cases(on_rank_1)
+    with pytest.raises(CheckFailed) as failure:
+        try_cases(with_different_errors)
+    both = all(f"rank {rank} failed" in failure.value.report for rank in (0, 1))
+    assert ("fails on every rank" in failure.value.headline) == both
     with pytest.raises(CheckFailed) as failure:
         try_cases(everywhere)
     said = "every rank" if failure.value.report.startswith("ranks 0, 1 failed") else "rank "

@@ -21,6 +21,7 @@ from tplab.course.feedback.tracebacks import has_frames, readable_report, readab
 from tplab.course.feedback.verdict import CheckFailed, names
 from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
+from tplab.runtime.failures import rank_names
 
 _STUB = re.compile(rf"exercise {EXERCISE}")
 _FAILED = (
@@ -88,9 +89,9 @@ def run_ranks(
             raise NotImplementedError(message) from None
         waiting = isinstance(error, Deadlock)
         late = error.cause_type == "timeout"
-        failed = re.match(r"ranks ([\d, ]+) failed:", str(error))
-        everywhere = p > 1 and failed is not None and failed[1].count(",") == p - 1
-        where = "every rank" if everywhere else f"rank {error.rank}"
+        failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
+        ranks = sorted({int(rank) for group in failed for rank in group.split(",")}) or [error.rank]
+        where = "every rank" if len(ranks) == p > 1 else rank_names(ranks)
         what = "the ranks didn't finish in time" if late else f"your code fails on {where}"
         what = "the ranks are waiting for each other" if waiting else what
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
