@@ -228,7 +228,7 @@ FORWARD_SENDS = checks.Question(
 
 BACKWARD_SENDS = checks.Question(
     lambda d: d.names == {"backward traffic"},
-    "The gradient is correct, but your backward pass doesn't make the expected collective calls. According to your "
+    "The gradient is correct, but your backward pass doesn't run the expected collectives. According to your "
     "table, which collective should the backward pass call, if any? How many calls should there be?",
 )
 
