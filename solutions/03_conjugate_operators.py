@@ -3,7 +3,7 @@
 #
 # You split your model across two ranks, and the loss is correct to the last digit. Then you call `backward()`, and some of the gradients are wrong. You don't even get an error, because autograd follows a tensor through *one* process and has no idea that other ranks exist.
 #
-# Four small operators fix the gradients, and in this chapter, you'll write them. Nearly all communication in tensor parallelism happens inside these operators. About 75 minutes.
+# In this chapter, you'll write four small operators that give you the correct gradients. Nearly all communication in tensor parallelism happens inside these four operators. About 75 minutes.
 
 # %% tags=["setup"]
 import warnings
@@ -27,9 +27,9 @@ from tplab.tensor import mappings, shard, unshard
 # rank 1   └── z₁ = a₁·x ──┘
 # ```
 #
-# Let $x = 2$ and $a = (3, -5)$. In the forward pass, rank 0 computes $z_0 = 6$, and rank 1 computes $z_1 = -10$. An all-reduce adds these terms, so both ranks get $z = -4$. Both ranks also compute the same loss, $L = 8$.
+# Let $x = 2$ and $a = (3, -5)$. In the forward pass, rank 0 computes $z_0 = 6$, and rank 1 computes $z_1 = -10$. An all-reduce adds these two terms, so both ranks get $z = -4$ and compute the same loss $L = 8$.
 #
-# For the backward pass, we abbreviate the gradient $\partial L/\partial t$ of any tensor $t$ as $dt$. Both ranks can compute $dz = z = -4$ on their own. Since $z$ is a plain sum, this gradient reaches each term unchanged, so $dz_0 = dz_1 = -4$. Each rank can also compute the gradient of its own weight, $da_r = x\,dz_r = -8$. So far, everything is correct.
+# We abbreviate the gradient $\partial L/\partial t$ of any tensor $t$ as $dt$. In the backward pass, both ranks can compute $dz = z = -4$ on their own. Since $z$ is the sum of $z_0$ and $z_1$, the gradients $dz_0$ and $dz_1$ are also -4. Each rank can also compute the gradient of its own weight, $da_r = x\,dz_r = -8$. So far, everything is correct.
 #
 # **Predict.** Each rank only sees its own path through the network, so it computes $dx = a_r\, dz_r$. What value does each rank get for $dx$? What's the correct value of $dx$? (Here, $z = 3x - 5x = -2x$, so $L = z^2/2 = 2x^2$.)
 
@@ -55,7 +55,7 @@ results = launch(sum_without_operators, 2, args=(x, a))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "dx"])
 
 # %% [markdown]
-# Only $dx$ is wrong, and it's wrong in a different way on each rank. If another layer came before this one, the ranks would now update the *same* weights with *different* gradients.
+# Only $dx$ is wrong, and the two ranks don't even get the same wrong value. If another layer came before this one, the ranks would now update the *same* weights with *different* gradients.
 #
 # ## Four operators
 #
@@ -68,12 +68,12 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # | **g**, out of a region | one term of a sum | the sum |
 # | **gather**, out of a region | its own slice | the full tensor |
 #
-# In our network, f brings $x$ into the region, and g brings $z$ out of it. Notice that f returns exactly the tensor it receives. So does f do anything at all?
+# In our network, f brings $x$ into the region, and g sums the two terms to get $z$. Notice that f returns exactly the tensor it receives. So does f do anything at all?
 
 # %% [markdown] task="3.1" title="A table of four operators" difficulty=3 minutes=12
-# What does each operator have to do in the forward and backward passes? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks, side by side), and `"my slice"`.
+# What should each operator do in the forward and backward passes? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks, side by side), and `"my slice"`.
 #
-# All ranks compute the loss from the same full output, but there's still only *one* loss. The check builds small networks with your operators and compares all gradients with those of a single process.
+# Every rank computes the loss from the same full output, but there's still only *one* loss. The check builds small networks with your operators and compares all gradients with those of a single process.
 
 
 # %% exercise="3.1"
@@ -90,15 +90,15 @@ def operator_table() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="3.1"
-# 1. The table above tells you what each operator does in the forward pass. For the backward pass, ask yourself two questions about each operator. Which part of the gradient does this rank have when the backward pass reaches the operator? Which part of the gradient does this rank need to continue the backward pass?
-# 2. For f, remember that every rank uses $x$ and that the chain rule adds up the gradients from all of these uses. For g, we have $z = z_0 + z_1$. What's $\partial z/\partial z_0$? Does every rank already have $dz$?
+# 1. The table above tells you what each operator does in the forward pass. For the backward pass, ask yourself two questions about each operator. Before the operator's backward pass, which part of the gradient does each rank have? After the operator's backward pass, which part of the gradient should each rank have?
+# 2. For f, remember that every rank uses $x$ and that the chain rule adds up the gradients from all of these uses. For g, we have $z = z_0 + z_1$. What's $\partial z/\partial z_0$? Which ranks already have $dz$?
 # 3. The input to scatter is a full tensor on every rank, so in the backward pass, every rank needs the full gradient. But each rank only has the gradient of its own slice. With gather, it's the other way around: every rank has the full gradient but only needs its own slice.
 
 # %% check="3.1"
 check("3.1", operator_table)
 
 # %% [markdown]
-# ![An animation of the network from above. In the forward pass, f passes x = 2 to both ranks, and g adds 6 and -10 to get -4. In the backward pass, g passes -4 to both ranks, and f adds -12 and 20 to get 8. The lower half shows the same network without f, where the two ranks end up with different gradients.](pictures/fg.svg)
+# ![An animation of the network from above. In the forward pass, f passes x = 2 to both ranks, and g adds 6 and -10 to get -4. In the backward pass, g passes the gradient -4 to both ranks, and f adds -12 and 20 to get 8. The lower half shows the same network without f, where the two ranks end up with different gradients.](pictures/fg.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -109,19 +109,19 @@ check("3.1", operator_table)
 # %% [markdown]
 # Two rules explain your table.
 #
-# **If a tensor is used on every rank, every rank contributes to its gradient.** The chain rule adds up the gradients from all uses of $x$, so $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. To sum across ranks, you need an all-reduce, and it belongs in the backward pass of f.
+# **If a tensor is used on every rank, every rank contributes to its gradient.** By the chain rule, we add the gradients from all uses of $x$ to get $dx = -12 + 20 = 8$. Within a single process, autograd does this addition for you. To sum across ranks, you need an all-reduce, and it belongs in the backward pass of f.
 #
-# **The gradient of a sum flows to every term of the sum unchanged.** Every rank has $z$ and computes the same loss from it, so every rank already has the full gradient $dz$. That's why g doesn't have to send anything in the backward pass.
+# **The gradient of a sum flows to every term of the sum unchanged.** All ranks compute the same loss from the same $z$, so each of them already has the full gradient $dz$. That's why g doesn't have to send anything in the backward pass.
 #
-# Now look at the rows of your table two at a time. In the backward pass, f does what g does in the forward pass, and vice versa. The same is true of scatter and gather. Two operators that mirror each other like this are called **conjugate** operators.
+# Now compare the rows for f and g in your table. In the backward pass, f does what g does in the forward pass, and vice versa. The same is true of scatter and gather. Two operators that mirror each other like this are called **conjugate** operators.
 #
 # <details><summary>Going deeper: why they come in pairs, and PyTorch's other all-reduce</summary>
 #
-# Each operator is a linear map, and the backward pass of a linear map is its transpose. For $p = 2$, f turns one number into two copies, and its transpose adds two numbers:
+# Each operator is a linear map, and the backward pass of a linear map applies the transposed map. For $p = 2$, f turns one number into two copies, and its transpose adds two numbers:
 #
 # $$\begin{bmatrix} x \\ x \end{bmatrix} = \begin{bmatrix} 1 \\ 1 \end{bmatrix} x \qquad\qquad dx = \begin{bmatrix} 1 & 1 \end{bmatrix} \begin{bmatrix} dx_0 \\ dx_1 \end{bmatrix} = dx_0 + dx_1$$
 #
-# Both ranks have a copy of $x$, but we treat these copies as a single number. That's why f's input has one element in this formula, while its output has two.
+# Here, we treat both ranks' copies of $x$ as a single number, so the input of f has one element, and its output has two.
 #
 # PyTorch's general-purpose differentiable all-reduce *does* sum the gradients in the backward pass, because PyTorch assumes that each rank has a loss of its own and that you want the gradient of the sum of these losses. Our version of g assumes that all ranks share one loss. Each of the two all-reduces is correct as long as its own assumption holds. (Since PyTorch 2.13, `torch.distributed.nn.functional.all_reduce` has been deprecated in favor of the all-reduce in `torch.distributed._functional_collectives`.)
 #
@@ -129,9 +129,9 @@ check("3.1", operator_table)
 #
 # Now you can try out all four operators on two or four ranks. For each rank, the picture shows the input `x`, the output `y`, the gradient `dy` that enters the backward pass, and the gradient `dx` that leaves it.
 #
-# If the ranks have different tensors, rank 0's tensor is filled with 1s, rank 1's with 10s, rank 2's with 100s, and so on. So if an operator sums these tensors, each digit of the sum tells you which rank it came from. For operators that need the same tensor on all ranks, we use [1, 2, 3, 4].
+# If the ranks have different tensors, rank 0's tensor is filled with 1s, rank 1's with 10s, rank 2's with 100s, and so on. That way, each digit of a sum such as 1111 comes from a different rank. For operators that need the same tensor on all ranks, we use [1, 2, 3, 4].
 #
-# Which operators' `dx` contains values from other ranks?
+# Which operators return a gradient `dx` that contains values from other ranks?
 
 # %% tags=["explore"]
 OPERATORS = {
@@ -182,9 +182,9 @@ FlipGradient.apply(x).sum().backward()
 x.grad
 
 # %% [markdown] task="3.2" title="f" difficulty=2 minutes=10
-# Write f. In code, f is called `CopyToRegion`, because every rank takes its own copy of the tensor into the region. The docstrings say what each pass should return.
+# Write f. In code, f is called `CopyToRegion`, because every rank gets its own copy of the tensor. The docstrings say what each pass should return.
 #
-# A collective overwrites its output tensor, and it only accepts contiguous tensors. But `x` belongs to your caller, and autograd may still need the values of `grad_output`. Besides, gradients can have any memory layout. Which tensor should you pass to the collective?
+# An all-reduce only accepts contiguous tensors, and it overwrites the tensor you pass to it. But your caller may still need `x`, and autograd may still need `grad_output`. Besides, gradients can have any memory layout. Which tensor should you pass to the collective?
 
 
 # %% exercise="3.2"
@@ -212,26 +212,26 @@ class CopyToRegion(Function):
 
 
 # %% [markdown] hints="3.2"
-# 1. The forward pass is the same as in `FlipGradient`. For the backward pass, look at your table. Which collective sums tensors across ranks? And why shouldn't you pass `grad_output` itself to the collective?
-# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. Note that `.contiguous()` doesn't copy a tensor that's already contiguous, and that `.clone()` preserves the memory layout of a transposed tensor. Don't return the result of `dist.all_reduce`, because that function returns `None`.
+# 1. The forward pass is the same as in `FlipGradient`. For the backward pass, look at your table. Which collective sums tensors across ranks? Why shouldn't you pass `grad_output` itself to this collective?
+# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, and return the copy. Note that `.contiguous()` doesn't copy a tensor that's already contiguous. A `.clone()` is always a copy, but the clone of a transposed tensor is also transposed. Don't return the result of `dist.all_reduce`, because that function returns `None`.
 # 3. Start with `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then call `dist.all_reduce(dx)`, and finally return `dx`.
 
 # %% check="3.2"
 check("3.2", CopyToRegion)
 
 # %% [markdown]
-# From now on, we'll follow two rules whenever we call a collective, and the checks enforce both of them.
+# From now on, we'll follow two rules whenever we call a collective, and the checks enforce both rules.
 #
 # - **Never write into a tensor that was passed to you.** The tensor belongs to your caller, and autograd may have saved it to compute another gradient.
 #
-# - **Only pass contiguous tensors to a collective.** In the backward pass, you can't assume anything about how a gradient is laid out in memory.
+# - **Only pass contiguous tensors to a collective.** In the backward pass, a gradient can have any memory layout.
 
 # %% [markdown] task="3.3" title="g, scatter and gather" difficulty=3 minutes=15
-# Now write the other three operators. You have three forward passes and three backward passes to write. Before you start, look at your table again. Which of these six passes have you already written? Which of them are identical?
+# Now write the other three operators. You have three forward passes and three backward passes to write. According to your table, which of these passes have you already written? Which of these passes are identical?
 #
-# The scatter and gather operators work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If the size of that dimension isn't divisible by the number of ranks, `shard` raises an error.
+# The scatter and gather operators work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If the size of this dimension isn't divisible by the number of ranks, `shard` raises an error.
 #
-# On a single rank, these three operators leave a tensor unchanged. In that case, each operator may return its input or a copy of its input.
+# On a single rank, all three operators are no-ops, so each operator may return either its input or a copy.
 
 
 # %% exercise="3.3"
@@ -296,8 +296,8 @@ class GatherFromRegion(Function):
 
 # %% [markdown] hints="3.3"
 # 1. If you swap the forward and backward passes of f, you get g. If you swap the forward and backward passes of scatter, you get gather. So scatter is the only operator you have to write from scratch.
-# 2. `forward` and `backward` are ordinary static methods, so one class can call another class's methods. In the backward pass of scatter, each rank only has `h/p` columns of the gradient, and the other ranks have the other columns. You can collect all the columns
-#    with `dist.all_gather(parts, mine)`, which fills a list of `p` tensors and requires `mine` to be contiguous.
+# 2. Since `forward` and `backward` are ordinary static methods, one class can call another class's methods. In the backward pass of scatter, each rank only has the gradient of its own slice. You can collect the gradients of all slices with
+#    `dist.all_gather(parts, mine)`. Here, `parts` is a list of `p` tensors to fill, and `mine` must be contiguous.
 # 3. The forward pass of g can simply return `CopyToRegion.backward(ctx, x)`. The forward pass of scatter is `shard(x, -1, dist.get_rank(), dist.get_world_size())`. Its backward pass is
 #    `mine = grad_output.contiguous()`, then `parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]`, `dist.all_gather(parts, mine)`, and `return unshard(parts, -1)`.
 
@@ -307,7 +307,7 @@ check("3.3", ReduceFromRegion, ScatterToRegion, GatherFromRegion)
 # %% [markdown]
 # ## Back to the smallest network
 #
-# Let's return to the network from the beginning. This time, we apply your f to $x$, and we use your g to add $z_0$ and $z_1$.
+# Let's return to our small network. This time, we apply f to $x$ and compute the sum $z$ with g.
 
 
 # %%
@@ -333,7 +333,7 @@ viz.timeline(results)
 #
 # $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
-# Here, $\langle u, v \rangle$ is the sum of the elementwise products of $u$ and $v$. So you can draw random tensors $x$ and $dy$ and compare the two sides. Just be careful when you compute the two inner products on several ranks. If the ranks hold different tensors, you have to sum the inner products across ranks. But if all ranks hold the same tensor, a single rank's inner product is already the full result.
+# Here, $\langle u, v \rangle$ is the sum of the elementwise products of $u$ and $v$. So you can test an operator by drawing random tensors $x$ and $dy$ and comparing the two inner products. Just make sure to count every element exactly once. If the ranks hold different tensors, you have to sum the inner products across ranks. But if all ranks hold the same tensor, a single rank's inner product is already the final result.
 
 
 # %%
@@ -380,7 +380,7 @@ def sum_as_shipped(x):
 
 
 # %% [markdown]
-# **Predict.** Suppose rank 0 passes a 2 × 2 matrix of ones to this helper, and rank 1 passes a 2 × 2 matrix of twos. On rank 0, the helper *returns* a matrix whose four elements are all the same. What value do the returned elements have if both input matrices are contiguous? What value do the returned elements have if both input matrices are transposed? And if both input matrices are contiguous, what value do the elements of rank 0's *own* matrix have after the call?
+# **Predict.** Suppose rank 0 passes a 2 × 2 matrix of ones to this helper, and rank 1 passes a 2 × 2 matrix of twos. On rank 0, the helper *returns* a matrix whose four elements are all the same. What value does the returned matrix contain if both inputs are contiguous? What value does the returned matrix contain if both inputs are transposed? If both inputs are contiguous, what value does rank 0's *own* matrix contain after the call?
 
 # %% predict="3.b"
 predict("3.b", contiguous=3, transposed=1, own_afterwards=3)
@@ -401,7 +401,7 @@ viz.matrices(launch(try_the_helper, 2)[0])
 # %% [markdown] task="3.4" title="Fix a sum" difficulty=3 minutes=10
 # As you've just seen, this helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Fix the function so that it does what its docstring says, regardless of the memory layout of `x`. It should call a single all-reduce.
 #
-# Once the check passes, count the copies. How many times does your function copy `x` if `x` is contiguous? How many times does your function copy `x` if `x` is transposed? Can your function get by with a single copy of `x`, whether `x` is contiguous or transposed?
+# Once the check passes, count the copies. How many times does your function copy `x` when `x` is contiguous? How many times does your function copy `x` when `x` is transposed? Can your function get by with a single copy of `x`, whether `x` is contiguous or transposed?
 
 
 # %% exercise="3.4"
@@ -419,7 +419,7 @@ def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
 
 # %% [markdown] hints="3.4"
 # 1. What does `x.contiguous()` return if `x` is already contiguous, and what does it return if `x` is a transposed matrix? In each case, which tensor receives the sum? Which tensor does the function return?
-# 2. You need a contiguous tensor that nothing else refers to. Your function should all-reduce this tensor and return it.
+# 2. You need a contiguous tensor that doesn't share memory with `x`. Your function should all-reduce this tensor and return it.
 # 3. Make a copy with `y = x.clone(memory_format=torch.contiguous_format)`, all-reduce `y`, and return `y`.
 
 # %% check="3.4"
@@ -428,9 +428,9 @@ check("3.4", sum_over_ranks)
 # %% [markdown]
 # ## Break it
 #
-# Most tensors are contiguous, and for those, Megatron's helper returns the correct sum. That's why nobody noticed the two bugs for so long. But is it really so bad to write into somebody else's tensor? The next cell uses a version of g that overwrites its input, and the input is the output of `exp`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
+# Most tensors are contiguous, so Megatron's helper usually returns the correct sum. That's how the two bugs in this helper went unnoticed for years. But is it really so bad to write into somebody else's tensor? In the next cell, a version of g overwrites its input, which is the output of `w.exp()`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
 #
-# **Predict.** The sum is 3 on both ranks. The gradient with respect to each rank's $w$ should be $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
+# **Predict.** The sum is 3 on both ranks. The correct gradient with respect to $w$ is $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
 
 # %% predict="3.c"
 predict("3.c", rank_0=3, rank_1=3)
@@ -459,10 +459,10 @@ results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "dw"])
 
 # %% [markdown]
-# The output is correct, but the gradient is silently wrong. Normally, autograd notices when a saved tensor has been overwritten, because every in-place operation increments the tensor's version counter. But `dist.all_reduce` doesn't increment it. (If you call
+# The output is correct, but the gradient is silently wrong. Normally, autograd notices when a saved tensor has been overwritten, because every in-place operation increments the tensor's version counter. But `dist.all_reduce` doesn't increment this counter. (If you call
 # `ctx.mark_dirty(x)` in such an operator, you at least get an error.)
 #
-# Next, let's replace g with a version that sums the gradients in the backward pass as well. A real model has many layers, so let's stack two copies of the network from the beginning: the $z$ of the first network becomes the $x$ of the second. Each of the two networks contains an f and one of these modified versions of g.
+# Next, let's replace g with a version that sums the gradients in the backward pass as well. A real model has many layers, so let's stack two copies of our small network. The output $z$ of the first network becomes the input $x$ of the second network. Each network contains one f and one modified g.
 #
 # **Predict.** With 2 ranks, how many times too large is the first network's $dx$? With 4 ranks, how many times too large is the first network's $dx$?
 
@@ -493,9 +493,9 @@ for p in (2, 4):  # the first p of the weights
 viz.table(rows)
 
 # %% [markdown]
-# Each of these operators multiplies the gradient by `p`, so two of them multiply it by `p²`. But Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
+# Each modified g multiplies the gradient by `p`, so two of these operators multiply the gradient by `p²`. But Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
 #
-# Finally, even a harmless loss like `.sum()` can cause trouble. The gradient of this loss is simply a tensor of ones. Let's look at how this tensor is stored.
+# Finally, even a harmless loss like `.sum()` can cause trouble. The gradient of this loss is simply a tensor of ones. How is this tensor stored?
 
 # %%
 seen = {}
@@ -540,9 +540,9 @@ symptoms(3)
 # %% [markdown]
 # ## Measure it
 #
-# How much do the operators send? As in chapter 01, an all-reduce's **message** is the tensor it sums, and an all-gather's message consists of all the slices it collects.
+# As in chapter 01, an all-reduce's **message** is the tensor it sums, and an all-gather's message consists of all the slices it collects.
 #
-# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor has the shape `[b, s, h] = [2, 16, 64]`, and gather receives one slice of this tensor on each rank. How many collectives does each rank call? How many bytes long is each collective's message?
+# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor has the shape `[b, s, h] = [2, 16, 64]`. On each rank, the input of gather is one slice of the full tensor. How many collectives does each rank call? How many bytes long is each collective's message?
 
 # %% predict="3.e"
 predict("3.e", collectives=4, bytes=8192)
@@ -573,16 +573,16 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# Each operator needs one collective on the full `[b, s, h]` tensor, in either its forward or its backward pass. In the other pass, the operator doesn't send anything. Does that mean all four operators take the same time? No. The ring all-reduce from chapter 01 is a reduce-scatter followed by an all-gather, so it takes about twice as long as an all-gather for a message of the same size.
+# Each operator calls one collective on the full `[b, s, h]` tensor, in either its forward or its backward pass. In the other pass, the operator sends nothing. Does that mean all four operators take the same time? No. The ring all-reduce from chapter 01 is a reduce-scatter followed by an all-gather, so it takes about twice as long as an all-gather for a message of the same size.
 #
 # ## In the wild
 #
 # <details><summary>Going deeper: f and g in Megatron-Core and in PyTorch</summary>
 #
 # - **Megatron-Core** defines these operators in `megatron/core/tensor_parallel/mappings.py` under names like `_CopyToModelParallelRegion` and `_ReduceFromModelParallelRegion`. The names f and g come from the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). People keep asking
-#   why f and g are defined the way they are (Megatron-LM issues 19, 559, and 726). Now you can answer them.
+#   why f and g are defined the way they are (Megatron-LM issues 19, 559, and 726). Now you know the answer.
 #
-# - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. The equivalent of g is to redistribute a DTensor from `Partial()` to `Replicate()`. The equivalent of f is to call `to_local(grad_placements=[Partial()])` on a replicated DTensor. This tells DTensor that the gradient will be partial.
+# - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. The equivalent of g is to redistribute a DTensor from `Partial()` to `Replicate()`. The equivalent of f is to call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
 #
 # - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls the conjugate operator, so you can even compute second derivatives. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
 #   called `parallel_state`, formerly `mpu`.)
@@ -618,4 +618,4 @@ from tplab.course import library
 library(3)
 
 # %% [markdown]
-# You can now move tensors into and out of a region. In chapter 04, you'll write the layers that do the work inside the region. A real linear layer also has a bias. If each of `p` ranks holds one term of a sum, which rank should add the bias?
+# You can now move tensors into and out of a region. In chapter 04, you'll write the layers that do the work inside a region. A real linear layer also has a bias. If each of `p` ranks holds one term of a sum, which rank should add the bias?

@@ -88,11 +88,11 @@ TABLES = [
     ("f does nothing", table(f=("nothing", "nothing")), "combine the gradients from all uses of a variable"),
     ("f adds in both directions", table(f=("all-reduce", "all-reduce")), "Is there anything left for f to do"),
     ("f and g mixed up", table(f=("all-reduce", "nothing"), g=("nothing", "all-reduce")), "Is there anything left for f to do"),
-    ("f gathers the gradients", table(f=("nothing", "all-gather")), "operation that changes a tensor's size"),
+    ("f gathers the gradients", table(f=("nothing", "all-gather")), "possible entries change the size of a tensor"),
     ("g adds in both directions", table(g=("all-reduce", "all-reduce")), "would that loss be counted"),
     ("g does nothing", table(g=("nothing", "nothing")), "Which collective gives the sum to every rank"),
     ("g adds on the way back", table(g=("nothing", "all-reduce")), "Which collective gives the sum to every rank"),
-    ("g takes a slice of the gradient", table(g=("all-reduce", "my slice")), "operation that changes a tensor's size"),
+    ("g takes a slice of the gradient", table(g=("all-reduce", "my slice")), "possible entries change the size of a tensor"),
     ("scatter does nothing backward", table(scatter=("my slice", "nothing")), "The output of scatter should be this rank's own slice of x"),
     ("scatter adds backward", table(scatter=("my slice", "all-reduce")), "The output of scatter should be this rank's own slice of x"),
     ("scatter and gather mixed up", table(scatter=("all-gather", "my slice"), gather=("my slice", "all-gather")), "The output of scatter should be this rank's own slice of x"),
@@ -120,7 +120,7 @@ COPIES = [
     ("reduces contiguous(), returns the original (shipped)", f(backward="dist.all_reduce(grad_output.contiguous())\nreturn grad_output"), "Your operator overwrote one of its inputs"),
     ("returns what all_reduce returns", f(backward=f"return dist.all_reduce(grad_output.{COPY})"), "returned nothing for x"),
     ("the mean", f(backward=swap(SUM_BACK, "return y", "return y / dist.get_world_size()")), "Does the chain rule add or average the gradients"),
-    ("adds twice", f(backward=swap(SUM_BACK, "return", "dist.all_reduce(y)\nreturn")), "Does your code add each rank's gradient more than once"),
+    ("adds twice", f(backward=swap(SUM_BACK, "return", "dist.all_reduce(y)\nreturn")), "add each rank's gradient more than once"),
     ("the maximum", f(backward=swap(SUM_BACK, "all_reduce(y", "all_reduce(y, op=dist.ReduceOp.MAX")), "You took the maximum across ranks"),
     ("adds on rank 0 only", f(backward=swap_all(SUM_BACK, ("all_reduce(y)", "reduce(y, dst=0)"), ("return y", "return y if dist.get_rank() == 0 else grad_output"))), "delivers its result to only one rank"),
     ("gathers and adds", f(backward=swap(GATHER_BACK, "unshard(parts, -1)", "sum(parts)")), "computes the sum for you"),
@@ -152,32 +152,32 @@ REDUCES = [
     ("g: a copy with the layout of x", g("y = x.clone()\ndist.all_reduce(y)\nreturn y"), "Which line passes a tensor to a collective"),
     ("g: right for contiguous x only", g("y = x.clone() if x.is_contiguous() else x * 1\ndist.all_reduce(y.contiguous() if x.is_contiguous() else y.clone())\nreturn y"), "`.contiguous()` copies a tensor that isn't contiguous"),
     ("g: puts x back afterwards", g("before = x.clone()\ndist.all_reduce(x)\ny = x.clone()\nx.copy_(before)\nreturn y"), "Restoring the old values doesn't help"),
-    ("g: the mean", g(swap(SUM, "return y", "return y / dist.get_world_size()")), "Does the network need the mean or the sum of the terms"),
-    ("g: adds twice", g(swap(SUM, "return", "dist.all_reduce(y)\nreturn")), "Does your code add each term more than once"),
+    ("g: the mean", g(swap(SUM, "return y", "return y / dist.get_world_size()")), "Does the network need the mean or the sum of x across ranks"),
+    ("g: adds twice", g(swap(SUM, "return", "dist.all_reduce(y)\nreturn")), "Is each rank's x counted more than once"),
     ("g: adds on rank 0 only", g(swap_all(SUM, ("all_reduce(y)", "reduce(y, dst=0)"), ("return y", "return y if dist.get_rank() == 0 else x * 1"))), "delivers its result to only one rank"),
     ("g: gathers and adds", g(swap(GATHER, "unshard(parts, -1)", "sum(parts)")), "computes the sum for you"),
     ("g: returns what all_reduce returns", g(f"return dist.all_reduce(x.{COPY})"), "both return None"),
     ("g: the forward returns zeros", g("return torch.zeros_like(x)"), "should fill in the values"),
     ("g: the gradient is divided by p", g(backward="return grad_output / dist.get_world_size()"), "Does your answer depend on p"),
     ("g: the gradient is multiplied by p", g(backward="return grad_output * dist.get_world_size()"), "Does your answer depend on p"),
-    ("g: the gradient comes from rank 0", g(backward=swap(SUM_BACK, "all_reduce(y)", "broadcast(y, src=0)")), "Why does your code use rank 0's gradient instead"),
+    ("g: the gradient comes from rank 0", g(backward=swap(SUM_BACK, "all_reduce(y)", "broadcast(y, src=0)")), "why does your code use rank 0's gradient"),
     ("g: adds and takes the mean backward", g(backward=swap(SUM_BACK, "return y", "return grad_output")), "How many calls should there be"),
     ("g: the gradient is zeros", g(backward="return torch.zeros_like(grad_output)"), "should fill in the values"),
     ("g: no gradient", g(backward="return None"), "returned nothing for x"),
     ("g: f and g mixed up", g(IDENTITY, SUM_BACK), "adds up the terms from all ranks"),
     ("g: does not wait for the sum", g(swap(SUM, "all_reduce(y", "all_reduce(y, async_op=True")), "When is it safe to read the result"),
     ("g: adds in float32", g(swap_all(SUM, (COPY, "float().contiguous()"), ("return y", "return y.to(x.dtype)"))), "With a smaller dtype, you'd send fewer bytes"),
-    ("g: doubles the traffic with a second sum of zeros", g(swap(SUM, "return", "dist.all_reduce(torch.zeros_like(y))\nreturn")), "have to send in the forward pass"),
+    ("g: doubles the traffic with a second sum of zeros", g(swap(SUM, "return", "dist.all_reduce(torch.zeros_like(y))\nreturn")), "need to send in the forward pass"),
 ]  # fmt: skip
 
 SCATTERS = [
-    ("scatter: the gradient is padded with zeros", scatter(backward=PAD_BACK), "You filled in the rest of the gradient with zeros"),
+    ("scatter: the gradient is padded with zeros", scatter(backward=PAD_BACK), "contains zeros where the other ranks' slices should be"),
     ("scatter: padded with zeros and added", scatter(backward=swap(PAD_BACK, "return", "dist.all_reduce(y)\nreturn")), "here there's nothing to add"),
     ("scatter: shard along dimension 0", scatter(swap(CUT, "-1", "0")), "Which dimension should you slice"),
-    ("scatter: rank and world_size swapped", scatter("return shard(x, -1, dist.get_world_size(), dist.get_rank())"), "pass the arguments of `shard` in the order"),
+    ("scatter: rank and world_size swapped", scatter("return shard(x, -1, dist.get_world_size(), dist.get_rank())"), "The signature of `shard` is"),
     ("scatter: p copies of its own gradient", scatter(backward="return torch.cat([grad_output] * dist.get_world_size(), -1)"), "of this rank's own slice"),
-    ("scatter: the parts are added", scatter(backward=SUM_BACK), "must have the same shape as the input of `forward`"),
-    ("scatter: put together along dimension 0", scatter(backward=swap(GATHER_BACK, "unshard(parts, -1)", "torch.cat(parts)")), "must have the same shape as the input of `forward`"),
+    ("scatter: the parts are added", scatter(backward=SUM_BACK), "must have the same shape as the tensor that `forward` received"),
+    ("scatter: put together along dimension 0", scatter(backward=swap(GATHER_BACK, "unshard(parts, -1)", "torch.cat(parts)")), "must have the same shape as the tensor that `forward` received"),
     ("scatter: put together along dimension 0 and reshaped", scatter(backward=swap(GATHER_BACK, "unshard(parts, -1)", "torch.cat(parts).reshape(*mine.shape[:-1], -1)")), "concatenate the slices of the gradient"),
     ("scatter: put together in the other order", scatter(backward=swap(GATHER_BACK, "unshard(parts, -1)", "torch.cat(parts[::-1], -1)")), "concatenate the slices of the gradient"),
     ("scatter: gathers what is not contiguous", scatter(backward="parts = [grad_output.new_empty(grad_output.shape) for _ in range(dist.get_world_size())]\ndist.all_gather(parts, grad_output)\nreturn unshard(parts, -1)"), "Collectives need contiguous tensors"),
@@ -186,14 +186,14 @@ SCATTERS = [
     ("scatter: every p-th column", scatter("return x[..., dist.get_rank() :: dist.get_world_size()].contiguous()"), "A shard is a contiguous block of columns"),
     ("scatter: cuts dimension 0", scatter("return x.tensor_split(dist.get_world_size())[dist.get_rank()].clone()"), "Which dimension should scatter slice"),
     ("scatter: keeps the whole", scatter(IDENTITY, "return grad_output"), "Which slice of x should this rank keep"),
-    ("scatter: counts ranks from 1", scatter(swap(CUT, "dist.get_rank()", "(dist.get_rank() + 1) % dist.get_world_size()")), "where does rank r's slice start"),
+    ("scatter: counts ranks from 1", scatter(swap(CUT, "dist.get_rank()", "(dist.get_rank() + 1) % dist.get_world_size()")), "Where does rank r's slice start"),
     ("scatter: rank 0 sends the parts", scatter("""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         mine = shard(x, -1, rank, world_size)
         parts = [part.contiguous() for part in x.chunk(world_size, -1)] if rank == 0 else None
         dist.scatter(torch.empty_like(mine), parts, src=0)
         return mine
-        """), "have to send in the forward pass"),
+        """), "need to send in the forward pass"),
     ("scatter: the gradient is zeros", scatter(backward="return grad_output.new_zeros(*grad_output.shape[:-1], grad_output.shape[-1] * dist.get_world_size())"), "should fill in the values"),
     ("scatter: the forward returns zeros", scatter("return torch.zeros_like(shard(x, -1, dist.get_rank(), dist.get_world_size()))"), "should fill in the values"),
     ("scatter: does not wait for the parts", scatter(backward=swap_all(GATHER_BACK, ("empty_like", "zeros_like"), ("all_gather(parts, mine", "all_gather(parts, mine, async_op=True"))), "When is it safe to read the result"),
@@ -204,10 +204,10 @@ SCATTERS = [
 
 GATHERS = [
     ("gather: reduce-scatter backward", gather(backward=swap(SUM_BACK, "return y", "return shard(y, -1, dist.get_rank(), dist.get_world_size())")), "All ranks share one loss"),
-    ("gather: the mean backward", gather(backward=swap(SUM_BACK, "return y", "return shard(y / dist.get_world_size(), -1, dist.get_rank(), dist.get_world_size())")), "Is there anything to add or average"),
-    ("gather: rank and world_size swapped in backward", gather(backward="return shard(grad_output, -1, dist.get_world_size(), dist.get_rank())"), "pass the arguments of `shard` in the order"),
+    ("gather: the mean backward", gather(backward=swap(SUM_BACK, "return y", "return shard(y / dist.get_world_size(), -1, dist.get_rank(), dist.get_world_size())")), "backward pass need to add or average anything"),
+    ("gather: rank and world_size swapped in backward", gather(backward="return shard(grad_output, -1, dist.get_world_size(), dist.get_rank())"), "The signature of `shard` is"),
     ("gather: slice 0 on every rank", gather(backward=swap(CUT_BACK, "dist.get_rank()", "0")), "Which columns of the output came from this rank"),
-    ("gather: the whole gradient", gather(backward="return grad_output"), "must have the same shape as the input of `forward`"),
+    ("gather: the whole gradient", gather(backward="return grad_output"), "must have the same shape as the tensor that `forward` received"),
     ("gather: the gradient is divided by p", gather(backward=CUT_BACK + " / dist.get_world_size()"), "Should a column's gradient depend on"),
     ("gather: the gradient is multiplied by p", gather(backward=CUT_BACK + " * dist.get_world_size()"), "Should a column's gradient depend on"),
     ("gather: the gradient is zeros", gather(backward="return torch.zeros_like(shard(grad_output, -1, 0, dist.get_world_size()))"), "should fill in the values"),
@@ -229,7 +229,7 @@ GATHERS = [
         y = unshard(parts, -1)
         dist.broadcast(y, src=0)
         return y
-        """), "have to send in the forward pass"),
+        """), "need to send in the forward pass"),
 ]  # fmt: skip
 
 # 3.4
@@ -242,7 +242,7 @@ def summed(body: str) -> str:
 SUMS = [
     ("as shipped", summed("dist.all_reduce(x.contiguous())\nreturn x"), "Is the tensor you pass to the all-reduce really a copy"),
     ("returns what it has reduced", summed("y = x.contiguous()\ndist.all_reduce(y)\nreturn y"), "Is the tensor you pass to the all-reduce really a copy"),
-    ("copies, and returns x", summed("dist.all_reduce(x.clone(memory_format=torch.contiguous_format))\nreturn x.clone()"), "which tensor does the all-reduce write into"),
+    ("copies, and returns x", summed("dist.all_reduce(x.clone(memory_format=torch.contiguous_format))\nreturn x.clone()"), "which tensor receives the sum"),
     ("a copy with the layout of x", summed("y = x.clone()\ndist.all_reduce(y)\nreturn y"), "Is the tensor you pass to the all-reduce always contiguous"),
     ("writes the sum back into x", summed("y = x.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(y)\nx.copy_(y)\nreturn x") , "sum_over_ranks"),
     ("refuses what isn't contiguous", summed("if not x.is_contiguous():\n    raise ValueError('not contiguous')\ny = x.clone()\ndist.all_reduce(y)\nreturn y"), "sum_over_ranks"),

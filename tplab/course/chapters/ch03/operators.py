@@ -187,8 +187,8 @@ def check_operator(
 
 
 _CUT = (
-    "Which dimension should you slice? Does your code pass the arguments of `shard` in the order `tensor, dim, rank, "
-    "world_size`?"
+    "Which dimension should you slice? The signature of `shard` is `shard(tensor, dim, rank, world_size)`. Does your "
+    "code pass the arguments of `shard` in this order?"
 )
 _ASKED_ABOUT = {  # words in a report: the question
     "isn't one of": _CUT,
@@ -202,8 +202,8 @@ _ASKED_ABOUT = {  # words in a report: the question
         "often aren't contiguous, and the gradient of `.sum()` even has strides of 0."
     ),
     "returned an invalid gradient": (
-        "The gradient that `backward` returns must have the same shape as the input of `forward`. Is the input of "
-        "`forward` the full tensor `[.., h]` or this rank's slice `[.., h/p]`? What shape does your `backward` return?"
+        "The gradient that `backward` returns must have the same shape as the tensor that `forward` received. Does "
+        "`forward` receive the full tensor `[.., h]` or a slice `[.., h/p]`? What shape does your `backward` return?"
     ),
 }
 
@@ -223,13 +223,13 @@ def traffic_too(name: str, kind: str, traffic: str) -> Callable[[checks.Differen
 
 FORWARD_SENDS = checks.Question(
     lambda d: "forward traffic" in d.names and d.kind("forward traffic") == "traffic" and not d.malformed,
-    "What does this operator have to send in the forward pass? Look at the operator's row in your table.",
+    "What does this operator need to send in the forward pass? Look at the operator's row in your table.",
 )
 
 BACKWARD_SENDS = checks.Question(
     lambda d: d.names == {"backward traffic"},
-    "The gradient is correct, but your backward pass doesn't call the expected collectives. According to your table, "
-    "which collective should the backward pass call, if any? How many calls should there be?",
+    "The gradient is correct, but your backward pass doesn't run the expected collectives. According to your "
+    "table, which collective should the backward pass call, if any? How many calls should there be?",
 )
 
 ROUNDED = checks.Question(
@@ -260,8 +260,8 @@ ZERO_OUT = checks.Question(
     "The output has the right shape, but it's all zeros. Which line should fill in the values?",
 )
 ONLY_ROOT = (
-    "Only rank 0 has the correct result. Did you use a collective that delivers its result to only one rank? Which "
-    "collective gives the sum to every rank?"
+    "Only rank 0 has the correct result. Did you use a collective that delivers its result to only one rank? "
+    "Which collective gives the sum to every rank?"
 )
 OWN_X = "this rank's own x"
 
@@ -280,7 +280,7 @@ F_QUESTIONS = (
     WROTE,
     checks.Question(
         checks.kind_is("out", SUM_X, X_OF_0, MEAN_X),
-        "Every rank already has the correct x before the forward pass reaches f. Is there anything left for f to do?",
+        "Every rank already has the correct x. Is there anything left for f to do in the forward pass?",
     ),
     ZERO_OUT,
     FORWARD_SENDS,
@@ -289,8 +289,8 @@ F_QUESTIONS = (
     checks.Question(lambda d: d.p > 1 and "dx" in d.names and 0 not in d.ranks("dx"), ONLY_ROOT),
     checks.Question(
         traffic_too("dx", OWN_TERM, "backward traffic"),
-        "Every rank uses x, but each rank's gradient only accounts for that rank's own path through the network. "
-        "Which collective computes the sum of all these gradients?",
+        "Every rank uses x, but each rank's gradient only accounts for its own path through the network. Which "
+        "collective computes the sum of all these gradients?",
     ),
     checks.Question(
         checks.kind_is("dx", OWN_TERM),
@@ -315,8 +315,8 @@ F_QUESTIONS = (
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
-        "The gradient is right, but your code sends more than necessary, because every rank gathered p tensors and "
-        "then summed them locally. Which collective computes the sum for you?",
+        "The gradient is right, but every rank gathers p full tensors just to sum them locally. That wastes memory. "
+        "Which collective computes the sum for you?",
     ),
     BACKWARD_SENDS,
 )
@@ -338,8 +338,8 @@ def f_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> M
 def copy_to_region(operator: Any) -> checks.Verdict:
     check_operator("3.2", "f", operator, Operator(COPY, ADD, f_mistakes), F_QUESTIONS)
     return checks.Verdict(
-        "Your operator calls a single all-reduce in the backward pass. The operator also handles strided and expanded "
-        "gradients, and it doesn't overwrite any of its inputs."
+        "Your operator computes the correct gradient with a single all-reduce in the backward pass. The operator also "
+        "handles strided and expanded gradients, and it doesn't overwrite any of its inputs."
     )
 
 
@@ -365,24 +365,23 @@ G_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", "1/p"),
-        "You returned the mean of the terms. Does the network need the mean or the sum of the terms?",
+        "You returned the mean of x across ranks. Does the network need the mean or the sum of x across ranks?",
     ),
     checks.Question(
-        checks.kind_is("out", "p times"),
-        "The output is p times too large. Does your code add each term more than once?",
+        checks.kind_is("out", "p times"), "The output is p times too large. Is each rank's x counted more than once?"
     ),
     checks.Question(
         lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
-        "The sum is right, but your code sends more than necessary, because every rank gathered p tensors and then "
-        "summed them locally. Which collective computes the sum for you?",
+        "The sum is right, but every rank gathers p full tensors just to sum them locally. That wastes memory. "
+        "Which collective computes the sum for you?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         checks.kind_is("dx", SUM_UP),
-        "All ranks share one loss, and each of them already has the full gradient. How many times do you count that "
-        "loss if you sum the gradients across ranks?",
+        "All ranks share one loss, and each of them already has the full gradient. How many times would "
+        "that loss be counted if you summed the gradients across ranks?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
@@ -391,7 +390,7 @@ G_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("dx", UP_OF_0),
-        "Every rank already has the gradient of the output. Why does your code use rank 0's gradient instead?",
+        "Every rank already has the gradient of the output, so why does your code use rank 0's gradient?",
     ),
     BACKWARD_SENDS,
 )

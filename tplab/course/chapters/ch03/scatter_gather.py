@@ -45,8 +45,8 @@ UNEVEN = "a size that can't be divided evenly is refused"
 SCATTER_QUESTIONS = (
     checks.Question(
         UNEVEN,
-        "If you split 9 columns across 2 ranks, one rank would hold more columns than the other rank, and a later "
-        "collective would hang or fail. How can your code reject such a size? (The `shard` function already does so.)",
+        "If you split 9 columns across 2 ranks, one rank gets more columns than the other, and a later collective "
+        "hangs or fails. How can your code reject such a size? (The `shard` function already does so.)",
     ),
     checks.LATE_QUESTION,
     ROUNDED,
@@ -62,15 +62,15 @@ SCATTER_QUESTIONS = (
     checks.Question(checks.kind_is("out", WHOLE_X), "You returned all of x. Which slice of x should this rank keep?"),
     checks.Question(
         lambda d: "out" in d.names and not d.malformed,
-        "Which dimension should scatter slice? How long is each slice, and where does rank r's slice start?",
+        "Which dimension should scatter slice? How long is each slice? Where does rank r's slice start?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
     checks.Question(
         lambda d: d.kind("dx") in (PADDED, "partly zero"),
-        "You filled in the rest of the gradient with zeros. But the rest of the gradient isn't actually zero. The "
-        "other ranks hold those elements. Which collective brings the other ranks' slices to this rank?",
+        "Your gradient contains zeros where the other ranks' slices should be. Which collective brings the other "
+        "ranks' slices to this rank?",
     ),
     checks.Question(
         checks.kind_is("dx", COPIES),
@@ -80,11 +80,11 @@ SCATTER_QUESTIONS = (
     checks.Question(
         lambda d: d.kind("dx") in (STACKED, "order") or "order" in d.kinds(),
         "In the forward pass, scatter slices x along the last dimension, in rank order. Does your backward pass "
-        "concatenate the slices of the gradient along the same dimension and in the same order?",
+        "concatenate the slices of the gradient along the last dimension and in rank order?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),
-        "Exactly one rank uses each column of x. Should a column's gradient depend on the number of ranks?",
+        "Each column of x is used by exactly one rank. Should a column's gradient depend on the number of ranks?",
     ),
     checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
@@ -138,7 +138,8 @@ GATHER_QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("out", SUM_PARTS),
-        "You added the slices, but each slice holds different columns. What should you do with the slices instead?",
+        "You added the slices, but each slice holds different columns of the output. How should you combine the slices "
+        "instead of adding them?",
     ),
     checks.Question(
         lambda d: "out" in d.names and (d.kind("out") in (STACKED, "value") or "order" in d.kinds()),
@@ -155,12 +156,13 @@ GATHER_QUESTIONS = (
     ZERO_GRADIENT,
     checks.Question(
         checks.kind_is("dx", SLICE_OF_SUM, SLICE_OF_MEAN),
-        "All ranks share one loss, and each of them already has the full gradient of the output. Is there anything to "
-        "add or average?",
+        "All ranks share one loss, and each of them already has the full gradient of the output. Does your "
+        "backward pass need to add or average anything?",
     ),
     checks.Question(
         checks.kind_is("dx", SLICE_0),
-        "Every rank returned slice 0 of the gradient. Which columns of the output came from this rank?",
+        "Your backward pass returns slice 0 of the gradient on every rank. Which columns of the output came from this "
+        "rank?",
     ),
     checks.Question(
         checks.kind_is("dx", "1/p", "p times"),

@@ -81,14 +81,14 @@ def _about_report(failure: checks.CheckFailed) -> str | None:
 
 _GAPS = (
     "Collectives need contiguous tensors. Is the tensor you pass to the all-reduce always contiguous? Note that "
-    "`clone()` by itself preserves the memory layout of the tensor it copies."
+    "`clone()` without arguments preserves the memory layout of the tensor it copies."
 )
 QUESTIONS = (
     checks.LATE_QUESTION,
     checks.Question(
         lambda d: "out" in d.names and d.kind("out") == OWN_X,
-        "You returned this rank's own x instead of the sum. If your code calls an all-reduce, which tensor does the "
-        "all-reduce write into?",
+        "You returned this rank's own x instead of the sum. If your code calls an all-reduce, which tensor "
+        "receives the sum?",
     ),
     checks.Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) or "the result has memory of its own" in d.names,
@@ -98,8 +98,8 @@ QUESTIONS = (
     ),
     checks.Question(
         NOT_WRITTEN,
-        "Your code restores the old values of x, but that's a second write into x. If autograd has saved x for another "
-        "gradient, it detects any write to x and raises an error. Which other tensor could receive the sum?",
+        "Your code overwrites x and then writes the old values back into x. If autograd has saved x for another "
+        "gradient, writing into x makes the backward pass fail. Which other tensor could receive the sum?",
     ),
     checks.Question(
         lambda d: bool({"rounded", "dtype"} & d.kinds()),

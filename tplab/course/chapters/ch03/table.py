@@ -122,7 +122,7 @@ def table(operator_table: Callable[[], Table]) -> checks.Verdict:
             right = [expected(name, problem, rank, p) for rank in range(p)]
             note = f'{name} with "{ways[0]}" forward and "{ways[1]}" backward'
             checks.verify("3.1", p, list(seen), right, questions=_QUESTIONS[name], note=note)
-    return checks.Verdict("Networks built from your table compute the same gradients as a single process.")
+    return checks.Verdict("Networks built from your table compute the same gradients as a single process does.")
 
 
 def _require_form(said: object) -> None:
@@ -143,13 +143,13 @@ def _require_form(said: object) -> None:
 
 def _shape(more: str) -> checks.Question:
     return checks.Question(
-        lambda d: ERROR in d.names, f"When we built a network from your table, one tensor had the wrong shape. {more}"
+        lambda d: ERROR in d.names,
+        f"The check built a network from your table, and one tensor had the wrong shape. {more}",
     )
 
 
 _SIZES = _shape(
-    "Neither f nor g changes the size of a tensor. Which of the four allowed words name an operation that changes a "
-    "tensor's size?"
+    "Neither f nor g changes the size of a tensor. Which of the four possible entries change the size of a tensor?"
 )
 _QUESTIONS = {
     "f": (
@@ -179,15 +179,14 @@ _QUESTIONS = {
     "scatter": (
         _shape(
             "The output of scatter should be this rank's own slice of x. In the backward pass, each rank only has the "
-            "gradient of its own slice, but the layers before scatter need the gradient of the full x. How can a rank "
-            "get the other ranks' slices of this gradient?"
+            "gradient of its own slice, but the layers that come before scatter need the gradient of the full x. How "
+            "can a rank get the other ranks' slices of this gradient?"
         ),
     ),
     "gather": (
         _shape(
             "The output of gather should contain the slices from all ranks. In the backward pass, every rank already "
-            "has the gradient of the full output. Which part of this gradient belongs to this rank's own "
-            "slice?"
+            "has the gradient of the full output. Which part of this gradient belongs to this rank's own slice?"
         ),
     ),
 }
