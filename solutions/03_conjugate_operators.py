@@ -182,7 +182,7 @@ FlipGradient.apply(x).sum().backward()
 x.grad
 
 # %% [markdown] task="3.2" title="f" difficulty=2 minutes=10
-# Write f. In code, f is called `CopyToRegion`, because every rank gets its own copy of the tensor. The docstrings say what each pass should return.
+# Write f as a class. We call the class `CopyToRegion`, because f gives every rank its own copy of a tensor. The docstrings say what each pass should return.
 #
 # An all-reduce only accepts contiguous tensors, and it overwrites the tensor you pass to it. But your caller may still need `x`, and autograd may still need `grad_output`. Besides, gradients can have any memory layout. Which tensor should you pass to the collective?
 
@@ -493,7 +493,7 @@ for p in (2, 4):  # the first p of the weights
 viz.table(rows)
 
 # %% [markdown]
-# Each modified g multiplies the gradient by `p`, so two of these operators multiply the gradient by `p²`. But Adam cancels out constant factors in the gradients, so even the loss curve may look healthy. That's why you should compare gradients, not losses.
+# Each modified g multiplies the gradient by `p`, so two of these operators multiply the gradient by `p²`. But Adam cancels out constant factors in the gradients, so the loss curve may still look healthy. That's why you should compare gradients, not losses.
 #
 # Finally, even a harmless loss like `.sum()` can cause trouble. The gradient of this loss is simply a tensor of ones. How is this tensor stored?
 

@@ -74,12 +74,12 @@ PREDICTIONS = {
             (
                 "factor_2",
                 2,
-            ): "Your answer only accounts for the second network's g. What happens to the gradient when it reaches "
+            ): "Your answer only counts the g of the second network. What happens to the gradient when it reaches "
             "the first network's g?",
             (
                 "factor_4",
                 4,
-            ): "Your answer only accounts for the second network's g. What happens to the gradient when it reaches "
+            ): "Your answer only counts the g of the second network. What happens to the gradient when it reaches "
             "the first network's g?",
             "factor_2": "If an all-reduce sums two copies of the same gradient, by what factor does the gradient grow? "
             "How many modified g operators does the backward pass go through before it reaches x?",

@@ -144,12 +144,12 @@ def _require_form(said: object) -> None:
 def _shape(more: str) -> checks.Question:
     return checks.Question(
         lambda d: ERROR in d.names,
-        f"The check built a network from your table, and one tensor had the wrong shape. {more}",
+        f"The check built a small network from your table, and one of its tensors had the wrong shape. {more}",
     )
 
 
 _SIZES = _shape(
-    "Neither f nor g changes the size of a tensor. Which of the four possible entries change the size of a tensor?"
+    "Neither f nor g changes the size of a tensor. Which of the four options change a tensor's size?"
 )
 _QUESTIONS = {
     "f": (
