@@ -148,9 +148,7 @@ def _shape(more: str) -> checks.Question:
     )
 
 
-_SIZES = _shape(
-    "Neither f nor g changes the size of a tensor. Which of the four options change a tensor's size?"
-)
+_SIZES = _shape("Neither f nor g changes the size of a tensor. Which of the four options change a tensor's size?")
 _QUESTIONS = {
     "f": (
         _SIZES,
