@@ -73,7 +73,7 @@ parameters = sum(parameter.numel() for parameter in model.parameters())
 viz.live_memory(meter, title=f"Two training steps of {parameters:,} parameters")
 
 # %% [markdown]
-# Follow the curve from left to right. During the forward pass, memory use climbs because activations are being saved. The backward pass then frees the activations one by one, and gradients take their place. Finally, the optimizer step allocates the optimizer state, and that memory is never freed again.
+# Follow the curve from left to right. During the forward pass, memory use climbs because activations are being saved. The backward pass then frees the activations one by one, and gradients take their place. Finally, the optimizer step allocates the optimizer state, and that memory is never freed again. (The curve only falls after the optimizer step because `zero_grad()` frees the gradients.)
 #
 # ## What does an optimizer remember?
 #
@@ -133,15 +133,15 @@ check("0.1", state_bytes)
 model
 
 # %% [markdown] task="0.2" title="Count the parameters of a GPT" difficulty=2 minutes=10
-# Complete a function that calculates the number of parameters of any GPT from its configuration. We've already written the part outside the layers, and the part for the norms. (If `bias` is false, the norms are RMSNorms, which have a weight but no bias.) What's missing are `attention` and `mlp`, the number of parameters in the attention and in the MLP of *one* layer. These numbers depend on four fields of the configuration:
+# Complete a function that calculates the number of parameters of any GPT from its configuration. We've already written the part outside the layers, and the part for the norms. (If `bias` is false, the norms are RMSNorms, which have a weight but no bias.) What's missing are `attention` and `mlp`, the number of parameters in the attention and in the MLP of *one* layer. Besides `h`, these numbers depend on four fields of the configuration:
 #
-# - `kv_heads` is the number of K and V heads, which `GPTConfig` receives as `num_kv_heads`. In **grouped-query attention**, K and V have fewer heads than Q, so the K and V matrices map `h` features to only `kv_heads * head_dim` features.
+# - `config.kv_heads` is the number of K and V heads. (When you create a `GPTConfig`, this number is called `num_kv_heads`.) In **grouped-query attention**, K and V have fewer heads than Q, so the K and V matrices map `h` features to only `config.kv_heads * config.head_dim` features.
 #
-# - `ffn_size` is the number of hidden features in the MLP. The matrix `up` maps `h` features to `ffn_size` features, and `down` maps them back to `h` features.
+# - `config.ffn_size` is the number of hidden features in the MLP. The matrix `up` maps `h` features to `ffn_size` features, and `down` maps them back to `h` features.
 #
-# - `gated` specifies whether the MLP has a third matrix, `gate`, with the same shape as `up`.
+# - `config.gated` specifies whether the MLP has a third matrix, `gate`, with the same shape as `up`.
 #
-# - `bias` specifies whether the linear layers have biases.
+# - `config.bias` specifies whether the linear layers have biases.
 #
 # The check builds real PyTorch modules for GPT-2, Llama, and random combinations of the two, and it counts their parameters.
 
@@ -364,11 +364,11 @@ predict("0.e", bytes=23)
 # $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
 
 # %% [markdown] task="0.4" title="The fewest GPUs for a model" difficulty=3 minutes=14
-# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. To get the number of bytes, read the result's `.total` attribute. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
+# You've been asked to train a model on as few GPUs as possible. `bill(config, Layout(tp=..., pp=...), stage=...)` tells you how much memory a GPU in a given pipeline stage needs. Stages are counted from 0. To get the number of bytes, read the result's `.total` attribute. Some stages need more memory than others, and the model only fits if *every* GPU has enough memory for its stage.
 #
 # The first lines are given. They list all the layouts you may use. A head can't be split across ranks, all stages have the same number of layers, and tensor parallelism should stay within one machine. Return the layout with the fewest GPUs. If several layouts need the same number of GPUs, return the one with the smallest `tp`, because it communicates the least.
 #
-# If no layout fits, raise a `ValueError`. The error message should state the smallest value of `gpu_bytes` for which at least one layout would fit.
+# If no layout fits, raise a `ValueError`. The error message should state the smallest value of `gpu_bytes` for which at least one layout would fit, as an exact number of bytes.
 
 
 # %% exercise="0.4"
@@ -415,7 +415,7 @@ viz.table([shown(name, gpu) for name in memory.PRESETS for gpu in ("H100, 80 GB"
 #
 # Now look at Llama 3 405B. According to your function, no number of H100s would be enough. But Meta trained this model on H100s! What went wrong?
 #
-# **Predict.** With 2 pipeline stages (`pp = 2`), the first stage has 63 of the model's 126 layers. With 126 stages (`pp = 126`), the first stage has a single layer. By what factor do the first stage's activations shrink? (How many micro-batches can be in the first stage at the same time?)
+# **Predict.** With 2 pipeline stages (`pp = 2`), the first stage has 63 of the model's 126 layers. With 126 stages (`pp = 126`), the first stage has a single layer. By what factor do the first stage's activations shrink?
 
 # %% predict="0.f"
 predict("0.f", activations_shrink_by=1)
@@ -467,7 +467,7 @@ with MemoryMeter(capacity=10_000_000) as meter:
         optimizer.step()
 
 # %%
-viz.live_memory(meter, title="10 MB: the model fits, its optimizer doesn't")
+viz.live_memory(meter, title="training with 10 MB")
 
 # %% [markdown]
 # Even if a model survives its first forward and backward pass, training can still run out of memory. Here are the two devices.
