@@ -133,7 +133,6 @@ def test_a_page_names_the_controls_that_only_the_notebook_has(book: Path) -> Non
     assert told == [
         "sliders for kind and p",
         "a play button and sliders for p and step",
-        "sliders for link and p",
     ]
 
 
