@@ -11,5 +11,5 @@ def test_it_shows_a_sum_a_passed_check_and_a_deadlock_with_its_line() -> None:
     summed, matmul, deadlock = first_minutes.panels()
     assert summed.output == ["[21.0, 21.0]"]
     assert matmul.output[0].startswith("Exercise S.1 passed")
-    assert "line 7 in row_product:  dist.all_reduce(y)" in " ".join(" ".join(deadlock.output).split())
+    assert "line 7 in row_product: dist.all_reduce(y)" in " ".join(" ".join(deadlock.output).split())
     assert "    dist.all_reduce(y)" in matmul.code
