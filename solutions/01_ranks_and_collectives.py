@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 01 · Ranks and collectives
 #
-# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important collective, the all-reduce, from nothing but "send" and "receive". You'll predict how long an all-reduce takes, and you'll learn to read the report you get when a program hangs. About 75 minutes.
+# When people say that a training run "scales", they mean that its GPUs don't spend their time waiting for each other. Most of that waiting happens in a handful of operations called collectives. In this chapter, you'll build the most important collective, the all-reduce, from nothing but "send" and "receive". You'll predict how long an all-reduce takes, and you'll learn to read the report you get when a program hangs. About 75 minutes, plus 20 minutes for an optional section.
 
 # %% tags=["setup"]
 import torch
@@ -253,8 +253,8 @@ list(launch(both_at_once, 2))
 #
 # Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, which rank has 1111, the finished chunk 0?
 
-# %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=16
-# In a reduce-scatter, rank $r$ has to get chunk $r$. In the picture at the top and in the animation, rank $r$ ends up with chunk $r+1$ instead. So on which rank should each chunk start? Make a table for three ranks before you write any code.
+# %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=13
+# In a reduce-scatter, rank $r$ has to get chunk $r$. In the picture at the top and in the animation, rank $r$ ends up with chunk $r+1$ instead. (At the top, chunk 0 becomes 1111, chunk 1 becomes 2222, and so on.) So on which rank should each chunk start? Make a table for three ranks before you write any code.
 #
 # Your `x` has the shape `[p, ..]`, and chunk $i$ is `x[i]`. Use $p-1$ steps. In each step, each rank sends a single chunk to its right-hand neighbor. Don't change your caller's `x`.
 
@@ -370,7 +370,9 @@ viz.table(rows, title="bytes sent in an all-reduce of 65,536 bytes")
 # %% [markdown]
 # As you add ranks, the busiest rank of a tree sends more and more bytes. In a ring, no rank ever sends more than twice the size of the tensor. The tree has a different advantage. It takes far fewer steps!
 #
-# ## Predict the time
+# ## Predict the time (optional)
+#
+# The next section takes about 20 minutes. You can skip to "Break it" now and come back before chapter 11, which builds on these formulas.
 #
 # How long does it take to send a message of $n$ bytes? A good approximation is $t(n) = \alpha + \beta n$. Here $\alpha$ is the **latency**, which you pay even for an empty message, and $1/\beta$ is the **bandwidth**. In the next picture, each circle represents a message that we timed between two ranks on your machine. The colored line is a fit to the circles. The gray lines show published figures for GPU interconnects.
 
@@ -432,7 +434,7 @@ def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
 check("1.4", ring_seconds, tree_seconds, ring_wins_from)
 
 # %% [markdown]
-# In a ring all-reduce of $N$ bytes, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. No algorithm can get by with less, because in any all-reduce, at least one rank has to send this many bytes (Patarasuk and Yuan 2009).
+# In a ring all-reduce of $N$ bytes, each rank sends $2\,\frac{p-1}{p}\,N$ bytes. No algorithm can get by with less on its busiest rank (Patarasuk and Yuan 2009).
 #
 # So when should NCCL use a ring? Here's what your formulas say about GPUs in one machine, and about GPUs in a network.
 
@@ -509,20 +511,20 @@ with show_failure():
 # %% [markdown]
 # **Read.** Which rank is missing? Which all-reduce are the other ranks stuck in? In which `step` (0, 1, or 2) did the missing rank skip its all-reduce? The report doesn't mention the step, but you can work it out from the code.
 #
-# Now for the scary part. The missing rank did join `all_reduce #2`, in which the other ranks summed their gradients from `step == 1`. Which `step` did the missing rank's own gradient come from?
+# Now for the scary part. The missing rank did join `all_reduce #2`, which was the other ranks' all-reduce for `step == 1`. Which `step` did the missing rank's own gradient come from?
 
 # %% predict="1.g"
 predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
 
 # %% [markdown]
-# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If each of the other ranks had skipped a *different* step, all the ranks would have called the same number of all-reduces. The program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
+# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If every other rank had skipped one step as well, but not the same one as rank 2, all the ranks would have called the same number of all-reduces. The program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
 #
 # ## Fix it
 #
 # This bug has shipped in real code. In torchaudio's HuBERT example, a rank returned early from the training step when its loss was infinite or NaN. The other ranks kept waiting for that rank until NCCL gave up half an hour later (pytorch/audio, issue 3749).
 
-# %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=8
-# Fix the training step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients from its weight. All ranks have to make the same decision. Keep the communication cheap: use at most one tiny all-reduce besides the one for the gradient.
+# %% [markdown] task="1.5" title="Fix a careful training step" difficulty=3 minutes=5
+# Fix the training step. If *any* rank's gradient isn't finite, *no* rank should change its weight. Otherwise, every rank subtracts `lr` times the sum of all ranks' gradients from its weight. All ranks have to make the same decision. Keep the communication cheap: besides its gradient, each rank may contribute only a single number.
 
 
 # %% exercise="1.5"
