@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from tplab import launch, record
 from tplab.tensor.linear import ColumnParallelLinear
 from tplab.trace.chrome import chrome_trace, rows_of, save_chrome_trace
-from tplab.trace.rank_trace import LANES, RankTrace, Span, trace_rank
+from tplab.trace.rank_trace import LANES, RankTrace, Span, _worker, trace_rank
 
 TOKENS, IN, OUT = 512, 256, 512
 
@@ -57,6 +58,21 @@ def test_the_duration_ends_with_what_ends_last():
 def test_a_rank_that_communicated_nothing_has_no_share():
     with pytest.raises(ValueError, match="rank 3 communicated nothing"):
         _ = RankTrace(3, spans("compute", (0, 1))).hidden_share
+
+
+def _event(name, start, end, *children):
+    times = SimpleNamespace(start=start, end=end)
+    return SimpleNamespace(name=f"aten::{name}", time_range=times, cpu_children=list(children))
+
+
+def test_an_operation_is_named_after_the_step_that_takes_its_time():
+    assert _worker(_event("layer_norm", 0, 10, _event("native_layer_norm", 1, 10))).name == "aten::native_layer_norm"
+    assert _worker(_event("sum", 0, 10, _event("fill_", 1, 2))).name == "aten::sum"
+
+
+def test_a_matmul_is_a_product_even_if_its_rank_waited_for_a_core():
+    waited = _event("matmul", 0, 100, _event("reshape", 1, 80, _event("view", 2, 3)), _event("mm", 90, 99))
+    assert _worker(waited).name == "aten::mm"
 
 
 def _backward(async_grad_allreduce):

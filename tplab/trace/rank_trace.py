@@ -120,6 +120,7 @@ def trace_rank() -> Iterator[RankTrace]:
 
 _MARK = "tplab: the same moment on two clocks"
 _NOT_COMPUTED = ("Memcpy", "Memset")
+_PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
 def _mark() -> tuple[float, float]:
@@ -171,8 +172,14 @@ def _belongs_to_another(event: Any) -> bool:
 
 
 def _worker(event: Any) -> Any:
-    """Return the step that takes most of an operation's time, such as mm for matmul."""
+    """Return the step that takes most of an operation's time, such as native_layer_norm for layer_norm.
+
+    For matmul, that's always mm or bmm, even if the rank had to wait for a core between the two.
+    """
     while event.cpu_children:
+        product = next((child for child in event.cpu_children if child.name in _PRODUCTS), None)
+        if product:
+            return product
         longest = max(event.cpu_children, key=lambda child: _end(child) - _start(child))
         if not longest.name.startswith("aten::") or 2 * (_end(longest) - _start(longest)) < _end(event) - _start(event):
             break

@@ -179,7 +179,7 @@ class ChapterFile(nbval.IPyNbFile):
 class ChapterCell(nbval.IPyNbCell):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.output_timeout = 15  # seconds that an interrupted cell has to clean up
+        self.output_timeout = 40  # seconds that an interrupted cell has to clean up, also on a busy machine
         self.verdict: dict = {}  # for a check: its error, or the expected and the actual text
 
     @property
