@@ -198,6 +198,31 @@ def test_ranks_that_wait_for_each_other_are_reported_with_the_line(program: Call
     assert any(f"test_group_failures.py line {line} in " in report for line in lines)
 
 
+def group_created_by_its_members_alone(rank: int) -> list[float]:
+    x = ones(2)
+    if rank < 2:
+        dist.all_reduce(x, group=dist.new_group([0, 1]))
+    return x.tolist()
+
+
+def later_group_created_by_its_members_alone(rank: int) -> None:
+    dist.new_group([0, 2])
+    group_created_by_its_members_alone(rank)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("program", "number"), [(group_created_by_its_members_alone, 1), (later_group_created_by_its_members_alone, 2)]
+)
+def test_a_rank_outside_a_group_that_did_not_create_it_is_named_although_gloo_goes_on(program, number) -> None:
+    with pytest.raises(tplab.RankError) as caught:
+        tplab.launch(lambda: program(dist.get_rank()), 3)
+    assert f"rank 2 never joined new_group #{number} (ranks [0, 1])." in str(caught.value)
+    line = group_created_by_its_members_alone.__code__.co_firstlineno + 3
+    assert f"line {line} in group_created_by_its_members_alone" in str(caught.value)
+    assert "even for groups that it isn't in" in str(caught.value)
+
+
 # Programs that are right
 
 

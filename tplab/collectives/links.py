@@ -144,7 +144,9 @@ def _half_round_trip(message: torch.Tensor, rank: int, group: ProcessGroup | Non
 
 
 def measure_all_reduces(sizes: Sequence[int], *, rounds: int = 20) -> dict[str, list[float]]:
-    """Measure the seconds that an all-reduce of each size (in bytes) takes in a ring and in a tree: {"ring": [..], ..}.
+    """Measure the seconds that an all-reduce of each size takes in a ring and in a tree: {"ring": [..], "tree": [..]}.
+
+    sizes: bytes of the float32 tensors, multiples of 4
 
     All ranks must call this. A time is that of the slowest rank, in the fastest of several rounds. Each round begins
     with a barrier, because a rank that starts late would count as slow. All ranks return the same times.

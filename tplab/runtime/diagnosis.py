@@ -14,6 +14,7 @@ from tplab.runtime.board import Board, Entry, channel_of_messages, tag_of
 from tplab.runtime.failures import place, rank_names
 
 NEW_GROUP = "new_group"  # the channel on which all ranks create groups
+_ABOUT_GROUPS = "Every rank must call new_group for every group, in the same order, even for groups that it isn't in."
 NEW_LINE = "\n          "
 
 
@@ -141,6 +142,26 @@ def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -
     return "\n".join([*_headlines(states), *(_line_of(state, states, stacks or {}) for state in states)])
 
 
+def skipped_groups(board: Board) -> str:
+    """Describe a finished run in which some ranks created fewer groups than others, or return "".
+
+    gloo lets the members of a group go on without the other ranks. NCCL may wait for them, and torch requires all ranks
+    to call new_group: pytorch.org/docs/stable/distributed.html#groups.
+    """
+    counts = [board.count(rank, NEW_GROUP) for rank in range(board.world_size)]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or len(set(known)) == 1:
+        return ""
+    skipped = [rank for rank, count in enumerate(known) if count < max(known)]
+    first = min(known) + 1
+    entries = (entry for rank in range(board.world_size) for entry in board.entries(rank))
+    created = next((entry for entry in entries if _key(entry) == (NEW_GROUP, first)), None)
+    where = [f"  created at {place(created.where)}"] if created else []
+    what = name(created) if created else f"{NEW_GROUP} #{first}"
+    calls = (f"  rank {rank}: {count} call{'s' * (count != 1)} of {NEW_GROUP}" for rank, count in enumerate(known))
+    return "\n".join([f"{rank_names(skipped)} never joined {what}.", *where, *calls, _ABOUT_GROUPS])
+
+
 def advice(states: Sequence[RankState]) -> str:
     """Return one sentence of advice on how to fix the problem."""
     differing = _first_difference(states)
@@ -148,7 +169,7 @@ def advice(states: Sequence[RankState]) -> str:
         return "Keep the handle that dist.isend returns, and call its wait(). Until then, the message may be dropped."
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
     if kinds == {"new_group"}:
-        return "Every rank must call new_group for every group, in the same order, even for groups that it isn't in."
+        return _ABOUT_GROUPS
     if kinds <= {"send", "recv"}:
         return (
             "Every send needs a recv with the same shape and tag. If two ranks send to each other, start both "

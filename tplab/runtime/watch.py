@@ -8,7 +8,16 @@ from typing import Any
 
 from tplab.runtime import transport
 from tplab.runtime.board import Board
-from tplab.runtime.diagnosis import advice, deadlocked, explain, lost_messages, missing, name, snapshot
+from tplab.runtime.diagnosis import (
+    advice,
+    deadlocked,
+    explain,
+    lost_messages,
+    missing,
+    name,
+    skipped_groups,
+    snapshot,
+)
 from tplab.runtime.display import Output
 from tplab.runtime.failures import (
     SHOWN_REPORTS,
@@ -123,6 +132,8 @@ class Watch:
                 if any(self._failed(rank) for rank in self.ranks):
                     raise self._failure()
                 if all(rank.message for rank in self.ranks):
+                    if wrong := skipped_groups(self.board):
+                        raise RankError(wrong, cause_type="RuntimeError", cause_message=wrong)
                     return self._results()
                 now = time.monotonic()
                 progress = self._progress()

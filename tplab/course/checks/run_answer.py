@@ -90,8 +90,9 @@ def run_ranks(
         waiting = isinstance(error, Deadlock)
         late = error.cause_type == "timeout"
         failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
-        ranks = {int(rank) for group in failed for rank in group.split(",")} or {error.rank or 0}
-        where = "every rank" if len(ranks) == p > 1 else rank_names(sorted(ranks))
+        ranks = {int(rank) for group in failed for rank in group.split(",")}
+        ranks |= set() if ranks or error.rank is None else {error.rank}
+        where = "every rank" if len(ranks) == p > 1 else rank_names(sorted(ranks)) if ranks else "a rank"
         what = "the ranks didn't finish in time" if late else f"your code fails on {where}"
         what = "the ranks are waiting for each other" if waiting else what
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"

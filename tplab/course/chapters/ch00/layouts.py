@@ -35,12 +35,8 @@ def fewest_gpus(smallest_layout: Callable[..., Any]) -> Verdict:
     odd = GPTConfig(num_layers=layers, hidden_size=50, num_heads=5, vocab_size=tokens, seq_length=32)
     wide = GPTConfig(num_layers=4, hidden_size=48, num_heads=6, vocab_size=tokens + 6000, seq_length=16)
     long = GPTConfig(num_layers=8, hidden_size=64, num_heads=1, vocab_size=50, seq_length=4096)
-    for config in (
-        small,
-        odd,
-        wide,
-        long,
-    ):  # in `wide`, the last stage is the fullest; in `long`, pp = 4 needs the least
+    # In `wide`, the last stage is the fullest. In `long`, pp = 4 needs the least.
+    for config in (small, odd, wide, long):
         needs = possible(config, MOST)
         sizes = sorted(set(needs.values()))
         for capacity in dict.fromkeys([*sizes, *(size - 1 for size in sizes[1:]), 2 * sizes[-1]]):
