@@ -141,7 +141,7 @@ def test_every_layer_has_ours_first_and_the_peers():
 
 def tiny_steps(ways, **changes):
     settings = replace(step.PRESETS["laptop"], warmup_steps=0, **step.SMALL | changes)
-    results = launch(step.measure, 2, args=(step.Problem.of(settings), ways, 2, 1), backend="gloo")
+    results = launch(step.measure, 2, args=(step.Problem.of(settings), ways, 2, 1), backend="gloo", timeout=None)
     return settings, [tuple(found) for found in results]
 
 
