@@ -39,9 +39,9 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.optimizer import adamw_options
-from tplab.capstone.training.ranks import Ranks
+from tplab.capstone.training.ranks import Ranks, share_memory_of
 from tplab.capstone.training.step import Step
-from tplab.data.grid import Place, mesh
+from tplab.data.grid import DIMENSIONS, Place
 
 RANKS = 2
 COMPARED = 3  # steps whose losses are compared
@@ -85,11 +85,22 @@ class Way:
 
 
 def tplab_sharded(problem: Problem) -> Way:
-    return _of_tplab(problem.settings, mesh(tp=RANKS), 0)
+    return _of_tplab(problem.settings, _mesh_of_its_own(), 0)
+
+
+def _mesh_of_its_own() -> DeviceMesh:
+    """Create a mesh with tp=RANKS and new groups, because only some of the ways share memory in theirs."""
+    alone = [dist.new_group([rank]) for rank in range(RANKS)][dist.get_rank()]
+    groups = [alone, alone, dist.new_group(range(RANKS))]
+    return DeviceMesh.from_group(groups, "cpu", torch.arange(RANKS).view(1, 1, RANKS), mesh_dim_names=DIMENSIONS)
+
+
+def tplab_over_gloo(problem: Problem) -> Way:
+    return tplab_sharded(replace(problem, settings=replace(problem.settings, shared_memory=False)))
 
 
 def tplab_alone(problem: Problem, threads: int) -> Way:
-    alone = DeviceMesh("cpu", torch.tensor([[[0]]]), mesh_dim_names=("dp", "pp", "tp"))  # both ranks create it
+    alone = DeviceMesh("cpu", torch.tensor([[[0]]]), mesh_dim_names=DIMENSIONS)  # both ranks create it
     return (
         _of_tplab(replace(problem.settings, tp=1), alone, threads) if dist.get_rank() == 0 else Way(_nothing, threads)
     )
@@ -98,6 +109,7 @@ def tplab_alone(problem: Problem, threads: int) -> Way:
 def _of_tplab(settings: Settings, grid: DeviceMesh, threads: int) -> Way:
     rank = dist.get_rank(grid.get_group("tp"))
     ranks = Ranks(rank, settings.tp, Place(dp=0, pp=0, tp=rank), grid, torch.device("cpu"))
+    share_memory_of(ranks, settings)
     model, number = build_model(settings, settings.model, mesh=grid, device="cpu"), [0]
     if settings.compile:
         compile_layers(model)
@@ -250,6 +262,7 @@ def _clip_shards(model: nn.Module, max_norm: float) -> None:
 
 WAYS: dict[str, Callable[[Problem], Way]] = {
     "tplab, tp = 2": tplab_sharded,
+    "tplab over gloo, tp = 2": tplab_over_gloo,
     "Megatron-Core, tp = 2": megatron_core,
     "torch DTensor, tp = 2": torch_dtensor,
     "tplab, 1 thread": partial(tplab_alone, threads=1),

@@ -19,6 +19,7 @@ board       the shared memory in which ranks announce what they are doing
 diagnosis   turns the board into a sentence such as "rank 2 never joined all_reduce #3"
 watch       follows a run until it ends, and writes the report if a rank fails or the ranks deadlock
 failures    formats a failed rank's traceback, with the notebook's cell and line
+shared_memory  all-reduces through memory that ranks share, instead of gloo
 transport   passes tensors and functions by value from one process to another
 blame       names the part of an argument or a function that can't be passed
 process     a rank as seen from the parent: its process, its pipes, and what it has reported

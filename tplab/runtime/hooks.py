@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import functional_hooks, group_hooks, torch_hooks
+from tplab.runtime import functional_hooks, group_hooks, shared_memory, torch_hooks
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
@@ -143,6 +143,8 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
     kind, index, whole = _METHODS[name]
     reduces, rooted = kind in _REDUCING, kind in _ROOTED
     original = getattr(ProcessGroup, name)
+    if name == "allreduce":
+        original = shared_memory.instead_of(original)
 
     def method(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = _recorder()
@@ -206,17 +208,17 @@ def _wrap_batches() -> None:
 torchs_wait = dist.Work.wait
 
 
-def _wrap_wait() -> Callable[..., Any]:
+def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = _recorder()
         if recorder is None:
-            return torchs_wait(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         entered = recorder.of_work(self)
         if entered is None:
-            return torchs_wait(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         recorder.waits(entered)
         try:
-            result = torchs_wait(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
         except BaseException as error:
             recorder.gave_up(entered, error)
             raise
@@ -260,7 +262,8 @@ def install() -> None:
     for name in ("send", "recv", "recv_anysource"):
         setattr(ProcessGroup, name, _wrap_message(name))
     _wrap_batches()
-    dist.Work.wait = _wrap_wait()  # type: ignore[method-assign]
+    dist.Work.wait = _wrap_wait(lambda *args, **kwargs: torchs_wait(*args, **kwargs))  # type: ignore[method-assign]
+    shared_memory.Sum.wait = _wrap_wait(shared_memory.Sum.wait)  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
     functional_hooks.install(_recorder, unrecorded)
     torch_hooks.install(_recorder)

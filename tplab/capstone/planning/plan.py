@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 
 from tplab.capstone.planning.predictions import calibrated_step, predicted_memory
 from tplab.capstone.planning.traffic import step_parts
@@ -30,11 +31,14 @@ def kernels_of(settings: Settings, **options: Any) -> Kernels:
     )  # fmt: skip
 
 
-def plan(settings: Settings, device: torch.device) -> dict[str, Any]:
-    """Return the plan. All ranks call this before they build their model. It leaves torch's random state alone."""
+def plan(settings: Settings, device: torch.device, group: ProcessGroup | None = None) -> dict[str, Any]:
+    """Return the plan. All ranks call this before they build their model. It leaves torch's random state alone.
+
+    group    the ranks among which all-reduces are timed (None: all)
+    """
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), record(keep=False):
-        kernels = kernels_of(settings, rounds=ROUNDS)
+        kernels = kernels_of(settings, rounds=ROUNDS, group=group)
     if gpus:
         torch.cuda.reset_peak_memory_stats(device)
     memory, note = predicted_memory(settings)

@@ -112,6 +112,9 @@ class Settings:
     async_grad_allreduce: bool = _of(
         True, "overlap the all-reduce of an input's gradient with computing the weight's gradient", changes=LAYOUT
     )
+    shared_memory: bool = _of(
+        True, "on CPUs of one machine, tensor-parallel all-reduces go through shared memory, not gloo", changes=LAYOUT
+    )
     recompute: Recompute = _of("nothing", "activations that backward recomputes instead of saving them", changes=LAYOUT)
     compile: bool = _of(False, "compile each layer with torch.compile", changes=LAYOUT)
 

@@ -125,8 +125,7 @@ def machine(settings: Settings) -> dict[str, Any]:
 
 def kernels(settings: Settings) -> Kernels:
     """Measure the kernels of one layer of the run, as `kernels_of` does, on ranks that have just started."""
-    join(settings)
-    return kernels_of(settings)
+    return kernels_of(settings, group=join(settings).timed)
 
 
 def timed(settings: Settings, count: int) -> tuple[Kernels, list[float]]:

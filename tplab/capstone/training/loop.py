@@ -78,7 +78,7 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     folder = Path(settings.folder)
     with ExitStack() as lock, stop_requests(folder if ranks.is_first else None) as stop:
         together(lambda: lock.enter_context(locked(folder)) if ranks.is_first else None, None)
-        made = plan(settings, ranks.device) if settings.plan else None
+        made = plan(settings, ranks.device, ranks.timed) if settings.plan else None
         with TensorCount(settings.plan and ranks.device.type == "cpu" and not settings.compile) as count:
             return _Run(settings, answers, ranks, stop, made, count).to_the_end(tell)
 

@@ -19,6 +19,7 @@ from tplab.capstone.settings.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
 from tplab.data.grid import Grid, Place, mesh
 from tplab.runtime import device
+from tplab.runtime.shared_memory import share_memory
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Ranks:
     def dp(self) -> ProcessGroup | None:
         return None if self.mesh is None else self.mesh.get_group("dp")
 
+    @property
+    def timed(self) -> ProcessGroup | None:
+        """The group whose all-reduces a plan times: that of tensor parallelism if there is one, otherwise all ranks."""
+        return self.tp if rank_and_size(self.tp)[1] > 1 else None
+
     def mean(self, loss: Tensor) -> float:
         """Return the mean over the replicas of a loss that the last stage has, and other stages have as 0."""
         loss = loss.clone()
@@ -70,7 +76,16 @@ def join(settings: Settings) -> Ranks:
     if not dist.is_initialized():
         return Ranks(0, 1, Place(0, 0, 0), None, device())
     rank, grid = dist.get_rank(), Grid(settings.dp, settings.pp, settings.tp)
-    return Ranks(rank, started, grid.place(rank), mesh(grid.dp, grid.pp, grid.tp), device())
+    ranks = Ranks(rank, started, grid.place(rank), mesh(grid.dp, grid.pp, grid.tp), device())
+    share_memory_of(ranks, settings)
+    return ranks
+
+
+def share_memory_of(ranks: Ranks, settings: Settings) -> bool:
+    """Make all-reduces of activations go through shared memory if the settings say so. Returns True if they do now."""
+    elements = settings.micro_batch_size * settings.seq_length * settings.hidden_size
+    largest = elements * max(4, getattr(torch, settings.precision).itemsize) if settings.shared_memory else 0
+    return ranks.tp is not None and share_memory(ranks.tp, largest)
 
 
 def check_started(settings: Settings, started: int) -> None:

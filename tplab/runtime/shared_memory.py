@@ -1,0 +1,220 @@
+"""All-reduces through memory that the ranks of one machine share, instead of gloo's network connections.
+
+    rank 0: copy x to slot 0 ─┐                       ┌─▶ add up all slots -> x
+                              ├─▶ ring, and wait ─────┤
+    rank 1: copy x to slot 1 ─┘                       └─▶ add up all slots -> x
+
+gloo sends every message through a socket, even to a rank on the same machine, and the kernel copies it on the way in
+and out. Here, each rank writes its x once and reads those of the other ranks. (NCCL's transport of this kind is called
+SHM.) To tell the others that its slot is full, a rank writes a byte to a pipe of each of them. If a rank ends, its
+pipes close, and the ranks that wait for it raise an error.
+
+There are two sets of slots, and the all-reduces of a group take turns with them. A rank fills a set again only after it
+has finished the all-reduce in between, which every rank joins after it has read that set. So no rank overwrites what
+another one still needs.
+"""
+
+import mmap
+import os
+import secrets
+import select
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+AllReduce = Callable[..., Any]  # ProcessGroup.allreduce
+SMALLEST = 16 * 1024  # bytes; less isn't worth it
+_SETS = 2
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+_slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
+
+
+def share_memory(group: ProcessGroup | None, largest: int) -> bool:
+    """Make all-reduces of this group of up to `largest` bytes (0: none) go through shared memory. All its ranks call it.
+
+    That holds for sums of floating-point tensors on the CPU, for as long as the group exists, and not for functional
+    collectives (those of DTensor and torch.compile). Everything else still goes through gloo, and if the ranks can't
+    share memory because they are on several machines, so do these sums. Returns True if they do share memory.
+
+    The sum is the same on every rank. With more than two ranks, it may be rounded differently from gloo's, because the
+    ranks' terms are added in rank order. The memory is 2 · p · `largest` bytes per group of p ranks.
+    """
+    group = group or dist.group.WORLD
+    assert group is not None  # there is a process group
+    size = dist.get_world_size(group)
+    _slots.pop(group, None)
+    if not largest or size == 1 or dist.get_backend(group) != "gloo":
+        return False
+    largest = -(-largest // mmap.PAGESIZE) * mmap.PAGESIZE
+    with ExitStack() as opened:
+        slots = _connected(group, mmap.PAGESIZE + _SETS * size * largest, opened)
+        joined = torch.tensor(int(slots is not None))
+        dist.all_reduce(joined, dist.ReduceOp.MIN, group=group)
+        if slots is None or not joined:
+            return False
+    _slots[group] = slots
+    return True
+
+
+def _connected(group: ProcessGroup, size: int, opened: ExitStack) -> "_Slots | None":
+    """Return the shared memory of the group's ranks with a pipe from each to each, or None if this rank has none.
+
+    `opened` closes what only has to be open until every rank has opened it, too. None of it has a name, so nothing is
+    left when the ranks end, however they end.
+    """
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    ends = [os.pipe() for _ in range(p)]  # to read from and for the other rank to write to
+    for _, write in ends:
+        opened.callback(os.close, write)
+    token = secrets.randbits(62)
+    memory = _create(size, token, opened) if rank == 0 else -1
+    mine = torch.tensor([os.getpid(), memory, token, *(write for _, write in ends)])
+    told = [torch.empty_like(mine) for _ in range(p)]
+    dist.all_gather(told, mine, group=group)
+    arrivals = {other: ends[other][0] for other in range(p) if other != rank}
+    os.close(ends[rank][0])
+    slots = _Slots(rank, arrivals, group)
+    try:
+        process, memory, token, *_ = told[0].tolist()
+        slots.memory = _map(f"/proc/{process}/fd/{memory}", token, size)[mmap.PAGESIZE :].view(_SETS, p, -1)
+        for other in arrivals:
+            process, write = int(told[other][0]), int(told[other][3 + rank])
+            slots.doorbells.append(os.open(f"/proc/{process}/fd/{write}", os.O_WRONLY))
+    except OSError:
+        return None
+    return slots
+
+
+def _create(size: int, token: int, opened: ExitStack) -> int:
+    """Create memory that begins with the token, and return its descriptor, or -1 if this system has no such memory."""
+    try:
+        file = os.memfd_create("tplab")  # only on Linux
+    except (AttributeError, OSError):
+        return -1
+    opened.callback(os.close, file)
+    os.ftruncate(file, size)
+    os.pwrite(file, token.to_bytes(8, "little"), 0)
+    return file
+
+
+def _map(path: str, token: int, size: int) -> Tensor:
+    """Return the memory as bytes. Raises OSError if this rank can't reach it, as on another machine."""
+    file = os.open(path, os.O_RDWR)
+    try:
+        if os.pread(file, 8, 0) != token.to_bytes(8, "little"):
+            raise FileNotFoundError(f"{path} exists on this machine, too, but it belongs to something else")
+        return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+    finally:
+        os.close(file)
+
+
+def instead_of(gloos: AllReduce) -> AllReduce:
+    """Return `gloos` all-reduce, except that groups that `share_memory` use it."""
+
+    def all_reduce(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        slots = _slots.get(group) if _slots else None
+        if slots is None or not slots.take(*args, **kwargs):
+            return gloos(group, *args, **kwargs)
+        return slots.all_reduce(args[0][0])
+
+    return all_reduce
+
+
+class _Slots:
+    """The shared memory of a group: `memory` [2, p, bytes], where memory[i, r] is rank r's slot in set i.
+
+    arrivals     by rank, the pipe in which another rank says that its slot is full
+    doorbells    the pipes in which this rank tells the others
+    patience     the milliseconds that a rank waits for another, as in gloo
+    """
+
+    memory: Tensor
+
+    def __init__(self, rank: int, arrivals: dict[int, int], group: ProcessGroup) -> None:
+        self.rank, self.arrivals, self.patience = rank, arrivals, _timeout_of(group)
+        self.doorbells: list[int] = []
+        self.turn = 0
+        self.latest: Sum | None = None
+
+    def __del__(self) -> None:
+        for descriptor in (*self.arrivals.values(), *self.doorbells):
+            os.close(descriptor)
+
+    def take(self, tensors: Any, options: Any = None) -> bool:
+        """Return True for a sum that fits. All ranks come to the same result, because their tensors are of one kind."""
+        if not isinstance(tensors, list) or len(tensors) != 1 or not isinstance(options, dist.AllreduceOptions):
+            return False
+        (x,) = tensors
+        return (
+            options.reduceOp == dist.ReduceOp.SUM
+            and x.device.type == "cpu"
+            and x.dtype in _DTYPES
+            and SMALLEST <= x.numel() * x.element_size() <= self.memory.shape[2]
+        )
+
+    def all_reduce(self, x: Tensor) -> "Sum":
+        if self.latest is not None:
+            self.latest.wait()
+        x = x.data.as_strided((x.numel(),), (1,))  # in the order of its memory, as gloo does
+        slots = self.memory[self.turn, :, : x.numel() * x.element_size()].view(x.dtype)  # [p, n]
+        slots[self.rank].copy_(x)
+        for doorbell in self.doorbells:
+            with suppress(BrokenPipeError):  # that rank has ended, which waiting for it will show
+                os.write(doorbell, b"!")
+        self.turn = (self.turn + 1) % _SETS
+        self.latest = Sum(self.arrivals, slots, x, self.patience)
+        return self.latest
+
+
+class Sum(dist.Work):
+    """The work of one all-reduce: its slots [p, n], and the tensor x [n] that gets their sum."""
+
+    def __init__(self, arrivals: dict[int, int], slots: Tensor, x: Tensor, patience: int) -> None:
+        super().__init__()
+        self._missing, self._slots, self._x, self._patience = dict(arrivals), slots, x, patience
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for the other ranks, and add up. Raises RuntimeError if one of them has ended or doesn't come."""
+        while self._missing:
+            if not self._look(self._patience):
+                late = ", ".join(map(str, self._missing))
+                raise RuntimeError(
+                    f"Timed out after {self._patience / 1000:.0f} s in an all-reduce of {self._x.nbytes:,} bytes: "
+                    f"these ranks of the group haven't joined it: {late}"
+                )
+        return True
+
+    def is_completed(self) -> bool:
+        if self._missing:
+            self._look(0)
+        return not self._missing
+
+    def _look(self, milliseconds: int) -> bool:
+        """Note which ranks have filled their slots, and add up once all have. False: none has in this time."""
+        poll = select.poll()
+        for arrival in self._missing.values():
+            poll.register(arrival, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
+        for rank, arrival in list(self._missing.items()):
+            if arrival in ready:
+                if not os.read(arrival, 1):
+                    raise RuntimeError(f"Connection closed by peer: rank {rank} of the group has ended")
+                del self._missing[rank]
+        if not self._missing:
+            torch.add(self._slots[0], self._slots[1], out=self._x)
+            for slot in self._slots[2:]:
+                self._x.add_(slot)
+        return bool(ready)
+
+
+def _timeout_of(group: ProcessGroup) -> int:
+    """Return the timeout of a group in milliseconds."""
+    options: Any = group._get_backend(torch.device("cpu")).options
+    return min(int(options._timeout.total_seconds() * 1000), 2**31 - 1)  # what poll takes
