@@ -351,7 +351,7 @@ viz.parallelism("pipeline")
 # | pipeline parallelism, `pp` stages | each rank has those of $L/pp$ layers | each rank has those of $L/pp$ layers, for several micro-batches at a time |
 # | tensor parallelism, `tp` ranks | the matrices are divided by `tp` | some are divided by `tp` |
 #
-# Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But the norms read and write full tensors of shape `[b, s, h]` on every rank. The dropouts after the attention block and after the MLP work on full tensors, too.
+# Why only "some"? Inside the attention block and the MLP, each rank works on its own slice. But the norms read and write full tensors of shape `[b, s, h]` on every rank. The dropout layers after the attention block and after the MLP also work on full tensors.
 #
 # **Predict.** In GPT-3, a layer saves 34 + 80 = 114 bytes for each element of its input, and 80 of these bytes are for the attention scores. Suppose you split this layer across 8 tensor-parallel ranks. Go through the table of saved tensors again. How many bytes per input element does each rank have to store?
 

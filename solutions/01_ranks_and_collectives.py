@@ -12,7 +12,7 @@ from tplab.collectives import links
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
-# This picture shows the first half of what you'll build, with data from a real run on four processes. Each process has four numbers and sends one of them to its right-hand neighbor. (The picture only shows the numbers that travel.) The neighbor adds one of its own numbers and passes the sum on to the next neighbor. After three steps, each process has one complete sum. Soon, you'll write the code behind these arrows yourself.
+# This picture shows the first half of what you'll build, with data from a real run on four processes. Each process has four numbers. Process 0 sends its first number to its right-hand neighbor, process 1 sends its second number, and so on. (The picture only shows the numbers that travel.) The neighbor adds one of its own numbers and passes the sum on to the next neighbor. After three steps, each process has one complete sum. Soon, you'll write the code behind these arrows yourself.
 
 
 # %%
@@ -151,16 +151,16 @@ gathered = launch(all_gather, 4)
 viz.collective(gathered, name="all_gather")
 
 # %% [markdown]
-# In an **all-gather**, each rank contributes one chunk, and every rank gets all `p` chunks. The next two collectives split every rank's tensor into `p` chunks. A **reduce-scatter** sums the tensors across all ranks, but rank $r$ receives only chunk $r$ of the sum. An **all-to-all** exchanges chunks without summing them. For example, chunk 3 of rank 1 goes to rank 3, where it becomes chunk 1.
+# In an **all-gather**, each rank contributes one chunk, and every rank gets all `p` chunks. The next two collectives split every rank's tensor into `p` chunks. A **reduce-scatter** sums the tensors across all ranks, but rank $r$ receives only chunk $r$ of the sum. An **all-to-all** exchanges chunks without summing them. Chunk $j$ of rank $i$ becomes chunk $i$ of rank $j$, so chunk 3 of rank 1 becomes chunk 1 of rank 3, for example.
 #
-# **Predict.** Four ranks start with the same values as before. What value does rank 2 receive in a reduce-scatter? What's the *last* value that rank 1 receives in an all-to-all?
+# **Predict.** Four ranks start with [1, 2, 3, 4], [10, 20, 30, 40], and so on. What value does rank 2 receive in a reduce-scatter? What's the *last* value that rank 1 receives in an all-to-all?
 
 # %% predict="1.b"
 predict("1.b", reduce_scatter_on_rank_2=3333, last_of_all_to_all_on_rank_1=2000)
 
 
 # %% [markdown]
-# In the next cell, you can try all the collectives. If a collective has a root, the root is rank 1. After a `reduce`, only the root's tensor is defined, so the picture leaves out the tensors of the other ranks.
+# In the next cell, you can check your prediction and try all the other collectives. If a collective has a root, the root is rank 1. After a `reduce`, only the root's tensor is defined, so the picture leaves out the tensors of the other ranks.
 
 
 # %% tags=["explore"]
@@ -171,7 +171,7 @@ def show(kind, p):
 viz.explore(show, kind=list(collectives.EXAMPLES), p=(4, 3, 2))
 
 # %% [markdown]
-# **Predict.** Which collective undoes a `scatter`? A `reduce` followed by a `broadcast` has the same effect as an `all_reduce`, but all the data goes through the root. There's also a pair of collectives *without* a root that has the same effect as an `all_reduce`. Which collective of this pair comes first, and which one comes second?
+# **Predict.** Which collective undoes a `scatter`? A `reduce` gives only the root the sum, and a `broadcast` copies the root's tensor to every rank. One after the other, they have the same effect as an `all_reduce`, but all the data goes through the root. There's also a pair of collectives *without* a root that has the same effect as an `all_reduce`. Which collective of this pair comes first, and which one comes second?
 
 # %% predict="1.c"
 predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gather")
@@ -183,7 +183,7 @@ predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gath
 gathered.record
 
 # %% [markdown]
-# The last column shows the **message size** of each collective, counted as in NVIDIA's benchmark `nccl-tests`. If a collective works on chunks, the message size is the combined size of the `p` chunks. Otherwise, the message size is the size of the tensor. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
+# The last column shows the **message size** of each collective, counted as in NVIDIA's benchmark `nccl-tests`. For an all-reduce or a reduce-scatter, that's the size of the tensor that each rank puts in. For an all-gather, it's the size of the result, which is all `p` chunks together. In this all-gather, each rank contributed a single 8-byte number, so the message size is 4 · 8 = 32 bytes. The number of bytes that a rank actually sends depends on the algorithm, and you're about to write one.
 #
 # ## Send and receive at the same time
 #
@@ -213,7 +213,7 @@ with show_failure():
 predict("1.d", line_of_rank_0=6, rank_that_should_send=1, sends_entered=0)
 
 # %% [markdown]
-# The report suggests two solutions. One side could send first, which works for two ranks, but in a large ring, the ranks would have to take turns. So let's use the other solution and *start* both messages before we wait for either of them. `dist.batch_isend_irecv` starts all the sends and receives in a list and immediately returns a list of requests. A call to `request.wait()` blocks until the message has been delivered. Don't touch the tensors before then.
+# The report suggests two solutions. One side could send first. That works for two ranks, but in a large ring, each rank would have to wait for its left-hand neighbor. So let's use the other solution and *start* both messages before we wait for either of them. `dist.batch_isend_irecv` starts all the sends and receives in a list and immediately returns a list of requests. A call to `request.wait()` blocks until the message has been delivered. Don't touch the tensors before then.
 
 
 # %%
@@ -254,7 +254,7 @@ list(launch(both_at_once, 2))
 # Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, which rank has 1111, the finished chunk 0?
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=13
-# In a reduce-scatter, rank $r$ has to get chunk $r$. In the picture at the top and in the animation, rank $r$ ends up with chunk $r+1$ instead. (At the top, chunk 0 becomes 1111, chunk 1 becomes 2222, and so on.) So on which rank should each chunk start? Make a table for three ranks before you write any code.
+# In a reduce-scatter, rank $r$ has to get chunk $r$. In the picture at the top and in the animation, rank $r$ ends up with chunk $r+1$ instead, and the last rank ends up with chunk 0. (At the top, chunk 0 becomes 1111, chunk 1 becomes 2222, and so on.) So on which rank should each chunk start? Make a table for three ranks before you write any code.
 #
 # Your `x` has the shape `[p, ..]`, and chunk $i$ is `x[i]`. Use $p-1$ steps. In each step, each rank sends a single chunk to its right-hand neighbor. Don't change your caller's `x`.
 
@@ -289,7 +289,7 @@ check("1.2", ring_reduce_scatter)
 # %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=12
 # Now write `ring_all_gather`. Every rank starts with one chunk and ends up with all `p` chunks. Use $p-1$ steps again, and have each rank send only one chunk to its right-hand neighbor in each step. Which chunk should a rank send in each step?
 #
-# Then build `ring_all_reduce` from what you have. Each rank may send no more than $2(p-1)$ messages, and each message may contain only $1/p$ of `x`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. No single dimension has to be divisible by `p`.
+# Then build `ring_all_reduce` from what you have. Each rank may send no more than $2(p-1)$ messages, and each message may contain only $1/p$ of `x`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. For example, a tensor of shape `[3, 2, 2]` has to work on 4 ranks.
 
 
 # %% exercise="1.3"
@@ -341,7 +341,7 @@ viz.play(record_my_ring, p=(2, 3, 4, 5, 6, 7, 8), start={"p": 4, "step": 3})
 # %% [markdown]
 # ## Count the bytes
 #
-# The other classic algorithm is the **tree**. Suppose you have eight ranks. First, ranks 1, 3, 5, and 7 send their full tensors to ranks 0, 2, 4, and 6, which add them to their own tensors. Next, ranks 2 and 6 send their sums to ranks 0 and 4. Finally, rank 4 sends its sum to rank 0, which now has the sum of all eight tensors. Then the sum travels back down the tree along the same path.
+# The other classic algorithm is the **tree**. Suppose you have eight ranks. First, ranks 1, 3, 5, and 7 send their full tensors to ranks 0, 2, 4, and 6, which add them to their own tensors. Next, ranks 2 and 6 send their sums to ranks 0 and 4. Finally, rank 4 sends its sum to rank 0, which now has the sum of all eight tensors. Then the sum travels back down the tree. Each rank sends the sum to all the ranks from which it received a tensor on the way up.
 #
 # **Predict.** You all-reduce an 8 MiB tensor across 8 ranks. How many MiB does each rank send in a ring all-reduce? How many MiB does rank 0 send in a tree all-reduce? How many steps does each algorithm take?
 
@@ -510,13 +510,13 @@ with show_failure():
 # %% [markdown]
 # **Read.** Which rank is missing? Which all-reduce are the other ranks stuck in? In which `step` (0, 1, or 2) did the missing rank skip its all-reduce? The report doesn't mention the step, but you can work it out from the code.
 #
-# Now for the scary part. The missing rank did join `all_reduce #2`, which was the other ranks' all-reduce for `step == 1`. Which `step` did the missing rank's own gradient come from?
+# Now for the scary part. The missing rank did join `all_reduce #2`. The other ranks were in `step == 1` at that point. In which `step` was the missing rank?
 
 # %% predict="1.g"
-predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
+predict("1.g", missing_rank=2, number_of_the_all_reduce=3, skipped_step=1, step_of_missing_rank=2)
 
 # %% [markdown]
-# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. If every other rank had skipped one step as well, but not the same one as rank 2, all the ranks would have called the same number of all-reduces. The program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
+# Collectives are matched by order, not by meaning. That's why the sum for step 1 contains a gradient from step 2. Suppose each of the other ranks had skipped one step, too, say step 0. Then all the ranks would have called two all-reduces, the program would have finished without an error, and you'd have trained on the wrong gradients. We were lucky that this program got stuck, because otherwise we might never have noticed the bug.
 #
 # ## Fix it
 #
@@ -553,7 +553,7 @@ def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> boo
 # %% [markdown] hints="1.5"
 # 1. A rank that finds a problem can't skip the step on its own. What do the other ranks need to know before they can continue? Which collective gives every rank information from all the other ranks?
 # 2. Turn "my gradient isn't finite" into a number, and all-reduce that number. If the sum is greater than 0, at least one rank has a problem, and now every rank knows about it.
-# 3. On every rank, compute `skips = (~gradient.isfinite().all()).float()`, call `dist.all_reduce(skips)`, and return `False` if `skips > 0`. After that, the all-reduce of the gradient is safe. (You could also all-reduce a copy of the gradient first and check whether the sum is finite.)
+# 3. On every rank, compute `skips = (~gradient.isfinite().all()).float()`, call `dist.all_reduce(skips)`, and return `False` if `skips > 0`. After that, the all-reduce of the gradient is safe.
 
 # %% check="1.5"
 check("1.5", careful_step)
@@ -583,7 +583,7 @@ symptoms(1)
 #
 # ## Your library so far
 #
-# Your library now has an all-reduce made of nothing but sends and receives, and it can predict how long an all-reduce takes.
+# Your library now has an all-reduce made of nothing but sends and receives. If you've solved the optional exercise, your library can also predict how long an all-reduce takes.
 
 # %%
 from tplab.course import library

@@ -3,7 +3,7 @@
 #
 # Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from the same two layers. In this chapter, you'll write both layers yourself. Then you'll be able to replace an `nn.Linear` with a parallel layer, and the rest of the model won't notice. The outputs, the gradients, and even the checkpoint will stay the same.
 #
-# You need chapters 02 and 03. About 75 minutes.
+# You need chapters 02 and 03. About 75 minutes, plus 10 minutes for an optional section.
 
 # %% tags=["setup"]
 import torch
@@ -13,7 +13,15 @@ from torch.nn import functional as F
 
 from tplab import device, launch, record, viz
 from tplab.course import check, predict, symptoms
-from tplab.tensor import Sharding, copy_to_region, divide, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor import (
+    Sharding,
+    copy_to_region,
+    divide,
+    gather_from_region,
+    reduce_from_region,
+    regression,
+    scatter_to_region,
+)
 
 # %% [markdown]
 # ## Which way is a column?
@@ -65,12 +73,12 @@ viz.explore(show_split, kind=["column", "row"], p=(2, 4))
 predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 
 # %% [markdown] task="4.1" title="ColumnParallelLinear" difficulty=2 minutes=12
-# Set `weight_shape` and `bias_shape` in the constructor, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (The initialization and the attribute `tensor_parallel` come later in this chapter.)
+# Set `weight_shape` and `bias_shape` in the constructor, and write the forward pass. `divide(n, p)` returns `n // p`, and it raises an error if `p` doesn't divide `n`. The constructor leaves the weight uninitialized. (The initialization, the attribute `tensor_parallel`, and the argument `stride` come later in this chapter.)
 #
 # The layer has a few options that real models need:
 #
 # - With `gather_output`, every rank returns the full output.
-# - With `skip_bias_add`, the layer returns the pair (output without the bias, bias), so that the caller can fuse the addition with the next operation.
+# - With `skip_bias_add`, the layer returns the pair (output without the bias, bias), so that the caller can add the bias and apply the next operation, such as GELU, in a single kernel.
 # - `group` is the set of ranks that the layer is split across. A model can have several groups, for example one with ranks 0 and 2 and another with ranks 1 and 3. Each group has to work independently, so pass `self.group` to every function that communicates.
 
 
@@ -79,8 +87,8 @@ class ColumnParallelLinear(nn.Module):
     """Y = X A + b, with the columns of A split over the ranks of `group`.
 
     x [.., in], the same on every rank -> this rank's slice of Y, [.., out/p], or with `gather_output` all of Y, [.., out].
-    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None. If the output
-    is gathered, the returned bias is still only this rank's slice.
+    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None. The bias is
+    always this rank's slice, so if the output is gathered, too, the caller can't simply add the two.
     """
 
     def __init__(
@@ -132,28 +140,13 @@ class ColumnParallelLinear(nn.Module):
 check("4.1", ColumnParallelLinear)
 
 # %% [markdown]
-# Here's your layer on four ranks. Rank `r`'s weight is filled with the number `r`, and the input is the identity matrix. So each element of the output tells you which rank computed it.
-
-
-# %%
-def show_columns(gather_output):
-    layer = ColumnParallelLinear(4, 8, gather_output=gather_output, device=device())
-    with torch.no_grad():
-        layer.weight.fill_(dist.get_rank())
-        return layer(torch.eye(4, device=device()))  # [4, 2], or [4, 8] if it's gathered
-
-
-slices, gathered = launch(show_columns, 4, args=(False,)), launch(show_columns, 4, args=(True,))
-viz.matrices({f"rank {rank}": out for rank, out in enumerate(slices)} | {"rank 2, gathered": gathered[2]})
-
-# %% [markdown]
 # ## The row-parallel layer, and its bias
 #
 # This time, the inputs are split, and the rows of $A$ are split to match. Each rank can compute one term of every output:
 #
 # $$Y = [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} + b = X_0 A_0 + X_1 A_1 + b$$
 #
-# The matmul is easy, but the bias is surprisingly hard to get right. In real code, we've seen people add the bias in four different places, and only one of them is right.
+# The matmul is easy, but the bias is surprisingly hard to get right. In real code, we've seen people add the bias in four different ways, and only one of them is right.
 
 # %% [markdown] task="4.2" title="RowParallelLinear" difficulty=3 minutes=12
 # Write the row-parallel counterpart of your first layer, and find the right place for the bias. By default, each rank's `x` is already that rank's slice of the input. With `input_is_parallel=False`, every rank receives the full `x`, and the layer has to take the rank's slice itself.
@@ -215,9 +208,7 @@ class RowParallelLinear(nn.Module):
 check("4.2", RowParallelLinear)
 
 # %% [markdown]
-# (Did you call `dist.all_reduce(out)` instead of g? Autograd doesn't see calls of `dist`, so dY passes through unchanged, just as it does in g. Your layer works only because a matmul doesn't need its own output in the backward pass. You saw in chapter 03 how `exp` fares.)
-#
-# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs its forward pass (in blue) and its backward pass (in red). Then the row-parallel layer does the same.
+# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer, which multiplies X by A, runs its forward pass (in blue) and its backward pass (in red). Then the row-parallel layer, which multiplies Y by B, does the same.
 #
 # ![In a column-parallel layer, an all-gather collects the output in the forward pass, and f all-reduces the input's gradient in the backward pass. In a row-parallel layer, g all-reduces the output in the forward pass, and an all-gather collects the input's gradient in the backward pass.](pictures/layers.svg)
 #
@@ -227,9 +218,9 @@ check("4.2", RowParallelLinear)
 #
 # </details>
 #
-# ## Break it: three wrong places for the bias
+# ## Break it: three wrong ways to add the bias
 #
-# All three classes below add the bias before the all-reduce. All three versions come from real code. `EveryRank` adds `self.bias` on every rank, `Divided` adds `self.bias / p`, and `RankZero` adds `self.bias` on rank 0 only.
+# All three classes below come from real code, and all of them add the bias before the all-reduce. `EveryRank` adds `self.bias` on every rank, `Divided` adds `self.bias / p`, and `RankZero` adds `self.bias` on rank 0 only.
 #
 # **Predict.** On four ranks, how many times does `EveryRank` add the bias to the output? The output of `Divided` is correct, but what fraction of its true gradient does each rank's bias receive?
 
@@ -257,53 +248,20 @@ class RankZero(RowParallelLinear):
         return reduce_from_region(F.linear(x, self.weight, bias), self.group)
 
 
-generator = torch.Generator().manual_seed(0)
-true_weight, true_bias = torch.randn(4, 8, generator=generator), torch.full((4,), 2.0)
-inputs = torch.randn(64, 8, generator=generator)
-targets = inputs @ true_weight.T + true_bias  # [64, 4]
-
-
-def fit(layer, x, y, steps=40):
-    """Train with plain SGD, and return the loss before every step and after the last one."""
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.2)
-    losses = []
-    for _ in range(steps):
-        loss = F.mse_loss(layer(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return [*losses, F.mse_loss(layer(x), y).item()]
-
-
-def fit_sharded(layer_class):
-    layer = layer_class(8, 4, device=device())  # every rank holds 8/p of the inputs
-    nn.init.zeros_(layer.weight)
-    x_shard = inputs.chunk(dist.get_world_size(), dim=-1)[dist.get_rank()]  # [64, 8/p]
-    losses = fit(layer, x_shard.to(device()), targets.to(device()))
-    return {"losses": losses, "weight": layer.weight.detach(), "bias": layer.bias.detach()}
-
-
-plain = nn.Linear(8, 4)
-nn.init.zeros_(plain.weight), nn.init.zeros_(plain.bias)
-curves = {"nn.Linear": fit(plain, inputs, targets)}
-runs = {}
-for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
-    runs[layer_class.__name__] = launch(fit_sharded, 2, args=(layer_class,))
-    curves[layer_class.__name__] = runs[layer_class.__name__][0]["losses"]
-viz.curves(curves, title="all five layers learn")
+runs = {
+    cls.__name__: launch(regression.fit, 2, args=(cls,)) for cls in (RowParallelLinear, EveryRank, Divided, RankZero)
+}
+plain = launch(regression.fit, 1, args=(nn.Linear,))
+viz.curves(
+    {"nn.Linear": plain[0]["losses"]} | {name: run[0]["losses"] for name, run in runs.items()},
+    title="all five layers learn",
+)
 
 # %% [markdown]
-# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast, and `Divided` learns it too slowly. But both curves look healthy, and in a real training run, you don't have a correct curve to compare them with. So let's do what you'd do after any training run, and save the model. Each rank saves its shards to a checkpoint, and then a single process loads the checkpoint.
+# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast, and `Divided` learns it too slowly. But both curves look healthy, and in a real training run, you don't have a correct curve to compare them with. So let's do what you'd do after any training run, and save the model. Then a single process loads the checkpoint. It needs the weight shards of both ranks, but only one rank's bias, because the bias is replicated.
 
 
 # %%
-def reloaded(run, rank):
-    """Return the loss of a plain linear layer with all ranks' weights and the bias that `rank` saved."""
-    weight = torch.cat([result["weight"] for result in run], dim=1)  # [4, 8]
-    return F.mse_loss(F.linear(inputs, weight, run[rank]["bias"]), targets).item()
-
-
 viz.table(
     [
         {
@@ -311,25 +269,25 @@ viz.table(
             "final loss": f"{run[0]['losses'][-1]:.3f}",
             "bias[0] on rank 0": f"{run[0]['bias'][0].item():.3f}",
             "bias[0] on rank 1": f"{run[1]['bias'][0].item():.3f}",
-            "loss with rank 0's checkpoint": f"{reloaded(run, 0):.3f}",
-            "loss with rank 1's checkpoint": f"{reloaded(run, 1):.3f}",
+            "loss in one process, rank 0's bias": f"{regression.loss_in_one_process(run, bias_of=0):.3f}",
+            "loss in one process, rank 1's bias": f"{regression.loss_in_one_process(run, bias_of=1):.3f}",
         }
         for name, run in runs.items()
     ]
 )
 
 # %% [markdown]
-# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. On two ranks, these two halves add up to the true bias, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` hasn't reached its true value yet. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
+# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. On two ranks, these two halves add up to the true bias, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` is further from its true value than the bias of your layer. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
-# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank. The mistake of `EveryRank` was also reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias by the number of ranks (pull request 3781). This makes the gradient of the bias too small, as pull request 4332 points out.
+# That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank.
 #
 # ## A parameter that knows how it was split
 #
 # Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard and, if it's a shard, how the full tensor was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
-# `dim` is the dimension that was split, and `stride` is the number of blocks in a **fused** weight. (It has nothing to do with a tensor's strides in memory.) Two linear layers with the same input are often stored as one big weight, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose that `[gate; up]` has eight rows. Rows 0 to 3 belong to a layer called "gate", and rows 4 to 7 belong to a layer called "up". Later, the
-# model multiplies each output of "gate" by the matching output of "up". So each rank needs the *same* rows from both layers. Here's what two ranks get if you split this weight as one block or as two blocks:
+# `dim` is the dimension that was split. To see what `stride` is for, take a model that computes `gate(x) * up(x)` with two linear layers. Such layers are often stored as one **fused** weight `[gate; up]`, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose this weight has eight rows, so that rows 0 to 3 belong to `gate`, and rows 4 to 7 belong to `up`. To multiply matching outputs, each rank needs the *same* rows from both layers. The `stride` is the
+# number of blocks in the weight, here 2. (It has nothing to do with a tensor's strides in memory.) Here's what two ranks get if you split this weight as one block or as two blocks:
 
 # %%
 rows = torch.arange(8.0).reshape(8, 1)
@@ -345,7 +303,7 @@ viz.matrices(
 )
 
 # %% [markdown]
-# With stride 1, rank 0 gets the entire "gate" layer and rank 1 gets the entire "up" layer, so neither rank can multiply matching outputs. With stride 2, each rank gets a slice of each layer, and its rows form matching pairs.
+# With stride 1, rank 0 gets all of `gate` and rank 1 gets all of `up`, so neither rank can multiply matching outputs. With stride 2, each rank gets a slice of each layer, and its rows form matching pairs.
 #
 # **Predict.** A fused weight `[q; k; v]` has 12 rows, in three blocks of four. Suppose this weight is split across two ranks with a stride of 3. Which rows does rank 1 hold? List the row numbers in order.
 
@@ -440,7 +398,7 @@ def init_shard(param, full_shape, init_method, group=None):
 
 # %% [markdown] hints="4.4"
 # 1. What shape is the tensor that a single process would pass to `init_method`? Could every rank draw a full tensor of that shape and then keep only its own shard? (Your function may hold one full weight in memory at a time.)
-# 2. Allocate an empty tensor of the full shape, which is called a **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Make this copy under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
+# 2. Allocate an empty tensor of the full shape, called the **master weight**, and have `init_method` fill it. Then copy this rank's shard of the master weight into `param`. Make this copy under `torch.no_grad()`, because autograd doesn't allow in-place changes to a parameter that requires a gradient.
 # 3. Start with `master = torch.empty(full_shape, dtype=param.dtype, device=param.device)`, and call `init_method(master)`. Then, under `torch.no_grad()`, call
 #    `param.copy_(shard(master, sharding.dim, dist.get_rank(group), dist.get_world_size(group), stride=sharding.stride))`, where `sharding` is `param.tensor_parallel`.
 
@@ -475,11 +433,11 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 #
 # ## From a checkpoint to shards, and back
 #
-# Now you can move a model from a single process to `p` ranks. You can also save a checkpoint that any other number of ranks can load. Every parameter carries its own `tensor_parallel` attribute, so one function for loading and one for saving are enough for every module in this course. In PyTorch, a dictionary that maps parameter names to tensors is called a **state dict**. In a *full* state
+# Next, you'll move a model from a single process to `p` ranks, and you'll save a checkpoint that any other number of ranks can load. Every parameter carries its own `tensor_parallel` attribute, so one function for loading and one for saving are enough for every module in this course. In PyTorch, a dictionary that maps parameter names to tensors is called a **state dict**. In a *full* state
 # dict, all tensors are unsharded, just as they would be in a single process.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
-# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns the full tensors. Saving takes one all-gather per sharded parameter and no communication at all for a replicated one. Both functions should work for the parameters of any module, including one that contains other modules. (Like `named_parameters()`, they skip buffers, and a parameter with two names appears only once.)
+# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns the full tensors. Saving takes one all-gather per sharded parameter and no communication at all for a replicated one. Both functions should work for the parameters of any module, including one that contains other modules. A parameter may be stored non-contiguously, as a transposed matrix is, but collectives need contiguous tensors. (Like `named_parameters()`, your functions skip buffers, and a parameter with two names appears only once.)
 
 
 # %% exercise="4.5"
@@ -551,7 +509,7 @@ viz.table(
 )
 
 # %% [markdown]
-# ## Measure it
+# ## Measure it, and compare it with PyTorch (optional)
 #
 # How much do the two layers communicate? For every variant of the layers, we trace one forward and one backward pass. Then we check the message sizes against a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes. The last column shows how many bytes each rank sends in a ring, as in chapter 02.
 
@@ -588,25 +546,9 @@ for layer_class, options, *expected in variants:
 viz.table(table, title=f"message sizes in bytes, p = 4, 4·b·s·i = {4 * b * s * i}, 4·b·s·o = {4 * b * s * o}")
 
 # %% [markdown]
-# Notice that `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The two expensive variants send messages of the same sizes. But the row-parallel layer sends more bytes in total, because it all-reduces the larger message.
-
-# %%
-symptoms(4)
+# `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The two expensive variants send messages of the same sizes. But here, the output is larger than the input, so the row-parallel layer sends more bytes in total, because it all-reduces the larger message.
 
 # %% [markdown]
-# ## In the wild
-#
-# <details><summary>Going deeper: Megatron-Core, DTensor, inference engines, and copies that forget</summary>
-#
-# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair, the output and the bias. Without `skip_bias_add`, the second element is `None`. Like your function, `_initialize_affine_weight_cpu` draws the full weight and keeps one shard.
-#   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
-#   Megatron used to keep its process groups in a global module. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
-# - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
-# - **Inference engines** run only the forward pass, so for them, two of the traps are perfectly fine. nano-vLLM adds the row-parallel bias on rank 0 only, and FastDeploy divides the bias by `p` when it loads a checkpoint.
-# - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). A deep copy of your layer loses the attribute `tensor_parallel`, so all its parameters look replicated, and its checkpoint is wrong.
-#
-# </details>
-#
 # Does your layer compute the same thing as PyTorch's own parallel layer? Let's run the two layers with the same weights, the same input, and the same upstream gradient.
 
 
@@ -633,6 +575,26 @@ compared = launch(against_dtensor, 2, args=(dict(trained.state_dict()), x, torch
 print(f"largest differences: {compared[0]} in the output, {compared[1]} in the input's gradient")
 
 # %% [markdown]
+# Come back to this table when a parallel layer of yours returns or learns something wrong.
+
+# %%
+symptoms(4)
+
+# %% [markdown]
+# ## In the wild
+#
+# <details><summary>Going deeper: Megatron-Core, DTensor, inference engines, and copies that forget</summary>
+#
+# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair, the output and the bias. Without `skip_bias_add`, the second element is `None`. Like your function, `_initialize_affine_weight_cpu` draws the full weight and keeps one shard.
+#   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
+#   Megatron used to keep its process groups in a global module. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
+# - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
+# - **Inference engines** run only the forward pass, so for them, two of the traps are perfectly fine. nano-vLLM adds the row-parallel bias on rank 0 only, and FastDeploy divides the bias by `p` when it loads a checkpoint.
+# - **The three wrong biases** are real. The mistake of `EveryRank` was also reported in slapo (issue 10) and MinivLLM (issue 80), and Paddle fixed it in pull request 35186. Like `Divided`, torchtitan divides the bias by the number of ranks (pull request 3781), and pull request 4332 points out that this makes the gradient of the bias too small.
+# - **Copies forget.** If you copy an `nn.Parameter` with `copy.deepcopy`, the copy loses any attributes that you've set (PyTorch issue 117275). A deep copy of your layer loses the attribute `tensor_parallel`, so all its parameters look replicated, and its checkpoint is wrong.
+#
+# </details>
+#
 # ## Your library so far
 #
 # Your library now contains the two layers that all later layers are built from, and it can load and save ordinary checkpoints.

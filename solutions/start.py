@@ -40,7 +40,7 @@ predict("S.a", each_rank=46)
 # %% [markdown]
 # ## Two processes, one matmul
 #
-# Now we want to compute $Y = XA$, but $A$ is too big for one process. Let's give the top half of $A$ to rank 0 and the bottom half to rank 1. In a matmul, the top half of $A$ is only ever multiplied by the left half of $X$, and the bottom half of $A$ is only ever multiplied by the right half of $X$. So each rank needs only its own half of $X$, too.
+# Now we want to compute $Y = XA$, but $A$ is too big for one process. Let's give the top half of $A$ to rank 0 and the bottom half to rank 1. In a matmul, the top half of $A$ is only ever multiplied by the left half of $X$, and the bottom half of $A$ is only ever multiplied by the right half of $X$. So each rank also needs only its own half of $X$.
 
 # %%
 X = torch.tensor([[2.0, 1, 0, 1], [1, 0, 3, 1]])

@@ -216,6 +216,7 @@ LOAD_SAVE_ANSWERS = [
     ("save returns the shards", save(swap(SAVE, "if sharding is not None and world_size > 1:", "if False:")), "Which collective gives every rank the other ranks' shards"),
     ("save glues without the stride", save(swap(SAVE, ", stride=sharding.stride", "")), "so concatenating the shards isn't enough"),
     ("save glues everything along dimension 0", save(swap(SAVE, "sharding.dim", "0")), "Along which dimension does your code concatenate the shards"),
+    ("save glues everything along the last dimension", save(swap(SAVE, "sharding.dim", "-1")), "Along which dimension does your code join the shards"),
     ("save glues the replicated parameters too", save(swap(SAVE, "None)", "Sharding(0))")), "What do you get if you concatenate p copies of the same parameter"),
     ("save adds up the replicated parameters", save(swap(SAVE, "    full_state[name]", "    if sharding is None:\n        dist.all_reduce(value, group=group)\n    full_state[name]")), "so why would you sum these copies"),
     ("save gathers the replicated parameters for nothing", save(swap(SAVE, "    full_state[name]", "    if sharding is None and world_size > 1:\n        dist.all_gather([torch.empty_like(value) for _ in range(world_size)], value, group=group)\n    full_state[name]")), "The values are all correct, but your function doesn't run the expected collectives"),

@@ -7,6 +7,7 @@
     full_state             convert full checkpoints to shards and back
     region                 how activations enter and leave a block of sharded weights
     linear                 ColumnParallelLinear, RowParallelLinear
+    regression             a small problem that shows what a layer learns
 05  mlp                    ParallelMLP: one all-reduce in forward, one in backward
 06  attention_mask, qkv, rotary, kv_cache, attention
 07  id_check, embedding    the vocabulary-parallel embedding table, and the output layer that shares its weight

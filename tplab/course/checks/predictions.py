@@ -86,10 +86,13 @@ def predict(number: str, **values: Any) -> Reply:
 
 def _right(value: Any, right: Any) -> bool:
     if isinstance(right, str):
-        return isinstance(value, str) and _same_name(value) == _same_name(right)
+        name = getattr(value, "__name__", value)  # the learner may write the function itself, without quotes
+        return isinstance(name, str) and _same_name(name) == _same_name(right)
     if isinstance(right, bool) or isinstance(value, bool):
         return value is right
     value = _number(value)
+    if isinstance(right, Real) and isinstance(value, (tuple, list)) and len(value) == 1:
+        value = _number(value[0])  # a number with brackets, such as a tensor of one element
     if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, Real):
         value = (value,)  # the size of a vector, written without brackets
     if isinstance(right, (tuple, list)):

@@ -114,10 +114,12 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
 
 
 def stated_minutes(reference: list[Cell]) -> int:
-    """Return how long the first page of a chapter says it takes, in minutes, or 0 if it doesn't."""
+    """Return how long the first page of a chapter says it takes, in minutes, with optional sections. 0: it doesn't."""
     texts = (cell.source for cell in reference[:6] if cell.kind == "markdown")
-    found = next(filter(None, (re.search(r"About (\d+) minutes", text) for text in texts)), None)
-    return int(found[1]) if found else 0
+    found = next(
+        filter(None, (re.search(r"About (\d+) minutes(?:, plus (\d+) minutes)?", text) for text in texts)), None
+    )
+    return int(found[1]) + int(found[2] or 0) if found else 0
 
 
 def _judge(

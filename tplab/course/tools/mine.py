@@ -18,7 +18,10 @@ from tplab.course.learner.library import PACKAGE, SCRIPT, Module, modules, resto
 from tplab.course.learner.library_text import DEMOS
 from tplab.course.notebooks.numbering import argument, chapter_of, parse_chapter
 
-EMPTY = f"Your library is still empty. Each exercise that passes puts your code into {PACKAGE}/."
+EMPTY = (
+    f"Your library is still empty. In JupyterLab, each exercise that passes puts your code into {PACKAGE}/. If you "
+    "work in another editor, save the notebook and run `tplab check` in a terminal."
+)
 NOT_STARTED = (
     "Your library grows in your own copies of the chapters, and this notebook isn't one of them. `make lab` or "
     "`tplab start` makes them."

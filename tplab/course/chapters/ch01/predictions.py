@@ -101,14 +101,20 @@ PREDICTIONS = {
         ),
         wrong={
             ("ring_mib", 7): "That's just the reduce-scatter. The all-gather sends another 7 MiB.",
-            ("ring_mib", 16): "That would be 16 messages, but a chunk is finished after 7 steps, and after 7 more "
-            "steps, every rank has a copy.",
+            (
+                "ring_mib",
+                16,
+            ): "That would be 16 messages. But a chunk is finished after 7 steps, and after 7 more steps, every "
+            "rank has a copy, so each rank sends only 14.",
             ("ring_mib", 112): "You counted full tensors, but each message contains only 1/p of the tensor.",
             "ring_mib": "In a ring, each rank sends one message per step. How many steps are there? How many MiB does "
             "each message contain?",
             ("tree_mib", 48): "On the way up the tree, rank 0 only receives, so count only the messages on the way "
             "down.",
-            ("tree_mib", 56): "Rank 0 doesn't send the sum to all seven other ranks, because ranks that already have "
+            (
+                "tree_mib",
+                56,
+            ): "Rank 0 doesn't have to send the sum to all seven other ranks, because ranks that already have "
             "the sum pass it on.",
             "tree_mib": "On the way down the tree, rank 0 sends one message per step. How many steps are there, and "
             "how large is each message?",
@@ -144,9 +150,9 @@ PREDICTIONS = {
     ),
     "1.g": Prediction(
         question="Which rank is missing? Which all-reduce are the other ranks stuck in? In which step did the missing "
-        "rank skip its all-reduce? When the other ranks summed their gradients from step 1, which step did the missing "
-        "rank's gradient come from?",
-        answer={"missing_rank": 2, "number_of_the_all_reduce": 3, "skipped_step": 1, "paired_with_its_step": 2},
+        "rank skip its all-reduce? In which step was the missing rank when the other ranks summed their gradients from "
+        "step 1?",
+        answer={"missing_rank": 2, "number_of_the_all_reduce": 3, "skipped_step": 1, "step_of_missing_rank": 2},
         why="The other ranks call three all-reduces, but rank 2 calls only two, in steps 0 and 2. So rank 2's "
         "gradient from step 2 was summed with the other ranks' gradients from step 1. The other ranks' third call is "
         "waiting for a rank that has already returned.",
@@ -158,9 +164,9 @@ PREDICTIONS = {
             "number does the report give?",
             ("skipped_step", 2): "In step 2, rank 2's gradient is finite again. Where does the code put the inf?",
             "skipped_step": "In which step does the code put an inf into rank 2's gradient?",
-            ("paired_with_its_step", 1): "That's the step of the other ranks. List the steps in which rank 2 called an "
+            ("step_of_missing_rank", 1): "That's the step of the other ranks. List the steps in which rank 2 called an "
             "all-reduce. Which step is second on your list?",
-            "paired_with_its_step": (
+            "step_of_missing_rank": (
                 "Write down the steps in which rank 2 actually called an all-reduce. Which step is second on your list?"
             ),
         },

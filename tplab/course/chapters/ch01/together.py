@@ -140,8 +140,8 @@ QUESTIONS = (
     checks.Question(
         lambda d: _all_took_the_step(d) and d.kind("weight") == "nan",
         "Every rank took the step, even though one rank's gradient contains inf or NaN. Does each rank's gradient "
-        "affect your decision? If you sum one flag per rank, which sums are possible, and what does your condition do "
-        "for each sum?",
+        "affect your decision? If you sum one flag per rank, which sums are possible, and what does your condition "
+        "decide for each sum?",
     ),
     checks.Question(
         lambda d: _all_took_the_step(d),

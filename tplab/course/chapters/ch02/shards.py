@@ -21,7 +21,7 @@ _EVEN = (
 
 _DIVIDES = (
     "In this call, the size along `dim` is divisible by the number of ranks, so `shard` should return a shard. "
-    "Does the line of code in the report use the size of the right dimension?"
+    "Does the line of code in the report use the size of the correct dimension?"
 )
 
 _SHARD_QUESTIONS = (

@@ -122,7 +122,9 @@ def table(operator_table: Callable[[], Table]) -> checks.Verdict:
             right = [expected(name, problem, rank, p) for rank in range(p)]
             note = f'{name} with "{ways[0]}" forward and "{ways[1]}" backward'
             checks.verify("3.1", p, list(seen), right, questions=_QUESTIONS[name], note=note)
-    return checks.Verdict("Networks built from your table compute the same gradients as a single process does.")
+    return checks.Verdict(
+        "Networks built with the operators in your table compute the same gradients as a single process does."
+    )
 
 
 def _require_form(said: object) -> None:

@@ -35,8 +35,8 @@ CUT_QUESTIONS = (
     checks.Question(
         checks.has_kind("shard", "other rank"),
         "The slices are correct, but at least one rank ended up with another rank's slices. Suppose you number all the "
-        "slices in the order of the full tensor. How do you calculate a slice's number from its block and "
-        "its rank?",
+        "slices in the order of the full tensor. How do you compute a slice's number from the number of its block and "
+        "the rank?",
     ),
     checks.Question(
         checks.differs(OWN_MEMORY),
@@ -50,8 +50,8 @@ CUT_QUESTIONS = (
             or checks.has_kind("unshard", "shape", "part", "transposed")(d)
         ),
         "Along which dimension does your code split or concatenate tensors? Into how many pieces does your code split "
-        "that dimension? Keep in mind that `dim` may be 0, 1, or -1, and that the tensor may have more than two "
-        "dimensions.",
+        "that dimension, and how many of these pieces does each rank get? Keep in mind that `dim` may be 0, 1, or "
+        "-1, and that the tensor may have more than two dimensions.",
     ),
     checks.Question(
         checks.has_kind("unshard", GLUED_CONTIGUOUS),
@@ -146,7 +146,7 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
 CRASH = (
     "Which dimension does `dim` refer to in this call? Does every line of your code use the dimension `dim`? "
     "Remember that -1 means the last dimension, no matter how many dimensions the tensor has. Work through "
-    "this call by hand. How many pieces do you get along the dimension `dim`? How long is each piece?"
+    "this call by hand. How many pieces do you get along dimension `dim`? How long is each piece?"
 )
 
 

@@ -355,7 +355,12 @@ SAVE_QUESTIONS = (
         "all-gather per sharded parameter and no collective for a replicated one.",
     ),
     checks.Question(
-        checks.has_kind("column.weight", "part", "shape"),
+        checks.has_kind("column.weight", "shape"),
+        "Look at the shape that your function returns. Along which dimension does your code join the shards, and along "
+        "which dimension was this weight split? Note that `gather_from_region` always joins them along the last one.",
+    ),
+    checks.Question(
+        checks.has_kind("column.weight", "part"),
         "Each rank has only its own shard. Which collective gives every rank the other ranks' shards?",
     ),
 )

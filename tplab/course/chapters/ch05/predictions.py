@@ -14,9 +14,8 @@ PREDICTIONS = {
         "total, which is five times as many as your design sends.",
         wrong={
             ("collectives", 2): (
-                "Your own design runs two collectives. In the obvious design, in which pass does the gather "
-                "between the two layers need a collective? In which pass does the scatter need a "
-                "collective?"
+                "Your own design runs two collectives. With the obvious design, which pass needs a collective for "
+                "the gather between the two layers? Which pass needs one for the scatter?"
             ),
             "collectives": (
                 "The obvious design uses the operators f, gather, scatter, and g from chapter 03. How many "
