@@ -1,11 +1,12 @@
-"""The machinery behind every chapter: notebooks, checks, hints, and the `tplab` command.
+"""This package contains the machinery behind every chapter: notebooks, checks, hints, and the `tplab` command.
 
 notebooks   build a chapter's two notebooks from its source
-checks      building blocks of a check: cases, observations, comparisons, questions
-feedback    what the learner sees after a check: the verdict, tracebacks and hints
-chapters    the checks, predictions and symptoms of each chapter
-grading     `tplab check`: run the learner's answers inside the reference notebook, using nbval
-tools       the `tplab` command
+checks      provide the building blocks of a check: cases, observations, comparisons, and questions
+feedback    show the learner the verdict, tracebacks, and hints after a check
+chapters    define the checks, predictions, and symptoms of each chapter
+learner     manage the learner's copies of the chapters, and the library that collects their answers
+grading     implement `tplab check`, which runs the learner's answers inside the reference notebook, using nbval
+tools       implement the `tplab` commands
 
 Notebooks call six functions:
 
@@ -14,7 +15,7 @@ Notebooks call six functions:
     show_failure()               run a program that is broken on purpose
     symptoms(4)                  show a table of symptoms and their causes
     progress()                   show your progress in every chapter
-    library(4)                   show what you have written so far, and what it can do since chapter 4
+    library(4)                   show what you've written so far, and what your code can do since chapter 4
 """
 
 import importlib
@@ -45,7 +46,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    if name == "check":  # every chapter's first cell imports it, so from there on passes go into the library
+    if name == "check":
+        # Every chapter's first cell imports `check`. From then on, answers that pass go into the learner's library.
         from tplab.course.learner import from_page
 
         from_page.watch(home.in_library)

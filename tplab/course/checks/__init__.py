@@ -1,18 +1,19 @@
-"""Building blocks for the checks of all chapters. Checks import everything they need from here.
+"""This package contains the building blocks for the checks of all chapters. Checks import everything they need from it.
 
-exercises          `check("4.1", answer)`, and the decorator that registers a check
+exercises          define `check("4.1", answer)`, and the decorator that registers a check
 cases              run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it on every rank
-layouts            memory layouts of tensors, which a rank gets to see
-twins              the same cases in float32 and bfloat16, between two other calls, and on non-contiguous tensors
-check_vocabulary   random inputs, process groups, and conditions under which to ask a question
+layouts            preserve the memory layouts of tensors that are sent to a rank
+twins              repeat each case under another condition, such as in bfloat16 or on non-contiguous tensors
+check_vocabulary   draw random inputs, create process groups, and state conditions under which to ask a question
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic of one rank
 verification       compare all ranks with the expected values, and ask one question
 differences, mistake_kinds, describe, recorded_traffic   describe in words how a value differs
-default_device     find tensors that are made on the CPU whatever the device of the input
-own_functions      notice an answer that calls the course's own version of it
-ledger             what the running check has compared so far
-predictions, symptoms, failures   predict(), symptoms(), show_failure()
+default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
+own_functions      detect an answer that calls tplab's own implementation of the exercise
+earlier_answers    find a wrong answer to an earlier exercise that explains why a check fails
+ledger             keep track of what the running check has compared so far
+predictions, symptoms, failures   define predict(), symptoms() and show_failure()
 """
 
 from tplab.course.checks import twins

@@ -1,15 +1,17 @@
-"""`check_cases`: run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it with plain PyTorch.
+"""`check_cases` runs one answer in many cases, on 1, 2 and 4 ranks and in process groups, and checks the results.
 
-A check consists of its cases and four functions. `check_cases` does the rest.
+A case is one way to build or call the answer. A check consists of its cases and four functions, and `check_cases` does
+the rest. It compares the observations, which are the named values recorded on each rank, with the expected values.
 
     draw    (case, generator, size)        draws the full problem for a group of `size` ranks
     give    (case, problem, place)         returns the part of the problem that the rank at this place receives
     run     (answer, case, given, group)   runs the answer on a rank and returns the observations
-    expect  (case, problem, place)         computes the expected values there, and what known mistakes would give
+    expect  (case, problem, place)         computes the expected values at this place, usually with plain PyTorch, and
+                                           the values that common mistakes would produce
 
-The first case gets its own launch because that gives the clearest error message. The others share a second launch. On
-two ranks, the second launch also runs every case again as each of its twins (see `twins`): in float32 and bfloat16,
-between two other calls, under no_grad, on tensors that aren't contiguous, and a second time on the same inputs.
+The first case gets its own launch because that gives the clearest error message. The other cases share a second launch.
+On two ranks, the second launch also runs every case again as each of its twins. A twin is a copy of a case that changes
+one condition (see `twins`). For example, it may use bfloat16, run under no_grad, or use non-contiguous tensors.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -40,7 +42,7 @@ from tplab.course.checks.verification import Question, verify
 from tplab.course.feedback.verdict import CheckFailed
 
 Groups = tuple[tuple[int, ...], ...]
-Mistakes = dict[str, dict[str, Any]]  # {observation: {description of the mistake: the value it gives}}
+Mistakes = dict[str, dict[str, Any]]  # {observation: {description of the mistake: value it produces}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class Case:
     """One way to build or call the answer.
 
     groups: the ranks in each process group, for a case on four ranks. None means the default group with all ranks
-    twin:   how this case differs from the one it was made from. Set by `check_cases`
+    twin:   the twin that this copy of a case is, or None for the case itself. `check_cases` sets it
     """
 
     groups: Groups | None = None
@@ -56,7 +58,7 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the tensors in this case, for a `run` that builds something with a dtype."""
+        """The dtype of the tensors in this case. `run` functions use it to build modules and tensors in that dtype."""
         return twins.dtype_of(self.twin)
 
     def describe(self, name: str) -> str:
@@ -66,10 +68,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a rank in its group: `index` among `ranks`, in a run on `world_size` ranks.
+    """The position of a rank in its process group, given by its `index` in `ranks`, in a run on `world_size` ranks.
 
-    observed: the observations of the group's ranks, by index. Only `expect` gets them, because it may need the dropout
-              masks that these ranks drew
+    observed: the observations of the group's ranks, by index. Only `expect` receives them, because the expected values
+              may depend on the dropout masks that these ranks drew
     """
 
     index: int
@@ -82,7 +84,10 @@ class Place:
         return len(self.ranks)
 
     def traffic(self, *calls: tuple[str, int]) -> Traffic:
-        """Return a rank's expected traffic in this group, from (collective, elements) pairs. Empty if it's alone."""
+        """Return a rank's expected traffic in this group, given pairs of a collective and its number of elements.
+
+        A group with only one rank has no traffic.
+        """
         return Traffic.expected(self.world_size, *calls, group=self.ranks)
 
     def part(self, tensor: Tensor, dim: int = 0) -> Tensor:
@@ -92,7 +97,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected value of each observation on one rank, and the values that known mistakes would give."""
+    """The expected value of each observation on one rank, and the values that common mistakes would produce."""
 
     right: Observed
     mistakes: Mistakes = field(default_factory=dict)
@@ -120,18 +125,22 @@ def check_cases(
 ) -> None:
     """Run every case at each world size, and raise CheckFailed for the first case that is wrong.
 
-    cases:        subclasses of Case, or a function of the world size that returns them. Grouped cases need four ranks
-    questions:    the first one that fits is asked. May be a function of the case and of all ranks' observations
-    crash:        question to ask if the answer raises. May be a function of the case
-    stuck:        question to ask if the ranks wait for each other. May be a function of the case
-    whose_group:  question to ask if only a grouped case goes wrong: which call didn't receive its group?
-    ask_instead:  returns a better question for a failed run if its report suggests one, else None
-    world_sizes:  tried in this order, so start with the world size that exposes a mistake best
+    cases:        instances of Case's subclasses, or a function that returns them for a world size. Cases with groups
+                  run only on four ranks
+    questions:    questions of which the check asks the first one that fits, or a function that returns them for a case
+                  and for all ranks' observations
+    crash:        question to ask if the answer raises an exception, or a function that returns it for a case
+    stuck:        question to ask if the ranks wait for each other, or a function that returns it for a case
+    whose_group:  question to ask if a case in groups goes wrong after the others passed. It points to the call that
+                  wasn't given its group
+    ask_instead:  function that returns a better question for a failed run if its report suggests one, and otherwise
+                  None
+    world_sizes:  world sizes in the order in which to try them, so start with the one that exposes mistakes best
     tol:          as in `verify`
-    values_on_cpu: whether `run` may return values on the CPU that it made or drew there
-    without:      twins that make no sense for this exercise. May be a function of the case
-    layouts_differ: whether only every other rank's tensors are non-contiguous in that twin, for an exercise whose text
-                  says that a collective needs contiguous tensors
+    values_on_cpu: whether `run` may return CPU tensors that it created or drew there
+    without:      twins that make no sense for this exercise, or a function that returns them for a case
+    layouts_differ: whether the twin with non-contiguous tensors gives them to every other rank only, for an exercise
+                  whose text says that a collective needs contiguous tensors
     """
     name = getattr(answer, "__name__", "the answer")
 
@@ -195,7 +204,7 @@ def check_cases(
 
 
 def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
-    """Return a (problem, place) pair per rank: the problem its group works on, and its position in the group."""
+    """Return a (problem, place) pair per rank, with the problem that its group works on and its place in that group."""
     members = member_of(world_size, case.groups)
     drawn = [twins.rounded(case.twin, draw(case, generator, len(members[0][1]))) for _ in case.groups or (0,)]
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
@@ -206,7 +215,8 @@ def _on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequenc
     seen = []
     for case, mine in zip(cases, data, strict=True):
         with twins.observed_as(case.twin), DefaultDevice() as watch:
-            for _ in range(2 if case.twin is Twin.AGAIN else 1):  # on copies, because an answer may work in place
+            for _ in range(2 if case.twin is Twin.AGAIN else 1):
+                # Each run gets a copy of the data, because an answer may modify its arguments in place
                 data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
                 observed = run(answer, case, data_of_rank, make_group(case.groups))
         returned = {} if values_on_cpu else observed

@@ -1,9 +1,11 @@
-"""Helpers that the checks of several chapters share, so that no chapter imports from another.
+"""This module contains helpers that the checks of several chapters share, so that no chapter imports from another.
 
 - random inputs: random_tensor
 - two groups on four ranks: GROUPS, IN_GROUPS, member_of, make_group, and group_question for an ignored group
 - when to ask a question: kind_is, has_kind, has_no_gradient, differs, changed, and INPUTS_QUESTION
-- values that known mistakes would give: Lookalikes, by_name
+- values that common mistakes would produce: Lookalikes, by_name
+
+An observation is a named value that a check compares on every rank, such as "dx".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,24 +30,27 @@ IN_GROUPS = "in groups [0, 2] and [1, 3]"
 
 
 def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the index of its group and the ranks in that group for each rank from 0 to p - 1."""
+    """For each rank from 0 to p - 1, return the index of its group and the ranks in that group."""
     groups = groups or (tuple(range(p)),)
     return [next((i, tuple(g)) for i, g in enumerate(groups) if rank in g) for rank in range(p)]
 
 
 def make_group(groups: Sequence[Sequence[int]] | None) -> Any:
-    """Create every group, as `new_group` requires on each rank, and return this rank's group (None without groups)."""
+    """Create every group, because each rank must call `new_group` for all of them, and return this rank's group.
+
+    If there are no groups, return None.
+    """
     made = [dist.new_group(list(ranks)) for ranks in groups or ()]
     return next((group for group, ranks in zip(made, groups or (), strict=True) if dist.get_rank() in ranks), None)
 
 
 def by_name(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
-    """Merge every rank's {name: {description: value}} into one {name: {description: [value on rank 0, ...]}}."""
+    """Merge every rank's {name: {description: value}} into a single {name: {description: [value on rank 0, ...]}}."""
     return {name: {label: [row[name][label] for row in rows] for label in rows[0][name]} for name in rows[0]}
 
 
 def kind_is(name: str, *kinds: str) -> Callable[[Differences], bool]:
-    """Return a predicate that tests whether `name` differs in one of these ways, the same on all ranks that differ."""
+    """Return a predicate that tests whether `name` differs in one of these ways, and in no other way on any rank."""
     return lambda differences: differences.kind(name) in kinds
 
 
@@ -63,7 +68,7 @@ def has_no_gradient(*names: str) -> Callable[[Differences], bool]:
 
 
 def differs(*names: str) -> Callable[[Differences], bool]:
-    """Return a predicate that tests whether all of these observations differ. Others may differ too."""
+    """Return a predicate that tests whether all of these observations differ. Other observations may differ too."""
     return lambda d: set(names) <= d.names
 
 
@@ -76,7 +81,7 @@ _TWO_GROUPS = "In this run, the four ranks form two groups of two, and each grou
 
 
 def ask_about_group(ask: str) -> str:
-    """Return the question for an answer that is wrong only in groups. `ask` points to the call that lacks its group."""
+    """Return the question for an answer that's wrong only in groups. `ask` points to the call that lacks its group."""
     return f"{_TWO_GROUPS} {ask}"
 
 

@@ -1,13 +1,16 @@
-"""Find tensors that the learner's code makes on the default device where the device of its input is meant.
+"""Find tensors that the learner's code creates on the default device instead of on its input's device.
 
-On a machine without a GPU, both are the CPU, and nothing goes wrong. With a GPU, `torch.zeros(3)` is still on the CPU,
-and the first operator that meets a tensor on the GPU raises. `DefaultDevice` notes this on any machine: while it's
-active, a tensor made without `device=`, or moved to "cpu" by name, is marked as one of the CPU's, and so are its views
-and whatever is computed from marked tensors alone. All other tensors stand for those on a GPU.
+On a machine without a GPU, both devices are the CPU, and nothing goes wrong. On a machine with a GPU, `torch.zeros(3)`
+is still on the CPU, and the first operator that combines it with a GPU tensor raises an error. `DefaultDevice` detects
+this on any machine. While it's active, it marks every tensor that the code creates without `device=` or puts on "cpu"
+by name. It also marks views of marked tensors, and results that are computed only from marked tensors. A marked tensor
+would be on the CPU, and any other tensor stands for a GPU tensor.
 
     with DefaultDevice() as watch:
         out = function(x)
-    watch.problem({"out": out})        # what would go wrong with a GPU, or ""
+    watch.problem({"out": out})        # a description of what would go wrong with a GPU, or ""
+
+A check reports the problem as an observation, which is a named value that it compares on every rank.
 """
 
 import re
@@ -33,9 +36,10 @@ _MAKES = {
         *("tensor", "as_tensor", "empty_strided"),
     )
 }
-_OF_OBJECTS = re.compile("object|new_group")  # names of torch's functions
+# Matches the names of the torch functions that send Python objects or create a process group
+_OF_OBJECTS = re.compile("object|new_group")
 _MOVES = (Tensor.to, Tensor.cpu)
-# Operators that take tensors from both devices: the values of a copy, and indices
+# These operators accept tensors on different devices, such as the source of a copy, or indices
 _MAY_MIX = {Tensor.copy_, Tensor.to, Tensor.type_as, Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
 
 
@@ -47,15 +51,18 @@ QUESTION = (
 
 
 class DefaultDevice(TorchFunctionMode):
-    """Function mode that marks tensors on the default device. `mixed` describes the first operator that mixes both."""
+    """Function mode that marks tensors created on the default device.
+
+    `mixed` describes the first operator that combined marked tensors with other tensors.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.mixed = ""
-        self._marked: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used again
+        self._marked: dict[int, torch.UntypedStorage] = {}  # keeps each storage alive, so that no address is reused
 
     def __enter__(self) -> Self:
-        """Watch from here on, also in the backward pass, for which torch itself turns function modes off."""
+        """Start watching. This includes the backward pass, for which torch would otherwise turn function modes off."""
         self._run_backward = run_backward = torch.autograd._engine_run_backward
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -74,12 +81,12 @@ class DefaultDevice(TorchFunctionMode):
         super().__exit__(*failure)
 
     def problem(self, results: Mapping[str, Any]) -> str:
-        """Describe what would go wrong on a GPU, including results that would be on the CPU. Returns "" if nothing."""
+        """Describe what would go wrong on a GPU, including results left on the CPU. Return "" if nothing would."""
         left = [name for name, value in results.items() if any(map(self.is_marked, tree_leaves(value)))]
         return self.mixed or (f"on a machine with a GPU, {names(left)} would be on the CPU" if left else "")
 
     def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
-        """Return the problem as an observation that is false, or nothing if there is no problem."""
+        """Return the problem as an observation with a false `Claim`, or an empty dictionary if there's no problem."""
         problem = self.problem(results)
         return {MADE_THERE: Claim(problem)} if problem else {}
 
@@ -106,7 +113,11 @@ class DefaultDevice(TorchFunctionMode):
                 self._marked[_address(tensor)] = _storage(tensor)
 
     def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        """Return the result of a move to a device, as a tensor of its own, marked if it moved to the CPU by name."""
+        """Return the result of a call to `to` or `cpu`. It's marked if the call moved it to the CPU by name.
+
+        A call that names another device removes the mark, and a call without a device keeps it. If the mark has to
+        change, the result is copied first, so that the original tensor isn't affected.
+        """
         wanted = "cpu" if func is Tensor.cpu else _device_in((*args[1:], *kwargs.values()))
         if wanted is None:
             self._follow(func, args[:1], out)
@@ -134,11 +145,15 @@ class DefaultDevice(TorchFunctionMode):
             )
 
 
-naming.hide(DefaultDevice.__torch_function__.__code__)  # collectives pass through the mode, too
+# Collectives go through this method too, but reports should name the learner's line
+naming.hide(DefaultDevice.__torch_function__.__code__)
 
 
 def _inside_torch() -> bool:
-    """Return whether torch itself is sending Python objects or making a group, with small tensors of its own."""
+    """Return whether torch itself made this call.
+
+    Torch uses small tensors of its own when it sends Python objects or creates a process group.
+    """
     frame: FrameType | None = sys._getframe()
     while frame and not ("distributed_c10d" in frame.f_code.co_filename and _OF_OBJECTS.search(frame.f_code.co_name)):
         frame = frame.f_back
@@ -146,7 +161,7 @@ def _inside_torch() -> bool:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    """Return the memory of a tensor. The result of a functional collective wraps the tensor that has it."""
+    """Return a tensor's storage. The result of a functional collective only wraps the tensor that has the storage."""
     while isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.elem
     return tensor.untyped_storage()
@@ -157,7 +172,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _device_in(values: Iterable[Any]) -> str | None:
-    """Return "cpu" for a move to the CPU by name, "given" for one to a given device or tensor, None for no move."""
+    """Return "cpu" if the values include the string "cpu", "given" for another device or a tensor, or else None."""
     for value in values:
         if isinstance(value, str):
             return "cpu" if value == "cpu" else "given"

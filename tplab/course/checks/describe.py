@@ -1,4 +1,4 @@
-"""Describe unexpected values in words: "a tuple of 2 (tensor [3, 4], None)"."""
+"""Describe unexpected values in words, as in "a tuple of 2 (tensor [3, 4], None)"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,9 @@
-"""Compare an observation with the expected value and say how it differs: "exactly 2 times" instead of "not close".
+"""Compare an observation with the expected value, and describe how it differs.
 
-    compare(seen, expected) -> None | (kind, text)
+An observation is a named value recorded on a rank, such as "dx". The description is specific, so it says "exactly 2
+times the correct tensor" instead of "not close".
+
+    compare(seen, expected, context) -> None | (kind, text)
 
 `kind` is a word or phrase that a `Question` can match. `text` is what the learner reads.
 """
@@ -19,7 +22,7 @@ from tplab.course.feedback.verdict import names
 
 NOT_RUN = "not run"
 MALFORMED = ("none", "type", "structure", "dtype", "missing")
-MISSING = object()  # the rank returned no such observation
+MISSING = object()  # stands for an observation that the rank didn't return
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""When an answer fails, find an earlier answer that it uses and that is wrong itself: the place to look first."""
+"""When an answer fails, find a wrong earlier answer that it uses, because the learner should fix that one first."""
 
 import dis
 import inspect
@@ -13,9 +13,9 @@ from tplab.course.notebooks.source import passed_names
 
 
 def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    """Yield the earlier exercises of the chapter whose answers these answers use, directly or through others, in order.
+    """Yield the earlier exercises whose answers these answers use, directly or indirectly, in the chapter's order.
 
-    Yields (exercise, name of the function or class that is used, all answers to that exercise).
+    Each item has the form (exercise, name of the function or class that is used, all answers to that exercise).
     """
     namespace = next((function.__globals__ for answer in answers for function in _functions(answer)), {})
     everything = _used(answers, namespace)
@@ -26,7 +26,7 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
 
 
 def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[Any, ...]], bool]) -> str:
-    """Return a sentence that names the first of these earlier answers for which `passes` is false, or ""."""
+    """Return a sentence about the first earlier answer that doesn't pass according to `passes`, or "" if all pass."""
     for exercise, name, earlier in earlier_answers(number, answers):
         uses = f"Your answer uses `{name}` from exercise {exercise}"
         try:
@@ -42,7 +42,7 @@ def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[An
 
 
 def _answers_before(number: str, reference: list[Cell]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the exercises before this one, each with the names that its check cell passes."""
+    """Yield the exercises before this one, each with the names of the answers that its check cell passes to `check`."""
     for cell in reference:
         if cell.marks.get("check") == number:
             return
@@ -51,7 +51,10 @@ def _answers_before(number: str, reference: list[Cell]) -> Iterator[tuple[str, l
 
 
 def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> list[str]:
-    """Return the names that the answers use, then those that what they use uses, as far as it is the learner's own."""
+    """Return the global names that the answers use.
+
+    These are followed by the names that the learner's own functions and classes among them use, and so on.
+    """
     found: dict[str, None] = {}
     waiting = list(answers)
     while waiting:
@@ -62,7 +65,7 @@ def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> list[str]:
 
 
 def _globals_of(answer: Any, namespace: dict[str, Any]) -> Iterator[str]:
-    """Yield the global names that an answer uses. An attribute may have the name of an answer, and isn't it."""
+    """Yield the global names that an answer uses. Attributes don't count, even if one has the name of an answer."""
     for base in getattr(answer, "__bases__", ()):
         yield from (name for name, value in namespace.items() if value is base)
     for function in _functions(answer):
@@ -71,10 +74,10 @@ def _globals_of(answer: Any, namespace: dict[str, Any]) -> Iterator[str]:
 
 
 def _held(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function holds without using a global name: its defaults and the values in its closure."""
+    """Yield the values that a function holds without using global names, such as defaults and values in its closure."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # an empty cell
+        with suppress(ValueError):  # raised if the closure's cell is empty
             yield cell.cell_contents
 
 
@@ -86,7 +89,10 @@ def _loaded(code: CodeType) -> Iterator[str]:
 
 
 def _functions(answer: Any) -> Iterator[FunctionType]:
-    """Yield the functions in an answer: without their decorators, which belong to others, and also of properties."""
+    """Yield the functions in an answer, including the getters and setters of properties.
+
+    Decorated functions are unwrapped first, because a decorator's code isn't part of the answer.
+    """
     own = vars(answer).values() if isinstance(answer, type) else (answer,)
     for value in own:
         parts = [value.fget, value.fset] if isinstance(value, property) else [getattr(value, "__func__", value)]

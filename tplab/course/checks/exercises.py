@@ -1,6 +1,7 @@
-"""Exercises and their checks: `check("4.1", ColumnParallelLinear)`, and the functions used to write a check.
+"""Run the check of an exercise, as in `check("4.1", ColumnParallelLinear)`, and register checks with `@exercise`.
 
-A check is a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
+An answer is the learner's function or class, and an exercise's check decides whether the answer is correct. A check is
+a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
 
     @exercise("4.1", "ColumnParallelLinear: forward")
     def column_forward(layer_class) -> Verdict:
@@ -13,7 +14,8 @@ A check is a function in a module of the chapter's package `tplab/course/chapter
         return Verdict("with a nonzero bias")
 
 Inputs are random and differ between ranks. Expected values are computed by plain PyTorch in float64 in a single
-process. Every observation is compared on every rank before anything is reported.
+process. Observations are named values recorded on a rank, such as "dx", and every observation is compared on every rank
+before anything is reported. A check's ledger keeps track of what has been compared.
 """
 
 import importlib
@@ -39,7 +41,7 @@ WORLD_SIZES = (1, 2, 4)
 
 
 class Stopped(Interrupted):
-    """Raised when the user interrupts a check. The message says where the answer, or every rank of it, was."""
+    """Raised when the user interrupts a check. The message says which line the answer, or each rank, was running."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Exercise:
 
 
 _exercises: dict[str, Exercise] = {}
-in_library: list[Callable[[str], str]] = []  # functions that tell where an exercise's answer is kept, or ""
+in_library: list[Callable[[str], str]] = []  # each function says where an exercise's answer is stored, or returns ""
 _passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers last checked, and whether they passed
 
 
@@ -65,7 +67,7 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 
 
 def chapter_module(number: str | int) -> Any:
-    """Import the package `tplab.course.chapters.chNN` of a chapter or exercise. Raises ValueError if there is none."""
+    """Import the package `tplab.course.chapters.chNN` of a chapter or exercise. Raises ValueError if there's none."""
     text = str(number).split(".")[0]
     chapter = parse_chapter(text) if isinstance(number, str) else number
     name = "" if chapter is None else f"tplab.course.chapters.{package(chapter)}"
@@ -82,9 +84,10 @@ def chapter_module(number: str | int) -> Any:
 def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     """Check the learner's answer to an exercise and return the verdict.
 
-    Raises CheckFailed if the answer is wrong, NotImplementedError("exercise 4.1") while it's still the stub (a notebook
-    page shows a calm box instead, see `feedback.waiting`), ValueError for an unknown exercise, and TypeError for more
-    or fewer answers than it has. To repeat a failed check with the same inputs, pass the `seed` from its message.
+    Raises CheckFailed if the answer is wrong, and NotImplementedError("exercise 4.1") if the answer is still a stub.
+    On a notebook page, a calm box appears instead of the NotImplementedError (see `feedback.waiting`). Raises
+    ValueError for an unknown exercise, and TypeError for the wrong number of answers. To repeat a failed check with the
+    same inputs, pass the `seed` from its message.
     """
     chapter_module(number)
     if number not in _exercises:
@@ -120,7 +123,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
 
 
 def _after(number: str) -> tuple[str, ...]:
-    """Return what comes after an exercise that passed: what became of the answer, and the chapter's next exercise."""
+    """Return the sentences that say where an answer that passed is stored and which exercise comes next."""
     chapter, place = numbering.place(number)
     following = _exercises.get(f"{prefix(chapter)}.{place + 1}")
     comes = f"Next: exercise {following.number}, {following.title}".rstrip("?!") + "." if following else ""
@@ -133,7 +136,7 @@ def _after(number: str) -> tuple[str, ...]:
 
 
 def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, Ledger]:
-    """Run a check, and return what it returned and its ledger. Raises CheckFailed, or a stub's NotImplementedError."""
+    """Run a check, and return its verdict and its ledger. Raises CheckFailed, or NotImplementedError for a stub."""
     with open_ledger(number, seed) as ledger:
         try:
             with torch.enable_grad():
@@ -155,7 +158,7 @@ def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, 
 
 
 def _passes(number: str, answers: tuple[Any, ...]) -> bool:
-    """Return whether answers pass their check. It runs only if it didn't run with the same answers before."""
+    """Return whether answers pass their check. The check runs only if it wasn't last run with these same answers."""
     known = _passed.get(number)
     if (
         known is None
@@ -177,10 +180,10 @@ def _name(answer: Any) -> str:
 
 
 def fresh_generator() -> torch.Generator:
-    """Return a generator for random inputs that change with every check. A failure's message gives the seed."""
+    """Return a generator for random inputs, which change with every check. A failed check's message gives the seed."""
     ledger = current()
     ledger.generators += 1
     return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)
 
 
-watch()  # every chapter imports `check` in its first cell, so a page's kernel is watched from there on
+watch()  # every chapter's first cell imports this module, so a notebook page's kernel is watched from its first cell on

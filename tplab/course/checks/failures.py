@@ -1,4 +1,4 @@
-"""`show_failure()`: run a program that is broken on purpose, show its report, and carry on."""
+"""`show_failure()` runs a program that is broken on purpose, shows its error report, and lets the notebook continue."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Memory layouts that survive the way to a rank, where every tensor arrives contiguous.
+"""Preserve the memory layouts of tensors that are sent to a rank, because every tensor arrives there contiguous.
 
 unpacked(*packed({"x": x}))["x"].stride() == x.stride()
 """
@@ -13,22 +13,23 @@ Strides = list[tuple[int, ...] | None]
 
 
 def packed(value: Any) -> tuple[Any, Strides]:
-    """Return a value, which may hold tensors at any depth, and the strides of its tensors."""
+    """Return the value, and the strides of each non-contiguous tensor that it contains at any depth."""
     leaves, _ = tree_flatten(value)
     return value, [leaf.stride() if isinstance(leaf, Tensor) and not leaf.is_contiguous() else None for leaf in leaves]
 
 
 def unpacked(value: Any, strides: Strides) -> Any:
-    """Return the value with tensors that have these strides. None stands for a tensor that was contiguous."""
+    """Return the value with its tensors stored with these strides. A tensor without strides (None) stays contiguous."""
     leaves, spec = tree_flatten(value)
     return tree_unflatten([_laid_out(leaf, stride) for leaf, stride in zip(leaves, strides, strict=True)], spec)
 
 
 def spread_out(value: Any) -> Any:
-    """Return a value whose tensors have another memory layout. Vectors and numbers are left alone.
+    """Return the value with its tensors in a different memory layout. Vectors, scalars, and numbers stay the same.
 
-    A matrix gets gaps, as a slice of a larger one has. With more dimensions the first two change places in memory, as
-    in [s, b, h]: elementwise operators keep that layout, so what the code computes isn't contiguous either.
+    Matrices are given gaps in memory, like those in a slice of a larger matrix. In tensors with more dimensions, the
+    first two dimensions are swapped in memory, like those of a [b, s, h] tensor that is viewed as [s, b, h].
+    Elementwise operators keep that layout, so the tensors that the learner's code computes aren't contiguous either.
     """
     return tree_map(_spread_out, value)
 

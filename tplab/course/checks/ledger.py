@@ -1,4 +1,8 @@
-"""The ledger of the running check: the seed of its inputs, what it has compared, and the world sizes that passed."""
+"""A ledger keeps track of a running check.
+
+It stores the seed of the check's inputs, the observations that the check has compared, and the world sizes that passed.
+An observation is a named value recorded on a rank, such as "dx".
+"""
 
 import secrets
 from collections.abc import Iterable, Iterator
@@ -15,30 +19,30 @@ class Ledger:
     exercise: str
     seed: int
     generators: int = 0  # number of random generators derived from the seed
-    compared: dict[str, None] = field(default_factory=dict)  # names, in the order they were compared
+    compared: dict[str, None] = field(default_factory=dict)  # names of observations, in the order they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
-    passed: list[int] = field(default_factory=list)  # world sizes
-    right: dict[str, list[int]] = field(default_factory=dict)  # note of a case -> world sizes it was right at
-    afterwards: CheckFailed | None = None  # raised if everything else is right
-    cases: int = 0  # comparisons with the expected values
-    values: int = 0  # observations compared in all cases, on all ranks
-    messages: int = 0  # collectives and sends between at least two ranks
-    bytes: int = 0  # their size, each counted once
-    alone: bool = False  # the answers were computed in a single process, for these world sizes
+    passed: list[int] = field(default_factory=list)  # world sizes at which a case was right
+    right: dict[str, list[int]] = field(default_factory=dict)  # note of a case -> world sizes at which it was right
+    afterwards: CheckFailed | None = None  # failure that the check raises if everything else is right
+    cases: int = 0  # number of runs whose results were compared with the expected values
+    values: int = 0  # number of observations that were compared, over all cases and ranks
+    messages: int = 0  # number of collectives and sends among at least two ranks
+    bytes: int = 0  # total size of these messages, with each collective counted once
+    alone: bool = False  # whether the answers for all world sizes were computed in a single process
 
     def note_right(self, note: str, p: int) -> None:
-        """Note that a case, which `note` names in headlines, was right at this world size."""
+        """Record that a case was right at this world size. Headlines refer to the case by its `note`."""
         for sizes in (self.passed, self.right.setdefault(note, [])):
             if p not in sizes:
                 sizes.append(p)
 
     def right_before(self, note: str) -> str:
-        """Return the world sizes at which this very case was right before, worded for a failure's headline."""
+        """Return the world sizes at which the same case was right before, phrased for a failed check's headline."""
         sizes = ", ".join(map(str, self.right.get(note, ())))
         return f" (right at p = {sizes})" if sizes else ""
 
     def count_messages(self, collectives: Iterable[Collective]) -> None:
-        """Add what the ranks sent each other while the answer ran. A collective counts once, not once per rank."""
+        """Count the messages that ranks sent while the answer ran. A collective counts once, and not once per rank."""
         for each in collectives:
             first = each.kind == "send" or (each.kind != "recv" and each.rank == each.group[0])
             if first and len(each.group) > 1 and each.shape != VOTE_SHAPE:
@@ -53,7 +57,8 @@ class Ledger:
         sizes = sorted(self.passed)
         ranks = "" if self.alone else f" on {names(sizes)} rank{'' if sizes == [1] else 's'}"
         sent = f", {self.messages:,} messages" if self.messages else ""
-        if sent and not self.alone:  # a check whose answers are numbers draws the sizes of its messages, too
+        # A check whose answers are numbers draws its message sizes at random, so their total would change every time
+        if sent and not self.alone:
             sent += f" of {self.bytes:,} bytes in all"
         return f"{cases}{ranks}, {self.values:,} results compared{sent}."
 

@@ -1,8 +1,9 @@
-"""Guess what a wrong tensor is: another rank's part, p times the right one, one term of a sum, or reordered parts.
+"""Guess what a wrong tensor really is, such as another rank's part, p times the correct tensor, or reordered parts.
 
     tensor_difference(seen, expected, context) -> None | (kind, text)
 
-The guesses range from the most informative to plain numbers, and the learner sees the first one that fits.
+The guesses start with the most informative ones, and the learner sees the first guess that fits. The last resort is a
+message that says how many elements differ. An observation is a named value recorded on a rank, such as "dx".
 """
 
 import itertools
@@ -19,10 +20,12 @@ from tplab.course.feedback.verdict import names
 
 @dataclass(frozen=True)
 class Context:
-    """What a rank's observation is compared with.
+    """The values that a rank's observation is compared with.
 
     seen, expected: the observed and the expected value on every rank
-    lookalikes:     values that known mistakes give on this rank, keyed by a description that completes "equals ..."
+    lookalikes:     values that common mistakes would produce on this rank. Each one's key is a description that
+                    completes the sentence "The tensor equals ..."
+    gradient:       whether the observation is a gradient
     """
 
     p: int
@@ -50,7 +53,7 @@ def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[st
 
 
 def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
-    """Guess what a tensor of the wrong shape is, and return the guess as (kind, text)."""
+    """Guess what a tensor with the wrong shape really is, and return the guess as (kind, text)."""
     for label, value in context.lookalikes.items():
         if _equal(seen, value, context):
             return label, f"it equals {label}"
@@ -69,7 +72,7 @@ def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
 
 
 def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) guesses at a wrong tensor of the right shape, most informative first, plain numbers last."""
+    """Yield (kind, text) guesses about a wrong tensor with the right shape, starting with the most informative ones."""
     if seen.is_floating_point() and not torch.isfinite(seen).all():
         what = "NaN" if torch.isnan(seen).any() else "infinity"
         count = int((~torch.isfinite(seen)).sum())
@@ -102,7 +105,8 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
 def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
     p, wide = context.p, expected.to(torch.float64) if not expected.is_complex() else expected
     norm = (wide * wide).sum()
-    if not norm or expected.numel() < 2 or float(wide.abs().max()) <= context.tol:  # only rounding error
+    # With fewer than two elements, or elements that are only rounding error, a common factor would mean nothing
+    if not norm or expected.numel() < 2 or float(wide.abs().max()) <= context.tol:
         return
     factor = float((seen.to(wide.dtype) * wide).sum() / norm) if not expected.is_complex() else 0.0
     if not factor or not _close(seen.to(wide.dtype) / factor, wide, max(context.tol, 1e-9)):

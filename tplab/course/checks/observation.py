@@ -1,10 +1,11 @@
 """Record what a check observes on each rank: outputs, gradients, traffic, and changes to the caller's tensors.
 
+Each observation has a name. For example, this program returns a dictionary with the keys "out", "dx", "dW", "db",
+"forward traffic", "backward traffic" and "inputs unchanged":
+
     def program(layer_class, x, dy):                       # runs on every rank
         layer = layer_class(4, 6)
         return observe(layer, dy, inputs={"x": x}, parameters={"W": layer.weight, "b": layer.bias})
-
-returns a dict with the keys out, dx, dW, db, forward traffic, backward traffic and inputs unchanged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,21 +28,22 @@ Observed = dict[str, Any]
 GROUPS_LEFT = "later calls create no new process groups"
 REQUIRES_GRAD = "requires_grad of "
 
-_side_groups: dict[Any, Any] = {}  # cached per default group, because creating one takes ten milliseconds
+_side_groups: dict[Any, Any] = {}  # one per default group, because creating a group takes ten milliseconds
 
 
 class Changed(tuple[str, ...]):
-    """The names of the caller's tensors that were changed. `verify` requires it to be empty in every check."""
+    """The names of the caller's tensors that the code changed. `verify` requires this to be empty in every check."""
 
     __slots__ = ()
 
 
 class Claim(str):
-    """The reason why a statement isn't true, or "" if it is. The statement itself is the name of the observation.
+    """The reason why a statement isn't true, or "" if it's true. The statement itself is the observation's name.
 
         {"the shard has memory of its own": Claim("" if own else "it is a view of the full tensor")}
 
-    `verify` requires it to be empty in every check. The name is a statement because the message lists it under "Right".
+    `verify` requires every claim to be empty. The name is a statement because a failed check's message lists the names
+    of correct observations after "Right:".
     """
 
     __slots__ = ()
@@ -53,7 +55,7 @@ class Snapshot:
     before = Snapshot(x=x, dy=dy, parts=parts)
     ...
     before.changed()          # Changed(("x",)) if x was written to, Changed(("parts",)) if parts holds other objects,
-                              # Changed(("requires_grad of x",)) if that is different now
+                              # Changed(("requires_grad of x",)) if x.requires_grad has changed
     """
 
     def __init__(self, **values: Tensor | list[Any] | dict[Any, Any] | None) -> None:
@@ -99,14 +101,16 @@ def observe(
     """Run the learner's code forward and backward on this rank, and record everything that a check compares.
 
     run:        called as run(*inputs.values()). Each input is a fresh leaf, which requires grad if it's floating point
-    upstream:   gradient of the output, passed as is (strided, expanded, ...). None stands for the expanded gradient of
-                out.sum(). For a tuple output, pass one gradient per element, or None for an element without gradient
+    upstream:   gradient of the output, whose memory layout is kept (strided, expanded, ...). None stands for the
+                expanded gradient of out.sum(). If the output is a tuple, pass one gradient per element, and None for
+                each element that doesn't get a gradient
     parameters: parameters whose gradients are recorded as "d" + name
-    any_size:   a dimension in which inputs may have any size. In the calls between, inputs are twice as long there
+    any_size:   a dimension in which inputs may have any size. Inputs are twice as long in this dimension in some of the
+                extra calls that `observing(between=True)` adds
 
     Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
     (a `Changed` that also covers the parameters and the upstream gradient).
-    Either all ranks run the backward pass or none do, so no rank waits for one whose output can't go backward.
+    Either all ranks run the backward pass or none do, so no rank waits for a rank whose output doesn't allow one.
     """
     leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
     watched = {**leaves, **(parameters or {})}
@@ -117,7 +121,7 @@ def observe(
     for tensor in watched.values():
         if tensor is not None:
             tensor.grad = None
-    if _between.get():  # gradients of an earlier backward pass, which this one adds to
+    if _between.get():  # start with gradients of one, as if an earlier backward pass had left them behind
         for tensor in own.values():
             tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
     agreement = _side_group()
@@ -140,7 +144,7 @@ def observe(
     noted: Observed = {
         "out": portable(out) if evaluated is None else evaluated[0],
         "forward traffic": traffic(forward),
-    }  # a copy, before anything overwrites it
+    }  # contains a copy of the output, because the backward pass may overwrite the original
     if (more := _number_of_groups() - groups) > 0:
         noted[GROUPS_LEFT] = Claim(f"the calls after the first two created {more} new process group{'s' * (more > 1)}")
 
@@ -178,7 +182,7 @@ _later: ContextVar[bool] = ContextVar("_later", default=False)
 
 
 def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[Any, Changed]:
-    """Run the code under no_grad on copies of the inputs. Return its output, and the inputs that it wrote into."""
+    """Run the code under no_grad on copies of the inputs. Return its output and the names of the inputs it changed."""
     copies = {name: _leaf(tensor).requires_grad_(False) for name, tensor in leaves.items()}
     snapshot = Snapshot(**copies)
     with torch.no_grad():
@@ -189,7 +193,7 @@ def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[An
 def _backward_once_more(
     run: Callable[..., Any], others: Sequence[Tensor], upstream: Tensor | Sequence[Tensor | None] | None, agreement: Any
 ) -> None:
-    """Run the code forward and backward on other inputs, while the gradients of the first ones are still in use."""
+    """Run the code forward and backward on other inputs, before the gradients of the first inputs have been read."""
     again = [_leaf(tensor) for tensor in others]
     pairs, problem = _pairs(run(*again), upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
@@ -201,13 +205,13 @@ def _backward_once_more(
 
 @contextmanager
 def observing(*, between: bool = False, evaluation: bool = False, later: bool = False) -> Iterator[None]:
-    """Context manager in which `observe` calls the code more than once.
+    """Context manager that makes `observe` call the code in additional or different ways.
 
-    between:     also with other numbers, before and after the forward pass, and forward and backward before the
-                 gradients are read. Only the first of these calls may make process groups; otherwise, `observe` returns
-                 a false `Claim`
-    evaluation:  also under no_grad. The "out" that `observe` returns comes from that call
-    later:       on inputs that come from an earlier layer, so that they aren't leaves
+    between:     `observe` also calls the code with other values, before and after the forward pass. It also runs the
+                 code forward and backward before it reads the gradients. Calls after the recorded forward pass must not
+                 create process groups. If they do, `observe` returns a false `Claim`
+    evaluation:  `observe` also calls the code under no_grad. The "out" that it returns comes from that call
+    later:       `observe` passes inputs that require grad but aren't leaves, as if they came from an earlier layer
     """
     tokens = _between.set(between), _evaluation.set(evaluation), _later.set(later)
     try:
@@ -219,7 +223,10 @@ def observing(*, between: bool = False, evaluation: bool = False, later: bool = 
 
 
 def _other_numbers(tensor: Tensor) -> Tensor:
-    """Return different numbers of the same kind in the same shape and layout, without a random generator."""
+    """Return a tensor with the same shape, dtype and layout, but with other values if the tensor is floating point.
+
+    The values are computed without a random generator. Integer tensors and scalars keep their values.
+    """
     other = _leaf(tensor).detach()
     return other.copy_(tensor.detach().flip(-1) * -0.75) if tensor.is_floating_point() and tensor.dim() else other
 
@@ -234,7 +241,7 @@ def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
 
 
 def portable(value: Any) -> Any:
-    """Make a value safe to send to the parent: copy tensors, keep plain data, replace anything else by `Foreign`."""
+    """Make a value safe to send to the parent process. Tensors are copied, and unsupported values become `Foreign`."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(
@@ -294,7 +301,7 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
 
 
 def _side_group() -> Any:
-    """Return a process group used only for voting here, so that votes don't mix with the learner's collectives."""
+    """Return a process group that only `observe`'s votes use, so that they don't mix with the learner's collectives."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     world = dist.group.WORLD

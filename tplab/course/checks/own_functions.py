@@ -1,10 +1,13 @@
-"""Notice an answer that calls the course's own version of the exercise. It passes, and the verdict says so."""
+"""Detect an answer that calls tplab's own implementation of the exercise.
+
+Such an answer passes, but the verdict asks the learner to write the implementation themselves.
+"""
 
 import types
 from collections.abc import Iterator
 from typing import Any
 
-# Names in tplab that do the work of an exercise under another name
+# tplab's functions that solve an exercise, but have a different name than the learner's function
 _OTHER_NAMES = {
     "8.4": ("vocab_parallel_cross_entropy",),
     "8.5": ("vocab_parallel_cross_entropy", "parallel_linear_cross_entropy"),
@@ -12,7 +15,7 @@ _OTHER_NAMES = {
 
 
 def tplabs_own(number: str, answers: tuple[Any, ...]) -> str:
-    """Return the name of tplab's own function or class that one of the answers is or calls, or ""."""
+    """Return the name of tplab's own function or class that one of the answers is, inherits from, or calls, or ""."""
     for answer in answers:
         name = getattr(answer, "__name__", "")
         if _is_tplabs(answer):
@@ -32,7 +35,7 @@ def _is_tplabs(value: Any) -> bool:
 
 
 def functions_of(answer: Any) -> Iterator[types.FunctionType]:
-    """Yield a function, or the methods of a class that it doesn't inherit."""
+    """Yield the answer if it's a function, or the methods that it defines if it's a class. Skip inherited methods."""
     for value in vars(answer).values() if isinstance(answer, type) else (answer,):
         function = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
@@ -40,7 +43,7 @@ def functions_of(answer: Any) -> Iterator[types.FunctionType]:
 
 
 def names_used(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names and attributes that a function's code uses, also in functions inside it."""
+    """Yield the global names and attributes that a function's code uses, including those in nested functions."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -48,7 +51,7 @@ def names_used(code: types.CodeType) -> Iterator[str]:
 
 
 def _of_tplab(function: types.FunctionType) -> Iterator[str]:
-    """Yield the names in a function's code that are, or may be, those of tplab's objects."""
+    """Yield the names in a function's code that refer, or may refer, to tplab's objects."""
     names = list(names_used(function.__code__))
     through_a_module = any(
         name.split(".")[0] == "tplab" or _is_module(function.__globals__.get(name)) for name in names

@@ -1,11 +1,11 @@
-"""Predictions: the learner writes down what will happen, then runs the code.
+"""To make a prediction, the learner writes down what will happen before running the code.
 
     predict("4.a", calls=1, bytes=96)
 
-looks up `PREDICTIONS["4.a"]` in the chapter's package. A field that is still `...` counts as not predicted yet. Nothing
-raises for a wrong answer: it gets some advice, and from the third different attempt on, the learner can unfold the
-right answer too. A number may also be written as text or as a fraction ("1/4", "0.25", Fraction(1, 4)), and a name with
-hyphens, spaces, or underscores.
+This call looks up `PREDICTIONS["4.a"]` in the chapter's package. If a field is still `...`, the learner hasn't
+predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets some advice, and from the third
+different attempt on, the learner can also unfold the right answer. Numbers may also be written as text or as fractions
+("1/4", "0.25", Fraction(1, 4)), and names may contain hyphens, spaces, or underscores.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Prediction:
     """A question with a known answer. Backticks in the texts mark code: "`weight` is [o, i]".
 
     answer: the right value of each field
-    why:    explanation shown when all fields are right
+    why:    explanation that is shown when all fields are right
     wrong:  advice for a field ("bytes"), or for a particular wrong value of a field (("bytes", 48))
     """
 
@@ -60,7 +60,10 @@ _tried: dict[str, list[dict[str, Any]]] = {}
 
 
 def predict(number: str, **values: Any) -> Reply:
-    """Compare a prediction with the answer. Raises ValueError for an unknown number, TypeError for an unknown field."""
+    """Compare a prediction with the right answer, and return the reply.
+
+    Raises ValueError for an unknown prediction number, and TypeError for an unknown field.
+    """
     predictions: dict[str, Prediction] = getattr(chapter_module(number), "PREDICTIONS", {})
     if number not in predictions:
         raise ValueError(f"there is no prediction {number!r} in this chapter")
@@ -94,7 +97,7 @@ def _right(value: Any, right: Any) -> bool:
     if isinstance(right, Real) and isinstance(value, (tuple, list)) and len(value) == 1:
         value = _number(value[0])  # a number with brackets, such as a tensor of one element
     if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, Real):
-        value = (value,)  # the size of a vector, written without brackets
+        value = (value,)  # the learner wrote a vector's shape without brackets
     if isinstance(right, (tuple, list)):
         same_length = isinstance(value, (tuple, list)) and len(value) == len(right)
         return same_length and all(_right(mine, theirs) for mine, theirs in zip(value, right, strict=True))
@@ -104,7 +107,7 @@ def _right(value: Any, right: Any) -> bool:
 
 
 def _same_name(text: str) -> str:
-    """Return a name in one spelling, so that "Reduce-scatter" and "dist.reduce_scatter" are the same."""
+    """Normalize the spelling of a name, so that "Reduce-scatter" and "dist.reduce_scatter" count as the same name."""
     return text.strip().casefold().removeprefix("dist.").replace("-", "_").replace(" ", "_")
 
 

@@ -1,4 +1,7 @@
-"""The traffic of one rank as checks compare it: kind, size and group of each collective, but not where or when it ran.
+"""Represent one rank's traffic so that checks can compare it. Traffic consists of the collectives that a rank entered.
+
+Checks compare the kind, size, dtype, and group of each collective, and whether anything waited for it to complete. They
+don't compare where or when the collective was called.
 
 with record() as section:
     y = layer(x)
@@ -15,11 +18,12 @@ from tplab.runtime import Collective
 
 
 class Call(NamedTuple):
-    """One collective, as checks compare it.
+    """The properties of one collective that checks compare.
 
-    numel:  number of elements in the message, as nccl-tests counts them: those of the tensor for all_reduce, broadcast,
-            reduce, send and recv, and those of all parts together for all_gather, gather, scatter and reduce_scatter
-    waited: whether anything waited for it to complete
+    numel:  number of elements in the message, as nccl-tests counts them. For all_reduce, broadcast, reduce, send and
+            recv, it's the size of the tensor. For all_gather, gather, scatter, reduce_scatter and all_to_all, it's the
+            total size of all parts
+    waited: whether anything waited for the collective to complete
     """
 
     kind: str
@@ -33,9 +37,9 @@ class Call(NamedTuple):
 
 
 class Traffic(tuple[Call, ...]):
-    """The collectives that one rank entered. Two objects are equal if they contain the same calls in any order.
+    """The collectives that one rank entered. Two `Traffic` objects are equal if they have the same calls in any order.
 
-    Collectives in a group of one rank transfer nothing, so they are left out.
+    Collectives in a group with only one rank transfer nothing, so they're left out.
     """
 
     __slots__ = ()
@@ -61,7 +65,7 @@ class Traffic(tuple[Call, ...]):
     def expected(
         p: int, *calls: tuple[str, int], dtype: str = "float64", group: Iterable[int] | None = None
     ) -> "Traffic":
-        """Build expected traffic, as in `Traffic.expected(p, ("all_reduce", 96))`. Empty for a group of one rank."""
+        """Build expected traffic, as in `Traffic.expected(p, ("all_reduce", 96))`. A single rank has no traffic."""
         members = tuple(range(p)) if group is None else tuple(group)
         return Traffic(Call(kind, numel, dtype, members) for kind, numel in calls) if len(members) > 1 else Traffic()
 
@@ -80,7 +84,7 @@ def _elements(collective: Collective) -> int:
 
 
 def _in_words(calls: Counter[Call]) -> str:
-    """Spell out the calls, counting identical ones: "2 all_reduces of 96 elements (float64), 1 all_gather of ..."."""
+    """Describe the calls and count identical ones, as in "2 all_reduces of 96 elements (float64), 1 barrier"."""
     groups = {call.group for call in calls}
     texts = []
     for call, count in sorted(calls.items()):

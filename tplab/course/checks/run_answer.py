@@ -1,10 +1,12 @@
 """Run the learner's code. If it fails, report what was tried, what it raised, and on which of the learner's lines.
 
 run_ranks    run a program on p ranks
-run_cases    run several cases of a program on p ranks; a failure names the case that failed
-called_as    add the call to any exception that it raises on a rank
-calling      add the call to any exception that it raises in this process
-must_refuse  require a call in this process to raise
+run_cases    run several cases of a program on p ranks, and name the case that failed
+called_as    add the call to any exception that the learner's function raises on a rank
+calling      turn any exception raised in this process into a CheckFailed that shows the call
+must_refuse  require that a call in this process raises an exception
+
+A case is one way to build or call the answer. While a check runs, its ledger keeps track of the messages sent.
 """
 
 import re
@@ -48,7 +50,7 @@ _STUCK = "Does every rank call the same collectives in the same order, with tens
 def as_failure(
     number: str, error: Exception | SystemExit, what: str = "your code raised", question: str | None = None
 ) -> Exception:
-    """Convert an exception raised by the learner's code to the one that the check raises. A stub's error is kept."""
+    """Convert an exception in the learner's code to the one that the check raises. A stub's exception is kept as is."""
     if isinstance(error, CheckFailed):
         return error
     if isinstance(error, NotImplementedError) and _STUB.fullmatch(str(error)):
@@ -59,7 +61,7 @@ def as_failure(
 
 
 def _about(report: str, question: str | None) -> str:
-    """Return the question about an exception: one that its message suggests, the check's own, or a general one."""
+    """Return the question that an exception's message suggests, or else the check's own question, or a general one."""
     if _DTYPES_MEET.search(report):
         return _DTYPES
     return question or (_FAILED if has_frames(report) else _CALLED)
@@ -73,11 +75,11 @@ def run_ranks(
     stuck: str | None = None,
     note: str = "",
 ) -> Results:
-    """Run a check's program with `launch(program, p, args=args)`: results[r] is what program(*args) returned on rank r.
+    """Run a check's program on p ranks with `launch`. results[r] is what program(*args) returned on rank r.
 
-    If a rank fails, raises CheckFailed with the launcher's report and `question`, or `stuck` if the ranks wait for each
-    other. If a rank reaches a stub, raises the stub's NotImplementedError. `note` is added to the headline to say what
-    was tried, as in "ColumnParallelLinear(12, 8)".
+    If a rank fails, `run_ranks` raises CheckFailed with the launcher's report. The failure asks `question`, or `stuck`
+    if the ranks wait for each other. If a rank reaches a stub, `run_ranks` raises the stub's NotImplementedError. The
+    headline contains `note` to say what was tried, as in "ColumnParallelLinear(12, 8)".
     """
     try:
         results = launch(_portable_result, p, args=(program, args))
@@ -114,12 +116,13 @@ def run_cases(
     stuck: Callable[[Any], str | None] = lambda case: None,
     ask_instead: Callable[[Any, CheckFailed], str | None] = lambda case, failure: None,
 ) -> Iterator[list[Any]]:
-    """Run `program(answer, cases, data)`, which returns a list, on p ranks. Yields each case's results from all ranks.
+    """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
-    All cases share one launch. If that launch fails, each half of the cases gets its own, and so on, until the failure
-    can name the case with `note` and ask its `question`, or `stuck` if the ranks wait for each other. If `ask_instead`
-    derives a question from the failure, that question is asked instead. Exhaust the iterator, because an answer that
-    fails only when the cases run one after another is reported at the end.
+    The program returns a list with one result per case. All cases share one launch. If that launch fails, each half of
+    the cases gets its own launch, and so on, until the failing case is known. The failure names that case with `note`
+    and asks its `question`, or `stuck` if the ranks wait for each other. If `ask_instead` derives a better question
+    from the failure, the check asks that one. Always exhaust the iterator, because if an answer fails only when several
+    cases run one after another, the failure isn't raised until the end.
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
@@ -133,7 +136,7 @@ def run_cases(
             if len(some) in (1, len(cases)):
                 failure.question = ask_instead(some[0], failure) or failure.question
                 raise
-            return  # these cases fail only one after another, and a later one may fail by itself
+            return  # these cases fail only if they run one after another, and a later case may fail on its own
         for index in range(len(some)):
             yield [on_rank[index] for on_rank in seen]
 
@@ -187,9 +190,9 @@ def must_refuse(
 ) -> None:
     """Raise CheckFailed unless `call` raises `error` with every item of `says` in its message.
 
-    An error of min() or max() is refused too, because it's about an empty list and not about the cause.
+    An error from min() or max() doesn't count, because its message is about an empty list and not about the cause.
 
-    what: the call as the failure's message shows it, such as "divide(10, 4)"
+    what: the call, as shown in the failure's message, such as "divide(10, 4)"
     """
     try:
         result = call()

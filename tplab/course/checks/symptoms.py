@@ -1,4 +1,4 @@
-"""The table of symptoms and their causes at the end of a chapter's "Break it" section."""
+"""Display the table at the end of a chapter's "Break it" section, which lists symptoms of mistakes and their causes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Symptoms:
 
 def symptoms(chapter: int | str) -> Symptoms:
     """Return a chapter's table of symptoms."""
-    from tplab.course.checks.exercises import chapter_module  # imported here because it imports torch
+    from tplab.course.checks.exercises import chapter_module  # imported here because that module imports torch
 
     return Symptoms(getattr(chapter_module(chapter), "SYMPTOMS", ()))
 

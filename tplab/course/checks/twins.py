@@ -1,8 +1,9 @@
-"""Twins of a case: in float32 or bfloat16, between others, under no_grad, in eval mode, not contiguous, or repeated.
+"""A twin is a copy of a case that changes one condition, such as the dtype or the memory layout of its tensors.
 
-An answer can be right in a case and wrong in its twin: it names a dtype instead of taking it from its input, it keeps
-something outside of the call, or it writes into a copy where it means to write into a tensor. `check_cases` makes the
-twins of every case, so a check gets them without a word.
+A case is one way to build or call the answer. The answer can be right in a case and wrong in the case's twin. For
+example, it may hardcode a dtype instead of using its input's, keep a value between calls, or write into a copy of a
+tensor when it should write into the tensor itself. `check_cases` makes the twins of every case, so a check gets them
+automatically.
 """
 
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from tplab.course.checks.observation import GROUPS_LEFT, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
 
-WORLD_SIZE = 2  # the smallest on which anything is sent
+WORLD_SIZE = 2  # the smallest world size at which ranks send any messages
 FLOAT32_TOLERANCE = 1e-4
-# Right answers are off by 11 eps of the largest element at most (6.4's dWk, 12 seeds), and mostly by less than 5
+# Over 12 seeds, the error of correct answers was at most 11 eps, relative to the largest element (dWk in exercise 6.4),
+# and usually less than 5 eps
 BFLOAT16_TOLERANCE = 32 * torch.finfo(torch.bfloat16).eps
 
 
@@ -38,10 +40,10 @@ class Twin(Enum):
 
 _DTYPES: dict[Twin | None, torch.dtype] = {Twin.FLOAT32: torch.float32, Twin.BFLOAT16: torch.bfloat16}
 _TOLERANCES: dict[Twin | None, float] = {Twin.FLOAT32: FLOAT32_TOLERANCE, Twin.BFLOAT16: BFLOAT16_TOLERANCE}
-# twins that call the code again, or switch dropout off: not for one that draws random numbers
+# These twins call the code additional times or turn dropout off, so they don't suit code that draws random numbers
 DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION, Twin.EVAL_MODE)
-ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # not for values that need the digits of float64
-# for a check that runs in this process and loops over twins itself
+ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # these twins don't suit cases whose values need float64's precision
+# A check that runs in this process loops over these twins itself, where None stands for the case itself
 ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
 
 _QUESTIONS = {
@@ -89,7 +91,7 @@ _QUESTIONS = {
     ),
 }
 
-_LAYOUTS_MEET = "with strides"  # words in the report about ranks that call a collective with different tensors
+_LAYOUTS_MEET = "with strides"  # a report says this if ranks call a collective on tensors with different layouts
 _LAYOUTS_QUESTION = (
     "In this run, rank 0's tensors aren't contiguous, but rank 1's are. A collective sends the elements in the "
     "order in which they're stored in memory, so without a contiguous copy, it would combine elements that "
@@ -122,17 +124,17 @@ def note(twin: Twin | None) -> str:
 
 
 def question(twin: Twin, report: str = "") -> str:
-    """Return the question about a twin. The report is that of a run that failed."""
+    """Return the question to ask if a twin goes wrong. If its run failed, `report` is the report of that run."""
     return _LAYOUTS_QUESTION if twin is Twin.STRIDED and _LAYOUTS_MEET in report else _QUESTIONS[twin]
 
 
 def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:
-    """As `run_answer.calling`, for a check that runs in this process: names the twin, and asks its question."""
+    """Like `run_answer.calling`, catch exceptions in this process, but name the twin and ask the twin's question."""
     return run_answer.calling(f"{call} {note(twin)}".strip(), question(twin) if twin else ask)
 
 
 def asked_first(twin: Twin | None) -> list[Question]:
-    """Return the question about a twin as the first of a check's questions. No question for an ordinary case."""
+    """Return the questions about a twin, which a check tries before its own, or no questions for an ordinary case."""
     first = [GROUPS_QUESTION, LATER_QUESTION] if twin is Twin.EVALUATION else [GROUPS_QUESTION]
     return [*first, Question(lambda d: True, question(twin))] if twin else []
 
@@ -142,18 +144,19 @@ def tolerance(twin: Twin | None, tol: float) -> float:
 
 
 def rounded(twin: Twin | None, problem: Any) -> Any:
-    """Round a problem to what the twin's dtype can hold, so that the right values are those of the rounded problem.
+    """Round a problem's values to the twin's dtype, so that the expected values are computed from the rounded values.
 
-    A result that `draw` computed from the numbers before they were rounded is off by about one eps.
+    The tensors stay in float64. If `draw` computed one of them from the others, it did so before they were rounded, so
+    that tensor is off by about one eps.
     """
     return tree_map(lambda item: _rounded(item, dtype_of(twin)), problem)
 
 
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
-    """Return what the rank at this index is given, with the dtype or the memory layout of the twin.
+    """Return what the rank at this index receives, with the dtype or the memory layout of the twin.
 
-    A rank with an odd index keeps the layout it has, so a check can pass each rank's index to give the ranks tensors
-    with different layouts. A collective on such tensors would mix up their elements.
+    The tensors of a rank with an odd index keep their layout. So if a check passes each rank's own index, the ranks
+    receive tensors with different layouts, and a collective on these tensors would mix up their elements.
     """
     if twin is Twin.STRIDED:
         return value if index % 2 else layouts.spread_out(value)
@@ -161,7 +164,7 @@ def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
 
 
 def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
-    """Return the right values in the dtype of the twin."""
+    """Return the expected values, including the expected traffic, in the dtype of the twin."""
     return {
         name: _sent_in(value, "float64", dtype_of(twin))
         if isinstance(value, Traffic)
@@ -171,7 +174,10 @@ def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
 
 
 def observed(twin: Twin | None, seen: dict[str, Any]) -> dict[str, Any]:
-    """Return what a rank observed. A sum of bfloat16 tensors may be sent in float32, as careful programs do."""
+    """Return what a rank observed, with float32 traffic counted as bfloat16 in the bfloat16 twin.
+
+    An answer may send float32 tensors there, because careful programs sum bfloat16 tensors in float32.
+    """
     if twin is not Twin.BFLOAT16:
         return seen
     return {
@@ -181,14 +187,14 @@ def observed(twin: Twin | None, seen: dict[str, Any]) -> dict[str, Any]:
 
 
 def loss_in(twin: Twin | None, loss: Any) -> Any:
-    """Return a loss in the dtype of the twin. The loss of bfloat16 logits may be float32, as tplab's and Megatron's."""
+    """Return a loss in the twin's dtype. For bfloat16 logits, it may be float32, as it is in tplab and Megatron-LM."""
     is_float32 = isinstance(loss, Tensor) and loss.dtype == torch.float32
     return loss.to(torch.bfloat16) if is_float32 and twin is Twin.BFLOAT16 else loss
 
 
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
-    """Context manager in which `observe` calls the learner's code as the twin asks for."""
+    """Context manager that makes `observe` call the learner's code the way the twin specifies."""
     in_eval_mode = twin is Twin.EVAL_MODE
     evaluation = twin is Twin.EVALUATION
     options = {"between": twin is Twin.BETWEEN, "evaluation": evaluation, "later": evaluation or in_eval_mode}
@@ -198,7 +204,7 @@ def observed_as(twin: Twin | None) -> Iterator[None]:
 
 @contextmanager
 def _eval_mode() -> Iterator[None]:
-    """Context manager in which new modules begin in eval mode."""
+    """Context manager that makes new modules start in eval mode."""
     original = nn.Module.__init__
 
     def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -213,7 +219,7 @@ def _eval_mode() -> Iterator[None]:
 
 
 def makes_sense(twin: Twin, answer: Any) -> bool:
-    """Return whether a twin can make a difference to an answer. Only modules have an eval mode."""
+    """Return whether a twin can make a difference for an answer. For example, only modules have an eval mode."""
     if twin is not Twin.EVAL_MODE:
         return True
     answers = answer if isinstance(answer, (tuple, list)) else [answer]

@@ -1,4 +1,7 @@
-"""`verify`: compare every rank's observations with the expected values, report all differences, ask one question."""
+"""`verify` compares every rank's observations with the expected values, reports all differences, and asks one question.
+
+An observation is a named value recorded on a rank, such as "dx". The ledger keeps track of what a check has compared.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from tplab.course.checks.mistake_kinds import Context
 from tplab.course.checks.observation import Changed, Claim
 from tplab.course.feedback.verdict import CheckFailed, ranks_text
 
+# kind of difference -> the aspect of the observation that is wrong
 _ASPECTS = {
     "dtype": "dtype",
     "negated": "sign",
@@ -20,17 +24,18 @@ _ASPECTS = {
     "p times": "scale",
     "1/p": "scale",
     "multiple": "scale",
-}  # how an observation differs: what that is about
+}
 
 
 class Differences(Sequence[Difference]):
     """All differences found in one run on p ranks.
 
     names:       observations that differ on some rank, not counting those that couldn't be made
-    kind(name):  how the observation differs, "mixed" if ranks differ in different ways, or "" if it agrees
+    kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it differs on no rank
     text(name):  the difference in words
-    ranks(name): the ranks on which it differs
-    malformed:   whether an output isn't a tensor or has the wrong structure or dtype, so nothing else can be compared
+    ranks(name): the ranks on which the observation differs
+    malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, a question
+                 fits only if it has a predicate
     """
 
     def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
@@ -61,13 +66,16 @@ class Differences(Sequence[Difference]):
 
     @property
     def aspect(self) -> str:
-        """The one thing that is wrong: "dtype", "sign", "order" or "scale". "" if it's not one of these."""
+        """The only aspect that is wrong ("dtype", "sign", "order" or "scale"), or "" if there's no such aspect."""
         aspects = {_ASPECTS.get(d.kind, "") for d in self._all if d.kind != NOT_RUN and "traffic" not in d.name}
         return next(iter(aspects)) if len(aspects) == 1 else ""
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (observations, ranks, text) rows. Observations with the same difference, or not run, share a row."""
-        rows: dict[tuple[str, str], list[str]] = {}  # (ranks, text): names
+        """Yield (observations, ranks, text) rows.
+
+        Observations that differ in the same way share a row, and so do those that weren't run.
+        """
+        rows: dict[tuple[str, str], list[str]] = {}  # (ranks, text) -> names of observations
         for name in dict.fromkeys(d.name for d in self._all if d.kind != NOT_RUN):
             mine = [d for d in self._all if d.name == name and d.kind != NOT_RUN]
             for kind in dict.fromkeys(d.kind for d in mine):
@@ -87,8 +95,8 @@ class Differences(Sequence[Difference]):
 class Question:
     """A question to ask when an answer is wrong in a particular way.
 
-    when: the observations that differ, "dx" or ("dx", "backward traffic"), which must be all of them and no others; or
-          a predicate on `Differences`, such as lambda d: d.kind("out") == "p times"
+    when: either the names of all observations that differ, as in "dx" or ("dx", "backward traffic"), or a predicate on
+          `Differences`, as in lambda d: d.kind("out") == "p times"
     """
 
     when: str | Sequence[str] | Callable[[Differences], bool]
@@ -125,7 +133,8 @@ REQUIRES_GRAD_QUESTION = Question(
 
 _FIRST = (BARRIER_QUESTION, REQUIRES_GRAD_QUESTION)
 
-# Asked unless the exercise's own question is about the same: one of these words is in it
+# If only this aspect is wrong, the check asks this question. But if the exercise's own question contains one of these
+# words, it's already about this aspect, so the check asks that question instead
 _ABOUT = {
     "dtype": (
         ("dtype", "float", "int"),
@@ -139,7 +148,7 @@ _ABOUT = {
     ),
 }
 
-# Fallbacks, asked if none of the exercise's questions fits
+# The check asks one of these fallback questions if none of the exercise's own questions fits
 _GENERAL = (
     Question(
         lambda d: d.malformed,
@@ -195,14 +204,17 @@ def verify(
     """Compare every rank's observations with the expected values, and raise a single CheckFailed with all differences.
 
     observed:   one dict per rank, as returned by `run_ranks`. `Changed` and `Claim` values must be empty, whether or
-                not they are expected
+                not `expected` contains them
     expected:   one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of these
-    questions:  the first one that fits is asked
-    lookalikes: values that known mistakes give, {"dx": {"this rank's part, before the sum": [value on rank 0, ...]}}.
-                The description completes the sentence "dx equals ..." and is the kind that a Question can match
-    tol:        largest allowed difference, relative to the largest expected element, or absolute if that is below 1
-    note:       what is special about this run, shown after p, such as "with skip_bias_add"
-    alone:      whether a single process computed the results for p ranks, so there is one dict each and no rank to name
+    questions:  the check asks the first one that fits
+    lookalikes: values that common mistakes would produce, as in {"dx": {"this rank's part, before the sum": [value on
+                rank 0, ...]}}. The description completes the sentence "dx equals ..." and is also the kind that a
+                Question can match
+    tol:        largest allowed difference, relative to the largest expected element, or absolute if that element is
+                below 1
+    note:       what is special about this run, such as "with skip_bias_add". The headline shows it after p
+    alone:      whether a single process computed the results for p ranks. If so, `observed` and `expected` contain only
+                one dict each, and the failure names no rank
     """
     count = 1 if alone else p
     current().alone = alone
@@ -253,7 +265,10 @@ def _explain(
 
 
 def _note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], note: str) -> None:
-    """Note in the ledger if some rank made a tensor on the CPU. The check fails with that once all else is right."""
+    """If a rank created a tensor on the CPU, record a failure in the ledger.
+
+    The check reports this failure only if everything else is correct.
+    """
     texts = {rank: seen[MADE_THERE] for rank, seen in enumerate(observed) if seen.get(MADE_THERE)}
     if texts and current().afterwards is None:
         where = ", ".join(filter(None, [f"p = {p}", note]))

@@ -1,8 +1,9 @@
-"""The three hints of an exercise. `tplab hint 4.2` shows the next one, and a failed check's box contains all three.
+"""Each exercise has three hints. `tplab hint 4.2` shows the next one, and a failed check's box contains all three.
 
-Hints are read from the executed solution notebook, where the hints cell nests them (see `rewrite.fold_hints`), so a
-learner who has deleted or edited that cell still gets them. `hints.json`, in `.tplab/` in the learner's folder, stores
-the number of the last hint shown for each exercise: {"4.2": 1}.
+The hints are read from the executed solution notebook, whose hints cells contain them as nested <details> (see
+`rewrite.fold_hints`). That way, learners still get the hints if they've deleted or edited the hints cell in their own
+notebook. The file `.tplab/hints.json` in the learner's folder stores the number of the last hint shown for each
+exercise, as in {"4.2": 1}.
 """
 
 import json
@@ -21,22 +22,25 @@ STATE = "hints.json"
 _OPENING = re.compile(r"<details><summary>Hint \d+</summary>")
 
 
-class NoHint(Exception):  # noqa: N818 (it names what is not there)
+class NoHint(Exception):  # noqa: N818 (the name says what's missing)
     """Raised when the requested hint doesn't exist. The message says what to type instead."""
 
 
 def unfold(text: str) -> list[str]:
-    """Extract the hints from a hints cell's nested <details> as Markdown. The inverse of `rewrite.fold_hints`."""
+    """Extract the hints, as Markdown, from a hints cell's nested <details>. This reverses `rewrite.fold_hints`."""
     return [re.sub(r"(\s*</details>)+\s*$", "", part).strip() for part in _OPENING.split(text)[1:]]
 
 
 def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
-    """Return the hints of every exercise in a chapter: {"4.1": ["...", "...", "..."], ...}."""
+    """Return the hints of every exercise in a chapter, as in {"4.1": ["...", "...", "..."], ...}."""
     return {str(cell.marks["hints"]): unfold(cell.source) for cell in reference if "hints" in cell.marks}
 
 
 def hints_for(number: str, material: Path) -> list[str]:
-    """Return the hints of exercise `number` in `material`/solutions. Raises NoHint or Unreadable (broken notebook)."""
+    """Return the hints of exercise `number`, read from the chapter's solution notebook in `material`/solutions.
+
+    Raises NoHint if there's no such exercise, and Unreadable if the notebook is broken.
+    """
     if not re.fullmatch(EXERCISE, number):
         raise NoHint(
             f"There is no exercise {number!r}. Write the number as it appears in the heading, for example: tplab hint "
@@ -80,7 +84,7 @@ def remember(memory: Path, number: str, step: int) -> None:
 def choose(
     number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False
 ) -> list[tuple[int, str]]:
-    """Return the hints to show as (number, text): the next one, hint `step`, or all. Records them as seen."""
+    """Return the next hint, hint `step`, or every hint, as (number, text) pairs, and record them as seen."""
     hints = hints_for(number, material)
     if step is not None and not 1 <= step <= len(hints):
         raise NoHint(f"Exercise {number} has {len(hints)} hints, so there is no hint {step}.")
@@ -92,8 +96,9 @@ def choose(
 
 
 def show(number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False) -> int:
-    """Print the hints for `tplab hint 4.2` and return the exit code: 0, or 2 if they can't be found or read."""
-    from rich.console import Console  # imported here because kernels also use this module, but show HTML instead
+    """Print the hints for `tplab hint 4.2`. Return the exit code, which is 2 if the hints can't be found or read."""
+    # Imported here because notebook kernels also use this module, but they display hints as HTML
+    from rich.console import Console
     from rich.markdown import Markdown
     from rich.text import Text
 
@@ -125,7 +130,7 @@ def folded(number: str) -> str:
 
 
 def to_html(hints: list[str]) -> str:
-    """Convert Markdown hints to nested <details>, so that opening one reveals the next. Works without a kernel."""
+    """Convert Markdown hints to nested <details>, so that opening one reveals the next. This works without a kernel."""
     render = _renderer()
     folded = ""
     for place in range(len(hints), 0, -1):
@@ -137,7 +142,7 @@ def to_html(hints: list[str]) -> str:
 
 
 def _renderer() -> Callable[[str], str]:
-    """Return a Markdown-to-HTML renderer that leaves $...$ alone, because the page typesets it."""
+    """Return a Markdown-to-HTML renderer that leaves $...$ alone, because the notebook page typesets formulas."""
     from markdown_it import MarkdownIt
     from markdown_it.rules_inline import StateInline
 

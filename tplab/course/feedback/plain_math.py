@@ -1,6 +1,7 @@
-"""Formulas of the chapters as plain text, for terminals: $r \\cdot n/p$ becomes r · n/p.
+"""Convert the chapters' formulas to plain text for terminals, so that $r \\cdot n/p$ becomes r · n/p.
 
-Only what the hints use is known. A test goes through all of them, so a new macro is noticed there.
+Only the TeX macros that appear in the hints are supported. A test converts every hint, so it fails if a hint uses a
+macro that isn't supported yet.
 """
 
 import re
@@ -17,7 +18,7 @@ _BAR = "\N{COMBINING MACRON}"
 
 
 def plain(text: str) -> str:
-    """Return Markdown with its formulas as plain text. Raises ValueError for a macro that isn't known here."""
+    """Return Markdown with its formulas as plain text. Raises ValueError for TeX that this module doesn't support."""
     return _MATH.sub(lambda found: _plain(found[2]), text)
 
 
@@ -37,11 +38,12 @@ def _macro(found: re.Match[str]) -> str:
     if found[1] not in _MACROS:
         raise ValueError(f"\\{found[1]} has no plain form yet: see {__name__}")
     name = _MACROS[found[1]]
-    return name + found[2] * (name.isalpha() or name in "·×≈≤≥→")  # the space behind ⌈ is TeX's
+    # Letters and operators keep the space that follows them. After other macros, such as \lceil, TeX ignores the space.
+    return name + found[2] * (name.isalpha() or name in "·×≈≤≥→")
 
 
 def _small(text: str, letters: dict[str, str], mark: str) -> str:
-    """Return a sub- or superscript in small letters, or after its mark where there are none."""
+    """Return a sub- or superscript in small characters, or after `mark` if one of its characters has no small form."""
     if all(letter in letters for letter in text):
         return "".join(letters[letter] for letter in text)
     return f"{mark}{text}" if len(text) == 1 else f"{mark}({text})"

@@ -8,7 +8,7 @@ import torch
 
 from tplab.runtime.failures import cell_of
 
-# Shape of the tensor that ranks vote with inside `observe`. No message of the learner's has this shape.
+# Ranks vote inside `observe` by all-reducing a tensor of this shape. The learner's code never sends such a tensor.
 VOTE_SHAPE = (1, 1, 1, 1)
 _VOTE = re.compile(r"\(\[1, 1, 1, 1\] uint8, min\)")
 HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # the tplab folder
@@ -16,7 +16,10 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def readable_report(report: str) -> str:
-    """Remove tplab's and torch's stack frames from a launcher report, along with the votes taken inside `observe`."""
+    """Remove tplab's and torch's stack frames from a launcher report, and hide the votes that ranks take in `observe`.
+
+    A rank that was voting has already returned from the learner's code, and that's what the report says about it.
+    """
     lines: list[str] = []
     skip_source = False
     for line in report.splitlines():
@@ -39,7 +42,7 @@ def has_frames(report: str) -> bool:
 
 
 def readable_traceback(error: BaseException) -> str:
-    """Format an error and its traceback without tplab's and torch's frames, naming cells the way `launch` does."""
+    """Format an error and its traceback without tplab's and torch's frames. Name notebook cells like `launch` does."""
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((HOUSE, _TORCH)):

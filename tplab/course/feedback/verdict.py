@@ -1,7 +1,8 @@
-"""The result of a check and how it's displayed: `Verdict` if it passed, `CheckFailed` if it didn't.
+"""Represent and display the result of a check, which is a `Verdict` if the answer passed and `CheckFailed` if not.
 
-Both have a text form (terminal, nbval, `tplab check`) and an HTML box (notebook). A verdict's text is the same in every
-run, so nbval can compare it. A failure lists the differences, then asks a question that points to the cause.
+Both have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). A verdict's text is the
+same in every run, so nbval can compare it. A failure lists the observations that differ, and then asks a question that
+points to the cause. An observation is a named value that a check compares, such as a gradient.
 """
 
 import re
@@ -30,12 +31,12 @@ BLUE = "var(--jp-info-color1, #1565c0)"
 
 def box(color: str, *parts: str) -> str:
     """Return the HTML for a box with a colored left border, readable in light and dark themes."""
-    plain = color.rpartition(" ")[2].removesuffix(")")  # an untrusted page drops colors that are variables of the theme
+    plain = color.rpartition(" ")[2].removesuffix(")")  # for untrusted pages, which drop colors that are CSS variables
     return f'<div style="{_BOX.format(color=color, plain=plain)}">{"".join(parts)}</div>'
 
 
 def heading(text: str) -> str:
-    """Return the HTML for a box's first line. It's not colored, since themes' border colors are too pale for text."""
+    """Return the HTML for a box's first line. The text isn't colored, because border colors are too pale for text."""
     return f'<div style="font-weight: 600;">{escape(text)}</div>'
 
 
@@ -52,7 +53,7 @@ def code_html(text: str) -> str:
 def preformatted(text: str) -> str:
     style = (
         "margin: 0.4em 0 0 0; padding: 0.4em 0.6em; overflow-x: auto; white-space: pre-wrap; "
-        "word-break: normal; overflow-wrap: anywhere; "  # JupyterLab breaks the text of outputs in the middle of words
+        "word-break: normal; overflow-wrap: anywhere; "  # because JupyterLab breaks output lines in the middle of words
         "background: var(--jp-layout-color2, rgba(128, 128, 128, 0.12)); color: inherit; "
         "font-family: var(--jp-code-font-family, monospace); "
         "font-size: var(--jp-code-font-size, 13px); line-height: 1.35;"
@@ -93,13 +94,13 @@ def display_html(html: str, text: str) -> None:
 
 
 def names(items: Sequence[object]) -> str:
-    """Join items with commas and "and": "a", "a and b", "a, b and c"."""
+    """Join items with commas and "and", as in "a", "a and b", or "a, b and c"."""
     texts = [str(item) for item in items]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " and " + texts[-1] if texts else ""
 
 
 def ranks_text(ranks: Sequence[int], p: int) -> str:
-    """Describe ranks in words: "rank 1", "ranks 0 and 2", "every rank"."""
+    """Describe ranks in words, as in "rank 1", "ranks 0 and 2", or "every rank"."""
     if len(ranks) == p and p > 1:
         return "every rank"
     return ("rank " if len(ranks) == 1 else "ranks ") + names(sorted(ranks))
@@ -109,8 +110,8 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 class Verdict:
     """The verdict on an exercise that passed. A check returns `Verdict("a note")`, and `check()` fills in the rest.
 
-    The box also shows what was `tried` and what comes `after`. Everything in it is the same in every run, because nbval
-    compares the box, too, with the one saved in the learner's notebook.
+    The box also shows what the check `tried` and what comes `after` the exercise. All of the box's text must be the
+    same in every run, because nbval also compares the box with the one saved in the learner's notebook.
     """
 
     note: str = ""
@@ -134,13 +135,13 @@ class Verdict:
 
 
 @dataclass(eq=False)
-class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fault of the program)
+class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program error)
     """Raised when an exercise's check fails. `str()` gives the full explanation.
 
     headline: the exercise, the world size p, and the ranks that are wrong
-    rows:     one per difference: (observation, ranks, how it differs)
+    rows:     table rows of the form (observations, ranks, how they differ)
     right:    the observations that agree with the expected values
-    report:   a traceback or the launcher's report, if the code didn't run to completion
+    report:   a traceback or the launcher's report, if the learner's code didn't run to completion
     question: a question that points to the cause
     footnote: how to repeat the check with the same inputs
     exercise: the exercise's number, used to look up its hints

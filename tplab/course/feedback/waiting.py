@@ -1,15 +1,17 @@
-"""Unwritten exercises on a notebook page: a calm box in place of an error, so that Run All goes on.
+"""Show a calm box instead of an error if a notebook page runs into an unwritten exercise, so that Run All continues.
 
-A stub raises NotImplementedError("exercise 5.1"). Wherever code runs without a page (`tplab check`, nbval, nbclient, a
-script), that error fails the cell, and IPython shows the text of the box in place of its traceback if it comes from a
-check (`untraced`). In JupyterLab or VS Code, a failed cell would keep Run All from running the cells below it.
-`watch()` therefore makes a page's kernel
+A stub raises NotImplementedError("exercise 5.1"). If the code doesn't run on a notebook page (but in `tplab check`,
+nbval, nbclient, or a script), the error fails the cell. If a check raised the error, IPython then prints the text of
+the box instead of a traceback (see `untraced`). In JupyterLab or VS Code, a failed cell would keep Run All from running
+the cells below it. That's why `watch()` makes a page's kernel do two things for a cell that waits for an exercise:
 
-1. show a box that names the exercise where a cell meets a stub, in this process or on a rank, or fails because it uses
-   a variable that a waiting cell above hasn't made, or only in part; and say so where a check runs before its exercise
-2. answer that this cell is done, so that the page goes on with the next one
+1. It shows a box that names the exercise. A cell waits for an exercise if
+   - it calls the exercise's stub, in this process or on a rank,
+   - it fails and uses a variable that a waiting cell above didn't create, or didn't finish creating, or
+   - it's a check that fails because the exercise's cell hasn't defined the answer yet.
+2. It reports the cell as successful, so that the page continues with the next cell.
 
-A wrong answer still fails, and Run All stops there, because the cells below would use it.
+A wrong answer still fails, and Run All stops there, because the cells below would use that answer.
 """
 
 import os
@@ -31,7 +33,7 @@ _CHECK = re.compile(rf"\s*check\(\s*[\"']({EXERCISE})[\"']")
 
 
 def on_page() -> bool:
-    """Return whether a notebook page shows this kernel: JupyterLab, VS Code or Colab, but not nbval or nbclient."""
+    """Return whether this kernel runs a page in JupyterLab, VS Code, or Colab, and not cells for nbval or nbclient."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or getattr(shell, "kernel", None) is None or "PYTEST_CURRENT_TEST" in os.environ:
         return False  # nbval's kernel inherits JPY_SESSION_NAME when a cell runs `!pytest --nbval-lax`
@@ -43,21 +45,21 @@ def on_page() -> bool:
 
 
 def watch() -> None:
-    """Show unwritten exercises calmly in this kernel from now on, if it has a page."""
+    """From now on, show a calm box for each unwritten exercise, if this kernel runs a notebook page."""
     global _watcher
     if _watcher is None and on_page():
         _watcher = Watcher(sys.modules["IPython"].get_ipython())
 
 
 class Watcher:
-    """Follows the cells of a kernel: which of them met a stub, and which variables they left unmade because of that."""
+    """Tracks which cells of a kernel wait for an exercise, and which variables those cells failed to create."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.source = ""  # of the running cell
+        self.source = ""  # the running cell's source
         self.failed = False  # whether the running cell has failed
-        self.waits_for = ""  # the exercise that the running cell turned out to wait for
-        self.unmade: dict[str, str] = {}  # variable -> the exercise that the cell making it waits for
+        self.waits_for = ""  # the exercise that the running cell waits for, or ""
+        self.unmade: dict[str, str] = {}  # variable -> the exercise that the cell which defines it is waiting for
         shell.set_custom_exc((Exception,), self.show)
         shell.events.register("pre_run_cell", self.begin)
         shell.events.register("post_run_cell", self.end)
@@ -68,7 +70,7 @@ class Watcher:
     def show(
         self, shell: Any, kind: type, error: Exception, trace: TracebackType | None, tb_offset: int | None = None
     ) -> None:
-        """Show the box if the cell waits for an exercise, and IPython's own report of the error otherwise."""
+        """Show the box if the cell waits for an exercise. Otherwise, show IPython's own error report."""
         self.failed = True
         number, name = asks_for(error), ""
         if not number and not isinstance(error, CheckFailed):
@@ -78,7 +80,8 @@ class Watcher:
         if not number and checked and isinstance(error, NameError) and error.name in _names(used_names, self.source):
             number, name = checked[1], error.name
         if not number:
-            ran = any(frame.f_code.co_name == "run_code" for frame, _ in walk_tb(trace))  # or it isn't Python at all
+            # If the cell isn't valid Python, it failed before IPython ran any code
+            ran = any(frame.f_code.co_name == "run_code" for frame, _ in walk_tb(trace))
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=ran)
             return
         self.waits_for = number
@@ -86,7 +89,10 @@ class Watcher:
         display_html(html, text)
 
     def end(self, result: Any) -> None:
-        """Record what a waiting cell left unmade, and let the page go on. Runs before the kernel answers the page."""
+        """Record which variables a waiting cell failed to create, and let the page continue.
+
+        IPython calls this before the kernel tells the page whether the cell failed.
+        """
         if self.waits_for and result is not None:
             result.error_in_exec = None
         for name in _names(bound_names, self.source):
@@ -109,7 +115,7 @@ def asks_for(error: Exception) -> str:
 
 
 def untraced(number: str, stub: NotImplementedError) -> None:
-    """Have IPython show what a check that met a stub is waiting for, instead of the error's traceback."""
+    """If a check ran into a stub, have IPython print which exercise the check is waiting for instead of a traceback."""
     if asked := asks_for(stub):
         lines = list(told_by_check(number, asked))
         stub._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
@@ -123,7 +129,7 @@ def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
 
 
 def told_by_check(number: str, asked: str) -> tuple[str, str]:
-    """Return what the check of an exercise says, in two lines, when it met the stub of exercise `asked`."""
+    """Return the two lines that the check of exercise `number` shows if it ran into the stub of exercise `asked`."""
     if number == asked:
         more = "Write your answer in the exercise's cell above, and run that cell. Then run this check."
         return f"Exercise {number} is waiting for you.", more
@@ -132,10 +138,10 @@ def told_by_check(number: str, asked: str) -> tuple[str, str]:
 
 
 def told(source: str, number: str, name: str, error: Exception) -> tuple[str, str]:
-    """Return what a cell that waits for exercise `number` shows, as text and as HTML.
+    """Return the message for a cell that waits for exercise `number`, as text and as HTML.
 
-    source: the cell, which may be the exercise's check
-    name:   if it met no stub itself, the variable that isn't there, so that the cell fails with `error`
+    source: the cell's source. The cell may be the exercise's check
+    name:   the missing variable, if the cell failed with `error` because of it. It's "" if the cell called a stub
     """
     checked = _CHECK.match(source)
     hints = ""

@@ -1,7 +1,9 @@
 """Select the cells of a merged chapter that must run for an exercise, and turn them into a notebook for nbval.
 
-A cell is needed if it binds a name that a needed cell uses. Given cells that no exercise needs, such as pictures and
-training runs, are left out, which makes `tplab check` fast. The course's own tests run every cell.
+A merged chapter is the reference notebook with the learner's answers in it (see merge.py). Its code cells are called
+pieces. A cell is needed if it binds a name that another needed cell uses. Given cells, which the course provides, are
+left out if no exercise needs them, as in the case of pictures and training runs. That makes `tplab check` fast. The
+course's own tests run every cell.
 """
 
 import ast
@@ -12,7 +14,7 @@ from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.notebooks.source import bound_names, parse_code, passed_names, used_names
 
-OWN_TIMEOUT = CELL_TIMEOUT / 2  # seconds for a cell that the learner added
+OWN_TIMEOUT = CELL_TIMEOUT / 2  # time limit in seconds for a cell that the learner added
 _SIDE_EFFECTS = re.compile(
     r"^\s*[%!]|import \*|sys\.path|os\.environ|os\.chdir|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__",
     re.MULTILINE,
@@ -20,7 +22,10 @@ _SIDE_EFFECTS = re.compile(
 
 
 def binds(source: str) -> set[str]:
-    """Return the names that a cell binds or whose attributes or items it sets: `Layer.forward = mine` binds Layer."""
+    """Return the names that a cell binds, including those for which it only sets an attribute or an item.
+
+    For example, `Layer.forward = mine` counts as binding Layer.
+    """
     try:
         names = bound_names(source)
         for node in ast.walk(parse_code(source)):
@@ -32,7 +37,7 @@ def binds(source: str) -> set[str]:
 
 
 def has_side_effects(source: str) -> bool:
-    """Return whether a cell may change paths, modules or the environment, which its names don't show."""
+    """Return whether a cell may change paths, modules or the environment, which the names it binds don't reveal."""
     return _SIDE_EFFECTS.search(source) is not None
 
 
@@ -44,11 +49,12 @@ def uses(source: str) -> set[str]:
 
 
 def select(merged: Merged, exercises: list[str], *, everything: bool = False, whole: bool = True) -> list[Piece]:
-    """Return the pieces to run for the checks of `exercises`.
+    """Return the pieces that have to run before `exercises` can be checked, along with their checks.
 
-    everything: return all pieces
-    whole:      include all cells that the learner added above the last check, since they may do anything. Otherwise,
-                include only those that an exercise needs by name, or that change paths, modules or the environment
+    everything: if true, return all pieces
+    whole:      if true, include every cell that the learner added above the last check, since it may do anything. If
+                false, include an added cell only if it binds a name that an exercise needs, or if it may change paths,
+                modules or the environment
     """
     if everything:
         return list(merged.pieces)
@@ -63,7 +69,10 @@ def select(merged: Merged, exercises: list[str], *, everything: bool = False, wh
 
 
 def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
-    """Return the pieces whose id() is in `needed`, plus every other piece that binds a name they use, except checks."""
+    """Return the pieces whose id() is in `needed`, plus all pieces that they depend on.
+
+    A piece depends on those that bind a name that it uses, directly or indirectly. Checks are never added.
+    """
     needed, names = set(needed), set()
     while True:
         names |= {name for piece in pieces if id(piece) in needed for name in uses(piece.source)}
@@ -74,7 +83,7 @@ def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
 
 
 def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
-    """Return the ids of given cells that can't run without an answer, because they use it directly or indirectly."""
+    """Return the ids of given cells that can't run without an answer, because they use one directly or indirectly."""
     names = {name for piece in pieces if piece.role == "exercise" for name in names_in(piece.source)}
     found = set()
     for piece in pieces:
@@ -85,7 +94,7 @@ def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
 
 
 def to_notebook(pieces: list[Piece]) -> list[Cell]:
-    """Return the cells for nbval to run: the pieces, with hidden cells in between that save the answers."""
+    """Return the cells that nbval should run: the pieces and, between them, hidden cells that save the answers."""
     asked = {name for piece in pieces if piece.role == "check" for name in passed_names(piece.source)}
     cells = [_hidden("start", "start()")]
     for piece in pieces:
@@ -114,7 +123,7 @@ def _runnable(piece: Piece, pieces: list[Piece]) -> Cell:
 
 
 def _hidden(id: str, call: str) -> Cell:
-    """Return a hidden cell that calls a function of ours between two cells of the notebook."""
+    """Return a hidden cell, which calls a function in handover.py between two cells of the notebook."""
     metadata = {"tplab": {"role": "hidden"}, "tags": ["nbval-ignore-output"]}
     return Cell("code", handover(call), f"hidden-{id}"[:64], metadata)
 

@@ -1,12 +1,14 @@
-"""Check a learner's notebook: merge it, run nbval on the merged copy, and turn the results into verdicts.
+"""Check a learner's notebook: merge it into the reference, run nbval on the result, and judge each exercise.
 
-    passed      the check's result equals the reference's
-    failed      the check rejected the answer (its message says what to look at), or the exercise's cell doesn't run
-    to do       the stub is still there
-    waiting     the answer uses an earlier exercise that is still to do
-    not run     the run ended before the check
+The reference is the executed solution notebook. The verdict on an exercise is one of these:
 
-`check_notebook` yields the verdicts one by one, as soon as they are known. The learner's file is only read.
+    passed      the check returned the same result as in the reference
+    failed      the check rejected the answer and said what to look at, or the exercise's cell is missing or doesn't run
+    to do       the exercise's cell still contains the stub that the learner should replace
+    waiting     the answer uses an earlier exercise that is still to do, or whose cell is missing or doesn't run
+    not run     the run ended before it reached the check
+
+`check_notebook` yields each verdict as soon as it is known. It reads the learner's file, but never writes to it.
 """
 
 import re
@@ -63,13 +65,15 @@ def check_notebook(
     blank: list[Cell] | None = None,
     timeout: float = CELL_TIMEOUT,
 ) -> Iterator[Verdict | Note]:
-    """Check the notebook at `path` against `reference`. Raises cells.Unreadable before anything runs.
+    """Check the notebook at `path` against `reference`.
+
+    If the notebook can't be read, this raises cells.Unreadable before anything runs.
 
     learner:    the notebook's cells, if they have already been read
-    exercises:  check only these, and run only the cells that they need
-    everything: also run the given cells that no check needs
-    blank:      the blank chapter; if the exercises are still as they are there, nothing runs
-    timeout:    seconds per cell
+    exercises:  if given, check only these exercises, and run only the cells that they need
+    everything: also run the given cells (those that the course provides) that no check needs
+    blank:      the chapter as the learner first sees it; if the exercises are still the same as there, nothing runs
+    timeout:    the time limit per cell, in seconds
     """
     merged = merge(reference, read_notebook(path) if learner is None else learner)
     titles = exercises_of(reference)
@@ -87,7 +91,7 @@ def check_notebook(
 
 
 def _untouched(merged: Merged, wanted: list[str], blank: list[Cell]) -> bool:
-    """Return whether none of the exercises has an answer, anywhere in the notebook, so that nothing needs to run."""
+    """Return whether the notebook has no answer to any of the wanted exercises, so that nothing needs to run."""
     stubs = {role_of(cell)[1]: cell.source for cell in code_cells(blank) if role_of(cell)[0] == "exercise"}
     mine = [piece for piece in merged.pieces if piece.role == "exercise" and piece.number in wanted]
     names = {name for number in wanted for name in names_in(stubs.get(number, ""))}
@@ -99,7 +103,7 @@ def _untouched(merged: Merged, wanted: list[str], blank: list[Cell]) -> bool:
 
 
 def hiding_files(folder: Path) -> list[str]:
-    """Return the names of the learner's Python files that shadow modules the course needs."""
+    """Return the names of the learner's Python files that shadow modules that the course needs."""
     needed = {*NEEDED, *(name for name in sys.modules if name in sys.stdlib_module_names)}
     return sorted(path.stem for path in folder.glob("*.py") if path.stem in needed)
 
@@ -120,14 +124,14 @@ def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]
 
 
 class Judge:
-    """Reads the rows that nbval_plugin.py sends, in order, and turns each check's row into a verdict."""
+    """Reads the rows that nbval_plugin.py sends, one per cell and in order, and turns a check's row into a verdict."""
 
     def __init__(self, merged: Merged, reference: list[Cell]):
         self.missing = merged.missing
         self.need_answers = cells_that_need_answers(merged.pieces)
         self.all_passed = True
         self.notes: list[str] = []
-        self.stopped = ""  # why nothing ran after this point
+        self.stopped = ""  # if the kernel has ended: why no later cell could run
         self._broken: dict[str, str] = {}  # exercise -> why its cell failed
         self._wrote: dict[str, str] = {}  # name -> the exercise whose cell defines it
         for cell in code_cells(reference):
@@ -185,7 +189,7 @@ def _place(row: dict) -> str:
 
 
 def _asks_for(row: dict) -> str:
-    """Return the number of the exercise whose stub was called, if that's why the cell failed, else ""."""
+    """Return the number of the exercise whose stub was called, if that's why the cell failed, or "" otherwise."""
     stub = re.fullmatch(rf"exercise ({EXERCISE})", row.get("evalue", "").strip())
     return stub[1] if stub and row.get("ename") == "NotImplementedError" else ""
 

@@ -25,14 +25,14 @@ _HANGING = 20  # maximum indentation of a row's continuation lines, in columns
 
 
 def show_heading(console: Console, stem: str, title: str, path: Path) -> None:
-    """Print the chapter and when its notebook was saved, because unsaved changes aren't checked."""
+    """Print the chapter's title and when its notebook was last saved, because unsaved changes aren't checked."""
     heading = f"{'The start page' if stem == START else f'Chapter {stem[:2]}'}: {title}"
     console.print(Text(heading, style="bold"))
     console.print(Text(f"{_short(path)}, {saved(path.stat().st_mtime)}", style="dim"))
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
-    """Print one line for an exercise and, if it needs work, what to look at."""
+    """Print one line with an exercise's verdict and, if the exercise needs work, what to look at."""
     mark, colour = LOOK[verdict.status]
     status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status
     line = Table.grid(expand=True, padding=(0, 1))
@@ -71,9 +71,9 @@ def saved(moment: float) -> str:
 
 
 def reflow(text: str, width: int) -> str:
-    """Rewrap text that was wrapped for a different width, but keep the lines of a traceback.
+    """Rewrap text that was wrapped for a different width, but keep the line breaks in tracebacks.
 
-    A line that is indented much deeper than the one before it counts as its continuation.
+    A line counts as the continuation of the row above it if it's indented at least six columns deeper.
     """
     rows: list[list[str]] = []  # each row with its continuation lines
     for line in text.split("\n"):
@@ -103,7 +103,7 @@ def _wrapped(row: list[str], width: int) -> str:
 
 
 def _short(path: Path) -> Path:
-    """Return the path relative to the current folder if it's inside, else unchanged."""
+    """Return the path relative to the current folder if it's inside that folder, and unchanged otherwise."""
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -1,10 +1,10 @@
-"""A process that has run no notebook cells, in which `tplab check` checks the answers that a kernel hands over.
+"""The clean process in which `tplab check` checks the answers that a kernel hands over. No notebook cell runs in it.
 
-    checker = Checker(environment, folder)     starts importing torch while the kernel is starting too
-    checker.ask("4.1", answers, limit=120)     -> Reply: the result of the check
+    checker = Checker(environment, folder)     starts the process, which imports torch while the kernel is starting
+    checker.ask("4.1", answers, limit=120)     returns the result of the check as a Reply
 
-The process imports the checks once and forks for each check, so every check begins in the same clean state. It starts
-one fork server (see `tplab.runtime.forkserver`), which starts the ranks of all checks.
+The process imports the checks once and forks for each check, so every check begins in the same clean state. It also
+starts one fork server (see `tplab.runtime.forkserver`), which starts the ranks of all checks.
 """
 
 import base64
@@ -25,18 +25,18 @@ from typing import Any
 
 from tplab.course.notebooks.numbering import chapter_of, package
 
-# Modules outside the course that checks rely on. Their public functions and classes must not change
+# Modules outside the course that the checks rely on. An answer must not replace their functions or classes
 OTHERS = ("builtins", "importlib", "math", "torch", "torch.nn", "torch.nn.functional", "torch.autograd",
           "torch.distributed", "torch.testing")  # fmt: skip
-# torch wraps these itself: the first when it loads its compiler, which an optimizer or device "meta" may cause, and
-# the others when it first compiles.
+# torch wraps these functions itself. It wraps the first one when it loads its compiler, which creating an optimizer or
+# using the device "meta" may trigger, and the other two when it first compiles something.
 WRAPPED_BY_TORCH = ("torch.manual_seed", "torch.nn.Module.__init__", "torch.nn.Module.__setstate__")
 POLL = 0.05  # seconds between polls for the end of a check
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of a check: the verdict's `text` if it passed, else the exception that it raised."""
+    """The result of a check, which is the verdict's `text` if it passed, and otherwise the exception that it raised."""
 
     passed: bool = False
     text: str = ""
@@ -46,7 +46,7 @@ class Reply:
 
 
 class Checker:
-    """Client for the clean process, used by nbval's process."""
+    """A client for the clean process. nbval's process uses it."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self._connection, theirs = Pipe()
@@ -58,7 +58,7 @@ class Checker:
             )  # fmt: skip
 
     def ask(self, number: str, answers: str, limit: float) -> Reply:
-        """Run an exercise's check on what `handover.hand_over` returned, for at most `limit` seconds."""
+        """Run an exercise's check, for at most `limit` seconds, on the answers that `handover.hand_over` returned."""
         try:
             self._connection.send_bytes(json.dumps([number, answers, limit]).encode())
             return Reply(**json.loads(self._connection.recv_bytes()))
@@ -71,11 +71,11 @@ class Checker:
         self._process.wait()
 
 
-# In the clean process
+# Everything below runs in the clean process
 
 
 def serve(descriptor: int) -> None:
-    """Answer requests until the other side closes the connection."""
+    """Run the requested checks until the client closes the connection."""
     from tplab.runtime.forkserver import fork_server
 
     fork_server()
@@ -91,7 +91,7 @@ def serve(descriptor: int) -> None:
 
 
 def _in_a_fork(number: str, answers: str, limit: float) -> Reply:
-    with suppress(ModuleNotFoundError):  # `check` reports that
+    with suppress(ModuleNotFoundError):  # `check` reports this error itself
         importlib.import_module(f"tplab.course.chapters.{package(chapter_of(number))}")
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
@@ -149,7 +149,7 @@ def _receive(number: str, answers: str) -> list[Any]:
     about, packed = transport.loads(base64.b64decode(answers))
     sys.path[:] = about["path"]
     os.chdir(about["folder"])
-    given, earlier = transport.loads(packed)  # only now: an answer may import a module from the learner's folder
+    given, earlier = transport.loads(packed)  # after chdir, since answers may import modules from the folder
     for file, name in about["cells"].items():
         name_cell(file, name)
     for file, lines in about["sources"].items():
@@ -161,15 +161,19 @@ def _receive(number: str, answers: str) -> list[Any]:
                 f"{name} is the course's own, from {origin}. Write yours in the cell of exercise {number}."
             )
     for function in (function for value in given.values() for function in functions_of(value)):
-        for name, value in earlier.items():  # as in the notebook; only what the answers use came along by itself
+        # In the notebook, all earlier answers are global names. Serialization keeps only those that the answers use.
+        for name, value in earlier.items():
             function.__globals__.setdefault(name, value)
     return list(given.values())
 
 
 def _code() -> dict[str, Any]:
-    """Collect the functions, code objects, classes and constants of the course and of the modules in OTHERS.
+    """Return everything that an answer must not replace, by its full name.
 
-    {"tplab.course.checks.verification.verify": ..., "torch.nn.Module.__init__": ...}
+    These are the functions, code objects, classes and constants of the course, and the functions and classes of the
+    modules in OTHERS:
+
+        {"tplab.course.checks.verification.verify": ..., "torch.nn.Module.__init__": ...}
     """
     found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
@@ -196,9 +200,10 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _is_torchs_own(name: str, before: Any, found: Any) -> bool:
-    """Return whether `found` is a wrapper that torch installed itself: code from torch's files, around what was there.
+    """Return whether `found` is a wrapper that torch itself installed around the function that was there before.
 
-    An optimizer wraps the `step` of its class when it is first created.
+    The code of such a wrapper is in one of torch's files. For example, an optimizer wraps the `step` method of its
+    class when it is first created.
     """
     file = found.__code__.co_filename if isinstance(found, FunctionType) else ""
     known = name in WRAPPED_BY_TORCH or getattr(found, "__wrapped__", None) is before

@@ -1,13 +1,13 @@
-"""Code that runs in the kernel of `tplab check`, between cells, and takes the answers out to be checked elsewhere.
+"""Code that runs between cells in the kernel of `tplab check`, and takes the answers out to be checked elsewhere.
 
     start()                            called before the first cell
-    remember(["Layer"], "4.1")         called after an exercise's cell (and the setup); saves what its names refer to
+    remember(["Layer"], "4.1")         called after the setup and each exercise's cell; saves what these names refer to
     hand_over("4.1", ["Layer"], [])    returns the answers as text, which `clean_check` turns back into objects
 
-No check runs in this kernel, so nothing that a notebook does to itself affects a verdict. A notebook may define its own
-`check`, patch tplab or torch, rewrite cells with an IPython hook, or import the course's layer over the learner's.
-There is no protection against changing files on disk or deceiving this very module, because anyone who does that knows
-that the answer is wrong.
+No check runs in this kernel, so nothing that a notebook does to itself affects a verdict. For example, a notebook may
+define its own `check`, patch tplab or torch, rewrite cells with an IPython hook, or import the course's layer over the
+learner's. We don't protect against notebooks that change files on disk or deceive this very module, because anyone who
+writes one knows that the answer is wrong.
 """
 
 import base64
@@ -24,14 +24,14 @@ from IPython.core.interactiveshell import InteractiveShell
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # the file name that IPython gives the source of a cell
 _builtins: dict[str, Any] = {}
 _answers: dict[str, Any] = {}
-_cells: dict[str, str] = {}  # file -> its name in reports
+_cells: dict[str, str] = {}  # file name of a cell -> what reports call the cell
 
 
 def start() -> None:
-    """Save Python's builtins, and disable everything that ends the kernel, because that would stop later checks."""
+    """Save Python's builtins, and disable everything that ends the kernel, because no later check could run then."""
     _builtins.update(vars(builtins))
     shell = InteractiveShell.instance()
-    shell.user_ns.update(exit=_refuse_to_end, quit=_refuse_to_end)  # IPython's can't be serialized
+    shell.user_ns.update(exit=_refuse_to_end, quit=_refuse_to_end)  # IPython's versions can't be serialized
     shell.ask_exit = _refuse_to_end  # type: ignore[attr-defined]  # called by %exit and %quit
     if hasattr(shell, "kernel"):
         shell.kernel.do_shutdown = _refuse_to_end
@@ -42,7 +42,7 @@ def _refuse_to_end(*args: Any, **kwargs: Any) -> None:
 
 
 def remember(names: list[str], exercise: str = "") -> None:
-    """Save what these names refer to now, no matter what a later cell binds to them."""
+    """Save the objects that these names refer to now, so that it doesn't matter what later cells bind to them."""
     namespace = InteractiveShell.instance().user_ns
     for name in names:
         if name in namespace:
@@ -60,15 +60,15 @@ def _name_its_cell(value: Any, exercise: str) -> None:
 
 
 def hand_over(number: str, names: list[str], earlier: list[str]) -> str:
-    """Return the answers to an exercise, along with the sources of the cells that define them, as text.
+    """Return the answers to an exercise, along with the sources of the notebook's cells, as text.
 
-    The earlier answers that they use come along, so that a failure can name one that is wrong itself.
+    The text also includes the earlier answers that they use, so that a check can tell if one of those is wrong.
     Raises NameError for a name that no cell has bound, and TypeError for an answer that can't be serialized.
     """
     vars(builtins).update(_builtins)
     sys.settrace(None)
     sys.setprofile(None)
-    from tplab.runtime import transport  # imported here because the setup imports torch anyway
+    from tplab.runtime import transport  # imported here because it needs torch, which the setup has imported by now
 
     namespace = InteractiveShell.instance().user_ns
     known = {name: _answers.get(name, namespace.get(name)) for name in names if name in _answers or name in namespace}

@@ -3,10 +3,11 @@
 The reference is the executed solution, which provides the check cells, expected outputs and tags. Only the source of
 code cells is taken from the learner's notebook:
 
-    exercise cell            found by cell id, else by metadata, by its source, or by what it calls or defines;
+    exercise cell            found by its cell id, or else by its metadata, its source, or the names that it defines;
                              several cells for one exercise run one after another, and the last one is the answer
     check cell               dropped; the reference's check cell runs instead
-    given cell, changed      runs after the reference's version, like a cell that the learner added
+    given cell               dropped if it's the same as in the reference; if the learner changed it, it runs after the
+                             reference's version, like a cell that the learner added
     cells the learner added  keep their place, since they may define helpers
 
 cell_dependencies.py then selects the cells that must run for a given exercise.
@@ -25,7 +26,7 @@ _MARKS = ("exercise", "check", "predict")
 class Piece:
     """A code cell of the merged chapter. Pieces are listed in execution order."""
 
-    role: str  # "setup", "given", "exercise", "check" or "own"
+    role: str  # "setup", "given", "exercise", "check" or "own" (a cell that the learner added)
     id: str
     source: str
     number: str = ""
@@ -40,7 +41,7 @@ class Merged:
 
 
 def role_of(cell: Cell) -> tuple[str, str]:
-    """Return the role of a reference code cell and the number of its exercise."""
+    """Return the role of a code cell in the reference, and the number of the exercise that it belongs to, or ""."""
     for role in ("exercise", "check"):
         if role in cell.marks:
             return role, cell.marks[role]
@@ -52,7 +53,7 @@ def code_cells(cells: list[Cell]) -> list[Cell]:
 
 
 def names_in(source: str) -> set[str]:
-    """Return the functions and classes defined at a cell's top level, even if the cell isn't valid Python."""
+    """Return the names of the functions and classes at a cell's top level, even if the cell isn't valid Python."""
     try:
         return defined_names(source)
     except SyntaxError:
@@ -68,7 +69,7 @@ def is_stub(source: str, number: str) -> bool:
 
 
 class _Index:
-    """An index of the reference cells, used to find which of them a learner's cell is a version of."""
+    """An index of the reference cells, used to find the one that a learner's cell is a version of."""
 
     def __init__(self, reference: list[Cell]):
         self.cells = code_cells(reference)
@@ -86,13 +87,16 @@ class _Index:
         return found
 
     def _called(self, cell: Cell) -> Cell | None:
-        """Return the check or prediction cell that makes the same call, whatever arguments follow the number."""
+        """Return the check or prediction cell that makes the same call as `cell`, or None.
+
+        Only the arguments after the number may differ.
+        """
         call = re.match(r"\s*(check|predict)\(\s*[\"']([\w.]+)[\"']", cell.source) if cell.kind == "code" else None
         return self.by_mark.get((call[1], call[2])) if call else None
 
 
 def find_cells(reference: list[Cell], learner: list[Cell]) -> list[str]:
-    """Return the id of the reference cell that each of the learner's cells is a version of, or "" without one."""
+    """Return, for each of the learner's cells, the id of the reference cell that it's a version of, or ""."""
     index = _Index(reference)
     found = [index.find(cell) for cell in learner]
     return [cell.id if cell else "" for cell in found]
@@ -129,9 +133,9 @@ def merge(reference: list[Cell], learner: list[Cell]) -> Merged:
 
 
 def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[str]]:
-    """Return the learner's answers by exercise, added cells by the reference cell they follow, and notes."""
+    """Return the learner's answers by exercise, their other cells by the reference cell that they follow, and notes."""
     answers: dict[str, list[str]] = {}
-    late: dict[str, list[str]] = {}  # answers below their check, used only if there is no other
+    late: dict[str, list[str]] = {}  # answers below their check, only used if there are no others
     own: dict[str, list[str]] = {}
     notes: list[str] = []
     checked: set[str] = set()
@@ -163,7 +167,10 @@ def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[st
 
 
 def _by_name(reference: Cell, learner: list[Cell]) -> list[str]:
-    """Return the last cell that defines an exercise's names, in case the exercise cell was merged into another."""
+    """Return the source of the last cell that defines one of an exercise's names, in a list, or [] if none does.
+
+    It's needed if the learner merged the exercise's cell into a different cell.
+    """
     wanted = names_in(reference.source)
     return [cell.source for cell in learner if cell.kind == "code" and wanted & names_in(cell.source)][-1:]
 

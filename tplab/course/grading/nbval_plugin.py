@@ -1,17 +1,17 @@
-"""The pytest plugin behind `tplab check`: nbval with its bugs fixed, sending one JSON line per cell.
+"""The pytest plugin behind `tplab check`, which is nbval with its bugs fixed. It sends one JSON line (a row) per cell.
 
-It is loaded instead of nbval's own plugin (`-p tplab.course.grading.nbval_plugin`). nbval's classes do the work, and
-these subclasses fix
+It is loaded instead of nbval's own plugin (`-p tplab.course.grading.nbval_plugin`). nbval's classes do most of the
+work. The subclasses in this file fix five problems:
 
-1. the output of child processes, which ipykernel doesn't capture under PYTEST_CURRENT_TEST,
-2. a dead kernel, which nbval notices only when the cell times out,
-3. cells with very many messages, because ZeroMQ drops those that aren't read in time (perhaps the one saying that the
-   cell is done), and cells that never stop printing,
-4. errors without an error message on iopub (unknown magics), which nbval ignores,
-5. a cell that times out, after which nbval expects every later cell to fail.
+1. ipykernel doesn't capture the output of child processes if PYTEST_CURRENT_TEST is set.
+2. If the kernel dies, nbval notices that only when the cell times out.
+3. If a cell sends very many messages, ZeroMQ drops those that aren't read in time, and one of them may say that the
+   cell is done. Some cells never stop printing.
+4. nbval ignores errors that come without an error message on iopub, such as an unknown magic.
+5. After a cell has timed out, nbval expects every later cell to fail.
 
-Check cells don't run in the kernel. Their answers are taken out of the kernel and checked in a clean process (see
-`clean_check`), and the text of the verdict is compared with the reference's.
+Check cells don't run in the kernel. Instead, the plugin takes the answers out of the kernel, has them checked in a
+clean process (see `clean_check`), and compares the text of the verdict with the one in the reference.
 """
 
 import ast
@@ -36,8 +36,8 @@ from tplab.course.grading.run import end_all
 from tplab.course.notebooks.kernels import CELL_TIMEOUT, started
 
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36  # linux/prctl.h
-KEPT_TEXT = 200_000  # characters of output that are kept
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36  # from linux/prctl.h
+KEPT_TEXT = 200_000  # how many characters of a cell's output are kept
 NOT_EVALUATED = "A cell above has changed how this kernel runs cells, so that its answers can't be taken out."
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -46,11 +46,11 @@ def pytest_configure(config):
     nbval.pytest_configure(config)
     if sys.platform == "linux":  # processes that a cell leaves behind become our children, even without the run's mark
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # a cell can't open our pipe through /proc
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # so that no cell can open our pipe through /proc
 
 
 def pytest_unconfigure(config):
-    """End the processes that cells left behind. The kernel has already shut down."""
+    """End the processes that cells left behind. By now, the kernel itself has shut down."""
     left = end_all(lambda: [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE])
     _send(config, {"left": left})
 
@@ -78,7 +78,7 @@ def pytest_collect_file(file_path, parent):
 
 
 class Kernel(RunningKernel):
-    """A kernel whose shell and iopub channels are both read while a cell runs."""
+    """A running kernel. While a cell runs, this class reads both the shell channel and the iopub channel."""
 
     def __init__(self, *args, **kwargs):
         self.waiting: collections.deque = collections.deque()
@@ -94,19 +94,25 @@ class Kernel(RunningKernel):
 
     def execute_cell_input(self, cell_input, allow_stdin=None):
         self.reply, self.printed, self.flooded = {}, 0, False
-        if self.beside:  # evaluated outside any cell, where no IPython hook can rewrite it
+        if self.beside:  # evaluate the input outside any cell, where no IPython hook can rewrite it
             step = {"hidden": cell_input}
             return self.kc.execute("", store_history=False, user_expressions=step, stop_on_error=False)
         return super().execute_cell_input(cell_input, allow_stdin)
 
     @property
     def evaluated(self) -> dict:
-        """The result of an expression evaluated outside the cells: "data", or an error's "ename" and "evalue"."""
+        """The result of the expression that was evaluated outside the cells.
+
+        Besides its "status", it has "data" or, after an error, "ename" and "evalue".
+        """
         answer = self.reply.get("user_expressions", {}).get("hidden", {})
         return answer or {"status": "error", "ename": "RuntimeError", "evalue": NOT_EVALUATED}
 
     def await_reply(self, msg_id, timeout=None):
-        """Wait for the reply while collecting the cell's output. Raises Empty on a timeout, or KernelDied."""
+        """Wait for the kernel's reply to a cell, and collect the cell's output in the meantime.
+
+        Raises Empty on a timeout, and KernelDied if the kernel's process ends.
+        """
         end = time.monotonic() + (timeout or float("inf"))
         next_look = time.monotonic() + 0.5
         while True:
@@ -151,11 +157,11 @@ class Kernel(RunningKernel):
 
 class ChapterFile(nbval.IPyNbFile):
     def setup(self):
-        """Start the checker, and a kernel that runs this Python in the learner's folder."""
+        """Start the checker, and start a kernel in the learner's folder that uses the same Python as this process."""
         test = os.environ.pop("PYTEST_CURRENT_TEST", None)
         try:
             folder = self.config.option.tplab_folder or str(self.path.parent)
-            self.checker = Checker(dict(os.environ), Path(folder))  # first: it imports torch while the kernel starts
+            self.checker = Checker(dict(os.environ), Path(folder))  # imports torch while the kernel starts
             patience = self.config.option.nbval_kernel_startup_timeout
             self.kernel = started(lambda: Kernel(CURRENT_ENV_KERNEL_NAME, cwd=folder, startup_timeout=patience))
         finally:
@@ -179,7 +185,7 @@ class ChapterFile(nbval.IPyNbFile):
 class ChapterCell(nbval.IPyNbCell):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.output_timeout = 40  # seconds that an interrupted cell has to clean up, also on a busy machine
+        self.output_timeout = 40  # seconds that an interrupted cell has to clean up, even on a busy machine
         self.verdict: dict = {}  # for a check: its error, or the expected and the actual text
 
     @property
@@ -208,7 +214,7 @@ class ChapterCell(nbval.IPyNbCell):
             self.config.option.nbval_cell_timeout = asked
             if hasattr(kernel, "km"):  # otherwise nbval has given up on the kernel
                 self.parent.timed_out = False
-        if not kernel.reply:  # it is idle but never answered, which happens without sys.stderr
+        if not kernel.reply:  # the kernel is idle but never replied, which happens without sys.stderr
             self.raise_cell_error(f"Timeout of {limit:g} seconds exceeded: no answer from the kernel")
         if kernel.reply.get("status") == "error" and not self.options["check_exception"]:
             self.raise_cell_error(f"{kernel.reply.get('ename')}: {kernel.reply.get('evalue')}")
@@ -218,7 +224,7 @@ class ChapterCell(nbval.IPyNbCell):
         number, kernel = self.marks["number"], self.parent.kernel
         self.cell.source = handover(f"hand_over({number!r}, {self.marks['answers']!r}, {self.marks['earlier']!r})")
         self.options["check"] = False  # don't compare the outputs of this step
-        self.config.option.nbval_cell_timeout = max(limit, CELL_TIMEOUT)  # it may import torch, as the setup may
+        self.config.option.nbval_cell_timeout = max(limit, CELL_TIMEOUT)  # like the setup, this may import torch
         super().runtest()
         if kernel.reply and kernel.evaluated["status"] != "ok":
             self.fail_check(ename=kernel.evaluated["ename"], evalue=kernel.evaluated["evalue"])
@@ -251,7 +257,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> dict:
-    """Return the row that tells check_notebook.py the result of a cell."""
+    """Return the row that reports the result of a cell to check_notebook.py."""
     told = {"id": item.cell.get("id"), "outcome": report.outcome, "seconds": round(report.duration, 3), **item.marks}
     if call.excinfo is None:
         return told

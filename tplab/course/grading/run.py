@@ -1,8 +1,8 @@
 """Run nbval on a notebook in a separate process, and pass on its results cell by cell.
 
-The results arrive through a pipe that cells can't open by name. Every process of a run carries a mark in its
-environment that is unique to the run. On Linux, nbval's process also adopts processes that drop the mark (see
-nbval_plugin.py). Whatever is still running at the end is killed by process id.
+The results arrive as rows, one per cell, through a pipe that cells can't open by name. Every process of a run carries a
+mark in its environment that is unique to the run. On Linux, nbval's process also adopts processes that drop the mark
+(see nbval_plugin.py). At the end, every process that is still running is killed by its process id.
 """
 
 import json
@@ -22,14 +22,14 @@ from tplab.course.notebooks.kernels import CELL_TIMEOUT, kernel_environment
 
 MARK = "TPLAB_CHECK_RUN"
 POLL = 0.1  # seconds between polls for the end of nbval
-# pytest without the 1.5 s it takes to import a grammar for email addresses, which nbformat doesn't need here
+# Starts pytest without importing a grammar for URLs, which would take 1.5 s and which nbformat doesn't need here
 PYTEST = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
-OURS = ("tplab.runtime", "tplab.course.grading", "ipykernel_launcher")  # in the command lines of a run's processes
+OURS = ("tplab.runtime", "tplab.course.grading", "ipykernel_launcher")  # found in our own processes' command lines
 GRACE = 2.0  # seconds that killed processes have to disappear
 
 
 class Run:
-    """One run of nbval. Iterating over it yields nbval_plugin.py's rows. After that, `notes` is complete."""
+    """One run of nbval. Iterating over it yields the rows that nbval_plugin.py sends. Then `notes` is complete."""
 
     def __init__(self, cells: list[Cell], folder: Path, timeout: float = CELL_TIMEOUT):
         self.cells, self.folder, self.timeout = cells, folder, timeout
@@ -113,7 +113,7 @@ def end_all(find: Callable[[], list]) -> int:
             break
         for process in found:
             with suppress(psutil.Error):
-                command = " ".join(process.cmdline())  # empty while it ends
+                command = " ".join(process.cmdline())  # empty while the process is ending
                 foreign += bool(command) and not any(part in command for part in OURS)
                 process.kill()
         psutil.wait_procs(found, timeout=GRACE)
@@ -123,5 +123,5 @@ def end_all(find: Callable[[], list]) -> int:
 def _carries(process: Any, mark: str) -> bool:
     try:
         return process.pid != os.getpid() and process.environ().get(MARK) == mark
-    except Exception:  # the process is gone, a zombie, or another user's
+    except Exception:  # the process is gone, is a zombie, or belongs to another user
         return False

@@ -1,11 +1,16 @@
-"""The learner's own ground: a folder with their copies of the chapters, which updates never overwrite.
+"""The learner's own folder, with their copies of the chapters, which updates never overwrite, and their library my_tp.
 
-course_files      the course's material and the learner's folder, and the files of each chapter
-pristine          a chapter in its original state, and dated copies of what is about to change
+course_files      find the course's material, the learner's folder, and the files of each chapter
+pristine          rebuild a chapter in its original state, and keep dated copies of files that are about to change
 start             make the folder; move in what was done in chapters/ before
 update_notebook   bring a new version of a chapter into a notebook, cell by cell
+moved_answers     carry answers over to exercises that have a different number now
 library           the package my_tp, which grows with each exercise that passes
-passages          an answer, with the imports and helpers that it uses, as plain Python
-statements        the statements of cells that an answer needs
-borrow            what my_tp takes from the course in place of an answer that is not written yet
+library_text      write the files of my_tp
+given_code        copy the course's code that my_tp needs
+train_script      write the learner's train.py
+from_page         add an answer to my_tp as soon as it passes in JupyterLab
+passages          extract an answer, with the imports and helpers that it uses, as plain Python
+statements        select the statements of cells that an answer needs
+borrow            lend my_tp the course's solution in place of an answer that isn't written yet
 """

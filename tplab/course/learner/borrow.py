@@ -1,4 +1,4 @@
-"""What the learner's library takes from the course in place of an answer that isn't written yet."""
+"""Lend the learner's library the course's solution to an exercise whose answer isn't written yet."""
 
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from tplab.course.notebooks.reference import find_reference
 
 
 def borrow(exercise: str, name: str) -> Any:
-    """Return a function or class of the course's solution to an exercise. Raises ImportError if there is none."""
+    """Return a function or class from the course's solution to an exercise. Raises ImportError if it isn't there."""
     namespace = _namespace(exercise)
     if name not in namespace:
         raise ImportError(f"exercise {exercise} has no {name} to borrow: pass one of its exercises again")
@@ -18,7 +18,7 @@ def borrow(exercise: str, name: str) -> Any:
 
 @cache
 def _namespace(exercise: str) -> dict[str, Any]:
-    """Run the solution to an exercise, and the earlier ones that it uses, and return the names they define."""
+    """Run the solutions to an exercise and to all earlier ones in its chapter, and return the names they define."""
     pieces, earlier = [], []
     for cell in find_reference(exercise):
         if cell.kind == "code":

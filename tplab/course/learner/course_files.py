@@ -1,7 +1,8 @@
-"""The course's material, the learner's folder, and the files of each chapter.
+"""Find the course's material, the learner's folder, and the files of each chapter.
 
-material    solutions/ and the blank chapters/: the repository, or what the wheel brought along
-folder      the learner's notebooks, made by `tplab start`. `.tplab/` in it holds what the commands remember
+material    the folder with solutions/ and the blank chapters/, which is the repository or came with the wheel
+folder      the folder with the learner's notebooks, made by `tplab start`. The commands store their data in its
+            subfolder `.tplab/`
 """
 
 import argparse
@@ -21,9 +22,9 @@ from tplab.course.notebooks.numbering import (
 )
 from tplab.course.notebooks.reference import MATERIAL
 
-MEMORY = ".tplab"  # folder inside the learner's folder
-MARKER = "course.json"  # file in it that marks the learner's folder
-OWN = "my_course"  # the learner's folder in the repository, unless `tplab start` named another
+MEMORY = ".tplab"  # the folder inside the learner's folder where commands store their data
+MARKER = "course.json"  # the file inside .tplab/ that marks the folder as a learner's
+OWN = "my_course"  # the learner's folder in the repository, unless `tplab start` was given another name
 
 
 class Misuse(Exception):  # noqa: N818 (it names what the user did)
@@ -65,18 +66,18 @@ class ChapterFiles:
 
     @property
     def blank(self) -> Path:
-        """The blank chapter."""
+        """The blank chapter, as the learner first sees it."""
         return self.course.material / "chapters" / f"{self.stem}.ipynb"
 
     @property
     def learner(self) -> Path:
-        """The learner's notebook, also if they renamed it."""
+        """The learner's notebook, even if they have renamed it."""
         path = self.course.folder / f"{self.stem}.ipynb"
         return path if path.exists() else _renamed(self) or path
 
     @property
     def base(self) -> Path:
-        """The blank chapter that the learner's notebook began as, or was last brought up to date with."""
+        """The blank chapter that the learner's notebook started from, or was last updated to."""
         return self.course.memory / "base" / f"{self.stem[:2] if self.stem[:2].isdigit() else self.stem}.ipynb"
 
     def title(self, reference: list[Cell]) -> str:
@@ -86,7 +87,7 @@ class ChapterFiles:
 
 
 def _renamed(files: ChapterFiles) -> Path | None:
-    """Return the notebook in the learner's folder whose exercises are this chapter's, under a name of no chapter."""
+    """Return the notebook in the learner's folder that has this chapter's exercises but isn't named like a chapter."""
     if not is_chapter(files.stem):
         return None  # the page with the table of contents has no exercises to recognize it by
     known = {path.name for path in (files.course.material / "solutions").glob("*.ipynb")}
@@ -97,7 +98,7 @@ def _renamed(files: ChapterFiles) -> Path | None:
 
 
 def _chapter_in(path: Path) -> str:
-    """Return the number of the chapter that a notebook's exercise cells belong to, or ""."""
+    """Return the number of the chapter that a notebook's exercise cells belong to, as text, or "" if it has none."""
     try:
         cells = read_notebook(path)
     except Unreadable:
@@ -115,12 +116,12 @@ def add_root(parser: argparse.ArgumentParser) -> None:
 
 
 def course_of(options: argparse.Namespace) -> Course:
-    """Return the course that a command works on. Raises Misuse."""
+    """Return the course that a command works on. Raises Misuse if there is none."""
     return course_at(options.root) if options.root else find_course(Path.cwd())
 
 
 def course_or_material(options: argparse.Namespace) -> Course:
-    """Return the course for a command that needs no learner's folder, so it also works where there is none."""
+    """Return the course for a command that also works where there is no learner's folder."""
     try:
         return course_of(options)
     except Misuse:
@@ -130,9 +131,9 @@ def course_or_material(options: argparse.Namespace) -> Course:
 
 
 def course_at(root: Path) -> Course:
-    """Return the course whose folder, or whose material, is `root`. Raises Misuse.
+    """Return the course whose learner's folder or whose material is `root`. Raises Misuse if `root` is neither.
 
-    Where nobody has started yet, the blank chapters stand for the learner's.
+    If nobody has run `tplab start` yet, the blank chapters take the place of the learner's notebooks.
     """
     if is_started(root):
         return find_course(root)
@@ -142,7 +143,10 @@ def course_at(root: Path) -> Course:
 
 
 def find_course(start: Path) -> Course:
-    """Return the course of the learner's folder that `start` is, is in, or holds as my_course/. Raises Misuse."""
+    """Return the course that belongs to `start`, or else to the nearest folder above it. Raises Misuse if none does.
+
+    A course belongs to a folder if it's the learner's folder, contains it as my_course/, or has the course's material.
+    """
     for folder in (start, *start.parents):
         if is_started(folder):
             return Course(folder.parent if has_material(folder.parent) else MATERIAL, folder)
@@ -154,7 +158,7 @@ def find_course(start: Path) -> Course:
 
 
 def own_course(start: Path) -> Course | None:
-    """Return the course if `start` is in the learner's folder, or None."""
+    """Return the course if `start` is the learner's folder or inside it, and None otherwise."""
     for folder in (start, *start.parents):
         if is_started(folder):
             return find_course(folder)
@@ -180,7 +184,10 @@ def chapter(course: Course, number: int) -> ChapterFiles:
 
 
 def chapter_of_exercise(course: Course, exercise: str, example: str) -> ChapterFiles:
-    """Return the files of an exercise's chapter. Raises Misuse, with `example` showing how to write the command."""
+    """Return the files of the chapter that an exercise is in. Raises Misuse if there is no such chapter.
+
+    If `exercise` isn't even a number like 4.2, the message shows `example`, which is a correct command.
+    """
     if not re.fullmatch(EXERCISE, exercise):
         raise Misuse(f"There is no exercise {exercise} here. Write it like this: {example}")
     return chapter(course, chapter_of(exercise))

@@ -1,8 +1,9 @@
-"""What passes in JupyterLab goes into the learner's library at once, not only with `tplab check`.
+"""Add answers to the learner's library as soon as they pass in JupyterLab, without waiting for `tplab check`.
 
-The kernel knows the cells that it has run. When a check passes, the cell that last defined the answer is taken, with
-the imports and helpers of the other cells that ran, like `tplab check` takes them from the saved notebook. This is only
-done if the answer that was checked is the one in that cell. `library.Written.how` says which of the two checked it.
+The kernel knows the cells that it has run. When a check passes, we take the cell that last defined the answer, along
+with the imports and helpers that it uses from other cells, just as `tplab check` takes them from the saved notebook. We
+only do this if the answer that was checked is the one in that cell. `library.Written.how` says whether an answer was
+checked in the notebook or by `tplab check`.
 """
 
 import inspect
@@ -29,27 +30,27 @@ NOT_TAKEN = (
 
 
 class CannotTake(Exception):  # noqa: N818 (it says what to do: check the saved notebook)
-    """Raised when the cells that ran don't show the answer that was checked."""
+    """Raised when the cells that ran don't contain the answer that was checked."""
 
 
-_course: Course | None = None  # of the notebook's folder, also after a cell has changed the working directory
+_course: Course | None = None  # the course of the notebook's folder, even after a cell has changed to another
 
 
 def told(number: str) -> str:
-    """Return what the box of a pass says about the library, or "" outside the learner's own folder.
+    """Return what the box of a passed check says about the library, or "" outside the learner's own folder.
 
-    The box is the same wherever the check runs, so the sentence must also be true where the answer isn't taken.
+    The box is the same wherever the check runs, so its sentence must also be true where the answer isn't added.
     """
-    if not _course or (_course.folder / library.PACKAGE).is_file():  # _after_cell will say that it can't be written
+    if not _course or (_course.folder / library.PACKAGE).is_file():  # then it can't be written, as _after_cell reports
         return ""
     module = f"{library.PACKAGE}/{module_name(chapter_of(number))}"
     return f"JupyterLab and `tplab check` add this answer to your library, in {module}."
 
 
 def watch(tells: list[Callable[[str], str]]) -> None:
-    """Have the boxes of passes say where the answers are kept; on a notebook page, put what passes there, too.
+    """Have the box of a passed check say where the answer is kept. On a notebook page, also add the answer there.
 
-    tells   the functions that `checks.exercises` asks about an answer that passed
+    tells   the functions that `checks.exercises` calls to get a sentence about an answer that passed
     """
     global _course
     if told not in tells:
@@ -61,7 +62,7 @@ def watch(tells: list[Callable[[str], str]]) -> None:
 
 
 def _after_cell(result: Any) -> None:
-    """Add the answer if the cell's result is the verdict of a check. IPython calls this after each cell."""
+    """Add the answer to the library if the cell's result is a verdict. IPython calls this function after each cell."""
     verdict = getattr(result, "result", None)
     if not (isinstance(verdict, Verdict) and verdict.exercise and _course):
         return
@@ -79,14 +80,15 @@ def _after_cell(result: Any) -> None:
 
 
 def passage_of(number: str, course: Course, ran: list[str], check: str, namespace: dict[str, Any]) -> Passage:
-    """Return the answer to an exercise from the cells that a kernel has run, in that order. Raises CannotTake.
+    """Extract the answer to an exercise from the cells that a kernel has run. Raises CannotTake if it isn't in them.
 
-    check      the cell of the check
-    namespace  the kernel's variables, among them the answer
+    ran        the sources of these cells, in the order in which they ran
+    check      the source of the check's cell
+    namespace  the kernel's variables, which include the answer
     """
     checked = names_of(course, chapter_of(number))
     names = passed_names(check)
-    if names != checked.get(number):  # another object than the notebook's answer was passed to the check
+    if names != checked.get(number):  # something other than the notebook's answer was passed to the check
         raise CannotTake
     pieces = []
     own: dict[str, str] = {}  # name -> the last cell that defines it
@@ -118,7 +120,10 @@ def _parses(source: str) -> bool:
 
 
 def _sources_of(answer: Any) -> list[str]:
-    """Return the source of the learner's function, or of each method of their class. Raises CannotTake if unknown."""
+    """Return the source of the learner's function, or of each method of their class.
+
+    Raises CannotTake if Python doesn't know a source.
+    """
     functions = [answer]
     if isinstance(answer, type):  # Python doesn't know the source of a class that a cell defines
         inner = [getattr(value, "__func__", getattr(value, "fget", value)) for value in vars(answer).values()]

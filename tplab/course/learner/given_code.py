@@ -1,12 +1,12 @@
-"""The course's code that the learner's library needs, copied into it, so that it runs without tplab.
+"""Copy the course's code that the learner's library needs into the library, so that it runs without tplab.
 
     from tplab.tensor import divide                in a chapter's setup
     from .given.tensor_sharding import divide      in my_tp/linear.py
-    my_tp/given/tensor_sharding.py                 `divide`, and what it uses of tplab/tensor/sharding.py
+    my_tp/given/tensor_sharding.py                 `divide`, and what it uses from tplab/tensor/sharding.py
 
-Only the definitions that are used are copied, so that readers see how little there is that they haven't written. The
-sources are read, and nothing of them is run. templates/ has two more modules for my_tp, which connect the learner's
-answers (operators, blocks), and train.py.
+Only the definitions that are used are copied, so that learners see how little of the library they haven't written. We
+read the sources but never run them. templates/ has more modules for my_tp: operators and blocks adapt the learner's
+answers to the way later chapters call them, and demo runs them. It also contains train.py.
 """
 
 import ast
@@ -20,11 +20,12 @@ from tplab.course.grading.cell_dependencies import binds, uses
 from tplab.course.learner.passages import Statement, joined_imports, single_imports, top_level
 
 PACKAGE = "my_tp"
-GIVEN = "given"  # the folder in the package
+GIVEN = "given"  # the folder in the package that the copies go to
 TEMPLATES = Path(__file__).parent / "templates"
 _SOURCES = Path(tplab.__file__).parent
 _NOT_COPIED = ("tplab.course", "tplab.capstone", "tplab.viz", "tplab.runtime.launcher", "tplab.runtime.hooks")
-_STAND_INS = {"unrecorded": "from contextlib import nullcontext as unrecorded"}  # nothing is recorded outside tplab
+# What the copies import in place of a name from tplab. Outside tplab, nothing records communication
+_STAND_INS = {"unrecorded": "from contextlib import nullcontext as unrecorded"}
 
 
 class CannotCopy(Exception):  # noqa: N818 (it says what to do: import it)
@@ -33,18 +34,21 @@ class CannotCopy(Exception):  # noqa: N818 (it says what to do: import it)
 
 @dataclass(frozen=True)
 class Part:
-    """A name and the module that defines it: ("tplab.tensor.sharding", "divide"), ("my_tp.blocks", "ParallelMLP")."""
+    """A definition to copy, identified by its module and its name.
+
+    Examples are Part("tplab.tensor.sharding", "divide") and Part("my_tp.blocks", "ParallelMLP").
+    """
 
     module: str
     name: str
 
     @property
     def file(self) -> str:
-        """The name of the package's file that it is copied to: "given/tensor_sharding.py", "blocks.py"."""
+        """The file in the package that the part is copied to, such as "given/tensor_sharding.py" or "blocks.py"."""
         return _file(self.module)
 
     def imported(self, into: str = "", name: str = "") -> str:
-        """Return the statement that imports it in a file of the package, under its own name or another one."""
+        """Return the statement that imports the part into a file of the package, under its own name or as `name`."""
         path = self.file.removesuffix(".py").replace("/", ".")
         path = path.removeprefix(f"{GIVEN}.") if into.startswith(f"{GIVEN}/") else path
         return f"from .{path} import {self.name}" + (f" as {name}" if name not in ("", self.name) else "")
@@ -52,9 +56,9 @@ class Part:
 
 @dataclass(frozen=True)
 class _Source:
-    """A module's statements, and an index of their names.
+    """A module's top-level statements, and an index of the names that they bind.
 
-    bound:     name -> the places of the statements that bind it
+    bound:     name -> the positions in `statements` of those that bind it
     imported:  name -> the import statement that binds it
     """
 
@@ -65,7 +69,10 @@ class _Source:
 
 @cache
 def find_part(module: str, name: str) -> Part:
-    """Return where a name that can be imported from a module of the course is defined. Raises CannotCopy."""
+    """Find the definition of a name that can be imported from a module of the course.
+
+    Raises CannotCopy if the course doesn't define the name, or only in code that isn't copied.
+    """
     if module.startswith(_NOT_COPIED):
         raise CannotCopy(f"{name} of {module}")
     source = _read(module)
@@ -79,9 +86,12 @@ def find_part(module: str, name: str) -> Part:
 
 
 def copies(parts: Iterable[Part]) -> dict[str, str]:
-    """Return the package's files that have these parts and what they use, as {file: text}. Raises CannotCopy."""
-    places: dict[str, set[int]] = {}  # module -> the places of the statements to copy
-    imports: dict[str, set[str]] = {}  # module -> import statements of one name each
+    """Return the files of the package that contain these parts and everything they use, as {file: text}.
+
+    Raises CannotCopy if they use code that isn't copied.
+    """
+    places: dict[str, set[int]] = {}  # module -> the positions of the statements to copy
+    imports: dict[str, set[str]] = {}  # module -> import statements that import one name each
     waiting, done = list(parts), set[Part]()
     while waiting:
         part = waiting.pop()
@@ -100,7 +110,7 @@ def copies(parts: Iterable[Part]) -> dict[str, str]:
 
 @cache
 def _uses(module: str, place: int) -> tuple[list[Part], set[str]]:
-    """Return the parts that a statement uses, and the imports it needs."""
+    """Return the parts that the statement at a position in a module uses, and the imports that it needs."""
     source = _read(module)
     one = source.statements[place]
     for node in ast.walk(one.node):
@@ -129,14 +139,17 @@ def _text(module: str, kept: list[Statement], imports: set[str]) -> str:
         heading = _read(module).statements[0].text
     blocks = [
         joined_imports(text for text in imports if text.startswith("from .") == own) for own in (False, True)
-    ]  # others first
+    ]  # imports from outside the package come first
     head = "\n\n".join(part for part in (heading, *blocks) if part)
     return "\n\n\n".join([head, *(one.text for one in kept)]) + "\n"
 
 
 @cache
 def _read(module: str) -> _Source:
-    """Read the top-level statements of a module, with those under `if TYPE_CHECKING`. Raises CannotCopy."""
+    """Read the top-level statements of a module, including those under `if TYPE_CHECKING`.
+
+    Raises CannotCopy if there is no such module.
+    """
     try:
         text = _path(module).read_text(encoding="utf-8")
     except OSError:

@@ -1,11 +1,11 @@
-"""The learner's library: a package `my_tp` in their folder that grows by each exercise they pass.
+"""The learner's library, a package `my_tp` in their folder that grows with each exercise they pass.
 
-    my_tp/linear.py     chapter 04: ColumnParallelLinear and RowParallelLinear, in the learner's words
-    train.py            trains a GPT with the package, on machines without tplab
+    my_tp/linear.py     chapter 04: ColumnParallelLinear and RowParallelLinear, as the learner wrote them
+    train.py            trains a GPT with the package, even on machines without tplab
 
-Each module has the answers to the exercises of one chapter (`library_text` writes them). An answer that isn't written
-yet, but that another one uses, is borrowed from the course. The files are generated from `.tplab/library.json`; one
-that the learner edited by hand is copied to kept/ before it is written again.
+Each module contains the answers to the exercises of one chapter (`library_text` writes them). If an answer uses another
+one that isn't written yet, the library borrows that one from the course. The files are generated from
+`.tplab/library.json`. If the learner has edited one by hand, it's copied to kept/ before it's generated again.
 """
 
 import hashlib
@@ -40,7 +40,11 @@ STORE = "library.json"
 
 @dataclass(frozen=True)
 class Written:
-    """A passed answer: its code, when it passed, and how: `tplab check`, or a check "in the notebook"."""
+    """A passed answer, with its code, the time when it passed, and how it was checked.
+
+    passage:  the code of the answer, with the imports and helpers that it uses
+    how:      "tplab check", or "in the notebook" if only the notebook's own check has passed
+    """
 
     passage: Passage
     passed: str
@@ -51,11 +55,11 @@ class Written:
 class Module:
     """A module of the library, as `tplab mine` shows it.
 
-    lines:     of the learner's code, without blank lines
+    lines:     how many lines of the learner's code it has, not counting blank lines
     written:   the exercises whose answers are in it
-    shown:     those of them that only the notebook's own check has passed
-    borrowed:  exercise -> the names that it borrows from the course
-    edited:    whether the file isn't what was written, so that its code isn't what was checked
+    shown:     those of them that have passed the notebook's own check but not `tplab check`
+    borrowed:  exercise -> the names that the module borrows from the course's solution to that exercise
+    edited:    whether the file was edited since it was generated, so that its code may not be what was checked
     """
 
     name: str
@@ -68,7 +72,7 @@ class Module:
 
 
 def load(course: Course) -> dict[str, Written]:
-    """Return the passed answers by exercise. A missing or damaged store counts as empty; passing again restores it."""
+    """Return the passed answers by exercise. A missing or damaged store counts as empty until answers pass again."""
     try:
         stored = json.loads((course.memory / STORE).read_text(encoding="utf-8"))["exercises"]
         return {
@@ -80,13 +84,16 @@ def load(course: Course) -> dict[str, Written]:
 
 
 def add_passed(course: Course, reference: list[Cell], learner: list[Cell], exercises: list[str]) -> list[str]:
-    """Put the answers to exercises that passed `tplab check` into the library. See `add`."""
+    """Add the answers to exercises that passed `tplab check` to the library. See `add`."""
     merged = merge(reference, learner)
     return add(course, {number: extract(number, select(merged, [number], whole=False)) for number in exercises})
 
 
 def add(course: Course, passages: dict[str, Passage], how: str = "tplab check") -> list[str]:
-    """Put passed answers into the library. Returns those that are new or changed. Raises OSError."""
+    """Add passed answers to the library, and return the exercises whose answers are new or have changed.
+
+    Raises OSError if the library can't be written.
+    """
     now = time.strftime("%Y-%m-%d %H:%M")
     changed = []
     with locked(course.memory / "library.lock"):
@@ -110,9 +117,10 @@ def _store(course: Course, written: dict[str, Written]) -> None:
 
 
 def write(course: Course, written: dict[str, Written]) -> None:
-    """Write the package. A file of it that was edited by hand is copied to kept/ first. Raises OSError.
+    """Write the files of the package. If one was edited by hand, copy it to kept/ first.
 
-    As soon as train.py has all it needs, it's written, too. After that, it belongs to the learner.
+    As soon as the package has everything that train.py needs, train.py is written, too. After that, the file belongs to
+    the learner and is never overwritten. Raises OSError if a file can't be written.
     """
     folder = course.folder / PACKAGE
     folder.mkdir(exist_ok=True)
@@ -136,9 +144,10 @@ def write(course: Course, written: dict[str, Written]) -> None:
 
 
 def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str]) -> None:
-    """Follow exercises that have other numbers now. Raises OSError.
+    """Move the answers to exercises that have a different number now. Raises OSError if the library can't be written.
 
-    moved: old number -> new number; changed: numbers that belong to different tasks now, whose answers go unless moved
+    moved:    old number -> new number
+    changed:  numbers that now belong to different tasks. Their answers are removed unless they're in `moved`
     """
     with locked(course.memory / "library.lock"):
         written = load(course)
@@ -153,7 +162,7 @@ def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str])
 
 
 def restore(course: Course) -> None:
-    """Write the package again if one of its modules was deleted. Raises OSError."""
+    """Write the package again if one of its modules was deleted. Raises OSError if it can't be written."""
     with locked(course.memory / "library.lock"):
         written = load(course)
         if any(not path_of(course, exercise).exists() for exercise in written):
@@ -161,7 +170,7 @@ def restore(course: Course) -> None:
 
 
 def _hashes(course: Course) -> dict[str, str]:
-    """Return the hash of each module as it was last written."""
+    """Return the hash that each file of the package had when it was last written."""
     try:
         stored = json.loads((course.memory / "library_files.json").read_text())
     except (OSError, ValueError, RecursionError):
@@ -174,7 +183,7 @@ def _hash(data: bytes) -> str:
 
 
 def modules(course: Course) -> list[Module]:
-    """Return what the library holds of the learner's, in the order of the chapters."""
+    """Return the modules of the library that contain the learner's answers, in the order of the chapters."""
     written, ours = load(course), _hashes(course)
     passages = {number: one.passage for number, one in written.items()}
     found = []
@@ -198,5 +207,5 @@ def modules(course: Course) -> list[Module]:
 
 
 def path_of(course: Course, exercise: str) -> Path:
-    """Return the module that an exercise's answer is written to."""
+    """Return the path of the module that the answer to an exercise is written to."""
     return course.folder / PACKAGE / module_name(chapter_of(exercise))

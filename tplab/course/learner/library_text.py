@@ -1,11 +1,12 @@
-"""The files of the learner's library, written from their passed answers.
+"""Write the files of the learner's library from their passed answers.
 
     linear.py                     the answers to chapter 04, with the imports and helpers they use
-    operators.py, blocks.py       given: small adapters where a later chapter calls an answer in another way
-    given/tensor_sharding.py      given: what the answers use of the course's code (`given_code`)
+    operators.py, blocks.py       given: small adapters for answers that later chapters call in a different way
+    given/tensor_sharding.py      given: the course's code that the answers use (see given_code.py)
 
-An earlier answer takes the place of what later chapters import from tplab. One that isn't passed yet is borrowed: its
-name is still imported from the course, so the package needs tplab until everything that is used is written.
+If a later chapter imports from tplab what the learner wrote in an earlier one, the library uses the learner's answer
+instead. An answer that hasn't passed yet is borrowed, which means that its name is still imported from the course. So
+the package needs tplab until every answer that it uses is written.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.numbering import START_NUMBER, chapter_of, place
 from tplab.course.notebooks.source import passed_names
 
-MODULES = (  # by the chapters' numbers. Chapters that a teacher adds have a number for a name
+MODULES = (  # by chapter number. The modules of chapters that a teacher adds are named by their number
     "memory", "collectives", "splitting", "mappings", "linear", "mlp", "attention", "embedding", "cross_entropy",
     "randomness", "transformer", "cost", "sequence", "pipeline", "data_parallel", "training",
 )  # fmt: skip
@@ -44,14 +45,14 @@ REPLACED = {
 }
 TEMPLATES = ("operators", "blocks")
 
-# What `python -m my_tp` can run, the exercises whose answers it needs, and what the learner sees
+# What `python -m my_tp` can run -> the exercises whose answers it needs, and the description that the learner sees
 DEMOS = {
     "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
     "attention": (("6.2",), "does the same with your attention"),
     "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
 }
 
-# What train.py imports: from the answers to these exercises, and of the course's code
+# What train.py imports: the answers to these exercises, and these parts of the course's code
 FOR_TRAINING = ("10.1", "10.2", "10.4", "15.1", "15.2", "15.3", "15.4")
 GIVEN_FOR_TRAINING = (Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"))
 
@@ -60,8 +61,9 @@ GIVEN_FOR_TRAINING = (Part("tplab.memory.config", "GPTConfig"), Part("tplab.tens
 class Imports:
     """The imports of a chapter's module.
 
-    parts:     of the given code and of the templates
-    borrowed:  exercise of an earlier chapter that isn't written yet -> the names it lacks
+    lines:     the import statements in four groups: from __future__, other packages, the library and the course
+    parts:     the parts of the given code and of the templates that it imports
+    borrowed:  exercise of an earlier chapter that isn't written yet -> the names that the module needs from it
     """
 
     lines: list[set[str]] = field(default_factory=lambda: [set(), set(), set(), set()])
@@ -73,7 +75,7 @@ class Imports:
 
 
 def module_name(chapter: int) -> str:
-    """Return the file of the package that has the answers to a chapter's exercises."""
+    """Return the name of the file in the package that contains the answers to a chapter's exercises."""
     if chapter == START_NUMBER:
         return "matmul.py"
     return f"{MODULES[chapter] if chapter < len(MODULES) else f'chapter_{chapter:02d}'}.py"
@@ -88,7 +90,11 @@ def chapters_of(exercises: Iterable[str]) -> list[int]:
 
 
 def library_files(course: Course, written: dict[str, Passage], dates: dict[str, str]) -> dict[str, str]:
-    """Return the text of each file of the package. `written`: the passed answers; `dates`: when each of them passed."""
+    """Return the text of each file in the package.
+
+    written:  the passed answers by exercise
+    dates:    when each of them passed
+    """
     parts = list(GIVEN_FOR_TRAINING) if is_enough_to_train(course, written) else []
     runs = [name for name in DEMOS if written.keys() >= {*DEMOS[name][0]}]
     parts += [Part(f"{PACKAGE}.demo", name) for name in [*runs, *(["main"] if runs else [])]]
@@ -106,7 +112,7 @@ def library_files(course: Course, written: dict[str, Passage], dates: dict[str, 
 
 
 def imports_of(number: int, written: dict[str, Passage]) -> Imports:
-    """Return the imports of a chapter's module. Earlier answers take the place of what it imports from tplab."""
+    """Return the imports of a chapter's module, with earlier answers in place of what it imports from tplab."""
     found = Imports()
     future, others, own, courses = found.lines
     for text in (text for exercise in written if chapter_of(exercise) == number for text in written[exercise].imports):
@@ -143,13 +149,13 @@ def imports_of(number: int, written: dict[str, Passage]) -> Imports:
 
 
 def names_of(course: Course, number: int) -> dict[str, list[str]]:
-    """Return the names that each exercise of a chapter is checked by: {"4.3": ["shard", "unshard"]}."""
+    """Return the names that a chapter's checks receive, by exercise: {"4.3": ["shard", "unshard"], ...}."""
     cells = read_notebook(chapter(course, number).reference)
     return {cell.marks["check"]: passed_names(cell.source) for cell in cells if "check" in cell.marks}
 
 
 def borrowed(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
-    """Return the exercises that a chapter's passed answers use but that aren't passed, with the names they lack."""
+    """Return the exercises that a chapter's passed answers use but that haven't passed, and the names it uses."""
     lacking = imports_of(number, written).borrowed
     return {exercise: lacking[exercise] for exercise in in_order(lacking)} | _of_same_chapter(course, number, written)
 
@@ -165,13 +171,13 @@ def _of_same_chapter(course: Course, number: int, written: dict[str, Passage]) -
 
 
 def is_enough_to_train(course: Course, written: dict[str, Passage]) -> bool:
-    """Return whether train.py runs: all that it imports is written, and nothing of that is borrowed."""
+    """Return whether train.py can run, because everything that it imports is written and borrows nothing."""
     if not written.keys() >= {*FOR_TRAINING}:
         return False
     return not any(borrowed(course, number, written) for number in chapters_of(written) if number in _TRAINS)
 
 
-_TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py imports, directly or not
+_TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py imports, directly or indirectly
 
 
 def _module_text(

@@ -1,10 +1,11 @@
-"""Carry a learner's answers over when the course has moved their exercises: to other numbers, or into one another.
+"""Carry a learner's answers over when the course has renumbered their exercises, or merged them.
 
-An exercise is known by the classes and the functions, with their arguments, that it asks for. Where the old and the new
-course ask for the same under different numbers, the learner's definitions go into the new exercise. A function that
-the course has renamed is in RENAMED, and an answer that defines it is carried over under the new name. A function of
-which only the arguments have other names is in REWORDED, and its answer stays as it is. What should go where
-is first written to `.tplab/moving.json`, so that an update which is killed can finish the next time.
+We recognize an exercise by the classes and functions that it asks for, including the functions' arguments. If the old
+and the new version of the course ask for the same ones under different numbers, the learner's definitions go into the
+new exercise. RENAMED lists the functions that the course has renamed. An answer that defines one is carried over under
+the new name. REWORDED lists the functions of which only the arguments were renamed. Their answers stay as they are.
+Before any answer moves, the plan is written to `.tplab/moving.json`, so that an update that was killed can finish the
+next time.
 
     {"S.2": {"was": ["2.2"], "source": "def column_product(x, a_shard): ..."}}
 """
@@ -24,23 +25,23 @@ from tplab.course.notebooks.numbering import place
 from tplab.course.notebooks.source import DEFINITIONS
 
 PLAN = "moving.json"
-RENAMED = {"init_from_master": "init_shard"}  # what an exercise asks for: old name -> new name
-REWORDED = {  # functions whose arguments the course has renamed, and nothing else: an answer stays where it is
+RENAMED = {"init_from_master": "init_shard"}  # names that exercises ask for: old name -> new name
+REWORDED = {  # functions of which the course has only renamed arguments, so an answer stays where it is
     "scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int)": (
         "scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int)"
     ),
     "ring_all_gather(part: torch.Tensor)": "ring_all_gather(chunk: torch.Tensor)",
 }
-Asked = dict[str, dict[str, str]]  # exercise -> what it asks for: name -> the name with its arguments
+Asked = dict[str, dict[str, str]]  # exercise -> {name that it asks for: that name with its arguments}
 
 
 @dataclass
 class Moves:
-    """What an update has to move.
+    """The answers that an update has to move.
 
     changed:  exercises whose number now belongs to a different task
-    sources:  exercise -> its new cell, filled in as far as the learner has answered it under other numbers
-    was:      exercise -> the numbers that these answers had
+    sources:  exercise -> its new cell, in which the learner's answers from other numbers are already filled in
+    was:      exercise -> the numbers that these answers had before
     """
 
     changed: set[str]
@@ -49,10 +50,10 @@ class Moves:
 
 
 def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]) -> Moves:
-    """Return what has to be moved. Also remembers it, together with what an earlier update left undone.
+    """Find, store and return the answers that have to move, including what an earlier, unfinished update left behind.
 
-    pages:  those that the learner had before the update
-    blanks: the new blank chapters by the stems of their files
+    pages:  the pages that the learner had before the update
+    blanks: the new blank chapters, by file name without the suffix
     """
     old: Asked = {}
     answers: dict[str, tuple[str, str, str]] = {}  # name with arguments -> name, the exercise it answers, and the cell
@@ -61,7 +62,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
             base = read_notebook(page.base) if page.base.exists() else []
             mine = read_notebook(page.learner)
         except Unreadable:
-            continue  # the update says so
+            continue  # the update reports this
         old |= _asked(base)
         for cell in mine:
             number = str(cell.marks.get("exercise", ""))
@@ -93,7 +94,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
 
 
 def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list[str]:
-    """Put the moved answers into exercises that are still unwritten, and return sentences about them."""
+    """Put the moved answers into exercises that are still unanswered, and return sentences about them."""
     told = []
     for page in pages:
         try:
@@ -143,16 +144,16 @@ def _remember(course: Course, found: Moves) -> None:
             found.sources.setdefault(number, str(move["source"]))
             found.was.setdefault(number, [str(each) for each in move["was"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # there is none
+        pass  # no earlier update left anything behind
     if found.sources:
         moving = {number: {"was": found.was[number], "source": source} for number, source in found.sources.items()}
         replace(path, json.dumps(moving, indent=1).encode())
 
 
 def _filled(stub: str, sources: dict[str, str]) -> str:
-    """Return the new cell with the learner's definitions of these names in place of its own, or "" if it can't be.
+    """Return the new cell with the learner's definitions of these names in place of its own, or "" on a syntax error.
 
-    What else the learner's cells hold, such as imports and helpers, stands in front of them.
+    Everything else in the learner's cells, such as imports and helpers, goes to the top of the cell.
     """
     try:
         tree, cells = ast.parse(stub), {source: ast.parse(source) for source in dict.fromkeys(sources.values())}

@@ -1,8 +1,8 @@
-"""Take an answer out of a notebook, together with the imports and helpers that it uses, as plain Python.
+"""Extract an answer from a notebook as plain Python, together with the imports and helpers that it uses.
 
     Passage(imports=["from torch import nn"], helpers=["def double(x): ..."], code=["class Layer(nn.Module): ..."])
 
-Comments above a statement belong to it. Code that only tries an answer, such as a print below it, is left out.
+Comments above a statement belong to it. Code that only tries an answer out, such as a print below it, is left out.
 """
 
 import ast
@@ -21,10 +21,11 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Passage:
-    """The code of an answer. Each item is a statement of its own, with the comments above it.
+    """The code of an answer. Each item is a single top-level statement, with the comments above it.
 
-    imports:  one name each, sorted
-    helpers:  what given cells and the learner's own cells define, as far as the answer uses it
+    imports:  import statements that import one name each, sorted
+    helpers:  statements from given cells and the learner's own cells that define what the answer uses
+    code:     the statements of the answer itself
     """
 
     imports: list[str] = field(default_factory=list)
@@ -50,7 +51,10 @@ class Statement:
 
 
 def extract(number: str, pieces: list[Piece]) -> Passage:
-    """Return the passage of an exercise from the code cells that ran up to its check. Raises SyntaxError."""
+    """Extract the answer to an exercise from the code cells that ran up to its check.
+
+    Raises SyntaxError if one of these cells isn't valid Python.
+    """
     own = [piece for piece in pieces if piece.role == "exercise" and piece.number == number]
     others = [piece for piece in pieces if piece.role not in ("check", "exercise")]
     checked = {
@@ -80,7 +84,7 @@ def extract(number: str, pieces: list[Piece]) -> Passage:
 
 
 def _helpers(code: list[Statement], before: list[Statement], answers: set[str]) -> list[Statement]:
-    """Return the statements of other cells that the answer needs, in their order. Other answers aren't among them."""
+    """Return the statements of other cells that the answer needs, in notebook order, leaving out other answers."""
     names = {name for one in code for name in uses(one.text)} - {name for one in code for name in binds(one.text)}
     names -= answers
     found: dict[int, Statement] = {}
@@ -91,7 +95,7 @@ def _helpers(code: list[Statement], before: list[Statement], answers: set[str]) 
         if name in done:
             continue
         done.add(name)
-        for place in range(len(before) - 1, -1, -1):  # the last that binds it, and what changes it
+        for place in range(len(before) - 1, -1, -1):  # finds the last one that binds it, and later changes to it
             one = before[place]
             if name in binds(one.text):
                 found[place] = one
@@ -102,7 +106,7 @@ def _helpers(code: list[Statement], before: list[Statement], answers: set[str]) 
 
 
 def _defines(one: Statement, name: str) -> bool:
-    """Return whether a statement binds a name anew, and doesn't only set an attribute of its value."""
+    """Return whether a statement binds a name, rather than only setting an attribute or item of its value."""
     targets = one.node.targets if isinstance(one.node, ast.Assign) else [one.node]
     return not isinstance(one.node, ast.Assign) or any(isinstance(target, ast.Name) for target in targets)
 
@@ -123,7 +127,7 @@ def top_level(source: str) -> list[Statement]:
 
 
 def single_imports(node: ast.stmt) -> Iterator[str]:
-    """Yield an import statement for each name that an import statement imports."""
+    """Split an import statement: yield a statement of its own for each name that it imports."""
     if isinstance(node, _IMPORTS):
         for name in node.names:
             one = (
@@ -133,7 +137,7 @@ def single_imports(node: ast.stmt) -> Iterator[str]:
 
 
 def joined_imports(texts: Iterable[str]) -> str:
-    """Return import statements of one name each as a block with one line for each module that is imported from."""
+    """Join import statements that import one name each into a block with one line per module."""
     given = set(texts)
     plain = sorted(text for text in given if text.startswith("import"))
     names: dict[str, list[str]] = {}

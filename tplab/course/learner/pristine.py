@@ -1,4 +1,4 @@
-"""A chapter in its original state, and dated copies of what is about to change."""
+"""Rebuild a chapter in its original state, and keep dated copies of files that are about to change."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,7 @@ KEPT = "kept"  # folder inside the learner's folder
 
 
 def first_state(files: ChapterFiles) -> str:
-    """Build the learner's notebook in its original state from the chapter's source. Raises Misuse."""
+    """Build the learner's notebook in its original state from the chapter's source. Raises Misuse if that fails."""
     from tplab.course.notebooks.build import blank_chapter, load, skeleton, to_text  # slow to import
     from tplab.course.notebooks.source import SourceError, read
 
@@ -26,7 +26,7 @@ def first_state(files: ChapterFiles) -> str:
 def keep(path: Path, data: bytes, folder: Path) -> Path:
     """Save `data` in `folder`/kept/ as a time-stamped copy of the file, and return its path.
 
-    Copies are never overwritten. If a copy of the file with the same content is there already, that is the one.
+    Copies are never overwritten. If there's already a copy of the file with the same content, no new one is made.
     """
     kept = folder / KEPT
     kept.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Make the learner's folder, and move in what they did in chapters/ before there was one.
+"""Make the learner's folder, and move into it what they did in chapters/ before the folder existed.
 
-Nothing is lost if this is killed at any moment: whatever is going to change is first copied to kept/ in the learner's
-folder, every file is replaced atomically, and running it again goes on where it stopped.
+Nothing is lost if this is killed at any moment, because whatever is going to change is first copied to kept/ in the
+learner's folder, and every file is replaced atomically. Running it again continues where it stopped.
 """
 
 import itertools
@@ -25,38 +25,38 @@ from tplab.course.notebooks.numbering import INDEX, argument
 from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
 
-LEFTOVERS = (".ipynb_checkpoints", "__pycache__", MEMORY)  # in chapters/, and not worth moving
+LEFTOVERS = (".ipynb_checkpoints", "__pycache__", MEMORY)  # these may be in chapters/, but they aren't worth moving
 
 
 @dataclass
 class Report:
-    """What `start` or `update` did."""
+    """A report of what `start` or `update` did."""
 
     new: list[str] = field(default_factory=list)  # file names
-    moved: list[str] = field(default_factory=list)  # sentences on what came from chapters/
+    moved: list[str] = field(default_factory=list)  # sentences about work that was moved
     updated: dict[str, Changes] = field(default_factory=dict)  # file name -> what changed
-    problems: list[str] = field(default_factory=list)  # sentences
+    problems: list[str] = field(default_factory=list)  # sentences about what went wrong
 
 
 def pages(course: Course) -> list[ChapterFiles]:
-    """Return the files of the start page, if there is one, and of every chapter."""
+    """Return the files of the index, if there is one, and of every chapter."""
     index = ChapterFiles(course, INDEX)
     return [*([index] if index.blank.exists() else []), *all_chapters(course).values()]
 
 
 def blank_of(files: ChapterFiles) -> bytes:
-    """Return the blank chapter. Where somebody may have edited it in the repository, it's made anew from its source."""
+    """Return the blank chapter. If somebody may have edited it in the repository, it's rebuilt from its source."""
     data = files.blank.read_bytes()
     if files.course.material == SHIPPED or (files.base.exists() and files.base.read_bytes() == data):
         return data
     try:
         return first_state(files).encode()
-    except Misuse:  # the course's own notebooks are being worked on
+    except Misuse:  # somebody is working on the course's own notebooks
         return data
 
 
 def start(course: Course) -> Report:
-    """Give the learner's folder every chapter that it lacks. Raises OSError."""
+    """Add every missing chapter to the learner's folder. Raises OSError if a file can't be read or written."""
     report = Report()
     course.memory.mkdir(parents=True, exist_ok=True)
     with locked(course.memory / "start.lock"):
@@ -86,7 +86,7 @@ def _begin(files: ChapterFiles, blank: bytes, notebook: bytes | None = None) -> 
 
 
 def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
-    """Move what was done in the blank chapter of the repository to the learner's notebook."""
+    """Move the work that the learner did in the repository's blank chapter to their own notebook."""
     folder, data = files.course.folder, files.blank.read_bytes()
     copy = keep(files.blank, data, folder)
     where = f"chapters/{files.blank.name}"
@@ -115,7 +115,7 @@ def _is_untouched(files: ChapterFiles) -> bool:
 
 
 def _fill_in(files: ChapterFiles, theirs: dict, where: str, copy: str) -> str:
-    """Take the answers in `theirs` that the learner's own notebook lacks, and return a sentence about them."""
+    """Copy the answers that only `theirs` has into the learner's own notebook, and return sentences about them."""
     mine = load_notebook(files.learner)
     answers = {
         str(cell.marks["exercise"]): cell.source
@@ -140,7 +140,7 @@ def _fill_in(files: ChapterFiles, theirs: dict, where: str, copy: str) -> str:
 
 
 def _move_the_rest(course: Course, report: Report) -> None:
-    """Move the learner's other files, and what the commands remember, out of the repository's own folders."""
+    """Move the learner's other files, and the data that commands stored, out of the repository's own folders."""
     shared = course.material / "chapters"
     known = {PICTURES, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
     for path in sorted(shared.iterdir()):
@@ -162,7 +162,7 @@ def _move_the_rest(course: Course, report: Report) -> None:
 
 
 def _bring_pictures(course: Course) -> None:
-    """Copy the pictures that the chapters show, so that the notebooks find them beside themselves."""
+    """Copy the pictures that the chapters show into the learner's folder, where the notebooks look for them."""
     for path in sorted((course.material / "chapters" / PICTURES).glob("*")):
         copy, data = course.folder / PICTURES / path.name, path.read_bytes()
         if not copy.exists() or copy.read_bytes() != data:
@@ -171,7 +171,10 @@ def _bring_pictures(course: Course) -> None:
 
 
 def _move(source: Path, target: Path) -> str:
-    """Move a file or folder, under another name if there is a different one already. Returns its new name."""
+    """Move a file or folder, and return its new name.
+
+    The new name differs from the target's if there is already a different file or folder with that name.
+    """
     if not _same(source, target):
         target = _free(target)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +190,7 @@ def _move(source: Path, target: Path) -> str:
 
 
 def _same(a: Path, b: Path) -> bool:
-    """Return whether a file or folder is already there, so that an earlier move only didn't get to delete it."""
+    """Return whether `b` already has all of `a`, as after an earlier move that was killed before it deleted `a`."""
     if a.is_dir() and b.is_dir():
         names = {path.name for path in a.iterdir()}
         return names <= {path.name for path in b.iterdir()} and all(_same(a / name, b / name) for name in names)
@@ -207,7 +210,7 @@ def newer(course: Course) -> Iterator[ChapterFiles]:
 
 
 def update(course: Course) -> Report:
-    """Bring the newer chapters into the learner's notebooks. Raises OSError."""
+    """Bring newer chapters into the learner's notebooks. Raises OSError if a file can't be read or written."""
     there = [files for files in pages(course) if files.learner.exists()]
     report = start(course)
     with locked(course.memory / "start.lock"):

@@ -1,8 +1,9 @@
-"""Select the statements of the learner's cells that a model needs, leaving out those that only try things out.
+"""Select the statements of the learner's cells that an answer needs, leaving out those that only try things out.
 
-Below a class, there is often code that tries it: `print(launch(my_try, 2))`, a plot, a small layer. That's fine in a
-notebook, but on a rank it would start ranks inside a rank. So we run only functions, classes and imports, plus the
-statements that bind or change a name that these use. We never run anything that calls `launch` or uses its results.
+Below a class, there is often code that tries it out, such as `print(launch(my_try, 2))`, a plot or a small layer.
+That's fine in a notebook, but on a rank it would start ranks inside a rank. So we keep only functions, classes,
+imports, statements that may change paths, modules or the environment, and those that bind or change a name that the
+others use. We never keep anything that calls `launch` or uses its results.
 """
 
 import ast
@@ -42,7 +43,7 @@ def _binds(statement: ast.stmt) -> set[str]:
 
 
 def _changes(statement: ast.stmt, values: set[str]) -> set[str]:
-    """Return the names that a statement binds or may change by calling a method of their value: `table.append(1)`."""
+    """Return the names that a statement binds, or whose values it may change by a method call: `table.append(1)`."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
         return {node.id for node in ast.walk(call.func.value) if isinstance(node, ast.Name)} & values

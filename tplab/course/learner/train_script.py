@@ -1,4 +1,4 @@
-"""The text of the learner's train.py. Its settings are those of the newest run that they made with the capstone."""
+"""Write the text of the learner's train.py, with the settings of the newest run that they made with the capstone."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tplab.course.learner.given_code import TEMPLATES
 
 SCRIPT = "train.py"
 _RUNS = "runs/*/settings.yaml"  # where the capstone keeps the settings of a run
-_NAMES = {  # a setting of the capstone -> the one of train.py
+_NAMES = {  # name of a setting in the capstone -> its name in train.py
     "tp": "tp",
     "num_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -26,7 +26,7 @@ _NAMES = {  # a setting of the capstone -> the one of train.py
     "max_norm": "max_norm",
     "seed": "seed",
 }
-_ONLY = {  # settings of a model that train.py can't make, with the value that it can
+_ONLY = {  # settings of the capstone for which train.py supports only one value, with that value
     "num_kv_heads": None, "ffn_hidden_size": None, "activation": "gelu", "gated": False, "bias": True,
     "qkv_bias": False, "tied_embedding": True, "learned_positions": True, "sliding_window": None, "norm_eps": 1e-5,
     "start_from": None,
@@ -34,7 +34,10 @@ _ONLY = {  # settings of a model that train.py can't make, with the value that i
 
 
 def train_script(folder: Path) -> str:
-    """Return train.py for the learner's folder, with the course's own settings if nothing was trained in its runs/."""
+    """Return the text of train.py for the learner's folder.
+
+    It has the course's default settings if the folder's runs/ has no run that train.py can repeat.
+    """
     text = (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
     paths = sorted(folder.glob(_RUNS), key=lambda path: path.stat().st_mtime, reverse=True)
     run = next((path for path in paths if settings_of(path)), None)
@@ -46,7 +49,7 @@ def train_script(folder: Path) -> str:
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """Return the settings of train.py that stand for those of a run, or {} if it can't take them."""
+    """Return the settings with which train.py repeats a run, or {} if train.py can't repeat it."""
     try:
         run = yaml.safe_load(path.read_text(encoding="utf-8"))
         if any(run.get(name, only) != only for name, only in _ONLY.items()):
@@ -57,7 +60,7 @@ def settings_of(path: Path) -> dict[str, Any]:
             found["text"] = str(Path(run["data"]).absolute())
         if run["data_limit"]:
             found["megabytes"] = run["data_limit"] / 1e6
-    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, yaml.YAMLError):  # of another version, edited
-        return {}
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, yaml.YAMLError):
+        return {}  # the file is from another version, or was edited by hand
     numbers = all(isinstance(value, (int, float)) for name, value in found.items() if name not in ("precision", "text"))
     return found if numbers and found["precision"] in ("float32", "bfloat16") else {}

@@ -1,16 +1,16 @@
 """Bring a new version of a chapter into a learner's notebook, cell by cell, and keep everything that the learner wrote.
 
-Three notebooks take part: `base`, the blank chapter that the learner's copy began as; `mine`, the learner's notebook;
-and `new`, the blank chapter of today. Cells are matched by id, and where the course changed a cell (which changes its
-id) by their place in the base.
+Three notebooks take part: `base`, the blank chapter that the learner's copy started from; `mine`, the learner's
+notebook; and `new`, the current blank chapter. Cells are matched by id. If the course changed a cell, which changes its
+id, the cell is matched by its position in the base. For each kind of cell, this is what the updated notebook contains:
 
-    exercise, prediction   the learner's, if it was ever edited, unless the number belongs to a different task now
-    check                  always the new one
-    given cell             the new one, unless the course left it as it was and the learner edited or deleted it. Where
+    exercise, prediction   the learner's cell if they ever edited it, unless its number now belongs to a different task
+    check                  always the new cell
+    given cell             the new cell, unless the learner edited or deleted it and the course didn't change it. If
                            both changed it, the new cell is followed by the learner's
-    the learner's own      kept, below the cell that it follows
+    the learner's own      the learner's cell, below the cell that it follows
 
-Without a base, a given cell that differs from the new one counts as edited.
+Without a base, a given cell that differs from the new one counts as edited by the learner.
 """
 
 import copy
@@ -24,19 +24,19 @@ from difflib import SequenceMatcher
 from tplab.course.grading.merge import find_cells
 from tplab.course.notebooks.cells import Cell, parse_cells
 
-ALIKE = 0.5  # two texts are versions of one cell if at least this share of them is the same (difflib's ratio)
+ALIKE = 0.5  # two texts count as versions of one cell if difflib's similarity ratio is at least this
 
 
 @dataclass
 class Changes:
-    """What an update did to a notebook: ids of cells, and numbers of exercises."""
+    """What an update did to a notebook, as lists of cell ids and of exercise numbers."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)  # changed cells that are followed by the learner's version
-    kept: list[str] = field(default_factory=list)  # exercises whose answer was kept
-    new_task: list[str] = field(default_factory=list)  # of these, those whose given lines the course changed
+    kept: list[str] = field(default_factory=list)  # numbers of exercises whose answer was kept
+    new_task: list[str] = field(default_factory=list)  # those of them whose given lines the course changed
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed or self.new_task)
@@ -67,10 +67,11 @@ def _listed(items: list[str]) -> str:
 def update_notebook(
     base: dict | None, mine: dict, new: dict, other_task: Collection[str] = (), carried: Collection[str] = ()
 ) -> tuple[dict, Changes]:
-    """Return `mine` brought up to date, and what changed. All are the JSON of notebooks; none is modified.
+    """Return an updated copy of `mine`, and what changed. All three notebooks are JSON, and none of them is modified.
 
-    other_task: exercises whose number belongs to a different task now
-    carried:    those of them whose answers go elsewhere (`moved_answers`). An answer that doesn't stays as an own cell
+    other_task: exercises whose number now belongs to a different task
+    carried:    those of them whose answers move elsewhere (see moved_answers.py). All other answers to exercises in
+                `other_task` stay, as cells of the learner's own
     """
     changes = Changes()
     before = {cell.id: cell for cell in parse_cells(base)} if base else {}
@@ -90,7 +91,7 @@ def update_notebook(
         if chosen is today:
             result.append(copy.deepcopy(raw_today))
         elif chosen is not None:
-            metadata = copy.deepcopy(chosen.metadata) | copy.deepcopy(today.metadata)  # such as which cells are folded
+            metadata = copy.deepcopy(chosen.metadata) | copy.deepcopy(today.metadata)  # keeps what is folded
             result.append(copy.deepcopy(raw_today) | _contents(raw[id(chosen)]) | {"metadata": metadata})
         follow = [*([beside] if beside else []), *own.get(today.id, [])]
         result += [_as_own(raw[id(cell)]) if cell is beside else copy.deepcopy(raw[id(cell)]) for cell in follow]
@@ -102,7 +103,7 @@ def update_notebook(
 
 
 def _as_own(cell: dict) -> dict:
-    """Return a cell of the chapter as one of the learner's own, which belongs to no exercise."""
+    """Return a copy of a chapter's cell that belongs to no exercise, so that it counts as one of the learner's own."""
     metadata = {key: value for key, value in cell.get("metadata", {}).items() if key not in ("tplab", "tags")}
     return copy.deepcopy(cell) | {"metadata": copy.deepcopy(metadata), "id": ""}
 
@@ -115,7 +116,7 @@ def _contents(cell: dict) -> dict:
 
 
 def _successors(before: list[Cell], after: list[Cell]) -> dict[str, str]:
-    """Return, for the id of each cell of the base, the id of the new cell that stands for it, if there is one."""
+    """Map the id of each cell in the base to the id of the new cell that corresponds to it, if there is one."""
     same = {cell.id for cell in before} & {cell.id for cell in after}
     found = {id: id for id in same}
     old, new = [cell.id for cell in before], [cell.id for cell in after]
@@ -138,7 +139,7 @@ def _versions_of_one(a: Cell, b: Cell) -> bool:
 def _sort(
     cells: list[Cell], before: dict[str, Cell], after: list[Cell], successors: dict[str, str], changes: Changes
 ) -> tuple[dict[str, Cell], dict[str, list[Cell]]]:
-    """Return, by the new cells' ids, the learner's version of each, and the learner's own cells that follow it."""
+    """Return, by the id of each new cell, the learner's version of it and the learner's own cells that follow it."""
     kinds = {cell.id: cell.kind for cell in after}
     owners = [owner or successors.get(cell.id, "") for cell, owner in zip(cells, find_cells(after, cells), strict=True)]
     versions: dict[str, Cell] = {}
@@ -161,8 +162,8 @@ def _sort(
 def _choose(
     old: Cell | None, mine: Cell | None, today: Cell, has_base: bool, other_task: Collection[str], changes: Changes
 ) -> tuple[Cell | None, Cell | None]:
-    """Return the cell to put in the place of `today`, and one to put below it. None stands for no cell."""
-    untouched = old is not None and _plain(old) == _plain(today)  # by the course
+    """Return the cell to put in place of `today` (the new cell), and one to put below it. Either may be None."""
+    untouched = old is not None and _plain(old) == _plain(today)  # the course didn't change it
     if mine is None:
         if untouched and not today.marks:
             return None, None  # the learner deleted it
@@ -200,7 +201,7 @@ def _plain(cell: Cell) -> str:
 
 
 def _give_ids(cells: list[dict]) -> None:
-    """Give each cell an id of its own, as nbformat 4.5 wants it."""
+    """Give each cell a unique id, which nbformat 4.5 requires."""
     used: set[str] = set()
     for cell in cells:
         if not isinstance(cell.get("id"), str) or not cell["id"] or cell["id"] in used:
@@ -209,5 +210,5 @@ def _give_ids(cells: list[dict]) -> None:
 
 
 def as_text(notebook: dict) -> str:
-    """Return the notebook as JupyterLab saves it."""
+    """Return the text of a notebook in the form in which JupyterLab saves it."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"

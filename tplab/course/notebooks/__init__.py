@@ -1,11 +1,13 @@
 """Build a chapter's two notebooks from its source.
 
-source    read solutions/NN_name.py into cells
-rules     the rules that a chapter's source must follow
-pictures  the moving pictures that the text shows
-rewrite   remove the answers, fold the hints
-kernels   start a kernel that runs a chapter
-outputs   execute a solution and store its outputs
-build     write both notebooks if they are stale
-cells     read a notebook file, whatever state it is in
+source     read solutions/NN_name.py into cells
+rules      the rules that a chapter's source must follow
+pictures   find and copy the moving pictures that the text shows
+rewrite    remove the answers and fold the hints
+kernels    start a kernel that runs a chapter
+outputs    execute a solution and store its outputs
+build      write both notebooks if they are stale
+cells      read a notebook file, whatever state it is in
+numbering  how notebooks and exercises are named and ordered
+reference  find a chapter's executed solution
 """

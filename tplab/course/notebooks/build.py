@@ -1,7 +1,7 @@
 """Build a chapter's two notebooks from its source.
 
-    solutions/NN_name.py  ->  solutions/NN_name.ipynb  (answers in, executed)  ->  chapters/NN_name.ipynb  (answers out)
-    solutions/index.py    ->  the same for the index, the start page of the course
+    solutions/NN_name.py  ->  solutions/NN_name.ipynb  (answers, executed)  ->  chapters/NN_name.ipynb  (no answers)
+    solutions/index.py    ->  the same for the index, the page with the course's table of contents
     pictures/moving/      ->  solutions/pictures/ and chapters/pictures/, for each picture that a chapter's text shows
 
     tplab build              build whatever has changed, or only the given pages: NN ..., "start" or "index"
@@ -61,9 +61,10 @@ def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
 
 
 def fingerprint(number: int) -> str:
-    """Hash what determines a chapter's outputs besides its source: its checks, its predictions, and their wording.
+    """Return a hash of what determines a chapter's outputs besides its source.
 
-    The hash is stored in the solution's metadata, so changing a check's text makes the solution stale.
+    That's the code of its checks and predictions, and the modules that word the results. The hash is stored in the
+    solution's metadata, so changing a check's text makes the solution stale.
     """
     digest = hashlib.sha256()
     for path in [
@@ -123,7 +124,7 @@ def without_outputs(notebook: NotebookNode) -> NotebookNode:
 
 
 def blank_chapter(chapter: Chapter, solution: NotebookNode) -> NotebookNode:
-    """Return the learner's notebook: no answers and no outputs. Each exercise's hints say what its check compares."""
+    """Return the learner's notebook, without answers or outputs. Its hints also say what each check compares."""
     notebook = skeleton(chapter, blank=True)
     told = {
         solved.metadata["tplab"]["check"]: what_is_compared(solved.outputs)
@@ -141,7 +142,7 @@ def to_text(notebook: NotebookNode) -> str:
 
 
 def load(path: Path) -> NotebookNode | None:
-    """Read a notebook that this build wrote. Returns None if it's missing or can't be read."""
+    """Return a notebook that an earlier build wrote, or None if it's missing or can't be read."""
     try:
         return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):
@@ -153,7 +154,7 @@ def is_executed_from(solution: NotebookNode | None, chapter: Chapter) -> bool:
 
 
 def stale(chapter: Chapter, root: Path) -> list[str]:
-    """Return the first of the chapter's files that is stale, as a list, or [] if none is. Runs no cells."""
+    """Return a list with the first of the chapter's files that is stale, or [] if none is. This runs no cells."""
     solution = load(root / "solutions" / f"{chapter.stem}.ipynb")
     if solution is None or not is_executed_from(solution, chapter):
         return [f"solutions/{chapter.stem}.ipynb"]

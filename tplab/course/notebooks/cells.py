@@ -1,6 +1,7 @@
 """Read a notebook file, whatever state it is in, as plain cells.
 
-nbformat takes two seconds to import, and it rejects notebooks for details that don't matter to a check.
+We don't use nbformat for this, because it takes two seconds to import, and because it rejects notebooks over details
+that don't matter to a check.
 """
 
 import json
@@ -24,13 +25,13 @@ class Cell:
 
     @property
     def marks(self) -> dict:
-        """The metadata that the build gave the cell, such as {"exercise": "4.1"}. It survives where ids get lost."""
+        """The metadata that the build gave the cell, such as {"exercise": "4.1"}. It survives when ids get lost."""
         marks = self.metadata.get("tplab")
         return marks if isinstance(marks, dict) else {}
 
 
 def read_notebook(path: Path) -> list[Cell]:
-    """Read the cells of a notebook file. Raises Unreadable."""
+    """Read the cells of a notebook file. Raises Unreadable if it isn't a notebook."""
     return parse_cells(load_notebook(path))
 
 
@@ -40,7 +41,7 @@ def parse_cells(notebook: dict) -> list[Cell]:
 
 
 def load_notebook(path: Path) -> dict:
-    """Read the JSON of a notebook file, which has a list of cells. Raises Unreadable."""
+    """Read the JSON of a notebook file. Raises Unreadable unless it's an object with a list of cells."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -51,7 +52,7 @@ def load_notebook(path: Path) -> dict:
         raise Unreadable(f"{path} can't be read: {error.strerror}.") from error
     try:
         notebook = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: JSON's errors, and an integer of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: JSON's errors, and integers with thousands of digits
         raise Unreadable(f"{path} is not a notebook: {_what_broke_it(text, error)}") from error
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         old = isinstance(notebook, dict) and "worksheets" in notebook
@@ -83,7 +84,8 @@ def _cell(raw: dict) -> Cell:
         source = "".join(line for line in source if isinstance(line, str))
     return Cell(
         kind=str(raw.get("cell_type", "")),
-        source=source.encode(errors="replace").decode() if isinstance(source, str) else "",  # JSON may hold half of 😀
+        # JSON may contain half of a surrogate pair, such as half of 😀, which can't be encoded
+        source=source.encode(errors="replace").decode() if isinstance(source, str) else "",
         id=str(raw.get("id", "")),
         metadata=metadata if isinstance(metadata, dict) else {},
         outputs=outputs if isinstance(outputs, list) else [],

@@ -16,17 +16,17 @@ DIED = "Kernel died before replying"  # jupyter_client's wording
 def kernel_environment() -> dict[str, str]:
     """Return the environment for a chapter's kernel. It makes tplab importable even if it isn't installed."""
     environment = dict(os.environ, PYTHONHASHSEED="0")
-    environment.pop("MPLBACKEND", None)  # notebooks draw inline
-    environment.pop("JPY_SESSION_NAME", None)  # no page shows this kernel, even if one shows ours
+    environment.pop("MPLBACKEND", None)  # notebooks show their figures inline
+    environment.pop("JPY_SESSION_NAME", None)  # no notebook page shows the new kernel, even if one shows our own
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
 
 
 def started(start: Callable[[], T]) -> T:
-    """Call `start` and return its result. Retries if the kernel dies before it has run anything.
+    """Call `start` and return its result, retrying if the kernel dies before it has run anything.
 
     jupyter_client gives a kernel five ports that were free a moment ago. If ranks open ports in the meantime, one of
-    the five may be taken (as in 2 of 405 starts next to back-to-back launches), and the kernel may die.
+    the five may be taken, and the kernel may die. That happened in 2 of 405 starts that ran next to constant launches.
     """
     for _ in range(STARTS - 1):
         try:

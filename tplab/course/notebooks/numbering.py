@@ -1,10 +1,10 @@
-"""How the course's notebooks and exercises are named and ordered.
+"""Name and order the course's notebooks and exercises.
 
     start.ipynb                  the first page, before chapter 00, with exercises S.1, S.2 and predictions S.a, ...
     00_why_parallel.ipynb ...    chapters 00, 01, ... with exercises 0.1, 0.2, ...
     index.ipynb                  the page with the table of contents, which has no exercises
 
-In the code, a chapter is a whole number. That of `start` is START_NUMBER, so it sorts before chapter 0.
+In the code, a chapter is identified by a whole number. For `start`, it is START_NUMBER, which sorts before chapter 0.
 """
 
 import argparse
@@ -33,14 +33,17 @@ def chapter_files(folder: Path, suffix: str) -> list[Path]:
 
 
 def parse_chapter(text: str) -> int | None:
-    """Return the number of the chapter that a user named: 4 for "4" or "04", START_NUMBER for "start" or "S"."""
+    """Return the number of the chapter that a user named, or None if the text names no chapter.
+
+    For example, "4" and "04" give 4, and "start" and "S" give START_NUMBER.
+    """
     if text.lower() in (START, START_PREFIX.lower()):
         return START_NUMBER
     return int(text) if text.isdecimal() and text.isascii() else None
 
 
 def chapter_argument(text: str) -> int:
-    """Return the number of the chapter that an argument of a command names. Raises ArgumentTypeError."""
+    """Return the number of the chapter that a command-line argument names. Raises ArgumentTypeError if it's none."""
     number = parse_chapter(text)
     if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no chapter: give its number, such as 4, or {START}")
@@ -48,7 +51,7 @@ def chapter_argument(text: str) -> int:
 
 
 def chapter_of(exercise: str) -> int:
-    """Return the number of an exercise's or a prediction's chapter. Raises ValueError if it has none."""
+    """Return the number of the chapter that an exercise or a prediction is in. Raises ValueError if it has none."""
     chapter = parse_chapter(exercise.partition(".")[0])
     if chapter is None:
         raise ValueError(f"{exercise!r} is no number of an exercise, such as 4.1 or {START_PREFIX}.1")
@@ -61,22 +64,22 @@ def place(exercise: str) -> tuple[int, int]:
 
 
 def prefix(chapter: int) -> str:
-    """Return how the numbers of a chapter's exercises begin: "4", or "S" for the start page."""
+    """Return what the numbers of a chapter's exercises begin with: "4" for chapter 4, or "S" for the start page."""
     return START_PREFIX if chapter == START_NUMBER else str(chapter)
 
 
 def argument(chapter: int) -> str:
-    """Return how a chapter is named on the command line: "4" or "start"."""
+    """Return the name of a chapter on the command line: "4" or "start"."""
     return START if chapter == START_NUMBER else str(chapter)
 
 
 def two_digits(chapter: int) -> str:
-    """Return how a chapter is named where chapters are listed: "04" or "start"."""
+    """Return the name of a chapter in lists of chapters: "04" or "start"."""
     return START if chapter == START_NUMBER else f"{chapter:02d}"
 
 
 def heading(chapter: int) -> str:
-    """Return how a chapter is named at the start of a sentence: "Chapter 4" or "The start page"."""
+    """Return the name of a chapter at the start of a sentence: "Chapter 4" or "The start page"."""
     return "The start page" if chapter == START_NUMBER else f"Chapter {chapter}"
 
 

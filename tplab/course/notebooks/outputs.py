@@ -19,7 +19,7 @@ class ExecutionError(Exception):
 
 
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
-    """Run every cell in `folder`, store the outputs in the notebook in place, and return it."""
+    """Run all cells, with `folder` as the working directory, store their outputs in `notebook`, and return it."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -27,7 +27,7 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
         notebook,
         timeout=CELL_TIMEOUT,
         record_timing=False,
-        extra_arguments=["--IPKernelApp.log_level=40"],  # errors only
+        extra_arguments=["--IPKernelApp.log_level=40"],  # log only errors
         resources={"metadata": {"path": str(folder)}},
     )
     try:
@@ -61,7 +61,7 @@ def storable(outputs: list, widgets: dict) -> list:
     """Prepare outputs for saving: merge streams, and replace each widget with the first picture that it shows."""
     kept: list = []
     for output in outputs:
-        if output.get("metadata", {}).get("tplab") == "page only":  # see tplab.viz.controls
+        if output.get("metadata", {}).get("tplab") == "page only":  # tplab.viz.controls marks such outputs
             continue
         output.pop("transient", None)
         if output.output_type == "stream":
@@ -84,7 +84,7 @@ def storable(outputs: list, widgets: dict) -> list:
 
 
 def still_picture(widgets: dict, reference: str, seen: tuple[str, ...] = ()) -> tuple[dict, dict]:
-    """Return data and metadata (width) of the first picture in a widget. explore() puts it into an Output widget."""
+    """Return the data and metadata of a widget's first picture, which `explore` puts into an Output widget."""
     name = reference.removeprefix("IPY_MODEL_")
     state = widgets.get(name, {}).get("state", {})
     for output in state.get("outputs", []):
@@ -110,7 +110,7 @@ def redact(text: str) -> str:
 
 
 def what_is_compared(outputs: list) -> str:
-    """Return Markdown that says what a check compares, from the box that it shows once it passes."""
+    """Return Markdown that says what a check compares, taken from the box that the check shows when it passes."""
     html = "".join(output.data.get("text/html", "") for output in outputs if output.output_type == "execute_result")
     found = re.search(r">Right: (.*?)</div>", html)
     told = re.sub(r"([*_$\[\]])", r"\\\1", found[1].replace("&#x27;", "'").replace("&quot;", '"')) if found else ""

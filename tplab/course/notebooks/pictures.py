@@ -1,15 +1,15 @@
-"""The moving pictures in a chapter's text: what a source writes to show one, and where its file must be.
+"""Find, validate and copy the moving pictures that a chapter's text shows.
 
-A markdown cell shows a picture from pictures/moving/ (see the generators there) by its file, with a description:
+A markdown cell shows a picture from pictures/moving/, where the generators write them, by a link with a description:
 
     ![Rank 0 and rank 1 each get a copy of x from f, ...](pictures/fg.svg)
 
-The build copies the file to pictures/ beside both notebooks, `tplab start` and `tplab update` copy it on to the
+The build copies the file to pictures/ beside both notebooks. `tplab start` and `tplab update` copy it into the
 learner's folder, and the book gets a copy, too. So the same link works everywhere.
 
 Why not attach the file to the cell? JupyterLab (4.6) only shows attachments that are bmp, png, jpeg, gif or webp. For
-an attached SVG it shows the alt text, because it doesn't consider the type safe. As a file, an SVG moves even in a
-notebook that isn't trusted.
+an attached SVG it shows the alt text, because it doesn't consider the type safe. If the SVG is a file of its own, it
+moves even in a notebook that isn't trusted.
 """
 
 import re
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tplab.course.notebooks.source import Cell, Chapter
 
-FOLDER = "pictures"  # beside the notebooks
-MADE = Path("pictures", "moving")  # in the repository, where the generators write
+FOLDER = "pictures"  # the folder of pictures beside the notebooks
+MADE = Path("pictures", "moving")  # the folder in the repository that the generators write to
 
 _LINK = re.compile(r"!\[(?P<alt>[^\]]*)\]\(\s*(?P<target>[^)]*?)\s*\)")
 _CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
@@ -52,12 +52,12 @@ def validate_pictures(chapter: Chapter) -> None:
 
 
 def stale_pictures(chapter: Chapter) -> list[str]:
-    """Return the first copy of one of the chapter's pictures that is missing or out of date, as a list, or []."""
+    """Return a list with the first copy of a picture that is missing or out of date, or [] if all are up to date."""
     return [_told(target) for source, target in _copies(chapter) if not _same(source, target)][:1]
 
 
 def copy_pictures(chapter: Chapter) -> list[str]:
-    """Copy the chapter's pictures to both folders of notebooks, and return the names of the files written."""
+    """Copy the chapter's pictures to both notebook folders, and return the names of the files that were written."""
     written = []
     for source, target in _copies(chapter):
         if not _same(source, target):
@@ -68,7 +68,7 @@ def copy_pictures(chapter: Chapter) -> list[str]:
 
 
 def _links(cell: Cell) -> list[tuple[str, str]]:
-    """Return (alt text, target) of each picture in a markdown cell, leaving out what stands in code."""
+    """Return the (alt text, target) of each picture in a markdown cell, ignoring those inside code."""
     if cell.code:
         return []
     return [(found["alt"], found["target"]) for found in _LINK.finditer(_CODE.sub("", cell.text))]
@@ -79,7 +79,7 @@ def _root(chapter: Chapter) -> Path:
 
 
 def _copies(chapter: Chapter) -> list[tuple[Path, Path]]:
-    """Return each file that has to be copied, with the copy's path."""
+    """Return the (source, copy) paths of each picture that the chapter shows, in both notebook folders."""
     root = _root(chapter)
     return [
         (root / MADE / name, root / folder / FOLDER / name)

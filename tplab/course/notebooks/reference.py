@@ -7,14 +7,14 @@ from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
 from tplab.course.notebooks.numbering import chapter_files, chapter_of, number_of
 
-SHIPPED = PACKAGE_ROOT / "tplab" / "course" / "material"  # where a wheel has chapters/ and solutions/
+SHIPPED = PACKAGE_ROOT / "tplab" / "course" / "material"  # where a wheel puts chapters/ and solutions/
 MATERIAL = SHIPPED if SHIPPED.is_dir() else PACKAGE_ROOT
 
 
 def find_reference(number: str) -> list[Cell]:
     """Return the cells of the solution notebook that exercise `number` is in, or [] if there is none that can be read.
 
-    The course is looked for in this folder, in those above it, and with the package.
+    It looks for the course in the current folder, then in the folders above, and then where the package is installed.
     """
     chapter = chapter_of(number)
     here = Path.cwd()

@@ -1,4 +1,4 @@
-"""Rewrite individual cells of a chapter: remove answers, fold hints, add task headings. Text in, text out."""
+"""Rewrite the text of individual cells in a chapter: remove answers, fold hints, and add task headings."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ def keep_solution(text: str) -> str:
 
 
 def regions(text: str) -> list[tuple[str, str]]:
-    """Return each line of an exercise with what it belongs to: "given", "answer", "broken", or a "marker"."""
+    """Return each line of an exercise with the part it belongs to: "given", "answer", "broken" or "marker"."""
     found, where = [], "given"
     after = {BEGIN: "answer", BROKEN: "broken", END: "given"}
     for line in text.split("\n"):
@@ -33,8 +33,8 @@ def regions(text: str) -> list[tuple[str, str]]:
 def blank_exercise(text: str, number: str) -> str:
     """Return the cell as the learner first sees it, with a stub in place of each solution region.
 
-    In an exercise that is a repair, the region goes on below the answer with ### BROKEN and the broken lines, each as a
-    comment. The learner gets these lines, uncommented, below the stub.
+    If the task is to repair code, the region continues below the answer with ### BROKEN and the broken lines, each as a
+    comment. The learner gets these lines below the stub, where they're no longer comments.
     """
     lines, inside, broken = [], False, False
     for count, line in enumerate(text.split("\n"), 1):

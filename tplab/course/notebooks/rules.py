@@ -1,9 +1,11 @@
 """The rules that a chapter's source must follow. `validate` raises SourceError for the first broken rule.
 
-- An exercise consists of task, exercise, hints and check cells, directly after one another, numbered 4.1, 4.2, ...
+- An exercise consists of four cells, directly after one another: a task, an exercise, hints and a check. Exercises are
+  numbered 4.1, 4.2, ...
 - The exercise cell contains only functions, classes, imports and a docstring, with the answer between the markers.
 - A check cell is a single expression, check("4.1", ...), and so is a predict cell, predict("4.a", ...).
-- Given cells use an answer only after its check. Exercises and checks use no given cells except the setup.
+- Given cells, which contain the course's own code, use an answer only after its check. Exercises and checks use no
+  given cells except the setup.
 - There are exactly three hints.
 - Every picture in the text has a description, and a file in pictures/moving/.
 """

@@ -1,8 +1,9 @@
 """Read a chapter's source (`solutions/NN_name.py`, in jupytext's percent format) and report mistakes in its form.
 
     # %% [markdown] task="4.1" title="Column-parallel forward" difficulty=2 minutes=15
-    # %% exercise="4.1"           functions or classes; the answer between ### BEGIN SOLUTION and ### END SOLUTION
-                                in a repair, ### BROKEN stands before the latter, with the broken lines as comments
+    # %% exercise="4.1"           functions or classes; the answer is between ### BEGIN SOLUTION and ### END SOLUTION.
+                                If the task is to repair code, the answer is followed by ### BROKEN and the broken lines
+                                as comments
     # %% [markdown] hints="4.1"   a numbered list of exactly three hints
     # %% check="4.1"              exactly one expression: check("4.1", ColumnParallelLinear)
     # %% predict="4.a"            exactly one expression: predict("4.a", calls=1)
@@ -30,7 +31,7 @@ TAGS = {"setup", "explore", "raises-exception"}
 
 
 class SourceError(Exception):
-    """Raised when a chapter's source breaks a rule. The message says where, and what to do."""
+    """Raised when a chapter's source breaks a rule. The message says where it does and what to do about it."""
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Chapter:
 
     @property
     def is_index(self) -> bool:
-        """Whether this is the index, the course's start page, which has no number and no exercises."""
+        """Whether this is the index, the page with the table of contents, which has no number and no exercises."""
         return self.stem == INDEX
 
     @property
@@ -83,7 +84,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def read(path: Path) -> Chapter:
-    """Read a chapter's source file, or that of the index, which has no number. Raises SourceError."""
+    """Read the source file of a chapter, or of the index. Raises SourceError if its form is wrong."""
     import jupytext  # imported here because `tplab check` doesn't need it
 
     text = path.read_text(encoding="utf-8")
@@ -102,7 +103,8 @@ def read(path: Path) -> Chapter:
 
 
 def _cell(raw: Any, where: str) -> Cell:
-    metadata = {key: value for key, value in raw.metadata.items() if not key.startswith("lines_to_")}  # jupytext's own
+    # Keys that start with "lines_to_" are jupytext's own
+    metadata = {key: value for key, value in raw.metadata.items() if not key.startswith("lines_to_")}
     tags = list(metadata.pop("tags", []))
     roles = [role for role in ROLES if role in metadata]
     cell = Cell(raw.cell_type == "code", raw.source, where, tags=tags)
@@ -132,12 +134,12 @@ def without_magics(source: str) -> str:
 
 
 def parse_code(source: str) -> ast.Module:
-    """Parse a cell's code into a syntax tree. Raises SyntaxError."""
+    """Parse a cell's code into a syntax tree. Raises SyntaxError if it isn't valid Python."""
     return ast.parse(without_magics(source))
 
 
 def defined_names(source: str) -> set[str]:
-    """Return the functions and classes that a cell defines at its top level."""
+    """Return the names of the functions and classes that a cell defines at its top level."""
     return {node.name for node in parse_code(source).body if isinstance(node, DEFINITIONS)}
 
 

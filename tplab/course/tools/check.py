@@ -55,7 +55,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run the command. Returns 0 if all exercises pass, 1 if one doesn't, and 2 if a notebook can't be read."""
+    """Run the command. Return 0 if all exercises pass, 1 if one doesn't, and 2 if a notebook can't be read."""
     passed = total = 0
     code = 0
     course = course_of(options)
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
-    """Return the files of the chapters to check. Raises Misuse."""
+    """Return the files of the chapters to check. Raises Misuse if the options make no sense."""
     wanted = [number for number in options.chapters if number != ALL]
     if options.exercise:
         first = parse_chapter(options.exercise.partition(".")[0])
@@ -108,7 +108,10 @@ def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
 
 
 def _asked(course: Course, known: dict[int, ChapterFiles]) -> list[int]:
-    """Ask which chapter to check, suggesting the one the learner is in, and return it ([]: all). Raises Misuse."""
+    """Ask which chapter to check, and suggest the current one. Return its number in a list, or [] for all chapters.
+
+    Raises Misuse if nobody is at a terminal to answer, or if the reply names no chapter.
+    """
     everything = f"all of the {len(known)} chapters take {ALL_OF_IT}"
     if not sys.stdin.isatty():
         raise Misuse(f"Say which chapter to check: tplab check 4, or tplab check all ({everything}).")
@@ -129,7 +132,7 @@ def _asked(course: Course, known: dict[int, ChapterFiles]) -> list[int]:
 
 
 def _current(course: Course) -> int:
-    """Return the chapter that was begun and saved last, or else the first that isn't finished."""
+    """Return the begun chapter that was saved last, or, if none is begun, the first one that isn't finished."""
     chapters = standings(course)
     begun = [one for one in chapters if one.begun]
     if begun:
@@ -147,7 +150,7 @@ def _number_or_all(text: str) -> int | str:
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:
-    """Check one chapter, print each verdict as it arrives, and return how many exercises pass and the total."""
+    """Check one chapter, print each verdict as it arrives, and return how many exercises pass and how many it has."""
     path = options.notebook or files.learner
     reference = read_notebook(files.reference)
     numbers = list(exercises_of(reference))
@@ -190,7 +193,7 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
 def _into_the_library(
     files: ChapterFiles, reference: list[Cell], learner: list[Cell], verdicts: list[Verdict]
 ) -> list[str]:
-    """Put the answers that passed into the learner's library, and return notes about it."""
+    """Add the answers that passed to the learner's library, and return notes about it."""
     passed = [verdict.number for verdict in verdicts if verdict.status == "passed"]
     if not (passed and files.course.started):
         return []

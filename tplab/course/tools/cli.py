@@ -1,7 +1,7 @@
 """The `tplab` command. Each subcommand is a file in tools/, except `tplab build`, which is notebooks/build.py.
 
-Exit code: 0 on success, 1 if something isn't right (an exercise doesn't pass, a problem was found), 2 if a file can't
-be read or the command is wrong.
+The exit code is 0 on success, 1 if something isn't right (for example, an exercise doesn't pass), 2 if a file can't be
+read or the command is wrong, and 130 if the command was interrupted.
 """
 
 import argparse

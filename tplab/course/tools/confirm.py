@@ -9,7 +9,7 @@ from tplab.course.learner.course_files import Misuse
 
 
 def agreed(question: str, yes: bool, console: Console) -> bool:
-    """Ask `question` and return whether the answer is yes. `yes` skips asking. Raises Misuse without a terminal."""
+    """Ask `question` and return whether the answer is yes. `yes` skips asking it. Raises Misuse without a terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -1,8 +1,8 @@
-"""The status of every exercise, from the learner's notebooks and from the verdicts of `tplab check`.
+"""Find the status of every exercise, from the learner's notebooks and from the verdicts of `tplab check`.
 
-passed, failed    verified if `tplab check` reached this verdict on exactly this code (see fingerprint.py),
-                  not verified if only the check cell in the saved notebook shows it
-to do             the stub is still there, the code was edited since its check, or it was never checked
+passed, failed    the status is verified if `tplab check` reached this verdict on exactly this code (see fingerprint.py)
+                  and not verified if only the check cell in the saved notebook shows it
+to do             the stub is still there, the code was edited since it was checked, or it was never checked
 """
 
 import re
@@ -40,7 +40,7 @@ class ChapterStanding:
     path: Path
     exercises: tuple[Standing, ...]
     problem: str = ""  # why the notebook can't be read
-    stated: int = 0  # minutes for the whole chapter, as its first page states them
+    stated: int = 0  # minutes for the whole chapter, according to its first page
 
     @property
     def passed(self) -> int:
@@ -58,7 +58,7 @@ class ChapterStanding:
 
     @property
     def minutes(self) -> int:
-        """Minutes for the chapter with its text, or for its exercises alone where it doesn't state them."""
+        """How many minutes the chapter takes with its text, or its exercises alone if the chapter doesn't say."""
         return self.stated or sum(exercise.minutes for exercise in self.exercises)
 
     @property
@@ -69,7 +69,7 @@ class ChapterStanding:
 
 
 def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
-    """Return the status of every chapter, or of the chapters in `numbers`. Runs no cells."""
+    """Return the status of every chapter, or of the chapters in `numbers`. This runs no cells."""
     known = all_chapters(course)
     entries = state.load(course.memory)
     return [standing(known[number], entries) for number in numbers or known]
@@ -114,7 +114,7 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
 
 
 def stated_minutes(reference: list[Cell]) -> int:
-    """Return how long the first page of a chapter says it takes, in minutes, with optional sections. 0: it doesn't."""
+    """Return how many minutes a chapter takes according to its first page, with optional sections (0: it doesn't say)."""
     texts = (cell.source for cell in reference[:6] if cell.kind == "markdown")
     found = next(
         filter(None, (re.search(r"About (\d+) minutes(?:, plus (\d+) minutes)?", text) for text in texts)), None
@@ -132,7 +132,7 @@ def _judge(
         return entry.status, True, f"checked {entry.checked}"
     if entry and entry.answer == now.answer:
         return "to do", False, "the course's check has changed since; check it again"
-    is_old = entry is not None and entry.output == now.output  # existed when different code was checked
+    is_old = entry is not None and entry.output == now.output  # it was there when different code was checked
     told = "" if is_old else shown(learner, number)
     if told:
         return told, False, AS_SHOWN

@@ -1,7 +1,7 @@
-"""Fingerprints of what a verdict depends on: the code that ran for an exercise, and the code that checked it.
+"""Compute fingerprints of what a verdict depends on: the code that ran for an exercise, and the code that checked it.
 
 answer    the cells that `tplab check --exercise` runs for it (the answer, the earlier answers and helper cells that it
-          uses, added cells that change modules, paths or the environment), and Python files next to the notebook.
+          uses, and added cells that change modules, paths or the environment), and Python files next to the notebook.
           Experiments in cells that the exercise doesn't use make no difference
 check     the check cell, the expected result, all tplab files that the chapter's checks need, and tplab's version
 output    the output of the check cell in the notebook, used only to distinguish old outputs from new ones

@@ -1,7 +1,7 @@
 """`tplab grade`: check a folder of students' notebooks in parallel, and write a CSV file and a page per student.
 
-tplab grade submissions                      every chapter that's handed in
-tplab grade submissions --chapter 4          chapter 4; other notebooks are a remark
+tplab grade submissions                      every chapter that was handed in
+tplab grade submissions --chapter 4          only chapter 4; remarks mention notebooks of other chapters
 tplab grade submissions --jobs 8 --timeout 600 --memory 4
 """
 
@@ -73,7 +73,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run the command. Returns 0 if every notebook could be checked to its end, whatever the verdicts, else 1."""
+    """Run the command. Return 0 if every notebook was checked to the end, whatever the verdicts, and 1 if not."""
     folder, out = _folders(options)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _folders(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return FOLDER and OUT. Raises Misuse, also for options that make no sense."""
+    """Return FOLDER and OUT. Raises Misuse if one of them can't be used, or if another option makes no sense."""
     folder = options.folder.resolve()
     if not folder.is_dir():
         raise Misuse(f"There is no folder {options.folder}. It should hold one notebook or one folder per student.")
@@ -107,7 +107,7 @@ def _grade(options: argparse.Namespace, console: Console, folder: Path, out: Pat
     course = course_or_material(options)
     chapters = all_chapters(course)
     if options.chapter is not None:
-        chapter(course, options.chapter)  # raises Misuse
+        chapter(course, options.chapter)  # raises Misuse if there's no such chapter
     limits = Limits(
         options.timeout, options.cell_timeout, int(options.memory * GB), int(options.disk * GB), options.processes
     )
@@ -134,7 +134,10 @@ def _grade(options: argparse.Namespace, console: Console, folder: Path, out: Pat
 
 
 class Plan:
-    """What is known about the students' notebooks (`outcomes`), and what is to be checked (`works`), by key."""
+    """What is known about the students' notebooks (`outcomes`), and what is still to be checked (`works`), by key.
+
+    The key of a notebook is a hash of everything that its verdicts depend on (see grading_many/store.py).
+    """
 
     def __init__(self, store: Store, students: list[Student], chapters: dict[int, ChapterFiles], limits: Limits):
         self.store, self.students = store, students
@@ -171,14 +174,14 @@ class Plan:
 
 
 def _check(plan: Plan, count: int, limits: Limits, prefix: list[str], out: Path, console: Console) -> bool:
-    """Check what is to be checked, and say so line by line. Returns False if the teacher has stopped it."""
+    """Check the notebooks in `plan.works`, and print a line about each. Return False if the teacher has stopped it."""
     scratch = Path(tempfile.gettempdir(), "tplab-grade-" + hashlib.sha256(bytes(out)).hexdigest()[:8])
     for left in scratch.parent.glob(f"{scratch.name}-*"):
-        jobs.remove(left)  # of a run that was killed
+        jobs.remove(left)  # an earlier run that was killed left it
     begun: set[str] = set()
 
     def starts(work: jobs.Work) -> None:
-        if work.key not in begun:  # it's started a second time if another submission may have ended it
+        if work.key not in begun:  # a check starts a second time if another submission may have ended it
             begun.add(work.key)
             plan.store.start(work.key)
 
@@ -206,12 +209,12 @@ def _check(plan: Plan, count: int, limits: Limits, prefix: list[str], out: Path,
 
 
 def _default_jobs(memory: int) -> int:
-    """Return how many notebooks to check at a time: a check has several ranks, and each may use its memory."""
+    """Return how many notebooks to check at a time. Each check runs several ranks and may use up its memory limit."""
     return max(1, min((os.cpu_count() or 1) // 2, psutil.virtual_memory().total // memory))
 
 
 def _show(console: Console, grades: list[report.Grade], total: int) -> None:
-    """Print a row per student."""
+    """Print a table with a row per student."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("student", overflow="fold")
     for status in LOOK:

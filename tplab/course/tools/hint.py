@@ -1,4 +1,4 @@
-"""`tplab hint 4.2`: show the next of an exercise's three hints. Without a number: of the next exercise to do."""
+"""`tplab hint 4.2`: show the next of an exercise's three hints. Without a number, it picks the next exercise."""
 
 import argparse
 

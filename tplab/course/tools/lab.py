@@ -1,8 +1,8 @@
 """`tplab lab`: open the course in JupyterLab, on this machine only. `make lab` runs it too.
 
-tplab lab                                the start page of your course
-tplab lab 4                              chapter 4
-tplab lab --no-browser --port=8899       unknown options go to JupyterLab
+tplab lab                                opens the index, the page with the table of contents
+tplab lab 4                              opens chapter 4
+tplab lab --no-browser --port=8899       passes options that it doesn't know on to JupyterLab
 """
 
 import argparse
@@ -23,7 +23,8 @@ from tplab.course.notebooks.numbering import INDEX, chapter_argument
 from tplab.course.tools.confirm import agreed
 from tplab.course.tools.start import of_this_folder, show, started
 
-SETTINGS = Path(__file__).with_name("jupyter")  # no news at the first start, long lines wrapped, a look for dark themes
+# Settings for JupyterLab: no news at the first start, long lines wrapped, and a style for pictures in dark themes
+SETTINGS = Path(__file__).with_name("jupyter")
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -55,7 +56,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def offer_update(course: Course, console: Console) -> None:
-    """If the course has newer chapters, ask whether to bring them into the learner's notebooks, or say how to."""
+    """If the course has newer chapters, ask whether to bring them into the learner's notebooks.
+
+    If nobody is at a terminal to answer, print the command that does it instead.
+    """
     names = [files.learner.name for files in newer(course)]
     if not names:
         return
@@ -80,7 +84,7 @@ def name_the_language(course: Course) -> None:
 
 
 def first_page(course: Course, number: int | None) -> str:
-    """Return the notebook to open, as a path below the learner's folder. Raises Misuse."""
+    """Return the path of the notebook to open, below the learner's folder. Raises Misuse for an unknown chapter."""
     if number is None:
         files = [ChapterFiles(course, INDEX), *all_chapters(course).values()]
         return next(page.learner.name for page in files if page.learner.exists())

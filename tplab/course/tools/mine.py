@@ -1,6 +1,6 @@
-"""`tplab mine`: your library, my_tp, with what is in each of its modules. It grows with each exercise that you pass.
+"""`tplab mine`: show your library, my_tp, and what is in each module. It grows with each exercise that you pass.
 
-In a notebook, `library(5)` shows the same, and what it can do since chapter 5.
+In a notebook, `library(5)` shows the same, plus what your library can do since chapter 5.
 """
 
 import argparse
@@ -70,7 +70,10 @@ def summary(course: Course, found: list[Module]) -> str:
 
 
 def notes(course: Course, found: list[Module], since: int | None = None) -> list[str]:
-    """Return what else there is to say about the library. `since`: the chapter whose news is wanted; None: all."""
+    """Return sentences on what the library can do, and on code in it that `tplab check` hasn't checked.
+
+    If `since` is the number of a chapter, they only mention the abilities that the library has since that chapter.
+    """
     written = {exercise for module in found for exercise in module.written}
     told = [
         f"In a terminal, in {course.folder.name}/, `python -m {PACKAGE} {name}` {what}."
@@ -108,7 +111,7 @@ class LibraryPage:
 
 
 def library(chapter: int | str | None = None) -> LibraryPage:
-    """Return what the learner has written so far, and what it can do since a chapter (None: all of it)."""
+    """Return a page that shows what you have written so far, and what your library can do since `chapter`, if given."""
     if isinstance(chapter, str):
         chapter = parse_chapter(chapter)
     course = own_course(Path.cwd())

@@ -70,7 +70,7 @@ class ProgressPage:
         return f'<div style="{_FONT} max-width: 62em;">{told}{chapters}</div>'
 
     def _button(self) -> str:
-        """Return the HTML for the one link to go on with: to the chapter of the next exercise."""
+        """Return the HTML for the button that leads to the chapter of the next exercise, or "" if there is none."""
         chapter = next((one for one in self.chapters if one.minutes_left and not one.problem), None)
         if not chapter:
             return ""

@@ -1,4 +1,4 @@
-"""`tplab plan`: parallel layouts of a model that fit into a cluster's memory, with predicted step times, fastest first.
+"""`tplab plan`: list the parallel layouts of a model that fit into a cluster's memory, fastest step first.
 
 tplab plan --params 70e9 --gpus 64 --gpu h100
 tplab plan --model "Llama 3 70B" --gpus 64 --gpu h100 --batch 512
@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[object, str]] = {
         "layers": "recomputing the layers",
     },
 }  # fmt: skip
-_BAR = 40  # characters of the longest bar
+_BAR = 40  # length of the longest bar in characters
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -104,7 +104,7 @@ def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int
 
 
 def in_words(plan: "Plan") -> str:
-    """Return a layout in a sentence: "each layer over 4 GPUs, the layers in 8 stages, 2 replicas; ..."."""
+    """Return a sentence about a layout: "each layer over 4 GPUs, the layers in 8 stages, 2 replicas. 60 GB on ..."."""
     layout, parts = plan.layout, []
     parts.append(f"each layer over {layout.tp} GPUs" if layout.tp > 1 else "each layer on one GPU")
     stages = f"the layers in {layout.pp} stages"
@@ -123,7 +123,7 @@ def in_words(plan: "Plan") -> str:
 
 
 def where_the_time_goes(plan: "Plan") -> str:
-    """Return a bar for each part of the step that takes at least 0.1 % of it, the longest first."""
+    """Return a bar for each part of the step that takes at least 0.1% of the time, the longest one first."""
     parts = sorted(plan.time.parts().items(), key=lambda part: -part[1])
     lines = ["Where the time goes:"]
     for name, seconds in parts:
@@ -134,7 +134,7 @@ def where_the_time_goes(plan: "Plan") -> str:
 
 
 def why(found: "list[Plan]") -> str:
-    """Return, for each option of the fastest layout, what a step would cost with other choices."""
+    """Return, for each option of the fastest layout, how much longer a step would take with other choices."""
     from tplab.cluster.alternatives import reasons
 
     lines = []
@@ -147,7 +147,10 @@ def why(found: "list[Plan]") -> str:
 
 
 def against_the_best(config: "GPTConfig", found: "list[Plan]", cluster: "Machine", shard_optimizer: bool) -> str:
-    """Return a line for each of the three next splits: how much slower, and what would have to change to overtake."""
+    """Return a line for each of the three next-best splits, or "" if there are none.
+
+    It says how much slower the split is, and what would have to change for it to catch up with the best one.
+    """
     from tplab.cluster.alternatives import change_needed, runners_up
     from tplab.cluster.plan import program_of
 
@@ -186,7 +189,7 @@ def table(shown: "list[Plan]") -> Table:
 
 
 def footing(shown: "list[Plan]", top: int) -> str:
-    """Return two lines that explain the columns and give the first row as a device mesh."""
+    """Return lines that explain the columns, say how accurate the times are, and give the first row as a mesh."""
     best = shown[0].layout
     more = f"{len(shown) - top} more with --top {len(shown)}. " if len(shown) > top else ""
     return (

@@ -1,6 +1,6 @@
 """`tplab progress`: list every chapter's exercises as passed, failed or to do, from the learner's notebooks.
 
-    tplab progress            every chapter, with the exercises of those that you are in
+    tplab progress            every chapter, with the exercises of the chapters that you are in
     tplab progress 4          the exercises of one chapter
     tplab progress --all      every exercise
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def show(console: Console, chapter: ChapterStanding, opened: bool = True) -> None:
-    """Print one chapter's progress in the terminal, with its exercises if it is `opened`."""
+    """Print one chapter's progress in the terminal, including its exercises if `opened` is true."""
     heading = Table.grid(expand=True, padding=(0, 1))
     heading.add_column(ratio=1)
     heading.add_column(no_wrap=True, justify="right")
@@ -104,5 +104,5 @@ def as_json(chapters: list[ChapterStanding]) -> str:
 
 
 def progress() -> page.ProgressPage:
-    """Return the progress page for a cell. It's displayed as a table in a notebook, and as text anywhere else."""
+    """Return your progress as a page. A notebook displays it with links and tables, and anything else as text."""
     return page.ProgressPage(standings(find_course(Path.cwd())), Path.cwd())

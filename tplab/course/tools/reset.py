@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         before, text = (
             _contents(files.learner),
             _wanted(files, first, number),
-        )  # again, since it may have been saved meanwhile
+        )  # read again, since the notebook may have been saved in the meantime
         copy = keep(files.learner, before, course.folder) if before is not None else None
         replace(files.learner, text.encode())
     except OSError as error:
@@ -91,7 +91,10 @@ def _contents(path: Path) -> bytes | None:
 
 
 def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
-    """Return the notebook's text after the reset. Raises Unreadable for an exercise in a broken notebook."""
+    """Return the notebook's text after the reset.
+
+    Raises Unreadable if only an exercise is to be reset and the notebook can't be read.
+    """
     if number is None:
         return first
     try:

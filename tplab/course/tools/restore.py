@@ -8,11 +8,14 @@ from tplab.course.notebooks.cells import Cell
 
 
 def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], number: str) -> None:
-    """Replace the exercise cell and its check cell in `raw`, the notebook's JSON, by those of `first`, in place.
+    """Replace the exercise cell and its check cell in `raw`, the notebook's JSON, with those of `first`, in place.
 
-    learner: the same notebook, parsed. first: the JSON of the blank chapter. reference: the solution, used to find
-             cells. Cells are found even if they lost their ids, were turned into text, split or duplicated. The first
-             match is replaced and the others are removed. A missing cell is inserted after the cells that precede it.
+    learner:    the same notebook, parsed into cells
+    first:      the JSON of the blank chapter
+    reference:  the cells of the solution, used to find the learner's cells
+
+    Cells are found even if they have lost their ids, or were turned into text, split or duplicated. The first match is
+    replaced, and the others are removed. A missing cell is inserted after the cells that precede it in the chapter.
     """
     owners = find_cells(reference, learner)  # for each of the learner's cells, the id of its reference cell
     cells: list[tuple[str, Any]] = list(zip(owners, raw["cells"], strict=True))

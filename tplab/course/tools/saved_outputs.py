@@ -1,4 +1,4 @@
-"""The results that check cells show in a saved notebook, unverified because the code may have changed since."""
+"""Read the results that check cells show in a saved notebook. The code may have changed since, so they prove little."""
 
 from tplab.course.grading.merge import code_cells
 from tplab.course.notebooks.cells import Cell
@@ -25,9 +25,9 @@ def their_cell(learner: list[Cell], role: str, number: str) -> Cell | None:
 def shown(learner: list[Cell], number: str) -> str:
     """Return the status that the check cell shows, "passed" or "failed", or "" if it proves nothing about this code.
 
-    Chapters used to come with the output of a passed check below a picture that labels it as expected, and a learner's
-    copy may still have it. It proves nothing.
-    Neither does a check that ran before its exercise's cell.
+    Chapters used to come with the output of a passed check, below a picture that labeled it as expected, and a
+    learner's copy may still contain it. Such an output proves nothing, and neither does a check that ran before its
+    exercise's cell.
     """
     check, exercise = their_cell(learner, "check", number), their_cell(learner, "exercise", number)
     if check is None or exercise is None or _runs(exercise) > _runs(check):
@@ -41,7 +41,7 @@ def shown(learner: list[Cell], number: str) -> str:
 
 
 def _is_label(output: dict) -> bool:
-    """Return whether an output is the label that stood above an expected output. Unlike a figure, it has no text."""
+    """Return whether an output is the picture that labeled an expected output. Unlike a figure, it has no text."""
     data = output.get("data")
     return output.get("output_type") == "display_data" and isinstance(data, dict) and set(data) == {"image/png"}
 

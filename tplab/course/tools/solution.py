@@ -1,4 +1,4 @@
-"""`tplab solution 4.2`: show and explain the answer to an exercise. Asks first, and changes no file.
+"""`tplab solution 4.2`: show and explain the answer to an exercise. It asks first, and changes no file.
 
 It shows the exercise's cell from the chapter's source, without docstrings and with the given lines dimmed. Then come
 the three hints as an explanation, and what the check reports about the answer.
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def exercise_source(path: Path, number: str) -> str:
-    """Return the source of an exercise's cell in a chapter, with its markers. Raises Misuse."""
+    """Return the source of an exercise's cell in a chapter, with its markers. Raises Misuse if it isn't there."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

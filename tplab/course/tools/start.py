@@ -1,10 +1,10 @@
 """`tplab start`: make your own copies of the chapters, in a folder of your own.
 
-tplab start               in the folder my_course
-tplab start FOLDER        anywhere else
+tplab start               makes them in the folder my_course
+tplab start FOLDER        makes them anywhere else
 
-`tplab lab` does it, too, in the repository. What you did in the repository's chapters/ before moves over, with a copy
-of each file in kept/.
+In the repository, `tplab lab` does this, too. If you worked in the repository's chapters/ before, your work moves over,
+and kept/ gets a copy of each file.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def started(course: Course) -> Report:
-    """Make the folder, or complete it. Raises Misuse if that's not possible."""
+    """Make the learner's folder, or add what is missing from it. Raises Misuse if that's not possible."""
     try:
         return start(course)
     except OSError as error:
@@ -52,16 +52,16 @@ def started(course: Course) -> Report:
 
 
 def of_this_folder(root: Path | None) -> Course:
-    """Return the course that `root`, or the current folder, belongs to. In the repository, it's the one in my_course/.
+    """Return the course that `root` or the current folder belongs to. In the repository, it's the one in my_course/.
 
-    Raises Misuse.
+    Raises Misuse if there is no course.
     """
     course = find_course((root or Path.cwd()).resolve())
     return course if course.started else Course(course.material, course.material / OWN)
 
 
 def show(console: Console, report: Report) -> None:
-    """Print what was done."""
+    """Print what `start` or `update` did."""
     if report.new:
         chapters = "1 chapter" if len(report.new) == 1 else f"{len(report.new)} notebooks"
         console.print(f"New in your folder: {chapters}.")

@@ -4,7 +4,7 @@
                            "checked": "2026-11-21 10:15"}}}
 
 An entry applies only to code that has exactly these fingerprints (see fingerprint.py). A missing or damaged file counts
-as empty. Only the verdicts are lost then, and the next check writes them again.
+as empty. In that case, only the verdicts are lost, and the next check writes them again.
 """
 
 import json
@@ -41,7 +41,7 @@ def load(memory: Path) -> dict[str, Entry]:
     exercises = stored.get("exercises") if isinstance(stored, dict) else None
     found = {}
     for number, raw in exercises.items() if isinstance(exercises, dict) else ():
-        with suppress(TypeError):  # not a mapping, or different fields
+        with suppress(TypeError):  # it isn't a mapping, or has different fields
             entry = Entry(**raw)
             if entry.status in KEPT and all(isinstance(value, str) for value in asdict(entry).values()):
                 found[number] = entry
@@ -51,7 +51,7 @@ def load(memory: Path) -> dict[str, Entry]:
 def record(memory: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerprint]) -> list[str]:
     """Store a check's verdicts on the code with these fingerprints, and return notes on anything that went wrong.
 
-    An exercise without a verdict (to do, waiting, not run) keeps its entry, which applies to different code.
+    An exercise that neither passed nor failed keeps its earlier entry, which applies to different code.
     """
     now = time.strftime("%Y-%m-%d %H:%M")
     said = {

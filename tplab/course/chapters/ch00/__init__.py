@@ -1,6 +1,7 @@
-"""Exercises of chapter 00: optimizer state (0.1), parameters (0.2), a validation loop (0.3), the fewest GPUs (0.4).
+"""The exercises of chapter 00: optimizer state (0.1), parameters (0.2), validation (0.3) and the fewest GPUs (0.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers their checks. The package also contains the chapter's prediction questions and its
+table of symptoms, which lists what a learner may see and what causes it.
 """
 
 from tplab.course.chapters.ch00 import layouts, parameters, state, validation

@@ -1,4 +1,4 @@
-"""Helpers for this chapter's checks: a model to count, and a comparison of an answer with the counted amount."""
+"""Helpers for chapter 00's checks, which build a model, count its parameters and compare an answer with the count."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from tplab.course.checks import CheckFailed, current
 from tplab.memory.config import GPTConfig
 from tplab.memory.small_gpt import GPT
 
-Suspect = tuple[float, str]  # the number that a known mistake gives, rounded, and the question to ask then
-MOST_QUESTIONS = 2  # asked at most, if several mistakes give the same number
+Suspect = tuple[float, str]  # the number that a common mistake would produce, and the question to ask about it
+MOST_QUESTIONS = 2  # the check asks at most this many if several mistakes would produce the same number
 
 
 def plain_gpt(config: GPTConfig) -> GPT:
@@ -36,10 +36,13 @@ def expect(
     otherwise: str,
     where: str = "",
 ) -> None:
-    """Raise CheckFailed unless `seen` is the number `right`. If suspects explain `seen`, asks their questions.
+    """Raise CheckFailed unless `seen` is the number `right`, and ask about the mistakes that would produce `seen`.
 
-    call:      how the function was called; name: what it returns; where: anything else the learner should know
-    otherwise: the question to ask if no suspect explains the number
+    call:      the call that returned `seen`, as the learner would write it
+    name:      what the call should return, such as "the number of parameters"
+    suspects:  the numbers that common mistakes would produce. `seen` may differ from such a number by less than 1
+    otherwise: the question to ask if `seen` matches none of these numbers
+    where:     any additional information for the learner, which is shown as the failure's report
     """
     is_number = isinstance(seen, (int, float)) and not isinstance(seen, bool)
     if is_number and abs(seen - right) <= 1e-9 * right:
@@ -56,7 +59,7 @@ def expect(
 
 
 def spelled(config: GPTConfig) -> str:
-    """Write a configuration as a call, with its sizes and every option that differs from a GPT-2."""
+    """Return a configuration as the call that creates it, with its sizes and all options that differ from GPT-2's."""
     sizes = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_length", "num_kv_heads", "ffn_hidden_size")
     parts = [f"{name}={value}" for name in sizes if (value := getattr(config, name)) is not None]
     parts += ["gated=True"] * config.gated

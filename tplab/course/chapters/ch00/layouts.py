@@ -1,4 +1,4 @@
-"""The check for exercise 0.4: the layout with the fewest GPUs, against a search over all layouts."""
+"""The check for exercise 0.4, which compares the learner's layout with the best one among all possible layouts."""
 
 import re
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from tplab.course.checks import Verdict, calling, current, exercise, fail, fresh
 from tplab.memory.config import PRESETS, GPTConfig
 from tplab.memory.memory_bill import GPUS, Layout, bill
 
-MOST = 8  # GPUs in a machine
+MOST = 8  # number of GPUs in a machine, and the default of largest_tp
 
 
 def possible(config: GPTConfig, largest: int) -> dict[tuple[int, int], int]:
-    """Return what the fullest GPU needs for every allowed (tp, pp)."""
+    """Return, for every (tp, pp) that the exercise allows, how many bytes the most heavily loaded GPU needs."""
     return {
         (tp, pp): max(bill(config, Layout(tp=tp, pp=pp), stage=stage).total for stage in range(pp))
         for tp in range(1, largest + 1) if config.num_heads % tp == 0
@@ -22,7 +22,10 @@ def possible(config: GPTConfig, largest: int) -> dict[tuple[int, int], int]:
 
 
 def best(needs: dict[tuple[int, int], int], capacity: int) -> tuple[int, int] | None:
-    """Return the layout with the fewest GPUs that fits, and of several the one with the smallest tp."""
+    """Return the (tp, pp) that fits on the fewest GPUs, or None if nothing fits.
+
+    If several layouts need equally few GPUs, return the one with the smallest tp.
+    """
     fitting = [layout for layout, size in needs.items() if size <= capacity]
     return min(fitting, key=lambda layout: (layout[0] * layout[1], layout[0]), default=None)
 
@@ -35,7 +38,7 @@ def fewest_gpus(smallest_layout: Callable[..., Any]) -> Verdict:
     odd = GPTConfig(num_layers=layers, hidden_size=50, num_heads=5, vocab_size=tokens, seq_length=32)
     wide = GPTConfig(num_layers=4, hidden_size=48, num_heads=6, vocab_size=tokens + 6000, seq_length=16)
     long = GPTConfig(num_layers=8, hidden_size=64, num_heads=1, vocab_size=50, seq_length=4096)
-    # In `wide`, the last stage is the fullest. In `long`, pp = 4 needs the least.
+    # For `wide`, the last stage needs the most memory. For `long`, each GPU needs the least memory with pp = 4.
     for config in (small, odd, wide, long):
         needs = possible(config, MOST)
         sizes = sorted(set(needs.values()))
@@ -121,7 +124,10 @@ def _ask(
 def _must_refuse(
     answer: Callable[..., Any], config: GPTConfig, capacity: int, largest: int, needs: dict[tuple[int, int], int]
 ) -> None:
-    """Require a ValueError whose message contains the least number of bytes. It may have thousands separators."""
+    """Fail the check unless the answer raises a ValueError whose message contains the smallest sufficient gpu_bytes.
+
+    That number may contain thousands separators.
+    """
     call = f"smallest_layout({spelled(config)}, gpu_bytes={capacity}, largest_tp={largest})"
     least = min(needs.values())
     ask = (

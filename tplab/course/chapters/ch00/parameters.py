@@ -1,4 +1,4 @@
-"""The check for exercise 0.2: the parameters of a GPT, against plain PyTorch modules that are built and counted."""
+"""The check for exercise 0.2, which compares the learner's parameter counts with those of actual PyTorch modules."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from tplab.course.chapters.ch00.amounts import Suspect, count, expect, pick, pla
 from tplab.course.checks import Verdict, calling, exercise, fresh_generator
 from tplab.memory.config import GPTConfig
 
-# Large primes, so that nothing in the layers has as many vectors of h elements as one of the tables.
+# These are large primes, so that no part of the layers has as many vectors of h elements as an embedding table.
 _VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)
 _LENGTHS = (83, 89, 97, 101, 103, 107, 109, 113)
 _OTHERWISE = (
@@ -48,7 +48,11 @@ def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
 
 
 def _configs(generator: torch.Generator) -> Iterator[GPTConfig]:
-    """Yield a GPT-2, variants of it with one change each, a Llama, and then random mixtures."""
+    """Yield the configurations to count.
+
+    The first configuration has GPT-2's options, the next ones each change one of these options, and another one has
+    Llama's options. They're followed by random mixtures of the two, and finally by GPT-3.
+    """
     llama: dict[str, Any] = {"gated": True, "bias": False, "tied_embedding": False, "learned_positions": False}
     yield _config(generator)
     yield from (_config(generator, **{name: value}) for name, value in llama.items())
@@ -66,7 +70,7 @@ def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bo
     heads = keys * pick(generator, 2, 3)
     h = heads * pick(generator, 3, 6)
     return GPTConfig(
-        num_layers=3 + 2 * pick(generator, 0, 1),  # not 2 or 4, which could also be bytes per element
+        num_layers=3 + 2 * pick(generator, 0, 1),  # 3 or 5, because 2 or 4 could also be the bytes per element
         hidden_size=h,
         num_heads=heads,
         vocab_size=_VOCABULARIES[pick(generator, 0, 7)],
@@ -88,7 +92,10 @@ def _made_of(config: GPTConfig) -> str:
 
 
 def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
-    """Return the numbers that known mistakes give, all counted on the real modules, with their questions."""
+    """Return the counts that common mistakes would produce, each with the question to ask.
+
+    The counts are measured on the real modules. None of them equals the correct count.
+    """
     model = plain_gpt(config)
     layer, layers = model.layers[0], config.num_layers
     h, f = config.hidden_size, config.ffn_size

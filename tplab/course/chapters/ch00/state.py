@@ -1,4 +1,7 @@
-"""The check for exercise 0.1: bytes of weights, gradients and optimizer state, against real tensors after a step."""
+"""The check for exercise 0.1, which compares the learner's byte counts with the sizes of real tensors.
+
+The tensors are the weights, the gradients and the optimizer state after one training step.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -42,7 +45,7 @@ _RAISED = (
 
 
 def remembered(rows: int, columns: int, optimizer: str) -> int:
-    """Return how many elements the optimizer keeps from one step to the next for a matrix, by its update rule."""
+    """Return how many elements an optimizer has to carry over to the next step for a [rows, columns] matrix."""
     n = rows * columns
     return {"sgd": 0, "momentum": n, "adam": 2 * n, "amsgrad": 3 * n, "adafactor": rows + columns}[optimizer]
 
@@ -50,7 +53,8 @@ def remembered(rows: int, columns: int, optimizer: str) -> int:
 @exercise("0.1", "What an optimizer has to remember")
 def state(state_bytes: Callable[[tuple[int, int], str, bool], Mapping[str, int]]) -> Verdict:
     generator = fresh_generator()
-    earlier: list[tuple[str, Mapping[str, int], dict[str, int]]] = []  # the call, what it returned, and a copy of that
+    # each call as text, the dict that it returned, and a copy of that dict
+    earlier: list[tuple[str, Mapping[str, int], dict[str, int]]] = []
     for mixed in (False, True):
         for optimizer in OPTIMIZERS:
             small = pick(generator, 3, 40), pick(generator, 41, 80)
@@ -74,7 +78,10 @@ def state(state_bytes: Callable[[tuple[int, int], str, bool], Mapping[str, int]]
 
 
 def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, int]:
-    """Measure the tensors of one matrix in bytes after a real step, without the optimizer's step counter."""
+    """Train a single matrix for one real step, and return the bytes of its weights, gradients and optimizer state.
+
+    The optimizer's step counter isn't included.
+    """
     layer = nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16 if mixed else torch.float32)
     trained = [parameter.detach().float().requires_grad_() for parameter in layer.parameters()]
     stepper = OPTIMIZERS[optimizer](trained if mixed else list(layer.parameters()))
@@ -97,7 +104,7 @@ def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, i
 
 
 def computed(shape: tuple[int, int], optimizer: str, mixed: bool) -> dict[str, int]:
-    """Return the same amounts by arithmetic, for a matrix that is too large to measure."""
+    """Calculate the bytes that `measure` would return, for a matrix that's too large to measure."""
     n = shape[0] * shape[1]
     each = (2 if mixed else 4) * n
     return {

@@ -1,4 +1,4 @@
-"""The check for exercise 0.3: a validation loop that keeps no activations, repaired."""
+"""The check for exercise 0.3, in which the learner fixes a validation loop that keeps every batch's activations."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,13 +11,16 @@ from tplab.memory.meter import MemoryMeter
 
 Batch = tuple[Tensor, Tensor]
 WIDTH, ROWS = 64, 32
-ROUNDED = 1e-5  # relative error allowed, because the sum may be a float32 tensor
-SPARE = 4096  # bytes that the results of the batches may take
-HELD = 3  # earlier batches that may still be in memory: the one before, and two for a loop that reads ahead
+ROUNDED = 1e-5  # the relative error that's allowed, because the sum may be a float32 tensor
+SPARE = 4096  # bytes that the answer may use for small tensors, such as the losses of all batches
+HELD = 3  # how many earlier batches may still be in memory: the previous one, and two more if the loop reads ahead
 
 
 class Model(nn.Module):
-    """Layers whose activations are easy to tell apart from their weights. Like a GPT, it returns the mean loss."""
+    """A stack of layers whose activations are easy to tell apart from their weights.
+
+    Like a GPT, the model returns the mean loss.
+    """
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -32,7 +35,7 @@ class Model(nn.Module):
 
 
 def batches(generator: torch.Generator, number: int) -> list[Batch]:
-    """Return `number` batches. The last one is smaller, as in most data sets."""
+    """Return `number` batches. The last batch is smaller than the others, as it is in most data sets."""
 
     def draw(rows: int) -> Tensor:
         return torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
@@ -42,7 +45,10 @@ def batches(generator: torch.Generator, number: int) -> list[Batch]:
 
 
 def handed_over(data: list[Batch], held: list[int]) -> Iterator[Batch]:
-    """Yield the batches and keep none of them. Append to `held` how many of the earlier ones are still in memory."""
+    """Yield the batches without keeping any of them in memory.
+
+    Before it yields a batch, this generator appends to `held` how many of the earlier batches are still in memory.
+    """
     earlier: list[weakref.ref[torch.UntypedStorage]] = []
     while data:
         held.append(sum(batch() is not None for batch in earlier))
@@ -51,7 +57,7 @@ def handed_over(data: list[Batch], held: list[int]) -> Iterator[Batch]:
 
 
 def needed(model: Model, data: list[Batch]) -> int:
-    """Return the peak of a loop that keeps nothing, in bytes above what is there before."""
+    """Return the peak memory in bytes that MemoryMeter measures for a loop that keeps nothing."""
     with MemoryMeter() as meter, torch.no_grad():
         for batch in data:
             model(*batch).item()
@@ -62,7 +68,7 @@ def needed(model: Model, data: list[Batch]) -> int:
 def repaired_validation(average_loss: Callable[..., float]) -> Verdict:
     generator = fresh_generator()
     model = Model(generator)
-    for number in (7, 1, 2):  # many first, because they show best what stays in memory
+    for number in (7, 1, 2):  # seven come first, because many batches show best what stays in memory
         data = batches(generator, number)
         call = f"average_loss(model, {number} batch{'es' * (number > 1)})"
         with torch.no_grad():
@@ -143,7 +149,7 @@ def _keeps_nothing(call: str, number: int, meter: MemoryMeter, least: int) -> No
     if meter.peak <= least + SPARE:
         return
     extra = meter.peak - least
-    one = 4 * ROWS * WIDTH * 8  # bytes of the activations of one batch
+    one = 4 * ROWS * WIDTH * 8  # the size of one batch's activations in bytes
     if extra > 1.5 * one:
         ask = (
             "At its peak, your function holds the activations of several batches. Which of your variables stays "

@@ -1,6 +1,7 @@
-"""Exercises of chapter 01: scatter and gather (1.1), rings (1.2, 1.3), their cost (1.4), a step to fix (1.5).
+"""The exercises of chapter 01: scatter and gather (1.1), rings (1.2, 1.3), costs (1.4) and a training step (1.5).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers their checks. The package also contains the chapter's prediction questions and its
+table of symptoms, which lists what a learner may see and what causes it.
 """
 
 from tplab.course.chapters.ch01 import all_gather, all_reduce, cost, reduce_scatter, scatter_gather, together

@@ -1,4 +1,4 @@
-"""The check of the ring all-gather, the first half of exercise 1.3."""
+"""The check for the ring all-gather, which is the first half of exercise 1.3."""
 
 import torch
 
@@ -64,7 +64,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Expect the chunks of all ranks, stacked, on every rank."""
+    """Expect every rank to return the chunks of all ranks, stacked in rank order."""
     p, rank, gathered = place.size, place.index, torch.stack(xs)
     mistakes = {
         _COPIES: torch.stack([xs[rank]] * p),
@@ -75,7 +75,7 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
         _ARRIVAL_LAST: torch.stack([xs[rank - 1 - step] for step in range(p)]),
     }
     if p == 2:
-        del mistakes[_NEIGHBOUR]  # with two ranks, this is right
+        del mistakes[_NEIGHBOUR]  # with two ranks, this is the correct result
     right = {"out": gathered, "traffic": ring_traffic(place, p - 1, xs[rank].numel())}
     return Expected(right, {"out": mistakes} if p > 1 else {})
 

@@ -1,4 +1,4 @@
-"""The check for exercise 1.3: a ring all-gather, and an all-reduce made of it and a reduce-scatter."""
+"""The check for exercise 1.3: a ring all-gather, and an all-reduce that combines it with a reduce-scatter."""
 
 import torch
 
@@ -14,12 +14,15 @@ _CHUNK = "this rank's chunk of the sum, p times"
 
 
 def _whole_tensors(differences: Differences) -> bool:
-    """Return whether the values are right, but some message is larger than necessary, as if it were all of x."""
+    """Return whether the values are right, but some message is larger than necessary, for example all of x."""
     return only_traffic(differences) and any(_largest(row.text) > _largest(row.text, seen=False) for row in differences)
 
 
 def _largest(text: str, seen: bool = True) -> int:
-    """Return the number of elements in the largest message of "expected ...; saw ..."."""
+    """Return the number of elements in the largest message in a text such as "expected ...; saw ...".
+
+    seen: whether to look at the messages that the check saw, or otherwise at those that it expected
+    """
     words = text.partition("; saw ")[2 if seen else 0].split()
     sizes = [int(before) for before, word in zip(words, words[1:], strict=False) if word == "elements"]
     return max(sizes, default=0)
@@ -73,7 +76,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Expect the sum in the shape of x, on every rank."""
+    """Expect every rank to return the sum, in the same shape as x."""
     p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
     chunks = total.reshape(p, -1)
     mistakes = {

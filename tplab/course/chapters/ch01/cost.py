@@ -1,4 +1,7 @@
-"""The check for exercise 1.4: what a ring and a tree cost, and where the ring starts to win. Starts no ranks."""
+"""The check for exercise 1.4: the costs of a ring and a tree, and the message size from which the ring is faster.
+
+The check only evaluates formulas, so it doesn't start any ranks.
+"""
 
 import math
 from collections.abc import Callable
@@ -127,7 +130,7 @@ def costs(ring_seconds: Seconds, tree_seconds: Seconds, ring_wins_from: Crossove
 
 
 def _check_crossover(ring_wins_from: Crossover, p: int) -> None:
-    """Compare with the size at which the two costs cross, which is found by halving an interval."""
+    """Compare the learner's answer with the message size at which both costs are equal, which we find by bisection."""
     depth = (p - 1).bit_length()
     for alpha, beta in ((2e-5, 1e-10), (3e-6, 2e-11), (0.5, 2.0)):
 
@@ -198,7 +201,7 @@ def _check_costs(ring_seconds: Seconds, tree_seconds: Seconds, p: int) -> None:
 
 
 def _number(value: object, unit: float) -> object:
-    """Return a float64 tensor of value times unit. Anything that isn't a number is returned unchanged."""
+    """Return value times unit as a float64 tensor. If the value isn't a number, return it unchanged."""
     if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
         return torch.as_tensor(value, dtype=torch.float64).detach().reshape(()) * unit
     return value

@@ -1,4 +1,4 @@
-"""Prediction questions of chapter 01, with their answers. Two are about reports that the learner has just read."""
+"""Prediction questions of chapter 01, with their answers. Two of them ask about a report that was just shown."""
 
 from tplab.course.checks import Prediction
 

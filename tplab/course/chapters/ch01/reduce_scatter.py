@@ -71,10 +71,10 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Expect chunk r of the sum on rank r."""
+    """Expect rank r to return chunk r of the sum."""
     p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
     mistakes = {_WHOLE: total, _NEXT: total[(rank + 1) % p], _LAST: total[rank - 1]}
-    for off in range(p):  # the rank whose term is missing, doubled or alone is `off` ranks to the left
+    for off in range(p):  # the rank whose term is missing, counted twice or returned alone is `off` ranks to the left
         term = xs[rank - off][rank]
         who = f" ({_WHO.get(off, f'the one {off} to the left')})"
         mistakes |= {_MISSING + who: total[rank] - term, _TWICE + who: total[rank] + term, _ALONE + who: term}

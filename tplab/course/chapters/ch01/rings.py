@@ -1,9 +1,11 @@
-"""Run the checks of exercises 1.2 and 1.3, the rings: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
+"""Helpers for the checks of exercises 1.2 and 1.3, the rings.
 
-Three ranks are the smallest ring with a direction. A ring that runs to the left is as good as one to the right.
+The checks run a ring on 2, 3, 4 and 1 ranks and compare its results with those of plain PyTorch, and its messages with
+those of a correct ring. A ring needs at least three ranks to have a direction. It may send to the left or to the right.
 
 A message that is never waited for can block whatever comes after it, even in the next case. The first case exposes such
-a message, because it has its own launch.
+a message, because it has its own launch. On two ranks, the checks also run each case's twins, which repeat the case
+with a single change, such as a different dtype or memory layout.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +18,7 @@ from torch import Tensor
 from tplab.course import checks
 from tplab.runtime import Deadlock, device, record
 
-ORDER = (2, 3, 4, 1)  # two ranks reveal the most about a mistake; three are the first with a left and a right
+ORDER = (2, 3, 4, 1)  # two ranks reveal the most about a mistake, and three are the fewest with two different neighbors
 Ring = Callable[[Tensor], Tensor]
 Tensors = list[Tensor]
 OWN_MEMORY = "the result has its own memory"
@@ -25,8 +27,8 @@ TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to
 
 @dataclass(frozen=True)
 class Input(checks.Case):
-    shape: tuple[int, ...]  # shape of x
-    name: str = ""  # of the function, where an exercise has several
+    shape: tuple[int, ...]  # the shape of x
+    name: str = ""  # the function's name, if the exercise has several functions
 
     def describe(self, name: str) -> str:
         return f"{self.name} of a tensor of shape {list(self.shape)}" if self.name else f"x of shape {list(self.shape)}"
@@ -61,7 +63,8 @@ def check_ring(
 ) -> None:
     """Check a ring with inputs of each shape in shapes(p). Every rank has a different x.
 
-    without: twins to leave out. A message has to be contiguous, so x may have gaps only where the answer copies it
+    without: the twins to leave out. Messages have to be contiguous, so x may be non-contiguous only if the answer has
+             to copy x anyway
     """
     checks.check_cases(
         number, ring, lambda p: [Input(shape, name) for shape in shapes(p)], draw=draw, give=give, run=run,
@@ -70,7 +73,10 @@ def check_ring(
 
 
 def ring_traffic(place: checks.Place, count: int, numel: int) -> checks.Traffic:
-    """Return the traffic of `count` messages of `numel` elements to the next rank, and from the previous rank."""
+    """Return the traffic of a rank that sends `count` messages of `numel` elements and receives just as many.
+
+    The rank sends them to the next rank in the ring's direction, and receives them from the previous rank.
+    """
     if place.size == 1:
         return checks.Traffic()
     rank, p, step = place.index, place.size, direction(place.observed)
@@ -81,13 +87,13 @@ def ring_traffic(place: checks.Place, count: int, numel: int) -> checks.Traffic:
 
 
 def direction(observed: Sequence[checks.Observed]) -> int:
-    """Return the direction of the ring: -1 if rank 0 sends to its left neighbor, else 1."""
+    """Return the direction of the ring, which is -1 if rank 0 sends to its left neighbor first, and 1 otherwise."""
     sends = [call for call in observed[0]["traffic"] if call.kind == "send"]
     p = len(observed)
     return -1 if p > 2 and sends and sends[0].group == (0, p - 1) else 1
 
 
-# Questions for a run that doesn't end
+# Questions about runs that don't end or that fail
 
 
 STUCK = (
@@ -103,11 +109,12 @@ TO_ITSELF = (
     "In your code, a rank tries to send to or receive from itself. A rank never needs a message for data that it "
     "already has, because it can just copy the data. Which ranks shouldn't make the call that failed?"
 )
-_SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # by torch on send, gloo on recv
+# torch's error message for a send and gloo's error message for a receive contain these words
+_SELF_SAID = ("destination rank should not be the same", "Pair is not connected")
 
 
 def about_messages(failure: checks.CheckFailed) -> str | None:
-    """Return a question about sends and receives if ranks wait for each other or a rank waits for itself."""
+    """Return a question if the ranks wait for each other or if a rank exchanges messages with itself, or else None."""
     if isinstance(failure.__cause__, Deadlock):
         return LOST if failure.report.startswith(("not finished", "a message was lost")) else STUCK
     return TO_ITSELF if any(words in failure.report for words in _SELF_SAID) else None
@@ -117,7 +124,7 @@ def about_messages(failure: checks.CheckFailed) -> str | None:
 
 
 def sent(*words: str) -> Callable[[checks.Differences], bool]:
-    """Return a predicate that tests whether the traffic on some rank is wrong and contains one of these words."""
+    """Return a predicate that tests whether some rank's traffic is wrong and its calls contain one of these words."""
     return lambda d: any(
         row.name.endswith("traffic") and f" {word}" in row.text.partition("saw")[2] for row in d for word in words
     )
@@ -177,4 +184,4 @@ ROUNDED = checks.Question(
     "`torch.zeros` create float32 tensors. Which step changes the dtype?",
 )
 
-COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, SHARES, ROUNDED, SILENT, ZEROS)  # tried first for every ring
+COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, SHARES, ROUNDED, SILENT, ZEROS)  # the check of any ring tries these first

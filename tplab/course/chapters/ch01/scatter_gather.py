@@ -1,4 +1,7 @@
-"""The check for exercise 1.1: scatter and gather, built from send and recv."""
+"""The check for exercise 1.1: scatter and gather, built from send and recv.
+
+Messages have to be contiguous, so the check leaves out the twin that repeats each case on non-contiguous tensors.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,9 +41,9 @@ _BEFORE = "the chunk of the previous rank"
 
 @dataclass(frozen=True)
 class Root(checks.Case):
-    """A scatter from rank `root` followed by a gather to it, or only one of the two.
+    """A scatter from rank `root` followed by a gather to the same rank, or only one of the two.
 
-    shape: shape of the tensor that each rank receives, and of the tensor that each rank sends
+    shape: the shape of each rank's chunk in the scatter, and of each rank's tensor in the gather
     """
 
     root: int
@@ -61,12 +64,12 @@ def cases(p: int) -> list[Root]:
 
 
 class Problem(NamedTuple):
-    chunks: Tensors  # scattered by the root
-    xs: Tensors  # gathered by the root
+    chunks: Tensors  # the root scatters these
+    xs: Tensors  # the root gathers these
 
 
 class Given(NamedTuple):
-    chunks: Tensors | None  # only on the root
+    chunks: Tensors | None  # None on every rank except the root
     x: Tensor
 
 
@@ -83,7 +86,7 @@ def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -
     scatter, gather = answers
     chunks = None if given.chunks is None else [chunk.to(device()) for chunk in given.chunks]
     buffer = torch.full((2, *case.shape), 7.0, dtype=case.dtype, device=device())
-    out = buffer[1]  # the caller may look at its memory under another name
+    out = buffer[1]  # the check reads the buffer itself, to see whether this memory was filled
     x = given.x.to(device())
     before = checks.Snapshot(
         x=x, chunks=chunks, **{f"chunks[{index}]": chunk for index, chunk in enumerate(chunks or [])}
@@ -108,7 +111,7 @@ def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -
 
 @contextmanager
 def receives_from_any_rank(name: str, found: list[str]) -> Iterator[None]:
-    """Context manager that appends `name` to `found` for every receive that takes a message from any rank."""
+    """Context manager that appends `name` to `found` for every receive that doesn't name its sender."""
     original = ProcessGroup.recv_anysource
 
     def receive(*args: Any) -> Any:
@@ -125,7 +128,8 @@ def receives_from_any_rank(name: str, found: list[str]) -> Iterator[None]:
 def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected:
     chunks, rank, p = problem.chunks, place.index, place.size
     at_root, numel = rank == case.root, chunks[rank].numel()
-    partners = [other for other in range(p) if other != case.root] if at_root else [rank]  # the root's
+    # the root's partners in the messages that this rank sends or receives
+    partners = [other for other in range(p) if other != case.root] if at_root else [rank]
     right: checks.Observed = {}
     if case.scatters:
         right |= {
@@ -143,7 +147,7 @@ def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected
             ),
         }
     mistakes = {
-        _FIRST: chunks[0] if rank else chunks[0] + float("nan"),  # on rank 0 this is right
+        _FIRST: chunks[0] if rank else chunks[0] + float("nan"),  # on rank 0, the first chunk is correct
         _NEXT: chunks[(rank + 1) % p],
         _BEFORE: chunks[rank - 1],
     }
@@ -156,7 +160,7 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
         checks.check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect,
         questions=_QUESTIONS, ask_instead=about_messages, without={checks.Twin.STRIDED},
     )  # fmt: skip
-    for case in FIRST:  # separately, because a message that is never waited for can block what follows
+    for case in FIRST:  # in launches of their own, because a message that's never waited for can block what follows
         check([case], world_sizes=ORDER[:1])
     check(cases, world_sizes=ORDER)
     return checks.Verdict("Scatter and gather work with any root, and each of them needs only p - 1 messages.")

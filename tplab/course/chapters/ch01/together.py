@@ -1,4 +1,7 @@
-"""The check for exercise 1.5: a training step that all ranks skip together, fixed."""
+"""The check for exercise 1.5, in which the learner fixes a training step that all ranks should either take or skip.
+
+Only the first case has twins, which are repetitions of the case in float32 and in bfloat16.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +24,9 @@ AS_BEFORE = "the weight as it was before the step"
 
 @dataclass(frozen=True)
 class Scene(checks.Case):
-    """What is wrong with the gradients.
+    """A case that specifies what's wrong with the gradients.
 
-    broken: {rank counted from the last: the value that one element of its gradient has}
+    broken: (b, value) pairs. The value replaces the last element of the gradient on rank -b modulo p
     """
 
     note: str
@@ -87,7 +90,7 @@ def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expecte
 
 @checks.exercise("1.5", "Fix a careful training step")
 def careful_step(step: Step) -> checks.Verdict:
-    for case in CASES:  # separately, because a rank that skips a collective would take part in the next case with it
+    for case in CASES:  # one at a time, because a skipped collective would be paired with a call from the next case
         checks.check_cases(
             "1.5", step, [case], draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
             stuck=STUCK, ask_instead=_about_report, world_sizes=(2, 4, 1),
@@ -103,7 +106,7 @@ STUCK = (
 
 
 def _all_took_the_step(differences: checks.Differences) -> bool:
-    """Return whether every rank took a step that all of them should have skipped, and changed its weight."""
+    """Return whether every rank took a step that all ranks should have skipped, so that a weight is wrong."""
     taken = [row.rank for row in differences if row.name == "step taken" and row.text.startswith("got True")]
     return len(taken) == differences.p and "weight" in differences.names
 

@@ -1,6 +1,7 @@
-"""Exercises of chapter 02: shards (2.1), two matmuls (2.2), GELU and the row split (2.3), a gather to repair (2.4).
+"""The exercises of chapter 02: shards (2.1), two matmuls (2.2), GELU and the row split (2.3), a gather to fix (2.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers their checks. The package also contains the chapter's prediction questions and its
+table of symptoms, which lists what a learner may see and what causes it.
 """
 
 from tplab.course.chapters.ch02 import gather, gelu, shards, two_matmuls

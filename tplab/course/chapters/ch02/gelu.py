@@ -1,4 +1,7 @@
-"""The check for exercise 2.3: GELU after the sum of a row split, and before it."""
+"""The check for exercise 2.3: how much it matters whether GELU comes before or after the sum of a row split.
+
+Two of the inputs are twins of the first, with the same values in float32 or in a different memory layout.
+"""
 
 from collections.abc import Callable
 
@@ -12,7 +15,7 @@ IN = 8  # divisible by every p
 
 
 def gap(x: Tensor, a: Tensor, p: int, activation: Callable[[Tensor], Tensor] = gelu) -> Tensor:
-    """Return the signed difference per element, GELU of the sum minus the sum of the GELUs: [b, out]."""
+    """Return the GELU of the sum of the p terms minus the sum of their GELUs, as a signed difference [b, out]."""
     products = [x_part @ a_part for x_part, a_part in zip(x.chunk(p, -1), a.chunk(p, 0), strict=True)]
     return activation(torch.stack(products).sum(0)) - torch.stack([activation(part) for part in products]).sum(0)
 
@@ -65,16 +68,16 @@ Example = Callable[[], tuple[Tensor, Tensor]]
 
 @checks.exercise("2.3", "Where GELU goes wrong, and where you wouldn't notice")
 def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> checks.Verdict:
-    for p in (2, 4, 1):  # at p = 1 there is no gap; two ranks reveal the most about a mistake
+    for p in (2, 4, 1):  # p = 2 reveals the most about a mistake, and at p = 1, there should be no gap
         generator = checks.fresh_generator()
         large = (
             checks.random_tensor(generator, 5, IN) * 2,
             checks.random_tensor(generator, IN, 3),
-        )  # most gaps are negative
+        )  # most of the signed differences are negative
         small = (
             checks.random_tensor(generator, 4, IN).abs() * 0.1,
             checks.random_tensor(generator, IN, 6).abs() * 0.1,
-        )  # all are positive
+        )  # all of the signed differences are positive
         in_float32 = (large[0].float(), large[1].float())
         transposed = (large[0].T.contiguous().T, large[1].T.contiguous().T)
         for x, a in (large, small, in_float32, transposed):
@@ -121,7 +124,7 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
 
 
 def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
-    """Check an example's form and its gap at p = 2, and return its two tensors."""
+    """Check that an example's two tensors have the right form and the right gap at p = 2, and return the tensors."""
     with checks.calling(f"{name}()"):
         pair = example()
     form = "x [b, in] and a [in, out], two floating-point tensors with two dimensions each, where `in` is even"

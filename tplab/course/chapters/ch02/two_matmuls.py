@@ -1,7 +1,8 @@
-"""The check for exercise 2.2: Z = (X A) B with both weights sharded, and the least traffic.
+"""The check for exercise 2.2, which is to compute Z = (X A) B with sharded weights and the least traffic.
 
-Each rank sends (p-1)/p of the bytes of a tensor in a ring all-gather, and twice as much in an all-reduce. In units of
-one element per row of X, and without the factor (p-1)/p, the cheapest plans for the four ways to split A and B send
+In a ring all-gather or reduce-scatter, each rank sends (p-1)/p of a tensor's bytes. In an all-reduce, it sends twice as
+much. For each of the four ways to split A and B, this table shows how many elements the cheapest plan sends per row of
+X, without the factor (p-1)/p, and which collectives it needs:
 
     column, row       2 out              all-reduce Z
     column, column    hidden + out       all-gather X A, then Z
@@ -40,7 +41,7 @@ STACKED = "the results of all ranks, concatenated along dimension 0"
 class Sizes(checks.Case):
     hidden: int = 24
     out: int = 8
-    leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
+    leading: tuple[int, ...] = (5,)  # all dimensions of x except the last
 
     def describe(self, name: str) -> str:
         dimensions = "1 dimension" if not self.leading else f"{len(self.leading) + 1} dimensions"
@@ -90,7 +91,10 @@ def run(
 
 
 def as_all_reduce(traffic: checks.Traffic) -> checks.Traffic:
-    """Return one all-reduce for a reduce-scatter and an all-gather of the same size, which send as many bytes."""
+    """Replace a reduce-scatter and an all-gather of the same size with one all-reduce, which sends just as many bytes.
+
+    Any other traffic is returned unchanged.
+    """
     if sorted(call.kind for call in traffic) == ["all_gather", "reduce_scatter"]:
         whole = {call._replace(kind="all_reduce") for call in traffic}
         if len(whole) == 1:
@@ -117,7 +121,7 @@ def expect(
 
 
 def choice(choose: Choose, hidden: int, out: int) -> Splits:
-    """Return the learner's choice for these sizes. Fails the check if it isn't among the cheapest."""
+    """Return the learner's splits for these sizes. Fails the check if they're invalid or if others are cheaper."""
     with checks.calling(f"choose_splits(hidden={hidden}, out={out})"):
         answer = choose(hidden, out)
     said: Any = tuple(answer) if isinstance(answer, (tuple, list)) else answer

@@ -1,6 +1,7 @@
-"""Exercises of chapter 03: a table of operators (3.1), f (3.2), g, scatter and gather (3.3), a sum to repair (3.4).
+"""The exercises of chapter 03: a table of operators (3.1), f (3.2), g, scatter, gather (3.3) and a sum to fix (3.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers their checks. The package also contains the chapter's prediction questions and its
+table of symptoms, which lists what a learner may see and what causes it.
 """
 
 from tplab.course.chapters.ch03 import operators, scatter_gather, summed, table

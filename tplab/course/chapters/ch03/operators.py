@@ -1,9 +1,9 @@
-"""The check for exercise 3.2, f, the questions about g, and the code that checks any of chapter 03's four operators.
+"""The check for exercise 3.2 (f), the questions about g, and the code that checks any of chapter 03's four operators.
 
 Each operator runs alone, on 2, 4 and 1 ranks. Every rank has a different x and a different upstream gradient, even
 where the exercise's docstring says that they are replicated, so that a wrong sum, a wrong slice or an unnecessary
-broadcast can't go unnoticed. The plain cases come first, followed by an input that autograd has saved, tensors that
-aren't contiguous, and the expanded gradient of .sum().
+broadcast can't go unnoticed. The plain cases come first, followed by an x that autograd has saved, tensors that aren't
+contiguous, and the expanded gradient of .sum(). An observation is a named value that the check compares, such as dx.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from torch.autograd import Function
 from tplab.course import checks
 from tplab.runtime import device
 
-H = 8  # the last dimension of the full tensor: divisible by every p
+H = 8  # the size of the full tensor's last dimension, which is divisible by every p
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Input(checks.Case):
 
     leading:  all dimensions except the last
     scalar:   whether x has no dimensions at all
-    layout:   memory layout of x and the upstream gradient: "contiguous", "transposed" or "every other column"
-    expanded: whether the upstream gradient is that of out.sum()
-    zero:     whether the upstream gradient of the first rank is zero
-    twice:    whether x goes through the operator twice: out is one result plus two times the other
+    layout:   the memory layout of x and the upstream gradient: "contiguous", "transposed" or "every other column"
+    expanded: whether the upstream gradient is the expanded gradient of out.sum()
+    zero:     whether the upstream gradient is zero on rank 0
+    twice:    whether x goes through the operator twice, so that out is one result plus two times the other
     exp:      whether x is the output of exp, which autograd has saved
     """
 
@@ -62,10 +62,10 @@ SCALAR = Input("x, which is a scalar", scalar=True)  # for operators that don't 
 
 
 class Half(NamedTuple):
-    """One direction of an operator.
+    """The forward or backward pass of an operator.
 
-    right:      computes the right result on the rank with this index, from the inputs of all ranks
-    collective: the collective that it uses, or "" for none. Its message is as large as the full tensor
+    right:      computes the correct result on one rank, given the inputs of all ranks and the index of that rank
+    collective: the collective that this pass calls, or "" for none. Its message is as large as the full tensor
     """
 
     right: Callable[[Sequence[Tensor], int], Tensor]
@@ -87,14 +87,14 @@ def all_parts(tensors: Sequence[Tensor], rank: int = 0) -> Tensor:
 COPY, ADD = Half(lambda tensors, rank: tensors[rank]), Half(total, "all_reduce")
 SPLIT, GATHER = Half(my_part), Half(all_parts, "all_gather")
 
-Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mistake: the value it gives}}
+Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mistake: the value it would produce}}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """The forward and backward of one of the four operators.
+    """The forward and backward passes of one of the four operators.
 
-    mistakes: computes the values that known mistakes give, from all ranks' x and upstream gradients, on this rank
+    mistakes: computes what common mistakes would produce on one rank, given all ranks' x and upstream gradients
     """
 
     forward: Half
@@ -135,7 +135,7 @@ def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) ->
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """Return the tensor's values in this memory layout."""
+    """Return a tensor with the same values in this memory layout."""
     if layout == "transposed":
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "every other column":
@@ -181,7 +181,7 @@ def check_operator(
     checks.check_cases(
         number, answer, cases, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
         questions=questions, ask_instead=about_report,
-        world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
+        world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
         layouts_differ=True,
     )  # fmt: skip
 
@@ -190,7 +190,7 @@ _CUT = (
     "Which dimension should you slice? The signature of `shard` is `shard(tensor, dim, rank, world_size)`. Does your "
     "code pass the arguments of `shard` in this order?"
 )
-_ASKED_ABOUT = {  # words in a report: the question
+_ASKED_ABOUT = {  # {words in a report: the question to ask}
     "isn't one of": _CUT,
     "can't be divided over": _CUT,
     "modified by an inplace operation": (
@@ -209,11 +209,11 @@ _ASKED_ABOUT = {  # words in a report: the question
 
 
 def about_report(failure: checks.CheckFailed) -> str | None:
-    """Return a specific question if the failure is one that these operators are known for, else None."""
+    """Return a specific question if the report shows a failure that's common with these operators, or else None."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 
-# Questions and names of mistakes that several operators share
+# Questions, and descriptions of mistakes, that several operators share
 
 
 def traffic_too(name: str, kind: str, traffic: str) -> Callable[[checks.Differences], bool]:

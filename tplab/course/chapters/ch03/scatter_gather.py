@@ -108,7 +108,7 @@ def scatter_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int
 
 
 def scatter_unevenly(operator: Any) -> checks.Observed:
-    """Apply the operator to 9 columns on 2 ranks, which must raise ValueError. Runs on every rank."""
+    """Apply the operator to 9 columns on 2 ranks, which must raise ValueError. This function runs on every rank."""
     try:
         part = operator.apply(torch.zeros(4, 9, device=device()))
     except ValueError:

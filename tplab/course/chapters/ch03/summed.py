@@ -1,4 +1,4 @@
-"""The check for exercise 3.4: the sum of a tensor over all ranks, fixed."""
+"""The check for exercise 3.4, in which the learner fixes a function that sums a tensor over all ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check for exercise 3.1, a table of the four operators: it builds them from the table and runs small networks."""
+"""The check for exercise 3.1, which builds operators from the learner's table and runs small networks with them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ RIGHT: Table = {
     "scatter": ("my slice", "all-gather"),
     "gather": ("all-gather", "my slice"),
 }
-H, INNER, OUT = 8, 12, 16  # divisible by every p, and different, so that mixing them up is detected
+H, INNER, OUT = 8, 12, 16  # divisible by every p, and different, so that the check notices if they're mixed up
 ERROR = "the network runs"
 
 
@@ -56,14 +56,15 @@ class Problem(NamedTuple):
     x: Tensor  # [5, H]
     a: Tensor  # [H, INNER]
     b: Tensor  # [INNER, OUT]
-    gradient: Tensor  # of the network's output
+    gradient: Tensor  # the gradient of the network's output
 
 
 def network(name: str, x: Tensor, a: Tensor, b: Tensor, op: Callable[[str, Tensor], Tensor]) -> Tensor:
-    """Run the network that operator `name` is tried in, with this rank's shards of the weights.
+    """Run the small network that tests operator `name`, with full weights or with this rank's shards of them.
 
-    f, g:    two layers                        gather: one layer, split by columns
-    scatter: one layer, split by rows          (b isn't used where there's one layer)
+    f, g:    two layers
+    scatter: one layer, which is split by rows. It doesn't use b
+    gather:  one layer, which is split by columns. It doesn't use b
     """
     if name in ("f", "g"):
         return op("g", torch.tanh(op("f", x) @ a) @ b)
@@ -93,7 +94,10 @@ def program(name: str, table: Table, problem: Problem) -> checks.Observed:
 
 
 def expected(name: str, problem: Problem, rank: int, p: int) -> dict[str, Tensor]:
-    """Return the same values from a single process. The weights' gradients are those of this rank's shards."""
+    """Return the correct output and gradients for one rank, computed in a single process.
+
+    The gradients of the weights are those of the rank's shards.
+    """
     x, a, b = (tensor.clone().requires_grad_() for tensor in problem[:3])
     out = network(name, x, a, b, lambda which, tensor: tensor)
     out.backward(problem.gradient)

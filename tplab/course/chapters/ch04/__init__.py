@@ -1,6 +1,7 @@
-"""Exercises of chapter 04: two parallel layers (4.1, 4.2); split (4.3), initialize (4.4), load and save (4.5) weights.
+"""The exercises of chapter 04: parallel layers (4.1, 4.2), shards (4.3), initial values (4.4) and checkpoints (4.5).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers their checks. The package also contains the chapter's prediction questions and its
+table of symptoms, which lists what a learner may see and what causes it.
 """
 
 from tplab.course.chapters.ch04 import column, cut_and_glue, full_state, master_weight, row

@@ -54,7 +54,7 @@ def expect(case: Built, problem: Problem, place: checks.Place) -> checks.Expecte
     own_weight, own_bias = place.part(problem.weight), None if bias is None else place.part(bias)
 
     def returned(out: Tensor) -> Any:
-        """Return what the layer returns on this rank, given the full output [..., o]."""
+        """Return what the layer should return on this rank if `out` is the full output [..., o]."""
         here = out if gathered else place.part(out, -1)
         return (here, own_bias) if case.skipped else here
 

@@ -1,4 +1,8 @@
-"""The check for exercise 4.5: load a full checkpoint into shards, and save a full checkpoint from shards."""
+"""The check for exercise 4.5: load a full checkpoint into shards, and save a full checkpoint from shards.
+
+The check repeats the case on two ranks as a twin. In the twin, both functions are also called on a second model, before
+and after the calls that the check observes.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +32,11 @@ DEEP, FROZEN, TRANSPOSED = "block.part.weight", "block.part.frozen", "row.weight
 
 
 class SmallModel(nn.Module):
-    """A model with replicated parameters and with parameters sharded in every possible way, some in nested modules.
+    """A model with replicated parameters and with parameters that are sharded in various ways.
 
-    One of them is frozen, and another one is stored transposed on every other rank, so it isn't contiguous there. The
-    model also has what a checkpoint should skip: a buffer, and a second name for one of the parameters.
+    Some parameters belong to nested modules. One parameter is frozen, and another is stored transposed on every other
+    rank, so it isn't contiguous there. The model also has two things that a checkpoint should skip: a buffer, and a
+    second name for one of its parameters.
     """
 
     shapes: Mapping[str, tuple[tuple[int, ...], Sharding | None]] = {
@@ -83,7 +88,7 @@ def load_and_save(
     groups: Sequence[Sequence[int]] | None,
     twin: checks.Twin | None,
 ) -> list[checks.Observed]:
-    """Run `load` on one model, and `save` on another model that was filled by hand. Runs on every rank."""
+    """Run `load` on one model, and `save` on another model that the check has filled. This runs on every rank."""
     group = checks.make_group(groups)
     q = dist.get_world_size(group)
     mine = other[dist.get_rank()]
@@ -98,7 +103,11 @@ def load_and_save(
 def see_loading(
     load: Callable[..., Any], model: nn.Module, full: Mapping[str, Tensor], group: Any, between: nn.Module | None
 ) -> checks.Observed:
-    """Load the full state. With another model `between`, load other numbers into both before, and into it after."""
+    """Load the full state into the model, and observe what `load` did.
+
+    If there's a second model, `between`, load other values into both models first, and into the second model again
+    afterward.
+    """
     other = {name: value.flip(-1) * -0.75 for name, value in full.items()}
     for each in (model, between) if between else ():
         load(each, other, group)
@@ -120,7 +129,7 @@ def see_loading(
     seen[STILL_SHARDED] = checks.Claim(", ".join(lost) and f"lost by {', '.join(lost)}")
     seen[TRAINABLE] = checks.Claim(", ".join(flagged) and f"not {', '.join(flagged)}")
     seen["traffic"] = checks.traffic(section)
-    with torch.no_grad():  # training continues: does it change the dictionary?
+    with torch.no_grad():  # training continues, which shouldn't change the dictionary
         for param in params.values():
             param.add_(1.0)
     seen["inputs unchanged"] = snapshot.changed()
@@ -137,7 +146,11 @@ def see_loading(
 def see_saving(
     save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Tensor], group: Any, between: nn.Module | None
 ) -> checks.Observed:
-    """Save the model. With another model `between`, save both before it's filled, and the other one after."""
+    """Fill and save the model, and observe what `save` did.
+
+    If there's a second model, `between`, save both models before the first one is filled, and save the second model
+    again afterward.
+    """
     for each in (model, between) if between else ():
         save(each, group)
     with torch.no_grad():
@@ -165,7 +178,7 @@ def see_saving(
     seen["traffic"] = checks.traffic(section)
     seen["inputs unchanged"] = snapshot.changed()
     copies = {name: value.detach().clone() for name, value in tensors.items()}
-    with torch.no_grad():  # training continues: does it change the checkpoint?
+    with torch.no_grad():  # training continues, which shouldn't change the checkpoint
         for param in model.parameters():
             param.add_(1.0)
     aliased = [name for name, value in tensors.items() if not torch.equal(value, copies[name])]
@@ -189,7 +202,7 @@ def check_load_and_save(
     groups: Sequence[Sequence[int]] | None,
     twin: checks.Twin | None = None,
 ) -> None:
-    """Run both functions in one launch, then compare first what was loaded and then what was saved."""
+    """Run both functions in one launch, and then compare first what was loaded and then what was saved."""
     generator = checks.fresh_generator()
     to_load = random_state(generator)
     to_save = [random_state(generator) for _ in groups or (0,)]  # each group saves a different model
@@ -235,14 +248,14 @@ def check_load_and_save(
 
 
 def gathers_on(place: checks.Place, names: Sequence[str]) -> checks.Traffic:
-    """Return one all-gather of each of these tensors, in its dtype. Empty on a rank that is alone."""
+    """Return the traffic of one all-gather per tensor, in that tensor's dtype. There's none if the rank is alone."""
     sizes = [(math.prod(SmallModel.shapes[name][0]), str(dtype_of(name)).removeprefix("torch.")) for name in names]
     calls = [checks.Call("all_gather", numel, dtype, place.ranks) for numel, dtype in sizes]
     return checks.Traffic(calls if place.size > 1 else ())
 
 
 def random_state(generator: torch.Generator) -> dict[str, Tensor]:
-    """Return a full state. Its tensors have several dtypes, as in a model whose norms stay in float32."""
+    """Return a random full state. Its tensors have different dtypes, as in a model whose norms stay in float32."""
     return {
         name: checks.random_tensor(generator, *sizes).to(dtype_of(name))
         for name, (sizes, _) in SmallModel.shapes.items()
@@ -254,7 +267,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
-    """Return the shards of a full state that belong on the rank at this place."""
+    """Return the shards of a full state that belong to the rank at this place in its group."""
 
     def mine(value: Tensor, sharding: Sharding | None) -> Tensor:
         if sharding is None:

@@ -1,6 +1,6 @@
-"""Helpers for the checks of the parallel layers, exercises 4.1 and 4.2.
+"""Helpers for the checks of the parallel layers in exercises 4.1 and 4.2.
 
-The reference is a plain linear layer in float64 in a single process.
+The checks compare each parallel layer with a plain linear layer, which runs in float64 in a single process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from tplab.course import checks
 from tplab.runtime import device
 from tplab.tensor.sharding import Sharding
 
-IN, OUT = 12, 8  # divisible by every p, and different, so that mixing them up is detected
+IN, OUT = 12, 8  # divisible by every p, and different, so that the check notices if they're mixed up
 NO_TRAFFIC = "no traffic"
 NO_BIAS = "the correct output without the bias"
 BIAS_TWICE = "the correct output with the bias added twice"
@@ -33,8 +33,8 @@ class Built(checks.Case):
     leading: tuple[int, ...] = (5,)
     bias: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
-    transposed: bool = False  # the input is not contiguous
-    zero_bias: bool = False  # as it is before the first step
+    transposed: bool = False  # whether the input is transposed in memory, so that it isn't contiguous
+    zero_bias: bool = False  # whether the bias is zero, as it is before the first training step
 
     def describe(self, name: str) -> str:
         options = ["bias=False"] * (not self.bias) + [f"{option}={value}" for option, value in self.options.items()]
@@ -48,7 +48,7 @@ class Built(checks.Case):
 
 
 class Problem(NamedTuple):
-    """A linear layer in a single process, with its input and its gradients."""
+    """The weights, input, output and gradients of a linear layer in a single process."""
 
     x: Tensor  # [..., i]
     weight: Tensor  # [o, i]
@@ -120,7 +120,10 @@ def shape(tensor: Any) -> str:
 
 
 def built_with(layer_class: Any, odd: tuple[int, int], fine: tuple[int, int]) -> list[checks.Observed]:
-    """Build two layers with a size that p doesn't divide. Only the first must raise ValueError. Runs on every rank."""
+    """Build two layers, each with a size that isn't divisible by p. This runs on every rank.
+
+    Only the first layer must raise ValueError, because only the first layer would have to split that size.
+    """
     refused = accepted = ""
     try:
         layer_class(*odd)
@@ -147,7 +150,10 @@ def check_layer(
     odd_question: checks.Question,
     fine: tuple[int, int],
 ) -> None:
-    """Check all cases, and then check that two ranks refuse to build a layer with `odd` features, but not `fine`."""
+    """Check all cases, and then check that two ranks refuse a layer only if they can't split it evenly.
+
+    `odd` and `fine` are pairs of input and output features. The ranks must refuse `odd` but accept `fine`.
+    """
 
     def in_group(case: Built) -> str | None:
         return checks.ask_about_group(GROUP_CRASH) if case.groups else None

@@ -1,4 +1,7 @@
-"""The check for exercise 4.4: the initial values of a shard, taken from a master weight of the full shape."""
+"""The check for exercise 4.4, in which a shard takes its initial values from a master weight of the full shape.
+
+The check leaves out the twin that repeats each case in bfloat16.
+"""
 
 import gc
 from collections.abc import Callable
@@ -24,7 +27,7 @@ class Weight:
     init_method: Callable[[Tensor], Any]
 
     def call(self, param: Tensor) -> str:
-        """Write the learner's call as text: "init_shard(param [4, 6] with ..., (8, 6), ..., group)"."""
+        """Return the learner's call as text, such as "init_shard(param [4, 6] with ..., (8, 6), ..., group)"."""
         method = getattr(self.init_method, "__name__", "init_method")
         return f"init_shard(param {list(param.shape)} with {self.sharding}, {self.full_shape}, {method}, group)"
 
@@ -57,7 +60,7 @@ AT_SHARD_SHAPE = "values drawn in the shape of the shard"
 
 @dataclass(frozen=True)
 class Drawn(checks.Case):
-    """All weights are drawn one after another, from one seed."""
+    """A case in which all weights are drawn one after another from a single seed."""
 
     def describe(self, name: str) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} parameters" + "," * bool(self.groups)
@@ -71,7 +74,7 @@ class Problem(NamedTuple):
 
     seed: int
     masters: dict[str, Tensor]  # the full weights
-    next_numbers: Tensor  # [4], after all weights
+    next_numbers: Tensor  # [4], drawn after all weights
     float32: Tensor  # the first full weight, drawn in float32
     at_shard_shape: Tensor  # the first weight, drawn in the shape of its shard
 
@@ -97,7 +100,10 @@ def give(case: Drawn, problem: Problem, place: checks.Place) -> int:
 
 
 def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.Observed:
-    """Initialize all weights on the CPU, because the CPU's random generator is compared. Runs on every rank."""
+    """Initialize all weights, and observe the result. This runs on every rank.
+
+    The weights are on the CPU, because the check also compares the next random number of the CPU's generator.
+    """
     params = {}
     for name, weight in WEIGHTS.items():
         full = torch.full(weight.full_shape, UNTOUCHED, dtype=case.dtype, device=torch.device("cpu"))
@@ -114,7 +120,7 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
                     on_the_cpu.append(tensor)
                 elif tensor.data_ptr() not in before:
                     masters.append(StorageWeakRef(tensor.untyped_storage()))
-                tensor.zero_()  # as an init method does that has no torch.no_grad() of its own
+                tensor.zero_()  # like an init method that doesn't use torch.no_grad() itself
                 weight.init_method(tensor)
 
             with checks.called_as(weight.call(params[name])):
@@ -127,7 +133,8 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
     seen[TRAINABLE] = checks.Claim("" if trainable else "one of them is not")
     seen["traffic"] = checks.traffic(section)
     gc.collect()
-    alive = 0 if seen["traffic"] else sum(not master.expired() for master in masters)  # a collective keeps its tensor
+    # after a collective, full weights aren't counted, because a collective may keep its tensor in memory
+    alive = 0 if seen["traffic"] else sum(not master.expired() for master in masters)
     seen[FREED] = checks.Claim(f"{alive} of {len(masters)} full weights are still in memory" if alive else "")
     return seen | watch.claims({"the master weight": on_the_cpu})
 
@@ -147,7 +154,7 @@ def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "4.4", init, CASES, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=CRASH, ask_instead=about_report, whose_group=WHOSE_RANK,
-        without={checks.Twin.BFLOAT16},  # some draw such weights in float32
+        without={checks.Twin.BFLOAT16},  # some correct answers draw bfloat16 weights in float32
     )  # fmt: skip
     return checks.Verdict(
         "The model starts from the same weights for every p. Your function also leaves the random generator in the "

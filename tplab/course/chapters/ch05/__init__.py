@@ -1,6 +1,7 @@
-"""Exercises of chapter 05: splitting an MLP (5.1), ParallelMLP (5.2), drifting replicas (5.3), a gated MLP (5.4).
+"""The exercises of chapter 05: a sharded MLP (5.1), ParallelMLP (5.2), drifting replicas (5.3) and a gated MLP (5.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers their checks. The package also contains the chapter's prediction questions and its
+table of symptoms, which lists what a learner may see and what causes it.
 """
 
 from tplab.course.chapters.ch05 import design, detector, mlps

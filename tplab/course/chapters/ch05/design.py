@@ -1,13 +1,14 @@
-"""The check for exercise 5.1: an MLP on shards of its two weights, right in both directions, with the least traffic.
+"""The check for exercise 5.1: a sharded MLP with the correct output, correct gradients and the least traffic.
 
-With the four operators of chapter 03, h elements per token in x and m in the middle, the designs send
+A token has h elements in x and m elements between the two matmuls. This table shows how many elements per token each
+design sends with the four operators of chapter 03, forward and backward together:
 
     A by columns, B by rows      2 h          f before A, g after B
     A by columns, B by columns   2 h + 2 m    f, gather; f, gather
     A by rows, B by rows         2 h + 2 m    scatter, g; scatter, g
     A by rows, B by columns      2 h + 2 m    scatter, g; f, gather
 
-elements per token in their messages, forward and backward together. No sizes make any of the others cheaper.
+The first design is the cheapest for all h and m.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class Problem(NamedTuple):
     b: Tensor  # [m, h]
     dy: Tensor  # [.., h]
     out: Tensor  # [.., h]
-    gradients: tuple[Tensor, ...]  # of x, a and b
+    gradients: tuple[Tensor, ...]  # the gradients of x, a and b
 
 
 def draw(case: Sizes, generator: torch.Generator, size: int) -> Problem:
@@ -99,7 +100,7 @@ def _terms(x: Tensor, a: Tensor, size: int) -> list[Tensor]:
 
 
 def _own_dx(problem: Problem, place: checks.Place) -> Tensor:
-    """Return the gradient of x through this rank's columns of A and rows of B alone."""
+    """Return this rank's term of the gradient of x, which flows through its columns of A and its rows of B."""
     x = problem.x.clone().requires_grad_()
     out = F.gelu(x @ place.part(problem.a, 1)) @ place.part(problem.b, 0)
     (dx,) = torch.autograd.grad(out, x, problem.dy)
@@ -107,7 +108,7 @@ def _own_dx(problem: Problem, place: checks.Place) -> Tensor:
 
 
 def chosen(choose: Callable[[], Splits]) -> Splits:
-    """Return the learner's splits. Fails the check if they aren't two of the two words."""
+    """Return the learner's splits. Fails the check unless both of them are one of the two allowed words."""
     with checks.calling("mlp_splits()"):
         answer = choose()
     if not isinstance(answer, (tuple, list)) or len(answer) != 2 or any(word not in DIM for word in answer):

@@ -13,8 +13,8 @@ from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 
 NO_SHARD_SENT = "no shard is sent"
-NOT_FINITE = "nan or inf"  # reported for either
-SHARDED_NUMEL = 77  # no other parameter has as many elements, so its collectives can be recognized
+NOT_FINITE = "nan or inf"  # the check records this if the drift is either of them
+SHARDED_NUMEL = 77  # no other parameter has this many elements, so a collective on a shard can be recognized
 CANCEL = "the differences cancel in the sum"
 CANCEL_IN_COLUMN = "the differences cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
@@ -36,7 +36,7 @@ class Part(nn.Module):
 
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-Offsets = dict[str, Sequence[float]]  # parameter -> offset of its last element, per rank in the group
+Offsets = dict[str, Sequence[float]]  # {parameter: offsets of its last element, one per rank in the group}
 
 SCENES: dict[str, Offsets] = {
     "equal replicas": {},
@@ -47,8 +47,8 @@ SCENES: dict[str, Offsets] = {
     SECOND: {"first": (0, 0.25, 0, 0), "second": (0, 2, 0, 2)},
     "ranks 1 and 2 are furthest apart": {"first": (0, 1, -1, 0.5)},
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
-    CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on its first element
-    CANCEL_IN_COLUMN: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on the first element of the same column
+    CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # the first element gets the opposite offsets
+    CANCEL_IN_COLUMN: {"second": (0.5, -0.5, 0.5, -0.5)},  # the column's first element gets the opposite offsets
     "inside a module": {"inner.second": (0, 0, 0, 4)},
     FROZEN: {"second": (0, 0.5, 0, 0)},
     FINE: {"first": (0, 0, 2.0**-24, 0)},
@@ -62,12 +62,12 @@ SCENES: dict[str, Offsets] = {
 
 
 def offsets_on(scene: Offsets, q: int) -> Offsets:
-    """Reduce a scene from four ranks to q. If the last rank then has no offset, it gets the fourth rank's."""
+    """Reduce a scene to q ranks. If the last of them has no offset, it gets the offset of the scene's fourth rank."""
     return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scene.items()}
 
 
 def right_drift(scene: Offsets) -> float | str:
-    """Return the drift that the detector should report in a scene from `offsets_on`: a float, or NOT_FINITE."""
+    """Return the drift that the detector should report for a scene from `offsets_on`, as a float or NOT_FINITE."""
     replicated = [values for name, values in scene.items() if "shard" not in name]
     if any(math.isnan(value) for values in replicated for value in values):
         return NOT_FINITE
@@ -75,7 +75,7 @@ def right_drift(scene: Offsets) -> float | str:
 
 
 def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[checks.Observed]:
-    """Run the detector in every scene and observe what it reports. Runs on every rank."""
+    """Run the detector in every scene and observe what it reports. This runs on every rank."""
     group = checks.make_group(groups)
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
@@ -83,7 +83,7 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
         dtype = next((dtype for name, dtype in DTYPES.items() if name in note), torch.float64)
         model = Part(dtype)
         model.add_module("inner", Part(dtype))
-        generator = torch.Generator().manual_seed(seed)  # same values within a group, different values in the other
+        generator = torch.Generator().manual_seed(seed)  # the same within a group, but not in the other group
         params = dict(model.named_parameters())
         params["second"].requires_grad_(note != FROZEN)
         with torch.no_grad():
@@ -115,7 +115,7 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
 
 
 def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
-    """Run the detector on a module whose only parameter is sharded. Runs on every rank."""
+    """Run the detector on a module whose only parameter is sharded. This runs on every rank."""
     model = nn.Module()
     model.shard = Part().shard
     with checks.called_as("replica_drift(module without replicated parameters)"):
@@ -137,7 +137,7 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
             whose, note = (checks.ask_about_group(WHOSE_GROUP), checks.IN_GROUPS) if groups else (None, "")
             seen = checks.run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
             runs.append((p, groups, seen))
-    for nan in (False, True):  # first the drifts that every detector must see
+    for nan in (False, True):  # the scenes without NaN come first, because every detector must handle them
         for p, groups, seen in runs:
             q = len(checks.member_of(p, groups)[0][1])
             for i, (note, scene) in enumerate(SCENES.items()):

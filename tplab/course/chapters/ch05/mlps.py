@@ -1,7 +1,7 @@
-"""The checks for exercises 5.2, ParallelMLP, and 5.4, a gated MLP.
+"""The checks for exercises 5.2 (ParallelMLP) and 5.4 (a gated MLP).
 
-Each MLP loads its weights from a full checkpoint, as its parameters' sharding says. The reference is plain PyTorch in
-float64 in a single process.
+Each MLP loads its shards from a full checkpoint, according to the sharding of its parameters. The checks compare the
+MLP with plain PyTorch, which runs in float64 in a single process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,8 @@ from tplab.tensor.sharding import Sharding, shard
 HIDDEN, FFN = 6, 20  # the inner size isn't a multiple of the outer one
 NARROW = 4  # an inner size that's smaller than the outer one
 NARROW_SHAPES = f"parameters with an inner size of {NARROW}"
-WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # name in the formula: in the module
+# each weight's name in the formula, and its name in the module
+WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}
 
 TANH = "what the tanh approximation of GELU gives"
 RELU, SILU = "what comes out with ReLU", "what comes out with SiLU"
@@ -60,9 +61,9 @@ CASES = (
 class Kind:
     """A kind of MLP, plain or gated.
 
-    blocks:     number of matrices fused in `up`
-    activation: applied between the two matmuls, from [..., blocks·m] to [..., m]
-    mistakes:   activations that have the same effect as known mistakes
+    blocks:     the number of matrices that are fused in `up`
+    activation: the function between the two matmuls, which maps [..., blocks·m] to [..., m]
+    mistakes:   activations that have the same effect as common mistakes
     """
 
     blocks: int
@@ -112,10 +113,10 @@ GATED = Kind(
 
 
 class Problem(NamedTuple):
-    """An MLP in a single process, with its input and gradients."""
+    """The weights, input, output and gradients of an MLP in a single process."""
 
     x: Tensor  # [..., h]
-    full: dict[str, Tensor]  # its weights A, a, B and c, unsharded
+    full: dict[str, Tensor]  # the unsharded weights A, a, B and c
     dy: Tensor  # [..., h]
     out: Tensor  # [..., h]
     gradients: dict[str, Tensor]  # gradients of x and the weights
@@ -140,7 +141,7 @@ def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, T
 
 
 def shards(kind: Kind, values: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
-    """Return the shards of the weights, or of their gradients, that belong on the rank at this place."""
+    """Return the shards of the weights, or of their gradients, that belong to the rank at this place in its group."""
     cuts = {"A": Sharding(0, kind.blocks), "a": Sharding(0, kind.blocks), "B": Sharding(1)}
 
     def mine(value: Tensor, cut: Sharding | None) -> Tensor:
@@ -212,7 +213,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[check
 
 
 def default_size(mlp_class: Any) -> checks.Observed:
-    """Observe an MLP built with the default options, after one that's float64 and narrow. Runs on every rank."""
+    """Observe an MLP with default options, built right after a narrow MLP in float64. This runs on every rank."""
     narrow, usual = mlp_class(HIDDEN, NARROW, dtype=torch.float64), mlp_class(HIDDEN)
     return {
         "parameters": shapes(dict(usual.named_parameters())),

@@ -143,7 +143,7 @@ CASES = (
 
 
 def build_in_pairs(attention_class: Any) -> None:
-    """Build an attention of six heads on two ranks of four, which share them evenly. Runs on every rank."""
+    """Build an attention layer with six heads, which each group of two ranks can share evenly. Runs on every rank."""
     attention_class(24, 6, group=make_group(GROUPS), device=device())
 
 

@@ -1,7 +1,8 @@
-"""Helpers for the checks of exercises 6.2 and 6.4: build a parallel attention, run it, compare it with plain PyTorch.
+"""Helpers for the checks of exercises 6.2 and 6.4, which compare a parallel attention layer with plain PyTorch.
 
-Each attention loads its weights from a full checkpoint, as its parameters' sharding says. Below, n is the number of Q
-heads on a rank, m is the number of K and V heads on a rank, and d is the width of a head.
+The layer loads its weights from an unsharded checkpoint, and the `Sharding` of each parameter determines which slice a
+rank loads. An observation is a named result that a check records on each rank, such as the output or a gradient. Below,
+n is the number of Q heads on a rank, m is the number of K and V heads on a rank, and d is the width of a head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +36,11 @@ Local = Callable[[Tensor, int, int, bool], Tensor]  # y [b, s, (n + 2m)·d], n, 
 
 @dataclass(frozen=True)
 class Attention(checks.Case):
-    """One way to build and run an attention with `kv_heads` heads of K and V. Each exercise has its own subclass.
+    """One way to build and run an attention layer with `kv_heads` K and V heads. Each exercise has its own subclass.
 
-    weight, fused_bias: parameter names of the fused [Wq; Wk; Wv] and its bias
-    mistakes:           what known mistakes compute on a rank, from its columns of q, k and v to its heads' output
+    weight, fused_bias: the parameter names of the fused weight [Wq; Wk; Wv] and of its bias
+    mistakes:           functions that compute the output of a rank's heads from its columns of q, k, and v, each with
+                        a common mistake
     """
 
     kv_heads: int = HEADS
@@ -70,7 +72,7 @@ class Attention(checks.Case):
         return f"{name}({', '.join(map(str, arguments))})" + " on a non-contiguous x" * self.transposed
 
     def crash(self, ask: str) -> str:
-        """Return the question to ask if the attention raises. `ask` is the question of this exercise."""
+        """Return the question to ask if the learner's layer raises an error. `ask` is the exercise's own question."""
         no_bias = "Here the attention was built with bias=False. Which line needs a bias that is None?"
         return ask if self.bias else f"{no_bias} If it is not about that: {ask}"
 
@@ -88,13 +90,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = 
 
 
 class Problem(NamedTuple):
-    """Attention in a single process: full weights, an input, and the results."""
+    """The input, the unsharded weights, and the results of single-process attention."""
 
     x: Tensor  # [b, s, h]
-    full: dict[str, Tensor]  # Wq, Wk, Wv, Wo and, with a bias, bq, bk, bv, bo
+    full: dict[str, Tensor]  # Wq, Wk, Wv, and Wo, plus bq, bk, bv, and bo if there's a bias
     dy: Tensor  # [b, s, h]
     out: Tensor  # [b, s, h]
-    gradients: dict[str, Tensor]  # gradients of x and the weights, by name
+    gradients: dict[str, Tensor]  # gradients of x and the weights, keyed by name
 
 
 def draw(case: Attention, generator: torch.Generator, size: int) -> Problem:
@@ -157,13 +159,13 @@ def expect(case: Attention, problem: Problem, place: checks.Place) -> checks.Exp
         "forward traffic": place.traffic(("all_reduce", problem.out.numel())),
         "backward traffic": in_the_same_calls(case, sent, place.observed[place.index]["backward traffic"]),
     }
-    if case.twin is checks.Twin.BFLOAT16:  # it's 0, a sum of numbers that cancel, and what bfloat16 leaves is rounding
+    if case.twin is checks.Twin.BFLOAT16:  # the terms of dbk cancel, so in bfloat16 it's only rounding error
         del right["dbk"]
     return checks.Expected(right, lookalikes(case, problem, place))
 
 
 def built(case: Attention, problem: Problem, place: checks.Place) -> checks.Observed:
-    """Return the expected observations before the attention runs: parameter shapes, and the fused weight's sharding."""
+    """Return what must be observed before the layer runs: the parameter shapes and the fused weight's sharding."""
     held = named(case, held_by(case, problem.full, place.index, place.size))
     return {"parameters": shapes(held), f"sharding of {case.weight}": str(case.sharding)}
 
@@ -173,7 +175,7 @@ def shapes(params: Mapping[str, Any]) -> str:
 
 
 def rows_of(case: Attention, index: int, size: int) -> dict[str, list[int]]:
-    """Return the rows of Wq, Wk and Wv that rank `index` of `size` ranks must hold: those of its heads."""
+    """Return the rows of Wq, Wk, and Wv that belong to the heads of rank `index` out of `size` ranks."""
     mine = range(index * HEADS // size, (index + 1) * HEADS // size)
     groups = sorted({head * case.kv_heads // HEADS for head in mine})
     heads = {"q": [*mine], "k": groups, "v": groups}
@@ -181,14 +183,14 @@ def rows_of(case: Attention, index: int, size: int) -> dict[str, list[int]]:
 
 
 def held_by(case: Attention, full: Mapping[str, Tensor], index: int, size: int) -> dict[str, Tensor]:
-    """Return the part of the full weights, or of their gradients, that rank `index` of `size` ranks must hold."""
+    """Return the shards of the full weights, or of their gradients, that rank `index` out of `size` ranks must hold."""
     rows = rows_of(case, index, size)
     held = {name: value[rows[name[1:]]] if name[1:] in rows else value for name, value in full.items()}
     return held | {"Wo": full["Wo"][:, rows["q"]]}
 
 
 def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under the names of the learner's parameters, with q, k and v fused."""
+    """Return the weights keyed by the learner's parameter names, with those of q, k, and v fused."""
     names = {case.weight: torch.cat([held[f"W{part}"] for part in PARTS]), "out.weight": held["Wo"]}
     if "bo" in held:
         names |= {case.fused_bias: torch.cat([held[f"b{part}"] for part in PARTS]), "out.bias": held["bo"]}
@@ -196,7 +198,11 @@ def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def backward_traffic(case: Attention, problem: Problem, place: checks.Place) -> checks.Traffic:
-    """Expect f for x over the group and, if heads are copied, f for the rows of K and V over the copies."""
+    """Return the expected all-reduces of the backward pass.
+
+    The operator f sums dx over the group. If K and V heads are replicated, f also sums the gradients of their rows over
+    the copies.
+    """
     copies = max(1, place.size // case.kv_heads)
     neighbors = place.ranks[place.index // copies * copies :][:copies]
     sizes = [2 * DIM * HIDDEN, 2 * DIM] if case.bias else [2 * DIM * HIDDEN]
@@ -205,9 +211,10 @@ def backward_traffic(case: Attention, problem: Problem, place: checks.Place) -> 
 
 
 def in_the_same_calls(case: Attention, right: checks.Traffic, seen: Any) -> checks.Traffic:
-    """Return the observed calls if they send the same elements in the same groups as `right`, else `right`.
+    """Return the observed calls if they send as many elements in each group as those in `right`. Otherwise, return
+    `right`.
 
-    The gradients of K, of V and of their biases may be summed over the copies one by one or together.
+    An answer may sum the gradients of K, V, and their biases over the copies one at a time or together.
     """
 
     def totals(traffic: checks.Traffic) -> dict[Any, int]:
@@ -223,7 +230,7 @@ def in_the_same_calls(case: Attention, right: checks.Traffic, seen: Any) -> chec
 
 
 def right_local(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
-    """Compute the output of a rank's heads [b, s, n·d] from its columns of q, k and v [b, s, (n + 2m)·d]."""
+    """Compute the output of a rank's heads [b, s, n·d] from the rank's columns of q, k, and v [b, s, (n + 2m)·d]."""
     q, k, v = (split(part) for part in y.split([n * DIM, m * DIM, m * DIM], -1))
     k, v = (part.repeat_interleave(n // m, 1) for part in (k, v))
     return merge(attend(q, k, v, causal))
@@ -234,7 +241,7 @@ def unmasked(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
 
 
 def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]) -> Tensor:
-    """Compute one rank's term of the output sum [b, s, h], without the final bias."""
+    """Compute the term that one rank adds to the output [b, s, h], without the final bias."""
     n, m = (held[f"W{part}"].shape[0] // DIM for part in "qk")
     weight = torch.cat([held[f"W{part}"] for part in PARTS])
     bias = torch.cat([held[f"b{part}"] for part in PARTS]) if "bq" in held else None
@@ -242,7 +249,7 @@ def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]
 
 
 def lookalikes(case: Attention, problem: Problem, place: checks.Place) -> dict[str, dict[str, Any]]:
-    """Return the values that known mistakes give on this rank, by observation."""
+    """Return the values that common mistakes would produce on this rank, keyed by observation."""
     index, size = place.index, place.size
     held = [held_by(case, problem.full, i, size) for i in range(size)]
     bias = problem.full.get("bo", torch.zeros(HIDDEN, dtype=torch.float64))
@@ -269,14 +276,14 @@ def lookalikes(case: Attention, problem: Problem, place: checks.Place) -> dict[s
 
 
 def gradients_of_summand(case: Attention, problem: Problem, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients of one rank's term of the output with respect to its weights."""
+    """Return the gradients of the term that one rank adds to the output, with respect to that rank's weights."""
     leaves = {name: value.clone().requires_grad_() for name, value in held.items()}
     summand(case, right_local, problem.x, leaves).backward(problem.dy)
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
 def through_k_and_v(case: Attention, problem: Problem) -> Tensor:
-    """Return the part of dx that comes through K and V. The rest comes through Q."""
+    """Return the part of dx that flows through K and V. The rest flows through Q."""
     x, w = problem.x.clone().requires_grad_(), problem.full
     q = F.linear(problem.x, w["Wq"], w.get("bq"))
     k, v = (F.linear(x, w[f"W{part}"], w.get(f"b{part}")) for part in "kv")
@@ -342,7 +349,7 @@ REFUSED = "heads that can't be shared out evenly are refused"
 
 
 def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[checks.Observed]:
-    """Build attentions whose heads p ranks can't divide evenly, which must raise ValueError. Runs on every rank."""
+    """Build attention layers whose heads can't be divided evenly, which must raise ValueError. Runs on every rank."""
     seen: list[checks.Observed] = []
     for each in sizes:
         try:
@@ -357,7 +364,7 @@ def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[chec
 
 
 def check_refusal(number: str, attention_class: Any, p: int, asks: Mapping[tuple[int, ...], str]) -> None:
-    """Check that p ranks refuse the sizes in `asks`, and ask the question listed for any size that they accept."""
+    """Check that p ranks reject all sizes in `asks`, which maps sizes to the question to ask if they're accepted."""
     name = getattr(attention_class, "__name__", "attention")
     notes = [f"{name}({', '.join(map(str, sizes))})" for sizes in asks]
     runs = checks.run_ranks(refuses, p, attention_class, list(asks), note=" and ".join(notes))

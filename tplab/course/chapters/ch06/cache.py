@@ -1,4 +1,4 @@
-"""The check for exercise 6.5: a cache for keys and values, and attention that uses it."""
+"""The check for exercise 6.5, a cache for keys and values, and the attention that uses the cache."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ HEADS, DIM, BASE = 8, 4, 100.0
 HIDDEN = HEADS * DIM
 BATCH, MAX_LENGTH = 2, 7
 PIECES = (3, 1, 2)
-KV_HEADS = {1: 2, 2: 4, 4: 2}  # by p: grouped, two per rank, copies
+KV_HEADS = {1: 2, 2: 4, 4: 2}  # keyed by p: grouped heads, two heads per rank, replicated heads
 
 IN_PLACE = "append writes into the memory that the cache was made with"
 NOT_COPIED = "append doesn't copy the tokens that are there"
@@ -34,7 +34,7 @@ ALL_ROOM = "all the room of the cache, with what is empty still"
 
 
 class Parts(nn.Module):
-    """The two layers of an attention, and its sizes on this rank. The exercise is what happens between the layers."""
+    """The two linear layers of an attention layer, and its sizes on this rank. Learners write the steps in between."""
 
     def __init__(self, kv_heads: int, dtype: torch.dtype, base: float = BASE) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Parts(nn.Module):
 
 @dataclass(frozen=True)
 class Cache(checks.Case):
-    """A cache by itself: its memory, and its `append`, called twice and then once more than there is room for."""
+    """A case for the cache alone: its memory, and `append`, called twice and then with more tokens than fit."""
 
     kv_heads: int
 
@@ -61,11 +61,11 @@ class Cache(checks.Case):
 
 @dataclass(frozen=True)
 class Text(Cache):
-    """An attention that uses a cache for a text that arrives in pieces."""
+    """A case in which attention uses a cache to process a text that arrives in pieces."""
 
     @property
     def base(self) -> float:
-        """The base of the rotary positions: another one if there is another attention as well."""
+        """The base of the rotary positions. It differs from BASE if a second attention layer is used as well."""
         return BASE / 2 if between(self) else BASE
 
     def describe(self, name: str) -> str:
@@ -73,19 +73,19 @@ class Text(Cache):
 
 
 def draw_tokens(case: Cache, generator: torch.Generator, size: int) -> list[Tensor]:
-    """Draw keys and values of five tokens for a rank's heads, [b, m, 5, d] each."""
+    """Draw the keys and values of five tokens, each [b, m, 5, d], for the heads on a rank."""
     return [checks.random_tensor(generator, BATCH, max(1, case.kv_heads // size), 5, DIM) for _ in "kv"]
 
 
 def room(case: Cache, tokens: Sequence[Tensor]) -> str:
-    """Return the description that `memory` should give for a cache of these keys and values."""
+    """Return the description that `memory` should return for a cache that stores these keys and values."""
     dtype = str(case.dtype).removeprefix("torch.")
     shape = f"[{BATCH}, {tokens[0].shape[1]}, {MAX_LENGTH}, {DIM}] {dtype}"
     return f"keys {shape}, values {shape}"
 
 
 def between(case: Cache) -> bool:
-    """Return whether another cache lives at the same time and is used in between."""
+    """Return whether this case also uses a second cache between the calls to the first one."""
     return case.twin is checks.Twin.BETWEEN
 
 
@@ -113,7 +113,7 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
                 other.append(-k, 2 * v)
             with NewMemory() as new:
                 returned = cache.append(k, v)
-            returned = tuple(returned) if isinstance(returned, list) else returned  # a list is fine too
+            returned = tuple(returned) if isinstance(returned, list) else returned  # a list is fine, too
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
             claims[IN_PLACE] = f"after {stop} tokens `cache.keys` or `cache.values` is another tensor"
         if not_views(returned, homes):
@@ -128,7 +128,7 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
 
 
 class NewMemory(TorchDispatchMode):
-    """Mode that notes how many elements the largest tensor has that an operator makes in new memory."""
+    """Dispatch mode that records the size of the largest tensor for which an operator allocates new memory."""
 
     largest = 0
 
@@ -141,7 +141,7 @@ class NewMemory(TorchDispatchMode):
 
 
 def overflow(cache: Any, mine: Sequence[Tensor]) -> checks.Observed:
-    """Append one token more than there is room for, which must raise ValueError and write nothing."""
+    """Append one token more than the cache has room for, which must raise ValueError and leave the cache unchanged."""
     before, length = checks.Snapshot(keys=cache.keys, values=cache.values), cache.length
     try:
         cache.append(*(t[:, :, :3] for t in mine))
@@ -155,7 +155,7 @@ def overflow(cache: Any, mine: Sequence[Tensor]) -> checks.Observed:
 
 
 def filled(cache: Any, mine: Sequence[Tensor]) -> checks.Claim:
-    """Append two more tokens, which just fit, and return the claim that this works."""
+    """Append two more tokens, which fill the cache exactly, and return a claim that says whether this worked."""
     try:
         cache.append(*(t[:, :, :2] for t in mine))
     except Exception as error:
@@ -179,9 +179,9 @@ def memory(cache: Any) -> str:
 
 
 def not_views(returned: Any, homes: Sequence[int]) -> bool:
-    """Return whether the two tensors from append start at different addresses than the cache's tensors."""
+    """Return whether the two tensors from `append` start at different addresses than the cache's own tensors."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not all(isinstance(t, Tensor) for t in returned):
-        return False  # another observation reports it
+        return False  # the comparison with the right keys and values reports this mistake
     return [t.data_ptr() for t in returned] != homes
 
 
@@ -197,7 +197,7 @@ def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: checks.Place) ->
 
 
 def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Tensor]:
-    """Draw full weights under their short names, Wq to bo, and x [b, s, h]."""
+    """Draw the input x [b, s, h] and the unsharded weights, which are keyed by short names from Wq to bo."""
     rows = {"q": HIDDEN, "k": case.kv_heads * DIM, "v": case.kv_heads * DIM, "o": HIDDEN}
     full = {f"W{part}": checks.random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
     full |= {f"b{part}": checks.random_tensor(generator, count) for part, count in rows.items()}
@@ -213,7 +213,7 @@ def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], gr
     full = fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS}
     load_full_state_dict(attention, full)
     cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
-    if between(case):  # a second text for this attention, and a longer one for an attention with another base
+    if between(case):  # a second cache for this layer, and a larger one for a layer with a different base
         second = cache_class(attention, BATCH, MAX_LENGTH)
         other_attention = Parts(case.kv_heads, case.dtype)
         load_full_state_dict(other_attention, full)
@@ -232,7 +232,7 @@ def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], gr
 
 
 KINDS = (("weight", "W"), ("bias", "b"))
-TOKENS = ("tokens 0 to 2", "token 3", "tokens 4 to 5")  # in each piece
+TOKENS = ("tokens 0 to 2", "token 3", "tokens 4 to 5")  # the tokens in each piece
 
 
 def expect_text(case: Text, problem: dict[str, Tensor], place: checks.Place) -> checks.Expected:
@@ -252,7 +252,7 @@ def expect_text(case: Text, problem: dict[str, Tensor], place: checks.Place) -> 
 
 @checks.exercise("6.5", "KV cache")
 def kv_cache(cache_class: Any, attend_next: Any) -> checks.Verdict:
-    for p in checks.WORLD_SIZES:  # on p ranks, first the cache by itself, then an attention that uses it
+    for p in checks.WORLD_SIZES:  # on p ranks, check the cache alone first, and then the attention that uses it
         checks.check_cases(
             "6.5", cache_class, [Cache(KV_HEADS[p])], draw=draw_tokens, run=append, expect=expect_tokens,
             questions=CACHE_QUESTIONS, crash=BUILD_CRASH, world_sizes=(p,),

@@ -1,4 +1,4 @@
-"""The check for exercise 6.4, grouped-query attention: fewer heads of K and V than of Q, possibly fewer than ranks."""
+"""The check for exercise 6.4, grouped-query attention, with fewer K and V heads than Q heads, or even than ranks."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -110,7 +110,7 @@ UNEVEN_COPIES = (
 
 
 def only(*names: str) -> Any:
-    """Return a predicate that tests whether some of these observations differ, but no others except the traffic."""
+    """Return a predicate that tests whether some of these results, and no others except the traffic, are wrong."""
     return lambda d: bool(_numbers(d)) and _numbers(d) <= set(names)
 
 

@@ -1,4 +1,7 @@
-"""The check for exercise 6.1: split into heads, attend, merge. Runs in this process, since heads are independent."""
+"""The check for exercise 6.1, in which learners split tensors into heads, attend, and merge the heads again.
+
+The check runs in a single process, because heads don't depend on each other.
+"""
 
 import math
 from collections.abc import Callable
@@ -25,8 +28,8 @@ CASES: tuple[Case, ...] = (  # b, n, s, t, d, causal
     (2, 3, 3, 8, 5, True),
     (2, 5, 1, 4, 3, True),
 )
-LARGE: Case = (2, 2, 3, 5, 4, True)  # with fewer keys than an earlier case, but just as many queries
-OFFSET = 900.0  # added to all scores of the first head, subtracted from those of the second: exp(900) is infinite
+LARGE: Case = (2, 2, 3, 5, 4, True)  # as many queries as in an earlier case, but fewer keys
+OFFSET = 900.0  # added to all scores of the first head, subtracted from those of the second; exp(900) overflows
 
 
 @checks.exercise("6.1", "Heads")

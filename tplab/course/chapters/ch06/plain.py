@@ -1,6 +1,7 @@
-"""Single-process attention, written out, also for a text in pieces: the right values and those of known mistakes.
+"""Plain single-process attention that computes the right values and those that common mistakes would produce.
 
-It uses einsum and softmax, but none of tplab's layers. Shapes: q [b, n, s, d], k and v [b, n, t, d].
+It handles a full text or one that arrives in pieces. The code uses einsum and softmax but none of tplab's layers. q has
+the shape [b, n, s, d], and k and v have the shape [b, n, t, d].
 """
 
 import math
@@ -24,7 +25,7 @@ def merge(y: Tensor) -> Tensor:
 
 
 def hidden(s: int, t: int) -> Tensor:
-    """Return a mask [s, t] that is True where a query may not look. The queries are the last s of t positions."""
+    """Return a mask [s, t] that is True where a query must not attend. The queries are the last s of t positions."""
     return torch.arange(t) > torch.arange(t - s, t)[:, None]  # [s, t]
 
 
@@ -78,7 +79,7 @@ ONE_MORE = "what comes out when every query sees the key behind it too"
 FILLED_WITH_ZERO = "what comes out when hidden scores are set to 0"
 AFTER_SOFTMAX = "what comes out when the mask is put on after the softmax"
 
-MISTAKES: dict[str, Attend] = {  # those without a mask come first, because they are wrong in every case
+MISTAKES: dict[str, Attend] = {  # those unrelated to the mask come first, because they're wrong in every case
     NO_SCALE: lambda q, k, v, causal: attend(q, k, v, causal, scale=1.0),
     BY_D: lambda q, k, v, causal: attend(q, k, v, causal, scale=q.shape[-1]),
     BY_H: lambda q, k, v, causal: attend(q, k, v, causal, scale=math.sqrt(q.shape[1] * q.shape[3])),
@@ -95,7 +96,7 @@ MISTAKES: dict[str, Attend] = {  # those without a mask come first, because they
 
 
 def turn(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Apply rotary positions with complex numbers. Pair i is x_i + j x_(i + d/2), and a rotation is a product."""
+    """Apply rotary positions. Pair i becomes the complex number x_i + j x_(i + d/2), which a multiplication rotates."""
     half = x.shape[-1] // 2
     speeds = 1.0 / base ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half))
     angles = positions[:, None].float() * speeds  # in float32, as in Llama
@@ -117,7 +118,7 @@ def in_pieces(
     remember: bool = True,
     tiled: bool = False,
 ) -> list[Tensor]:
-    """Return the outputs for x [b, s, h], one per piece of `pieces` tokens. Queries also see all earlier pieces."""
+    """Return one output per piece of x [b, s, h]. `pieces` has their lengths. Queries also see all earlier pieces."""
     outs, start = [], 0
     keys: list[Tensor] = []
     values: list[Tensor] = []
@@ -144,7 +145,7 @@ OTHER_BASE = "what comes out with rotary positions of the base 10000, not the at
 FORGETFUL = "what comes out when the queries see the new keys only"
 TILED = "what comes out when query head i looks at head i mod m of K and V"
 
-IN_PIECES: dict[str, dict[str, Any]] = {  # options of `in_pieces`
+IN_PIECES: dict[str, dict[str, Any]] = {  # the options of `in_pieces` that reproduce each mistake
     FROM_ZERO: {"positions": lambda start, stop: torch.arange(stop - start)},
     TOO_LATE: {"positions": lambda start, stop: torch.arange(stop, 2 * stop - start)},
     FROM_ONE: {"positions": lambda start, stop: torch.arange(start + 1, stop + 1)},

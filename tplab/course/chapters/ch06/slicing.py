@@ -1,4 +1,4 @@
-"""The check for exercise 6.3: which rows of a fused [Wq; Wk; Wv] belong to a rank. It runs in this process."""
+"""The check for exercise 6.3, about which rows of a fused weight [Wq; Wk; Wv] belong to a rank. It starts no ranks."""
 
 from collections.abc import Callable
 from itertools import product
@@ -20,7 +20,7 @@ THIRDS = "what comes out when the whole is taken to be three matrices of one siz
 SPLIT_KV = "what comes out when a head of K and V is cut inside"
 
 Sizes = tuple[int, int, int, tuple[int, ...]]
-CASES: tuple[Sizes, ...] = (  # num_heads, num_kv_heads, head_dim, what follows
+CASES: tuple[Sizes, ...] = (  # num_heads, num_kv_heads, head_dim, and the tensor's other dimensions
     (4, 4, 2, (3,)),
     (8, 4, 3, (5,)),
     (8, 2, 4, (3,)),
@@ -34,7 +34,7 @@ def rows(heads: list[int], first: int, d: int) -> list[int]:
 
 
 def pick(weight: Tensor, a: int, kv: int, d: int, queries: list[int], keys: list[int], values: list[int]) -> Tensor:
-    """Return the weight's rows for these heads, one head after another."""
+    """Return the rows of the weight that belong to these heads, one head after another."""
     return weight[rows(queries, 0, d) + rows(keys, a * d, d) + rows(values, (a + kv) * d, d)]
 
 

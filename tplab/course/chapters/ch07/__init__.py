@@ -1,6 +1,8 @@
-"""Exercises of chapter 07: ranges (7.1), masked lookup (7.2), the embedding (7.3), logits (7.4), a tied model (7.5).
+"""Checks for the exercises in chapter 07: ranges (7.1), masked lookup (7.2), the embedding (7.3), logits (7.4), and a
+tied model (7.5).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
 """
 
 from tplab.course.chapters.ch07 import embedding, logits, lookup, ranges, tied

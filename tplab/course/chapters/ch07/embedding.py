@@ -1,4 +1,4 @@
-"""The check for exercise 7.3: VocabParallelEmbedding, initial values, checkpoint, and the ids it must reject."""
+"""The check for exercise 7.3, VocabParallelEmbedding. It also tests initial values, checkpoints, and invalid ids."""
 
 import re
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from tplab.runtime import device
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
 SHAPE = (3, 8)  # shape of the ids
-WRONG_AT = (1, 2)  # position of the wrong id among them
-OTHER_SHAPES = {(24,): (10,), (3, 2, 4): (1, 1, 2)}  # other shapes of the ids, and the position of the wrong one
-TWO_WRONG: tuple[dict[tuple[int, ...], int], ...] = (  # two wrong ids: the message names either, with its position
+WRONG_AT = (1, 2)  # position of the wrong id
+OTHER_SHAPES = {(24,): (10,), (3, 2, 4): (1, 1, 2)}  # other shapes, each with the position of the wrong id
+TWO_WRONG: tuple[dict[tuple[int, ...], int], ...] = (  # the error must name one of the two wrong ids with its position
     {(0, 5): VOCAB + 100, (2, 1): VOCAB + 200},
     {(0, 5): VOCAB + 200, (2, 1): VOCAB + 100},
 )
@@ -53,7 +53,7 @@ class Built(checks.Case):
         return f"VocabParallelEmbedding({VOCAB}, {HIDDEN}, {', '.join(options)})"
 
     def wrong_ids(self, size: int) -> list[int]:
-        """Return the vocabulary size, a padding row if there is one, two negative ids, and one far beyond all rows."""
+        """Return invalid ids: v, the last padding row (v + 1 if there is none), two negative ids, and a huge one."""
         last_row = size * rows_per_rank(size, self.multiple) - 1
         return list(dict.fromkeys([VOCAB, last_row if last_row >= VOCAB else VOCAB + 1, -1, -VOCAB, 10**6]))
 
@@ -68,9 +68,9 @@ CASES = (
 
 
 class Problem(NamedTuple):
-    """One problem. `first` and `unpadded` are the initial values [v, h] for `seed`, with and without padding_idx."""
+    """A case's inputs. `first` and `unpadded` are initial values [v, h] for `seed`, with and without padding_idx."""
 
-    table: Tensor  # [v, h], loaded as a checkpoint
+    table: Tensor  # [v, h], which is loaded as a checkpoint
     ids: Tensor
     dy: Tensor  # [..., h]
     seed: int
@@ -122,7 +122,7 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
     module = embedding_class(VOCAB, HIDDEN, **options, device=device(), dtype=case.dtype)
     load_full_state_dict(module, {"weight": given["table"].to(device())}, group)
     ids = given["ids"].to(device())
-    # The ids are integers without a gradient, so they are not among the inputs
+    # The ids are integers and have no gradient, so they aren't passed as inputs
     seen |= checks.observe(
         lambda: module(ids), given["dy"].to(device()), inputs={}, parameters={"weight": module.weight}
     )
@@ -134,7 +134,7 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
 
 
 def of_no_ids(module: Any, ids: Tensor) -> checks.Claim:
-    """Return the claim that the module takes ids without any elements."""
+    """Return a claim that says whether the module accepts an empty tensor of ids."""
     try:
         out = module(ids)
     except Exception as error:
@@ -144,7 +144,7 @@ def of_no_ids(module: Any, ids: Tensor) -> checks.Claim:
 
 
 def refusal(module: Any, ids: Tensor, wrongs: dict[tuple[int, ...], int]) -> str:
-    """Describe how the module treats ids with these wrong ones, by position. Return "" for a good IndexError."""
+    """Put these wrong ids at their positions and describe how the module reacts. Returns "" for a good IndexError."""
     ids, what = ids.clone(), " and ".join(f"id {wrong} at {list(at)}" for at, wrong in wrongs.items())
     what += f" of {list(ids.shape)}"
     for at, wrong in wrongs.items():

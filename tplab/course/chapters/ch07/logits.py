@@ -1,4 +1,4 @@
-"""The check for exercise 7.4: the logits from a table that is sharded by rows, split or gathered."""
+"""The check for exercise 7.4, which tests split and gathered logits from a table that is sharded by rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from tplab.course import checks
 from tplab.course.chapters.ch07.tables import HIDDEN, VOCAB, padded, part, random_table, rows_per_rank
 from tplab.runtime import device
 
-FEW = 5  # fewer than any rank's rows
+FEW = 5  # fewer than the rows on any rank
 PARTIAL = "this rank's part of dx, through its own columns of the logits"
 
 
 @dataclass(frozen=True)
 class Call(checks.Case):
-    """One call of parallel_logits. `cut` passes vocab_size, which drops the padding with gather, else has no effect."""
+    """One call to parallel_logits. With `cut`, it gets vocab_size, which removes the padding if `gather` is set."""
 
     gather: bool = False
     cut: bool = False

@@ -1,4 +1,4 @@
-"""The check for exercise 7.2: the masked lookup in a table whose rows are sharded."""
+"""The check for exercise 7.2, the masked lookup in a table whose rows are sharded."""
 
 import math
 from collections.abc import Callable
@@ -40,8 +40,8 @@ class Lookup(checks.Case):
 
     padding_idx: the id whose row gets no gradient
     transposed:  whether ids is the transpose of a contiguous tensor
-    broken:      whether the first row of each shard, which nobody looks up, is infinite
-    uneven:      whether the first rank holds a row more than the others, and the last one a row less
+    broken:      whether the first row of each shard, which none of the ids refers to, is infinite
+    uneven:      whether the first rank holds one row more and the last rank one row fewer than in an even split
     """
 
     text: str
@@ -83,7 +83,7 @@ def draw(case: Lookup, generator: torch.Generator, size: int) -> Problem:
 
 
 def held(case: Lookup, place: checks.Place) -> tuple[int, int]:
-    """Return the rows that the rank at this place holds, as (start, stop)."""
+    """Return the range of rows that the rank at this place holds, as (start, stop)."""
     rows, inner = rows_per_rank(place.size), range(1, place.size)
     start, stop = (end * rows + (case.uneven and end in inner) for end in (place.index, place.index + 1))
     return start, stop
@@ -119,7 +119,7 @@ def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expect
     (table, ids, dy), size, rows = problem, place.size, rows_per_rank(place.size)
     vectors = padded(table, size)[ids]  # [..., h]
     shards = [part(table, rank, size) for rank in range(size)]
-    local = [ids - rank * rows for rank in range(size)]  # per rank: the row in its shard, if in range
+    local = [ids - rank * rows for rank in range(size)]  # for each rank, the row in its shard, if it's in range
     inside = [(row >= 0) & (row < rows) for row in local]
     own = inside[place.index].unsqueeze(-1)
     start, stop = held(case, place)
@@ -130,7 +130,7 @@ def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expect
         "forward traffic": place.traffic(("all_reduce", dy.numel())),
         "backward traffic": checks.Traffic(),
     }
-    if case.uneven:  # the mistakes below are those for equal shards
+    if case.uneven:  # the mistakes below assume shards of equal size
         return checks.Expected(right)
     leaked = dweight.clone()
     leaked[0] += (dy * ~own).flatten(0, -2).sum(0)
@@ -143,7 +143,7 @@ def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expect
     if size > 1:
 
         def summed(found: list[Tensor]) -> Tensor:
-            """Return the sum over the ranks if each of them looks up these rows of its shard."""
+            """Return the sum over the ranks if each rank looks up these rows of its own shard."""
             return torch.stack([shard[row] for shard, row in zip(shards, found, strict=True)]).sum(0)
 
         mistakes["out"] |= {
@@ -169,7 +169,7 @@ def masked_lookup(function: Callable[..., Any]) -> checks.Verdict:
 
 
 def crash(case: Lookup) -> str:
-    """Return the question to ask if the lookup raises."""
+    """Return the question to ask if the lookup raises an error."""
     if case.uneven:
         return UNEVEN.ask
     if case.draw_ids is last_ranks_ids:

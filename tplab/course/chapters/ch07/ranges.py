@@ -1,4 +1,4 @@
-"""The check for exercise 7.1: the padded size of a vocabulary, and the rows that a rank holds. Simple arithmetic."""
+"""The check for exercise 7.1, about a vocabulary's padded size and the rows on each rank. It starts no ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,9 @@ from tplab.course import checks
 
 WHOLE = "both functions give ints"
 
-# (vocabulary, multiple or None for the default), with and without a remainder, larger and smaller than one step. The
-# first pair distinguishes most mistakes at p = 4, where a multiple of p isn't always a multiple of `multiple`
+# Pairs of a vocabulary size and a multiple (None for the default). Some sizes leave a remainder, and some are smaller
+# than one step. The first pair distinguishes most mistakes at p = 4, where a multiple of p isn't always a multiple of
+# `multiple`.
 SIZES = [
     (50257, None),
     (50257, 100),
@@ -43,7 +44,7 @@ def padding_and_ranges(pad: Callable[..., Any], span: Callable[..., Any]) -> che
 def answers(
     pad: Callable[..., Any], span: Callable[..., Any], size: int, p: int, multiple: int | None
 ) -> checks.Observed:
-    """Return the results of the learner's functions, and the claim that they are all ints."""
+    """Return the results of the learner's functions, and a claim that says whether all of them are ints."""
     given = [] if multiple is None else [multiple]
     text = "" if multiple is None else f", {multiple}"
     with checks.calling(f"pad_vocab_size({size}, {p}{text})"):
@@ -70,7 +71,7 @@ def by_counting(size: int, p: int, multiple: int) -> checks.Observed:
 
 
 def questions(said: checks.Observed, right: checks.Observed, size: int, p: int, multiple: int) -> list[checks.Question]:
-    """Return questions about wrong results, depending on the numbers that were returned."""
+    """Return the questions to ask about the wrong numbers that the learner's functions returned."""
     step, padded, wanted = multiple * p, said["padded size"], right["padded size"]
     ranges = [tuple(pair) if isinstance(pair, (tuple, list)) else pair for pair in said["ranges"]]
 

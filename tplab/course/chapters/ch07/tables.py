@@ -1,6 +1,7 @@
 """Helpers for chapter 07's checks: a vocabulary, the rows of its table on a rank, and ids that expose mistakes.
 
-The reference is plain PyTorch in float64 in one process. It indexes the full table and sums its gradient row by row.
+The reference runs plain PyTorch in float64 in a single process. It indexes the full table and sums the table's gradient
+row by row.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ def padded(whole: Tensor, q: int, multiple: int = 1) -> Tensor:
 
 
 def part(whole: Tensor, index: int, q: int, multiple: int = 1) -> Tensor:
-    """Return the shard of rank `index` of q ranks: its rows of the padded table."""
+    """Return the shard of rank `index` out of q ranks, which consists of its rows of the padded table."""
     rows = rows_per_rank(q, multiple)
     return padded(whole, q, multiple)[index * rows : (index + 1) * rows]
 
@@ -39,14 +40,14 @@ def random_table(generator: torch.Generator) -> Tensor:
 
 
 def inner_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    """Draw ids from every rank, except for the first and the last row of each shard."""
+    """Draw ids from every rank, but never those of the first and the last row of a shard."""
     rows = rows_per_rank(q)
     inner = [i for i in range(VOCAB - 1) if i % rows not in (0, rows - 1)]
     return _with_one_of_each(generator, inner, [rank * rows + 1 for rank in range(q)], shape)
 
 
 def border_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    """Draw the first and the last id of every rank in random order, some of them twice."""
+    """Draw the first and the last id of every rank in random order, some of them more than once."""
     rows = rows_per_rank(q)
     borders = sorted({i for rank in range(q) for i in (rank * rows, min((rank + 1) * rows, VOCAB) - 1)})
     return _with_one_of_each(generator, borders, borders, shape)
@@ -68,7 +69,7 @@ def _with_one_of_each(
 
 
 def gradient(ids: Tensor, dy: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Return the gradient of the full table [v, h] if the vectors of `ids` [...] have the gradient dy [..., h]."""
+    """Return the gradient of the full table [v, h], given the gradient dy [..., h] of the vectors for `ids` [...]."""
     total = torch.zeros(VOCAB, HIDDEN, dtype=dy.dtype)
     for number, row in zip(ids.reshape(-1).tolist(), dy.reshape(-1, HIDDEN), strict=True):
         if number != padding_idx:

@@ -1,4 +1,4 @@
-"""The check for exercise 7.5: a model in which the lookup and the output layer share one table."""
+"""The check for exercise 7.5, a model in which the lookup and the output layer share one table."""
 
 import copy
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ WITHOUT_BODY = "what comes out when the body is left out"
 
 
 class Body(nn.Module):
-    """A replicated layer between the two uses of the table, [..., h] to [..., h]."""
+    """A replicated layer between the two uses of the table. It maps [..., h] to [..., h]."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ CASES = (Use(), Use(copied=True), Use(gather=True), Use(groups=checks.GROUPS), U
 
 
 class Problem(NamedTuple):
-    """The model in a single process, with the table padded for a group's ranks, and with separate gradients per use."""
+    """The single-process model. Its table is padded for the group's ranks and has a separate gradient for each use."""
 
     table: Tensor  # [v, h], padded
     body: Tensor  # [h, h]
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
     dbody: Tensor
     lookup: Tensor  # the table's gradient from the lookup alone
     output: Tensor  # the table's gradient from the output layer alone
-    lookup_through: list[Tensor]  # per rank: `lookup`, but only through that rank's logits
+    lookup_through: list[Tensor]  # for each rank, the part of `lookup` that comes through its logits
 
 
 def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
@@ -116,7 +116,7 @@ def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> check
     model_class(VOCAB, HIDDEN, other, multiple=1, **options, device=device(), dtype=case.dtype)
     became = "" if other.weight.dtype == body_dtype else f"a body in {body_dtype} became {other.weight.dtype}"
     seen[LEFT_ALONE] = checks.Claim(became)
-    if case.copied:  # a copy, for an average of the weights, has to use its own table in both places
+    if case.copied:  # a copy (for averaging the weights, for example) must use its own table twice
         model = copy.deepcopy(model)
         params = own_names(model)
     ids = given["ids"].to(device())
@@ -127,7 +127,7 @@ def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> check
 
 
 def refusal(model: Any, ids: Tensor) -> checks.Claim:
-    """Return the claim that the model refuses ids of which the first one is outside the vocabulary."""
+    """Return a claim that says whether the model rejects ids whose first element is outside the vocabulary."""
     ids = ids.clone()
     ids[0, 0] = VOCAB
     try:
@@ -138,7 +138,7 @@ def refusal(model: Any, ids: Tensor) -> checks.Claim:
 
 
 def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return each parameter once, by name, because the output layer may give the table a second name."""
+    """Return each parameter once, keyed by its name, even if the output layer gives the table a second name."""
     named = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, nn.Parameter] = {}
     for name in sorted(named, key=lambda name: name not in ("embedding.weight", "body.weight")):

@@ -1,4 +1,4 @@
-"""The check for exercise 8.4: each token's loss as an autograd function, with its backward written by hand."""
+"""The check for exercise 8.4, each token's loss as an autograd function with a handwritten backward pass."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed
 
 
 def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> checks.Observed:
-    """Return the gradient from a second backward pass, and the claim that forward saves no more than it needs."""
+    """Return the gradient from a second backward pass, and a claim that forward saves at most one tensor [.., v/p]."""
     leaf = logits.clone().requires_grad_()
     with saved_for_backward() as kept:
         out = apply(leaf)
@@ -54,13 +54,13 @@ def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> checks.Observed:
 
 
 def on_context(out: Any) -> list[Tensor]:
-    """Return the tensors that forward stored as attributes of ctx, which are kept alive like saved ones."""
+    """Return the tensors that forward stored as attributes of ctx, which are kept alive just like saved tensors."""
     node = out.grad_fn if isinstance(out, Tensor) else None
     return [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, Tensor)]
 
 
 def one_by_one(traffic: Any, both: int) -> Any:
-    """Split each all-reduce of two elements per token into two of one element, because sums may share a message."""
+    """Split each all-reduce with two elements per token into two all-reduces, because two sums may share a message."""
     calls: list[checks.Call] = []
     for call in traffic:
         halves = call.kind == "all_reduce" and call.numel == both
@@ -113,7 +113,7 @@ CRASH = (
     "the second time?"
 )
 
-GAPS = checks.Question(lambda d: True, checks.twins.question(checks.Twin.STRIDED))  # for logits with gaps only
+GAPS = checks.Question(lambda d: True, checks.twins.question(checks.Twin.STRIDED))  # for non-contiguous logits only
 
 QUESTIONS = (
     checks.Question(

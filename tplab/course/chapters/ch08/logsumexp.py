@@ -1,4 +1,4 @@
-"""The check for exercise 8.2: log-sum-exp over all ranks' columns, and its gradient."""
+"""The check for exercise 8.2, log-sum-exp over the columns of all ranks, and its gradient."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected
     softmax, dy = (sample.logits - right.unsqueeze(-1)).exp(), sample.dy.unsqueeze(-1)
     own_m = torch.stack([shard.amax(-1) for shard in sample.shards])  # [p, ...]
     own = torch.stack([shard.logsumexp(-1) for shard in sample.shards])  # [p, ...]
-    own_sum = (own - own_m).exp()  # [p, ...]: sums with each rank's own maximum subtracted
+    own_sum = (own - own_m).exp()  # [p, ...], sums of exp(logit - the rank's own maximum)
     alike = {_NOT_BACK: right - m, _NO_LOG: m + (right - m).exp(), _KEPT: right.unsqueeze(-1)}
     gradients = {_NO_UPSTREAM: place.part(softmax, -1)}
     if place.size > 1:

@@ -1,4 +1,4 @@
-"""The check for exercise 8.1: the largest logit of each token, over all ranks' columns."""
+"""The check for exercise 8.1, the largest logit of each token over the columns of all ranks."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed
     constant = not (isinstance(out, torch.Tensor) and out.requires_grad)
     return {
         "out": kept,
-        **({EMPTY: nothing} if case.columns == 1 else {}),  # late, so that other causes are named first
+        **({EMPTY: nothing} if case.columns == 1 else {}),  # a late case, so that other mistakes are reported first
         STAYS: checks.Claim("" if stays else "a call with other logits of the same shape has overwritten it"),
         "traffic": checks.traffic(section),
         "inputs unchanged": snapshot.changed(),

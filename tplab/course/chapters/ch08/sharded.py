@@ -1,7 +1,7 @@
-"""The cases of exercises 8.1 to 8.4: random logits [..., v] whose columns are split over the ranks, usually 3 on each.
+"""The cases for exercises 8.1 to 8.4, with random logits [..., v] whose columns are split over the ranks.
 
-The first case is plain. In the others, the logits are large, differ from rank to rank, or are -inf, as real ones can
-be.
+The first case is plain, with 3 columns on each rank. In others, the logits are large, differ from rank to rank, or are
+-inf, because real logits can be like that, too.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from tplab.runtime import device
 class Logits(Case):
     """One kind of logits.
 
-    shift:      added to every logit
-    spread:     difference between the logits of the last rank, which has the highest, and those of the first rank
-    climb:      the same between the last token and the first token
+    shift:      number that is added to every logit
+    spread:     how much higher the logits of the last rank are than those of the first rank
+    climb:      how much higher the logits of the last token are than those of the first token
     padded:     whether the last columns are -inf: one column and, with several ranks, also all columns of the last rank
-    transposed: whether they are non-contiguous in memory
-    columns:    on each rank
+    transposed: whether the logits are non-contiguous in memory
+    columns:    number of columns on each rank
     """
 
     note: str = ""
@@ -55,12 +55,12 @@ CASES = (
 
 
 class Sample(NamedTuple):
-    """The logits of all ranks of a group, and a target and an upstream gradient for each token."""
+    """The logits of all ranks in a group, and a target and an upstream gradient for each token."""
 
     logits: Tensor  # [..., v]
     target: Tensor  # [...]
     dy: Tensor  # [...]
-    columns: int  # on each rank
+    columns: int  # number of columns on each rank
 
     @property
     def shards(self) -> tuple[Tensor, ...]:
@@ -69,11 +69,11 @@ class Sample(NamedTuple):
 
     @property
     def owner(self) -> Tensor:
-        """The rank that has the target's column, [...]."""
+        """The rank that holds each target's column, [...]."""
         return self.target // self.columns
 
     def column_on(self, rank: int) -> Tensor:
-        """Return the target's position among a rank's columns, or 0 if another rank has it, [...]."""
+        """Return each target's position among a rank's columns [...], or 0 if another rank holds its column."""
         return torch.where(self.owner == rank, self.target % self.columns, 0)
 
 

@@ -1,4 +1,4 @@
-"""The check for exercise 8.3: the target's logit, which one rank has and all ranks need."""
+"""The check for exercise 8.3, the target's logit, which one rank holds and all ranks need."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from tplab.course import checks
 from tplab.course.chapters.ch08.sharded import CASES, SHAPE, WHOSE_GROUP, Logits, Sample, draw, give, on_device
 from tplab.runtime import device, record
 
-_COLUMNS = 3  # on each rank, where the check asks for an id that no rank has
+_COLUMNS = 3  # number of columns per rank when a target is an id that no rank holds
 _LARGEST = "the largest number over all ranks, each with 0 where another rank has the target"
 _OWN = "what this rank has itself: 0 where another rank has the target"
 _UNMASKED = "the sum over all ranks, where each took its first column for a target that is not its own"
@@ -39,7 +39,7 @@ def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected
         owned = torch.stack([torch.where(sample.owner == rank, right, 0) for rank in range(place.size)])
         modulo = torch.stack([shard.gather(-1, target % sample.columns).squeeze(-1) for shard in sample.shards])
         alike |= {
-            _LARGEST: owned.amax(0),  # before _OWN, because with some signs of three tokens the two are equal
+            _LARGEST: owned.amax(0),  # before _OWN, because some signs of the logits make the two equal
             _OWN: owned[place.index],
             _OWN_UNMASKED: found[place.index],
             _UNMASKED: found.sum(0),
@@ -127,7 +127,7 @@ STUCK = (
 
 @dataclass(frozen=True)
 class Outside(checks.Case):
-    """Targets that are outside the vocabulary of v ids."""
+    """Targets outside the vocabulary, which has v ids."""
 
     v: int
 
@@ -148,7 +148,7 @@ def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
 
 
 def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> checks.Observed:
-    """Call the answer with each of the ids and observe which error it raises. Runs on every rank."""
+    """Call the answer with each of these ids and record which error it raises. Runs on every rank."""
     seen: checks.Observed = {}
     for name, number in case.ids.items():
         try:

@@ -1,4 +1,4 @@
-"""The check for exercise 8.5: the mean loss, with padded columns, ignored tokens and label smoothing."""
+"""The check for exercise 8.5, the mean loss with padding columns, ignored tokens, and label smoothing."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,12 +38,12 @@ class Batch(checks.Case):
     """One kind of batch, and how the loss is called for it.
 
     padding:         number of padding columns on the last rank that holds ids
-    rank_of_padding: whether, with several ranks, the last rank holds nothing but padding, in addition to `padding`
+    rank_of_padding: whether the last of several ranks holds nothing but padding, in addition to `padding`
     ignored:         number of tokens whose target is ignore_index
-    smoothing:       label_smoothing
-    shift:           added to every logit
-    sure:            whether the model is so sure of the first tokens that their loss is 0
-    hidden:          whether the logit of id 0 is -inf in the tokens to ignore, as a mask of forbidden tokens makes it
+    smoothing:       the value of label_smoothing
+    shift:           number that is added to every logit
+    sure:            whether the model is so sure of the first sequence's tokens that their loss is 0
+    hidden:          whether id 0 has the logit -inf at the ignored tokens, as if a mask made it a forbidden token
     """
 
     padding: int = 0
@@ -73,7 +73,7 @@ class Batch(checks.Case):
             f"logits of about {self.shift:.0f}" if self.shift else "",
         ]
         text = ", ".join([f"vocab_parallel_loss(logits, target{options})", *filter(None, extras)])
-        return text + "," * bool(self.groups)  # "in groups ..." follows
+        return text + "," * bool(self.groups)  # because "in groups ..." follows
 
 
 CASES = (
@@ -93,7 +93,7 @@ CASES = (
 
 
 class Sample(NamedTuple):
-    logits: Tensor  # [3, 7, v with padding], or [3, 7, COLUMNS] for a rank
+    logits: Tensor  # [3, 7, padded v], or [3, 7, COLUMNS] on a rank
     target: Tensor  # [3, 7]
     vocab_size: int
     dy: Tensor  # []
@@ -102,7 +102,7 @@ class Sample(NamedTuple):
 def draw(case: Batch, generator: torch.Generator, size: int) -> Sample:
     vocab_size = case.vocab_size(size)
     logits = 2 * checks.random_tensor(generator, *LEADING, size * COLUMNS) + case.shift
-    logits[..., vocab_size:] += 3  # so that padding isn't small by chance
+    logits[..., vocab_size:] += 3  # so that including the padding always makes a difference
     target = torch.randint(vocab_size, LEADING, generator=generator)
     if case.ignore_index >= 0:
         target[target == case.ignore_index] = vocab_size - 1
@@ -153,7 +153,7 @@ def loss(case: Batch, sample: Sample, logits: Tensor, **changes: Any) -> Tensor:
 
 
 def lookalikes(case: Batch, sample: Sample, place: checks.Place, right: Tensor) -> dict[str, Tensor]:
-    """Return the values that known mistakes give instead of the right loss."""
+    """Return the values that common mistakes would produce instead of the right loss."""
     logits, target, k, _ = sample
     real, epsilon = logits[..., :k], case.smoothing
     counted = target != case.ignore_index
@@ -302,7 +302,7 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Outside(checks.Case):
-    """Targets outside the vocabulary. The ranks have `columns` columns in all, two of which are padding."""
+    """Targets outside the vocabulary. In total, the ranks have `columns` columns, two of which are padding."""
 
     columns: int
 
@@ -323,7 +323,7 @@ def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
 
 
 def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> checks.Observed:
-    """Call the answer with each of the ids and observe which error it raises. Runs on every rank."""
+    """Call the answer with each of these ids and record which error it raises. Runs on every rank."""
     seen: checks.Observed = {}
     for name, number in case.ids.items():
         target = torch.tensor([0, number, 1], device=device())

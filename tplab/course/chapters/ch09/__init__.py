@@ -1,6 +1,8 @@
-"""Exercises of chapter 09: initial values (9.1), seeds (9.2), a tracker (9.3), dropout (9.4), dropout run twice (9.5).
+"""Checks for the exercises in chapter 09: initial values (9.1), seeds (9.2), a tracker (9.3), dropout (9.4), and
+dropout that runs twice (9.5).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
 """
 
 from tplab.course.chapters.ch09 import block, first_values, replay, seeds, tracker

@@ -1,7 +1,7 @@
-"""The check for exercise 9.4: a block with dropout in a sharded place and in a replicated place.
+"""The check for exercise 9.4, a block that applies dropout to a sharded tensor and to a replicated tensor.
 
-The reference is the same block in a single process, in float64. Inside, it drops the elements that each rank drops in
-its columns. At the end, it drops the elements that all ranks drop.
+The reference is the same block in a single process, in float64. Inside the block, it drops the elements that each rank
+drops in its own columns. At the end of the block, it drops the elements that all ranks drop.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ HIDDEN, FFN, LEADING, RATE = 8, 16, (4, 5), 0.4
 NAMES = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}
 SHARDED_DIM = {"A": 0, "a": 0, "B": 1}
 MASKS = "masks"
-RIGHT_STREAMS = (SHARDED, REPLICATED)  # the state that each mask is drawn from: (inside, at the end)
+RIGHT_STREAMS = (SHARDED, REPLICATED)  # the states that the two masks are drawn from: (inside, at the end)
 
 OUT, SECOND = "out", "out of a second pass, under torch.no_grad"
 EVAL, AFTERWARDS = "out in eval mode", "numbers drawn afterwards"
@@ -32,7 +32,7 @@ NO_OUTER = "what comes out without dropout at the end"
 RESIDUAL_TOO = "what comes out when x is dropped as well"
 NOT_SCALED = "what comes out when the places that are kept stay as they are, not divided by 1 - rate"
 BEFORE_GELU = "what comes out when the first dropout stands before GELU"
-WRONG_STREAMS = {  # the state that each mask is drawn from: (inside, at the end)
+WRONG_STREAMS = {  # the states that the two masks are drawn from: (inside, at the end)
     (REPLICATED, REPLICATED): "what comes out when both masks are drawn from 'replicated'",
     (SHARDED, SHARDED): "what comes out when both masks are drawn from 'sharded'",
     (REPLICATED, SHARDED): "what comes out when 'sharded' and 'replicated' change places",
@@ -80,7 +80,7 @@ def run(block_class: Any, case: Passes, given: Problem, group: Any) -> checks.Ob
     seen = checks.observe(block, given.dy.to(device()), inputs={"x": x}, parameters=watched)
     block.eval()
     before = checks.Snapshot(x=x, **{"x of the second pass": second})
-    seen[EVAL] = block(x)  # with gradients, because only self.training decides whether it drops
+    seen[EVAL] = block(x)  # with gradients enabled, because only self.training may turn dropout off
     block.train()
     with torch.no_grad():
         seen[SECOND] = block(second)
@@ -90,7 +90,7 @@ def run(block_class: Any, case: Passes, given: Problem, group: Any) -> checks.Ob
 
 
 def masks(seed: int, group: Any) -> dict[tuple[str, str], list[Tensor]]:
-    """Draw plain PyTorch's masks on this rank for each choice of states: inside and at the end, pass by pass."""
+    """Draw this rank's masks with plain PyTorch for each choice of states: inside and at the end, in both passes."""
     index, size = dist.get_rank(group), dist.get_world_size(group)
     inner, outer = (*LEADING, FFN // size), (*LEADING, HIDDEN)
     return {
@@ -102,7 +102,7 @@ def masks(seed: int, group: Any) -> dict[tuple[str, str], list[Tensor]]:
 def forward(
     w: Mapping[str, Tensor], x: Tensor, inner: Tensor | float, outer: Tensor | float, before_gelu: bool = False
 ) -> Tensor:
-    """Run the block in a single process. inner: mask of all columns, [..., m]; outer: mask of the output, [..., h]."""
+    """Run the block in a single process. `inner` is the mask for all columns [..., m]. `outer` is the output's mask."""
     z = F.linear(x, w["A"], w["a"])  # [..., m]
     z = F.gelu(z * inner) if before_gelu else F.gelu(z) * inner
     return x + F.linear(z, w["B"], w["c"]) * outer  # [..., h]
@@ -112,7 +112,7 @@ def expect(case: Passes, problem: Problem, place: checks.Place) -> checks.Expect
     full, x, second, dy, seed = problem
 
     def drawn(streams: tuple[str, str], number: int = 0) -> tuple[Tensor, Tensor]:
-        """Return the masks of a pass: those of all ranks side by side [..., m], and this rank's [..., h]."""
+        """Return a pass's masks: all ranks' inner masks side by side [..., m], and this rank's outer mask [..., h]."""
         ranks = [seen[MASKS][streams] for seen in place.observed]
         return torch.cat([rank[2 * number] for rank in ranks], -1), ranks[place.index][2 * number + 1]
 
@@ -146,7 +146,7 @@ def expect(case: Passes, problem: Problem, place: checks.Place) -> checks.Expect
 def block(block_class: Any) -> checks.Verdict:
     checks.check_cases(
         "9.4", block_class, CASES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
-        whose_group=WHOSE_GROUP, without=checks.twins.DRAWS_ONCE,  # every call draws random numbers,
+        whose_group=WHOSE_GROUP, without=checks.twins.DRAWS_ONCE,  # because every call draws random numbers
         values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict("Inside the MLP each rank drops its own places, at the end all ranks drop the same ones.")

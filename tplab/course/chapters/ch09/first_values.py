@@ -1,7 +1,7 @@
-"""The check for exercise 9.1: a rank draws its own shard, with the standard deviation of the full weight.
+"""The check for exercise 9.1, in which each rank draws its own shard with the standard deviation of the full weight.
 
-The right values come from a generator with the rank's seed, times Xavier's standard deviation. The current random state
-must not change, nothing may be sent, and no rank may create a tensor as large as the full weight.
+The right values are drawn from a generator with the rank's seed and multiplied by Xavier's standard deviation. The
+current random state must not change, nothing may be sent, and no rank may create a tensor as large as the full weight.
 """
 
 import math
@@ -19,7 +19,7 @@ from tplab.runtime import record
 
 
 class Shards(checks.Case):
-    """One shard of each weight, drawn one after another."""
+    """A case in which a rank draws its shard of each weight, one after the other."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -30,7 +30,7 @@ WEIGHTS = {  # shape of the full weight [out, in], and the dimension that is sha
     "weight cut by rows": ((48, 20), 0),
     "weight cut by columns": ((24, 64), 1),
 }
-BEFORE = 3  # numbers drawn before, so that the current state isn't that of its seed
+BEFORE = 3  # number of values drawn first, so that the current state isn't the one right after seeding
 ELSEWHERE = 10**7  # distance between the current state's seed and the shards' seed
 AFTERWARDS = "numbers drawn afterwards"
 SMALL = "nobody makes a tensor as large as the whole weight"
@@ -50,7 +50,7 @@ FAN_IN = "what is scaled by sqrt(1 / in)"
 
 
 class Largest(TorchDispatchMode):
-    """Dispatch mode that records in `numel` the size of the largest tensor created in it, except on device "meta"."""
+    """Dispatch mode whose `numel` is the size of the largest tensor created so far, not counting tensors on "meta"."""
 
     numel = 0
 

@@ -1,6 +1,6 @@
-"""The dropout masks that plain PyTorch draws on a rank. The checks of 9.4 and 9.5 multiply by them.
+"""The dropout masks that plain PyTorch draws on a rank, which are used by the checks of 9.4 and 9.5.
 
-They are drawn on the ranks, because a GPU draws different values than a CPU.
+The masks are drawn on the ranks themselves, because a GPU draws different values than a CPU.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Draw = tuple[str, tuple[int, ...]]  # (stream, shape)
 
 
 def draw_masks(draws: Sequence[Draw], seed: int, index: int, rate: float) -> list[Tensor]:
-    """Draw all masks in order, from streams that are seeded as `seed_all(seed)` seeds them on rank `index`."""
+    """Draw all masks in order, from streams that are seeded the way `seed_all(seed)` seeds them on rank `index`."""
     seeds = {CURRENT: seed, REPLICATED: seed + REPLICATED_OFFSET, SHARDED: seed + SHARDED_OFFSET + index}
     masks: list[Tensor] = [torch.empty(0)] * len(draws)
     for stream in dict.fromkeys(name for name, _ in draws):

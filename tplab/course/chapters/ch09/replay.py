@@ -1,10 +1,11 @@
-"""The check for exercise 9.5: activation checkpointing whose second run drops the same elements as the first.
+"""The check for exercise 9.5, activation checkpointing in which the second run drops the same elements as the first.
 
 The function that runs twice applies dropout in three places, using torch's current state and both states of a tracker:
 
     a = dropout_sharded(w * f(x)),   y = dropout_current(dropout_replicated(g(a))),   out = y²
 
-The right gradients come from this formula in a single process, with plain PyTorch's masks from the same seeds.
+The right gradients are computed from this formula in a single process, with masks that plain PyTorch draws after the
+same seeds.
 """
 
 import weakref
@@ -32,7 +33,7 @@ MASKS = "masks"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene(checks.Case):
-    """A number of calls before a single backward pass, with an x that may or may not need a gradient."""
+    """A case that makes `calls` calls before a single backward pass, with an x that may or may not need a gradient."""
 
     title: str
     calls: int = 1
@@ -107,13 +108,13 @@ def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any)
 
 
 def next_masks(tracker: RNGTracker, dtype: torch.dtype) -> list[Tensor]:
-    """Draw the next mask from the current state, then from "replicated" and from "sharded"."""
+    """Draw the next mask from torch's current state, then from "replicated" and from "sharded"."""
     ones = torch.ones(SIZE, dtype=dtype, device=device())
     return [F.dropout(ones, RATE), *(dropout(ones, RATE, sharded=sharded, rng=tracker) for sharded in (False, True))]
 
 
 def masks(seed: int, runs: int) -> list[dict[str, Tensor]]:
-    """Draw plain PyTorch's masks on this rank: three masks for each run of the function."""
+    """Draw this rank's masks with plain PyTorch, three masks for each run of the function."""
     names = (SHARDED, REPLICATED, CURRENT)
     drawn = draw_masks([(name, (SIZE,)) for name in names] * runs, seed, dist.get_rank(), RATE)
     return [dict(zip(names, drawn[3 * run : 3 * run + 3], strict=True)) for run in range(runs)]
@@ -122,7 +123,7 @@ def masks(seed: int, runs: int) -> list[dict[str, Tensor]]:
 def gradients(
     problem: Problem, call: int, masks: Sequence[Mapping[str, Tensor]], rank: int, factor: float = 1.0
 ) -> tuple[Tensor, ...]:
-    """Return a call's out and dx and a rank's dw, each [n], computed in a single process from all ranks' `masks`."""
+    """Return a call's out and dx and a rank's dw (each [n]), computed in a single process from all ranks' `masks`."""
     x = problem.xs[call].clone().requires_grad_()
     weights = [weight.clone().requires_grad_() for weight in problem.weights]
     a = torch.stack([mine[SHARDED] * weight * x for mine, weight in zip(masks, weights, strict=True)])  # [p, n]
@@ -134,7 +135,7 @@ def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expecte
     drawn = [seen[MASKS] for seen in place.observed]  # each rank's masks, run by run
 
     def of_second_run(call: int) -> list[dict[str, Tensor]]:
-        """Return a second run's masks if only torch's state is reset. Backward starts with the last call."""
+        """Return the masks of a call's second run if only torch's state is reset. The last call goes backward first."""
         return [mine[2 * case.calls - 1 - call] | {CURRENT: mine[call][CURRENT]} for mine in drawn]
 
     calls, factor = range(case.calls), 1.0 if case.factor is None else case.factor

@@ -1,6 +1,8 @@
-"""The check for exercise 9.2: the seeds of a rank's streams, equal where they should be and nowhere else.
+"""The check for exercise 9.2, the seeds of a rank's streams, which must be equal where they should be and only there.
 
-Any scheme that follows the exercise's rules is right. It's called on real ranks, then for large numbers of ranks.
+A stream is a named random state. Any seeding scheme that follows the exercise's rules is right. The check calls the
+answer on real ranks first, and then for large numbers of ranks in a single process. There may be several copies of the
+model, each with the same number of ranks.
 """
 
 import builtins
@@ -16,11 +18,11 @@ from tplab.course import checks
 
 STREAMS = ("init", "replicated", "sharded")
 COPIES = 3
-MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # (ranks, copies), checked without a launch
-# Random seeds of 32 bits collide here with a probability of 1 - exp(-n**2 / 2**33) = 0.99997
-# Copies so far apart that seeds that repeat after 2**16 to 2**19 streams meet, too
+MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # (ranks, copies), checked in this process
+# Among n = 300,000 streams, random 32-bit seeds collide with a probability of 1 - exp(-n**2 / 2**33) = 0.99997. The
+# copies are so far apart that seeds that repeat after 2**16 to 2**19 streams collide, too.
 MOST = (1000, [*range(224), *range(450, 525), 999])
-TORCH_SEEDS = 2**32  # the CPU's generator uses the last 32 bits of a seed
+TORCH_SEEDS = 2**32  # the CPU's generator uses only the last 32 bits of a seed
 
 RIGHT_FORM = "each seed is a whole number from 0 on"
 ALONE = "no two streams have the same seed"
@@ -41,7 +43,7 @@ def ask(stream_seeds: Callable[..., Any], seed: int) -> checks.Observed:
 
 
 def form(said: Any) -> str:
-    """Describe what is wrong with the form of an answer. Returns "" if nothing is."""
+    """Describe what is wrong with the form of the seeds that the answer returned. Returns "" if nothing is wrong."""
     if not isinstance(said, dict) or set(said) != set(STREAMS):
         return f"it returns {said!r}"[:100]
     wrong = [f"{name}: {value!r}" for name, value in said.items() if type(value) is not int or not 0 <= value < 2**63]
@@ -49,7 +51,7 @@ def form(said: Any) -> str:
 
 
 def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
-    """Describe two streams that draw the same numbers, or return "". Also return whether their seeds differ."""
+    """Describe two streams that draw the same numbers, or return "". Also return whether their seeds differ anyway."""
     owners: dict[int, tuple[Key, int]] = {}
     for (rank, copy), said in answers.items():
         for key in (("init",), ("replicated", copy), ("sharded", copy, rank)):
@@ -76,7 +78,7 @@ def told(key: Key) -> str:
 def judge(
     answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]
 ) -> Iterator[checks.Observed]:
-    """Yield each rank's observations: seeds that must equal those of a single rank, and claims about all ranks."""
+    """Yield for each rank the seeds that must equal a single rank's, and the claim that no two streams share a seed."""
     words, _ = clash(answers)
     for rank in sorted({rank for rank, _ in answers}):
         yield {
@@ -112,7 +114,7 @@ def seeds(stream_seeds: Callable[..., Any]) -> checks.Verdict:
 
 
 def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
-    """Check many ranks and copies in this process, and then a different seed."""
+    """Check many ranks and copies in this process, then a different seed, and then a run with a different `hash`."""
 
     def say(seed: int, rank: int, p: int, copy: int) -> dict[str, int]:
         with checks.calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
@@ -159,7 +161,7 @@ def other_hashes() -> Iterator[None]:
 
 
 def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> tuple[checks.Question, ...]:
-    """Return questions about streams with the same seed. run: the run's seed, if that is what makes them collide."""
+    """Return the questions about streams with the same seed. Pass the run's seed as `run` if it may be the cause."""
     words, wraps = clash(answers)
     if run == 0:
         text = (

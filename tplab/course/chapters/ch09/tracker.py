@@ -1,7 +1,8 @@
-"""The check for exercise 9.3: named random states, and `fork`.
+"""The check for exercise 9.3, a tracker of named random states with a `fork` method.
 
-Every scene draws dropout masks and compares them element by element with those that plain PyTorch draws after
-`torch.manual_seed` with the seed of the name. Outside the forks, torch must draw as if there were no tracker.
+Each case is a scene, which is a short program that draws dropout masks with the learner's tracker. The check compares
+these masks element by element with those that plain PyTorch draws after `torch.manual_seed` with the seed of the same
+name. Outside the forks, torch must draw as if there were no tracker.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ class Idle:
     gives = CURRENT
 
     def add(self, name: str, seed: int) -> None:
-        """Create no state."""
+        """Ignore the name and the seed."""
 
     @contextmanager
     def fork(self, name: str) -> Iterator[None]:
@@ -60,7 +61,7 @@ class IdleAndBack(Idle):
 
 
 def draw(case: Scene, generator: torch.Generator, size: int) -> int:
-    """Draw a seed for torch's current state. The seeds of the names are close to it."""
+    """Draw a seed for torch's current state. The seeds of the named states are close to this seed."""
     return int(torch.randint(1000, 10**6, (), generator=generator))
 
 
@@ -79,7 +80,7 @@ def run(tracker_class: Any, case: Scene, seed: int, group: Any) -> checks.Observ
 
 
 def plain(seed: int) -> list[Tensor]:
-    """Return the first nine masks that torch draws after this seed."""
+    """Return the first nine masks that torch draws after it's seeded with this value."""
     torch.manual_seed(seed)
     return [mask() for _ in range(9)]
 

@@ -1,4 +1,4 @@
-"""The scenes for the check of exercise 9.3: programs that use a learner's tracker, and the right order of draws."""
+"""The scenes for the check of exercise 9.3, which are programs that use a learner's tracker and draw masks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ COMES_OUT = "the exception comes out of the fork"
 SAME_NAME, SAME_SEED = "a second state of the same name is refused", "a second state with the same seed is refused"
 STILL_TAKEN = "a seed stays taken after its state was used"
 NOTHING_LEFT = "what was refused leaves nothing behind"
-PLACES = 256  # two independent masks are equal once in 2**256
+PLACES = 256  # elements of a mask, so independent masks are equal with a probability of 2**-256
 
 
 def mask() -> Tensor:
@@ -130,7 +130,7 @@ def saved(script: Script) -> None:
         for _ in range(2):
             script.fork("sharded")
             script.fork("replicated")
-    later = script.tracker.state_dict()  # loading the first must not change this one
+    later = script.tracker.state_dict()  # loading the first state must not change this one
     script.tracker.load_state_dict(state)
     script.tracker.load_state_dict(later)
     script.fork("sharded")
@@ -165,7 +165,7 @@ def refused(script: Script) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene(Case):
-    """A program that uses the tracker. order: for each row of masks, which draws of their state they must equal."""
+    """A program that uses the tracker. `order` says which draws of their state the masks in each list must equal."""
 
     title: str
     program: Callable[[Script], None]

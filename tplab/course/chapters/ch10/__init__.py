@@ -1,6 +1,8 @@
-"""Exercises of chapter 10: the layer (10.1), the full GPT (10.2), a checkpoint's shards (10.3), generation (10.4).
+"""Checks for the exercises in chapter 10: the layer (10.1), the full GPT (10.2), a checkpoint's shards (10.3), and
+generation (10.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
 """
 
 from tplab.course.chapters.ch10 import checkpoint, generation, gpt, layer

@@ -1,4 +1,4 @@
-"""The check for exercise 10.3: cutting a checkpoint in GPT-2's format into each rank's shards."""
+"""The check for exercise 10.3, in which learners split a checkpoint in GPT-2's format into each rank's shards."""
 
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -42,7 +42,10 @@ def their_name(ours: str) -> str:
 
 
 def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights to GPT-2's format: its names, linear ones as [in, out], an output layer, and old masks."""
+    """Convert weights to GPT-2's format, which has other names and stores linear weights as [in, out].
+
+    The result also contains the weight of the output layer and the causal masks, as old checkpoints do.
+    """
     state = {}
     for name, value in whole.items():
         linear = name.startswith("layers.") and value.dim() == 2
@@ -56,7 +59,7 @@ def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mistakes(name: str, state: Mapping[str, Tensor], rank: int, p: int, multiple: int) -> dict[str, Tensor]:
-    """Return the values that known mistakes give a rank for one tensor."""
+    """Return the values that common mistakes would produce on a rank for the tensor with this name."""
     made, whole = {}, state[name]
     if name.startswith("layers.1."):
         made[OTHER_LAYER] = plain.cut(name, state[name.replace("layers.1.", "layers.0.")], rank, p, multiple)
@@ -126,7 +129,7 @@ def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> checks.Verdict:
 
 
 def observed(mine: Any, right: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Observe a rank's dictionary. If a name is missing, the other tensors are still compared."""
+    """Return what the check compares on a rank. If a name is missing from `mine`, the others are still compared."""
     if not isinstance(mine, Mapping):
         return {"result": f"a {type(mine).__name__}"}
     missing = [name for name in right if name not in mine]

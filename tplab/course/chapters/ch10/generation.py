@@ -1,7 +1,8 @@
-"""The check for exercise 10.4: the best token of a sharded vocabulary, and greedy generation with a cache.
+"""The check for exercise 10.4, the best token of a sharded vocabulary, and greedy generation with a cache.
 
-`generate` is called with a model that has no weights. Its logits depend on every token so far and on its position, so a
-wrong token, a wrong position, or a token that is missing from the cache or in it twice changes everything that follows.
+`generate` is called with a model that has no weights. The logits of this model depend on every token so far and on each
+token's position. So a wrong token, a wrong position, or a token that is missing from the cache or stored there twice
+changes everything that follows.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from tplab.course import checks
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device, record
 
-BATCH, WIDTH = 3, 320  # texts, and ids per rank
+BATCH, WIDTH = 3, 320  # number of texts, and number of ids per rank
 LITTLE = "only a few numbers for each token travel"
 CALLS = "the prompt is read once, then each new token once"
 
@@ -42,7 +43,7 @@ Script = tuple[int, int]  # (seed, vocabulary size), which determines what the m
 
 @dataclass(frozen=True)
 class Choice(checks.Case):
-    """One call of best_token."""
+    """One call to best_token."""
 
     scene: str
 
@@ -69,7 +70,7 @@ def draw_logits(case: Choice, generator: torch.Generator, size: int) -> tuple[Te
         logits[1, [full - WIDTH, full - 2]] = 5.0
         logits[2] = -1.0
     if case.scene == NEGATIVE:
-        logits = -1e4 - logits.abs()  # lower than any value that might be used to mask them
+        logits = -1e4 - logits.abs()  # lower than any value that an answer might use to mask logits
         logits[:, full - WIDTH // 2 :] = 0.0  # the padding
         return logits, full - WIDTH // 2
     if case.scene == ONE_RANK:
@@ -98,7 +99,7 @@ def expect_ids(case: Choice, problem: tuple[Tensor, int], place: checks.Place) -
     logits, vocab_size = problem
     real = logits.masked_fill(torch.arange(logits.shape[-1]) >= vocab_size, -torch.inf)
     values, places = real.unflatten(-1, (place.size, WIDTH)).transpose(0, 1).max(-1)  # [p, b] each
-    ids = places + WIDTH * torch.arange(place.size)[:, None]  # [p, b]: each rank's best
+    ids = places + WIDTH * torch.arange(place.size)[:, None]  # [p, b], the best id on each rank
     mistakes = {
         WITH_PADDING: logits.argmax(-1),
         "the highest of the ids with the largest logit": real.shape[-1] - 1 - real.flip(-1).argmax(-1),
@@ -118,7 +119,7 @@ _PRIME = 2**31 - 1
 
 
 def next_logits(seen: list[tuple[int, int]], script: Script) -> Tensor:
-    """Return the logits [v] after these (position, token) pairs. All are negative, and some are equal."""
+    """Return the logits [v] that follow these (position, token) pairs. All logits are negative, and some are equal."""
     seed, vocab_size = script
     state = seed
     for place, token in seen:
@@ -128,7 +129,7 @@ def next_logits(seen: list[tuple[int, int]], script: Script) -> Tensor:
 
 
 class Scripted:
-    """A stand-in for ParallelGPT, with new_cache, config and group. It records how it is called."""
+    """A stand-in for ParallelGPT, with new_cache, config, and group. It records how it's called."""
 
     def __init__(self, script: Script, group: Any) -> None:
         self.script, self.group = script, group
@@ -157,7 +158,7 @@ class Scripted:
         self.calls.append((ids.shape[1], int(past), any(cache is mine for mine in self.caches)))
         lines: list = cache if isinstance(cache, list) and len(cache) == len(ids) else [[] for _ in ids]
         width = -(-self.script[1] // (8 * self.q)) * 8
-        out = torch.zeros(*ids.shape, width * self.q, dtype=torch.float64)  # the padding: zeros
+        out = torch.zeros(*ids.shape, width * self.q, dtype=torch.float64)  # the padding stays 0
         for line, (kept, tokens) in enumerate(zip(lines, ids.tolist(), strict=True)):
             for offset, token in enumerate(tokens):
                 kept.append((past + offset, token))
@@ -165,7 +166,7 @@ class Scripted:
         return out[..., self.rank * width : (self.rank + 1) * width].contiguous().to(device())
 
     def wrong_calls(self, length: int, new: int) -> str:
-        """Describe what is wrong with the recorded calls. Returns "" if nothing is."""
+        """Describe what is wrong with the recorded calls. Returns "" if nothing is wrong."""
         calls = [call for call in self.calls if call[0] >= 0]
         rooms = [call[1] for call in self.calls if call[0] < 0]
         if not new:
@@ -187,7 +188,7 @@ class Scripted:
 
 
 def greedy(prompt: Tensor, new: int, script: Script, *, restart: bool = False) -> Tensor:
-    """Generate the texts [b, s + new] in a single process. restart: start positions at 0 again in each call."""
+    """Generate the texts [b, s + new] in a single process. With `restart`, positions start at 0 again in each call."""
     lines = []
     for tokens in prompt.tolist():
         seen = list(enumerate(tokens))
@@ -209,7 +210,7 @@ def text_mistakes(prompt: Tensor, new: int, script: Script) -> dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Text(checks.Case):
-    """One call of generate with prompts [batch, length]."""
+    """One call to generate, with prompts [batch, length]."""
 
     batch: int
     length: int
@@ -255,7 +256,7 @@ def expect_text(case: Text, problem: tuple[Tensor, Script], place: checks.Place)
 
 @checks.exercise("10.4", "Greedy generation on p ranks")
 def greedy_generation(best_token: Callable[..., Any], generate: Callable[..., Any]) -> checks.Verdict:
-    for world_size in checks.WORLD_SIZES:  # both functions at one world size, then at the next
+    for world_size in checks.WORLD_SIZES:  # check both functions at one world size, and then at the next
         checks.check_cases(
             "10.4", best_token, CHOICES, draw=draw_logits, give=give_logits, run=run_best, expect=expect_ids,
             questions=best_questions, crash=CRASH, whose_group=WHOSE_GROUP, world_sizes=[world_size],

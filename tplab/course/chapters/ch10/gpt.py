@@ -1,4 +1,7 @@
-"""The check for exercise 10.2: the forward pass of a full GPT, with tied logits and loss."""
+"""The check for exercise 10.2, the forward pass of a full GPT with tied logits and a loss.
+
+A case's twins repeat the case in other ways, for example in bfloat16 or under torch.no_grad.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -31,9 +34,9 @@ IGNORED_TOO = "what comes out when the ignored token counts in the mean"
 
 @dataclass(frozen=True)
 class Call(checks.Case):
-    """One call of the model: "logits", "loss", "dropout" with a stand-in for the layers, "cache", or "past".
+    """One call to the model. `what` is "logits", "loss", "dropout" (with stand-ins for the layers), "cache", or "past".
 
-    past: a text whose first PAST tokens came before, and no cache, so that only the positions know of them
+    In a "past" call, the text continues PAST earlier tokens without a cache, so only its positions depend on them.
     """
 
     what: str
@@ -64,12 +67,12 @@ CASES = (
 
 
 def stand_in(x: Tensor) -> Tensor:
-    """Compute something simple in place of a layer, from [b, s, h] to [b, s, h]."""
+    """Compute something simple that takes the place of a layer, from [b, s, h] to [b, s, h]."""
     return 2 * x.tanh() + x.roll(1, -1)
 
 
 class StandIn(nn.Module):
-    """A stand-in for a layer. It records the options of its calls and communicates nothing."""
+    """A stand-in for a layer. It records the options of its calls and sends nothing."""
 
     def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class StandIn(nn.Module):
 class Problem(NamedTuple):
     full: dict[str, Tensor]  # the unsharded weights, by name
     ids: Tensor  # [b, s]
-    targets: Tensor  # [b, s], one of them ignored
+    targets: Tensor  # [b, s], where one target is ignored
     dlogits: Tensor  # [b, s, v]; a rank receives its shard, [b, s, padded v / p]
     dloss: Tensor  # []
     seed: int  # the tracker's seed
@@ -108,7 +111,7 @@ def padded(logits: Tensor, size: int) -> Tensor:
 
 
 def zeros_in_padding(out: Any) -> Any:
-    """Replace the -inf that `parallel_logits` returns for padding with 0, which a matmul with the table returns."""
+    """Replace -inf, which `parallel_logits` returns for padding, by 0, which a matmul with the padded table returns."""
     return out.masked_fill(out.isneginf(), 0) if isinstance(out, Tensor) else out
 
 
@@ -195,7 +198,7 @@ def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected
     right: checks.Observed = {"out": out.detach()}
     for name, leaf in leaves.items():
         if case.what == "dropout" and name.startswith("layers."):
-            continue  # a stand-in replaces them
+            continue  # stand-ins replace the layers
         assert leaf.grad is not None
         right[f"d{name}"] = plain.cut(name, leaf.grad, place.index, place.size)
     tokens = ids.numel()
@@ -235,7 +238,7 @@ def loss_mistakes(problem: Problem, size: int) -> dict[str, Tensor]:
 
 
 def without(case: Call) -> Collection[checks.Twin]:
-    if case.what == "past" or (case.what == "cache" and case.training):  # the cache in eval mode has all twins
+    if case.what == "past" or (case.what == "cache" and case.training):  # the case in eval mode has all twins
         return tuple(checks.Twin)
     return checks.twins.DRAWS_ONCE if case.what == "dropout" else ()
 

@@ -1,4 +1,7 @@
-"""The check for exercise 10.1: the forward pass of a transformer layer."""
+"""The check for exercise 10.1, the forward pass of a transformer layer.
+
+A case's twins repeat the case in other ways, for example in bfloat16 or under torch.no_grad.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +37,7 @@ ON_THE_SUM = "what comes out when dropout works on the sums, the residuals inclu
 
 @dataclass(frozen=True)
 class Call(checks.Case):
-    """One way to build and run the layer. cached: whether the text arrives in pieces, with a cache."""
+    """One way to build and run the layer. With `cached`, the text arrives in pieces, and the layer uses a cache."""
 
     post: bool = False
     causal: bool = True
@@ -89,7 +92,7 @@ def run(layer_class: Any, case: Call, given: Problem, group: Any) -> checks.Obse
     with twin.fork("replicated"):
         drawn = [[F.dropout(torch.ones(BATCH, s, HIDDEN, **place), RATE) for _ in range(2)] for s in lengths]
     masks = [torch.cat(pieces, 1) for pieces in zip(*drawn, strict=True)]
-    torch.manual_seed(dist.get_rank())  # so that a mask from the current state differs by rank
+    torch.manual_seed(dist.get_rank())  # so that a mask from the current state differs between ranks
     calls: list[dict[str, Any]] = []
     layer.attention.register_forward_pre_hook(lambda _, __, options: calls.append(dict(options)), with_kwargs=True)
     x = given.x.to(device())
@@ -137,7 +140,7 @@ def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected
 
 
 def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Tensor]:
-    """Return the outputs if q ranks add the residuals or the final biases before the sum over the ranks."""
+    """Return the outputs if each of q ranks adds a block's residual or final bias before the sum over the ranks."""
     layer = plain.Layer(**fixed)
     normed = layer.norm1(x)
     after = layer.keep(x, normed) + layer.attention(normed)
@@ -153,7 +156,7 @@ def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Ten
 
 
 def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of layers that drop in the wrong place, with the masks that they should have drawn."""
+    """Return the outputs of layers that apply the right masks in the wrong place or mode, or no masks at all."""
     layer, bare = plain.Layer(**fixed), plain.Layer(**{**fixed, "masks": (1.0, 1.0)})
     normed = bare.norm1(x)
     first = (bare.keep(x, normed) + bare.attention(normed)) * layer.masks[0]
@@ -182,7 +185,7 @@ def transformer_layer(layer_class: Any) -> checks.Verdict:
         )  # fmt: skip
 
     check(CASES, checks.WORLD_SIZES)
-    check(DROPPING, (2, 4, 1))  # several ranks first, because there a wrong state makes ranks disagree
+    check(DROPPING, (2, 4, 1))  # several ranks first, because a wrong random state makes them disagree
     return checks.Verdict(
         "Two all-reduces of b·s·h numbers forward and two backward; norms, biases and dropout send nothing."
     )

@@ -1,7 +1,7 @@
-"""A single-process GPT, written out in plain PyTorch: the right values and those of known mistakes.
+"""A single-process GPT in plain PyTorch that computes the right values and those that common mistakes would produce.
 
-Its weights are a dictionary of full tensors under the names of the chapter's modules, [out, in] as nn.Linear stores
-them. Nothing here uses tplab's layers.
+Its weights are a dictionary of unsharded tensors, keyed by the names that the chapter's modules use. Weight matrices
+are [out, in], as in nn.Linear. Nothing here uses tplab's layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ from tplab.course.checks import random_tensor
 
 Weights = Mapping[str, Tensor]
 Masks = tuple[Tensor | float, Tensor | float]  # dropout masks for the outputs of attention and MLP
-LINEAR = {"attention.qkv": (3, 1), "attention.out": (1, 1), "mlp.up": (4, 1), "mlp.down": (1, 4)}  # [out, in] / h
+LINEAR = {"attention.qkv": (3, 1), "attention.out": (1, 1), "mlp.up": (4, 1), "mlp.down": (1, 4)}  # [out, in] over h
 
 
 def layer_weights(generator: torch.Generator, h: int) -> dict[str, Tensor]:
-    """Draw weights for one layer, such that no bias is zero and every norm has an effect."""
+    """Draw weights for one layer in which no bias is zero and every norm has an effect."""
     made = {}
     for name, (rows, columns) in LINEAR.items():
         made[f"{name}.weight"] = random_tensor(generator, rows * h, columns * h) * (columns * h) ** -0.5
@@ -40,9 +40,9 @@ def gpt_weights(generator: torch.Generator, layers: int, h: int, vocab_size: int
 
 
 def cut(name: str, whole: Tensor, rank: int, p: int, multiple: int = 8) -> Tensor:
-    """Return the shard that `rank` of p must hold of the tensor with this name.
+    """Return the shard that `rank` out of p ranks must hold of the tensor with this name.
 
-    For the fused weight of Q, K and V, the shard consists of the rank's heads of each. For the table, it's padded rows.
+    The shard of a fused Q, K, and V weight consists of the rank's heads of each. The table is padded before it's split.
     """
     if name.endswith("embedding.weight"):
         rows = -(-len(whole) // (multiple * p)) * multiple * p
@@ -127,7 +127,7 @@ def _beside(m: Layer, x: Tensor) -> Tensor:
 
 
 def _blocks(first: Callable, second: Callable, m: Layer, x: Tensor) -> Tensor:
-    """Run both blocks with the given functions as norms."""
+    """Run the attention and MLP blocks with the given functions as their norms."""
     normed = first(x)
     x = m.keep(x, normed) + m.attention(normed)
     normed = second(x)

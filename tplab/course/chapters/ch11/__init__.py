@@ -1,8 +1,8 @@
-"""Exercises of chapter 11: the time of a collective (11.1) and of a layer (11.2), a backward pass that doesn't wait
-(11.3), the smallest layer that is worth p ranks (11.4).
+"""Checks for the exercises in chapter 11: the time of a collective (11.1) and of a layer (11.2), a backward pass that
+doesn't wait (11.3), and the smallest layer that is worth p ranks (11.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions, its table of symptoms and, in
-`published`, published measurements of real runs.
+Importing this package registers the checks. The package also contains the chapter's prediction questions, its table of
+symptoms, and (in `published`) published measurements of real runs.
 """
 
 from tplab.course.chapters.ch11 import async_backward, collective_time, layer_time, smallest

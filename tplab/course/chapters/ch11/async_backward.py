@@ -1,4 +1,4 @@
-"""The check for exercise 11.3: a backward pass that computes dW while the all-reduce of dx is running.
+"""The check for exercise 11.3, a backward pass that computes dW while the all-reduce of dx is running.
 
 The check doesn't compare how long anything takes. It compares the order in which a rank runs the two matmuls
 (recognized by the sizes of their results), starts the all-reduce, and waits for it.
@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 from tplab.course import checks
 from tplab.runtime import device
 
-HIDDEN, SHARD = 5, 7  # h, and a rank's rows of the weight: sizes that identify the matmuls
+HIDDEN, SHARD = 5, 7  # h, and the weight's rows on a rank; these sizes identify the matmuls
 RIGHT = "dx, all-reduce, dW, wait"
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "sum", "linear", "matmul", "einsum"}
-_MAKES = {"dx": _PRODUCTS, "dW": {*_PRODUCTS, "mul"}}  # torch.outer, one token's term of dW, is a mul
+_MAKES = {"dx": _PRODUCTS, "dW": {*_PRODUCTS, "mul"}}  # torch.outer, which computes one token's term of dW, is a mul
 _SENT = {"allreduce_", "all_reduce", "all_reduce_"}
 
 ORDER = "order of the backward pass"
@@ -34,7 +34,7 @@ LAST_TOKEN = "what the last token alone gives"
 
 @dataclass(frozen=True)
 class Input(checks.Case):
-    """An x of shape [*leading, h]. frozen: whether the weight needs no gradient."""
+    """A case with an x of shape [*leading, h]. With `frozen`, the weight needs no gradient."""
 
     leading: tuple[int, ...] = (3, 2)
     frozen: bool = False
@@ -47,7 +47,7 @@ CASES = (Input(), Input(leading=(2,)), Input(leading=(2, 2, 2)), Input(groups=ch
 
 
 class Watch(TorchDispatchMode):
-    """Dispatch mode that records, in order, matmuls with results the size of dx or dW, all-reduces, and waits."""
+    """Dispatch mode that records matmuls with results the size of dx or dW, all-reduces, and waits, in their order."""
 
     def __init__(self, dx: int, dw: int) -> None:
         super().__init__()
@@ -115,13 +115,13 @@ def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group:
     class Watched(function):
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            with nullcontext() if watch.events else watch.watching():  # only the first: a twin goes backward again
+            with nullcontext() if watch.events else watch.watching():  # watch only the first backward pass
                 return function.backward(ctx, *gradients)
 
     seen = checks.observe(
         lambda leaf: Watched.apply(leaf, weight, group), dy, inputs={"x": x}, parameters={"W": weight}
     )
-    if case.frozen:  # then there need be no dW, and nothing to compute while the all-reduce is running
+    if case.frozen:  # then there's no dW to compute while the all-reduce is running
         return seen
     return seen | ({ORDER: ", ".join(watch.events)} if dist.get_world_size(group) > 1 else {})
 
@@ -170,7 +170,7 @@ STUCK = "Does every rank start the all-reduce of dx, with the same shape, and wa
 
 
 def _order(*parts: str) -> Callable[[checks.Differences], bool]:
-    """Return a predicate that tests whether the order is wrong and these events directly follow each other in it."""
+    """Return a predicate that tests whether the order is wrong and contains these events one right after the other."""
     return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", expected")[0]
 
 

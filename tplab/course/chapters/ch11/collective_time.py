@@ -1,4 +1,4 @@
-"""The check for exercise 11.1: the time of three collectives in a ring. It starts no ranks."""
+"""The check for exercise 11.1, the time that three collectives take in a ring. It starts no ranks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,7 +70,7 @@ _QUESTIONS = (
 
 
 def ring(kind: str, size: float, p: int, alpha: float, beta: float) -> tuple[float, dict[str, float]]:
-    """Return the right time of a collective in seconds, and the times that known mistakes give."""
+    """Return the right time of a collective in seconds, and the times that common mistakes would produce."""
     ways = 2 if kind == "all_reduce" else 1
     steps, part, whole = ways * (p - 1), alpha + beta * size / p, alpha + beta * size
     mistakes = {
@@ -96,7 +96,7 @@ def in_microseconds(seconds: Any) -> Any:
 
 
 def lookalikes(rows: Mapping[str, tuple[float, dict[str, float]]]) -> dict[str, dict[str, list[Any]]]:
-    """Return the times that known mistakes give for each collective, in the form that `verify` expects."""
+    """Return the times that common mistakes would produce for each collective, in the form that `verify` expects."""
     return {
         kind: {label: [in_microseconds(value)] for label, value in wrong.items()} for kind, (_, wrong) in rows.items()
     }

@@ -1,4 +1,4 @@
-"""The check for exercise 11.2: compute and communication of a tensor-parallel layer. It starts no ranks."""
+"""The check for exercise 11.2, the compute and communication times of a tensor-parallel layer. It starts no ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +114,7 @@ _QUESTIONS = (
 
 
 def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) -> tuple[float, dict[str, float]]:
-    """Return the right compute time in seconds for all the layer's matmuls, and the times that known mistakes give."""
+    """Return the right time in seconds for the layer's matmuls, and the times that common mistakes would produce."""
     tokens = b * s
     attention = 2 * tokens * h * 3 * h + 2 * tokens * h * h
     mlp = 2 * tokens * h * 4 * h * 2
@@ -140,7 +140,10 @@ def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) 
 def communication_times(
     b: int, s: int, h: int, p: int, link: Link, recompute: bool, width: int
 ) -> tuple[float, dict[str, float]]:
-    """Return the right communication time in seconds, and the times that mistakes give. width: bytes per number."""
+    """Return the right communication time in seconds, and the times that common mistakes would produce.
+
+    The messages have `width` bytes per element.
+    """
 
     def ring(size: float) -> float:
         return 2 * (p - 1) * (link.alpha + link.beta * size / p)

@@ -1,7 +1,8 @@
 """Published measurements to compare the cost model with. The model doesn't use them, but the tests and chapter 11 do.
 
-Each row gives its configuration and what was measured. Every GPT here has a vocabulary of 51,200 (padded so that 8
-ranks share it in multiples of 128), dropout 0.1, a tied embedding and learned positions, as in the papers.
+Each row contains a configuration and what was measured for it. Every GPT that `gpt` builds has a vocabulary of 51,200
+(padded so that 8 ranks share it in multiples of 128), dropout 0.1, a tied embedding, and learned positions, as in the
+papers.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def gpt(num_layers: int, hidden_size: int, num_heads: int, seq_length: int = 204
 
 @dataclass(frozen=True)
 class Run:
-    """A measured training run: its layout, and the performance that it achieved."""
+    """A measured training run, with its layout and the performance that it achieved."""
 
     name: str
     config: GPTConfig
@@ -41,10 +42,11 @@ class Run:
     share_of_peak: float
 
 
-# Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", table 1, on
-# A100. All activations are recomputed. Micro-batch sizes and chunks of layers aren't in the paper but in the
-# scripts that reproduce it: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The scatter/gather optimization is on
-# (section 5.1). Without a pipeline, torch's DDP sums the gradients during the backward pass (DDP=torch there).
+# Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", table 1,
+# measured on A100s. All activations are recomputed. The micro-batch sizes and the numbers of chunks aren't in the
+# paper, but in the script that reproduces its results (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh). The
+# scatter/gather optimization is on (section 5.1). Without a pipeline, torch's DDP sums the gradients during the
+# backward pass, because the script sets DDP=torch.
 _TABLE_1 = (
     # billions, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s, % of peak; micro-batch, chunks
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 44, 16, 1),
@@ -73,17 +75,18 @@ NARAYANAN_TABLE_1 = tuple(map(_narayanan, _TABLE_1))
 
 @dataclass(frozen=True)
 class Scaling:
-    """A row of a weak-scaling table on DGX-2H, where the model grows with the number of GPUs that share it."""
+    """A row of a weak-scaling table for DGX-2H servers. The model grows with the number of GPUs that share it."""
 
     parameters: float
     config: GPTConfig
     tp: int
-    efficiency: float  # tensor parallel, one replica, batch 8
-    with_data_parallel: float  # 64 replicas, batch 512
+    efficiency: float  # with tensor parallelism, one replica, and batch size 8
+    with_data_parallel: float  # with 64 replicas and batch size 512
 
 
-# Shoeybi et al. 2019, "Megatron-LM", table 1 and figure 5: V100 in DGX-2H, batch 8 per replica, recomputed
-# activations. The run on one GPU reaches 39 TFLOP/s; efficiency is FLOP/s per GPU relative to that.
+# Shoeybi et al. 2019, "Megatron-LM", table 1 and figure 5, measured on V100s in DGX-2H servers with batch size 8 per
+# replica and recomputed activations. The run on one GPU reaches 39 TFLOP/s, and the efficiency of the other runs is
+# their FLOP/s per GPU relative to that.
 SHOEYBI_FIGURE_5 = (
     Scaling(1.2e9, gpt(40, 1536, 16, 1024), 1, 1.00, 0.96),
     Scaling(2.5e9, gpt(54, 1920, 20, 1024), 2, 0.95, 0.83),
@@ -92,17 +95,18 @@ SHOEYBI_FIGURE_5 = (
 )
 SHOEYBI_TFLOPS = 39.0
 
-# The same paper, table 8: speedup of the first row's 1.2 billion parameters, batch 8, as the number of GPUs grows.
+# Table 8 of the same paper: the speedup of the first row's model (1.2 billion parameters, batch size 8) on this number
+# of GPUs.
 SHOEYBI_TABLE_8 = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}
 
-# Shoeybi et al. 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: the 1.2 billion parameters on
-# one GPU of a DGX-2H, with a year of software optimizations.
+# Shoeybi et al. 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: the model with 1.2 billion
+# parameters on one GPU of a DGX-2H, after a year of software optimizations.
 MEGATRON_V1_TFLOPS = 62.4
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Milliseconds per layer of the 22-billion-parameter model, with micro-batch 4 and tp 8."""
+    """The milliseconds that a layer of the 22-billion-parameter model takes, with micro-batch size 4 and tp = 8."""
 
     name: str
     sequence_parallel: bool
@@ -111,8 +115,8 @@ class LayerRow:
     backward: float  # including recomputation
 
 
-# Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", table 4, on A100. The
-# all-reduce of the input's gradient overlaps with the gradient of the weight (section 6.2).
+# Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", table 4, measured
+# on A100s. The all-reduce of the input's gradient overlaps with the computation of the weight's gradient (section 6.2).
 LAYER_22B = gpt(48, 6144, 64)
 KORTHIKANTI_TABLE_4 = (
     LayerRow("baseline", False, "nothing", 7.7, 11.9),
@@ -125,11 +129,11 @@ KORTHIKANTI_TABLE_4 = (
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds per iteration without data parallelism, with every layer fully recomputed and with less recomputation."""
+    """The seconds per iteration without data parallelism, both with full recomputation of every layer and with less."""
 
     name: str
     config: GPTConfig
-    layout: Layout  # of the present work: sequence parallel, attention recomputed
+    layout: Layout  # of the paper's "present work": sequence parallel, attention recomputed
     program: Program
     layers_again: float
     present_work: float
@@ -137,7 +141,7 @@ class Iteration:
     hfu: float
 
 
-# The same paper, tables 3 and 5. Three chunks for 175B and 530B (section 6).
+# Tables 3 and 5 of the same paper. The 175B and 530B models run with three chunks (section 6).
 def _korthikanti(row: tuple) -> Iteration:
     name, config, pp, batch, micro_batch, chunks, again, present, mfu, hfu = row
     layout = Layout(8, pp, 1, micro_batch, batch // micro_batch, True, "attention", chunks)
@@ -159,7 +163,7 @@ KORTHIKANTI_TABLE_5 = tuple(
 
 @dataclass(frozen=True)
 class Measured:
-    """One published value, as a speed: FLOP/s per GPU, layers per second, or iterations per second."""
+    """One published value, expressed as a speed (FLOP/s per GPU, layers per second, or iterations per second)."""
 
     name: str
     published: float
@@ -167,7 +171,7 @@ class Measured:
 
 
 def published_rows() -> list[Measured]:
-    """Return the 28 published values on A100s: ten runs, and five layers and four iterations with two times each."""
+    """Return the 28 published values for A100s: ten runs, plus two times each for five layers and four iterations."""
     rows = [
         Measured(f"{run.name}, Narayanan", run.tflops * 1e12, partial(_run_speed, run)) for run in NARAYANAN_TABLE_1
     ]
@@ -185,7 +189,7 @@ def published_rows() -> list[Measured]:
 
 
 def summary(speeds: list[float]) -> dict[str, str]:
-    """Return the mean and the extremes of predicted over published speed, and how many are within 10 %, as text."""
+    """Return, as text, the mean and extremes of predicted over published speed, and how many are within 10 % of 1."""
     within = sum(abs(speed - 1) <= 0.1 for speed in speeds)
     return {
         "mean": f"{fmean(speeds):.2f}", "from": f"{min(speeds):.2f}", "to": f"{max(speeds):.2f}",
@@ -223,8 +227,9 @@ class LlamaRun:
     tflops: float  # model FLOPs per GPU
 
 
-# Dubey et al. 2024, "The Llama 3 herd of models", table 4, without the row that divides the context. Sequences of 8192,
-# 16 million tokens a step; FSDP shards the optimizer and doesn't reshard the weights after forward (section 3.3.2).
+# Dubey et al. 2024, "The Llama 3 herd of models", table 4, without the row that uses context parallelism. Sequences
+# have 8192 tokens, and a step processes 16 million tokens. FSDP shards the optimizer state and doesn't reshard the
+# weights after the forward pass (section 3.3.2).
 LLAMA_3_TABLE_4 = tuple(
     LlamaRun(
         PRESETS["Llama 3 405B"],

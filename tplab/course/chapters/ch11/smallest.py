@@ -1,4 +1,4 @@
-"""The check for exercise 11.4: the smallest hidden size that keeps p ranks busy. It starts no ranks."""
+"""The check for exercise 11.4, the smallest hidden size that keeps p ranks busy. It starts no ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ _NAME = "hidden size"
 
 @dataclass(frozen=True)
 class Case:
-    """A layer that needs time h²/p for its matmuls and, on more than one rank, `sent`·h + `fixed` for communication.
+    """A layer whose matmuls take time h²/p. On several ranks, communication takes another `sent`·h + `fixed`.
 
-    On every rank, whatever p is, it also needs `norms`·h for what isn't sharded.
+    Whatever p is, the parts of the layer that aren't sharded also take `norms`·h on every rank.
     """
 
     p: int
@@ -27,7 +27,7 @@ class Case:
     fixed: float = 0.0
     norms: float = 0.0
     most: int = 2**17
-    defaults: bool = False  # whether the options, which are the defaults, are left out of the call
+    defaults: bool = False  # whether the call leaves out the options, which have their default values
 
     def seconds(self, h: int, p: int) -> float:
         return h * h / p + self.norms * h + (self.sent * h + self.fixed if p > 1 else 0.0)
@@ -44,7 +44,7 @@ class Case:
         return self.first(lambda h: self.reaches(h, self.p, self.efficiency))
 
     def wrong(self) -> list[tuple[int | None, str]]:
-        """Return the sizes that known mistakes give, with the questions to ask about them."""
+        """Return the sizes that common mistakes would produce, each with the question to ask."""
         right, step = self.right(), self.step
 
         def above(h: int) -> bool:
@@ -116,22 +116,22 @@ _TYPE = "A whole number is wanted, a hidden size, or None. What does your last l
 
 
 def cases(generator: torch.Generator) -> list[Case]:
-    """Return cases with sizes drawn so that different mistakes give different results, and borderline cases."""
+    """Return borderline cases, and cases whose sizes are drawn so that different mistakes produce different results."""
     draw = torch.rand(6, generator=generator, dtype=torch.float64).tolist()
     return [
         Case(p=8, efficiency=0.8, step=96, sent=111 + 20 * draw[0], fixed=1e5 * draw[1]),
         Case(p=4, efficiency=0.6 + 0.04 * draw[2], step=160, sent=411 + 90 * draw[3], fixed=1e5),
-        Case(p=4, efficiency=0.75, step=256, sent=256.0),  # h / (h + 4·256) is 3/4 at 3072, exactly
+        Case(p=4, efficiency=0.75, step=256, sent=256.0),  # h / (h + 4·256) is exactly 3/4 at 3072
         Case(p=16, efficiency=0.9, step=224, sent=31 + 5 * draw[4], fixed=1e4 * draw[5]),
         Case(p=2, efficiency=0.5, step=1024, sent=3.0),
         Case(p=8, efficiency=0.9, step=512, sent=1000.0, most=65536),
         Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3072),  # the largest size that may be tried is the answer
-        Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3071),  # and here it is just out of reach
-        Case(p=2, efficiency=0.5, step=4096, sent=3.0, most=4095),  # no size may be tried at all
-        Case(p=8, efficiency=0.75, step=8, sent=5.0),  # at 120: fewer than 128 for every rank
+        Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3071),  # here, the answer is just out of reach
+        Case(p=2, efficiency=0.5, step=4096, sent=3.0, most=4095),  # there's no size that may be tried
+        Case(p=8, efficiency=0.75, step=8, sent=5.0),  # the answer is 120, with fewer than 128 columns per rank
         Case(p=8, efficiency=0.8, step=64, sent=50.0, norms=100.0),
         Case(p=8, efficiency=0.8, step=1024, sent=333.0, defaults=True),
-        Case(p=8, efficiency=0.8, step=1024, sent=5000.0, defaults=True),  # only beyond 2**17
+        Case(p=8, efficiency=0.8, step=1024, sent=5000.0, defaults=True),  # reached only beyond 2**17
     ]
 
 

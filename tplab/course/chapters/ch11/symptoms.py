@@ -1,4 +1,7 @@
-"""The table of symptoms and their causes at the end of chapter 11's "Break it" section."""
+"""The table of symptoms at the end of chapter 11's "Break it" section.
+
+Each row names a symptom, which is what a learner may see, and the mistake that causes it.
+"""
 
 from tplab.course.checks import Symptom
 

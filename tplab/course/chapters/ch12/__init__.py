@@ -1,6 +1,8 @@
-"""Exercises of chapter 12: two mappings (12.1), the block around them (12.2), gradients (12.3), bytes saved (12.4).
+"""Checks for the exercises in chapter 12: two mappings (12.1), the block around them (12.2), gradients (12.3), and
+saved bytes (12.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
 """
 
 from tplab.course.chapters.ch12 import block, gradients, layer_bytes, mappings

@@ -1,8 +1,9 @@
-"""The check for exercise 12.2: a block that holds s/p tokens wherever no matrix needs all of them.
+"""The check for exercise 12.2, a block that holds s/p tokens wherever no matmul needs all of them.
 
-The check provides the middle of the block: two matrices, split by columns and by rows, without any communication. The
-reference is the same block in a single process, in plain PyTorch, where each rank's tokens go through a separate copy
-of the norm's weights and of the bias. The gradient of a copy is therefore the one that this rank must hold.
+The check provides the middle of the block, which consists of two matmuls (split by columns and by rows) without any
+communication. The reference is the same block in a single process, in plain PyTorch, where each rank's tokens go
+through a separate copy of the norm's weights and of the bias. So the gradient of each copy is the one that its rank
+must hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ Weights = Mapping[str, Tensor]  # up [f, h], down [h, f], norm.weight, norm.bias
 class Setting(checks.Case):
     rate: float = 0.0
     training: bool = True
-    tracker: bool = True  # whether the block is given one as rng
+    tracker: bool = True  # whether the block is given a tracker as rng
 
     def describe(self, name: str) -> str:
         rate = f"hidden_dropout={self.rate}" if self.rate else "without dropout"
@@ -57,7 +58,7 @@ class Setting(checks.Case):
 
 
 class LayerNorms(TorchDispatchMode):
-    """Records the shape of each input to a layer norm, whether the norm is called as a module or as a function."""
+    """Dispatch mode that records the input shape of every layer norm, no matter if a module or a function runs it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ WITH_DROPOUT = (Setting(rate=RATE), Setting(rate=RATE, training=False), Setting(
 
 
 class Inner(nn.Module):
-    """Maps all tokens [b, s, h] to this rank's term of the sum [b, s, h], and records its input."""
+    """Module that maps all tokens [b, s, h] to this rank's term of the sum [b, s, h]. It records its input's shape."""
 
     def __init__(self, up: Tensor, down: Tensor) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class Inner(nn.Module):
 
 
 class Problem(NamedTuple):
-    """The problem shared by the ranks of one group."""
+    """The tensors and the seed that all ranks of one group share."""
 
     x: Tensor  # [b, s, h]
     dy: Tensor  # [b, s, h]
@@ -138,7 +139,7 @@ def run(block_class: Any, case: Setting, given: Problem, group: Any) -> checks.O
 
 
 def draw_masks(seed: int, group: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Draw the masks [b, s/p, h] that dropout on this rank should draw first from each of the tracker's two states."""
+    """Draw the first mask [b, s/p, h] that dropout on this rank draws from each of the tracker's two states."""
     tracker, masks = seed_all(seed, group), {}
     ones = torch.ones(B, S // dist.get_world_size(group), H, device=device(), dtype=dtype)
     for state in ("sharded", "replicated"):
@@ -148,7 +149,7 @@ def draw_masks(seed: int, group: Any, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def plain_block(x: Tensor, w: dict[str, Tensor], parts: Sequence[dict[str, Tensor]], mask: Tensor | float) -> Tensor:
-    """Run the block in a single process, [b, s, h] -> [b, s, h]. parts: each rank's copy of the norm and the bias."""
+    """Run the block [b, s, h] -> [b, s, h] in a single process. `parts` has each rank's copy of the norm and bias."""
     tokens = x.chunk(len(parts), 1)
     normed = [F.layer_norm(t, (H,), own["norm.weight"], own["norm.bias"]) for t, own in zip(tokens, parts, strict=True)]
     y = F.linear(F.gelu(F.linear(torch.cat(normed, 1), w["up"])), w["down"])  # [b, s, h]
@@ -165,7 +166,7 @@ def inner(y: Tensor, w: Weights) -> Tensor:
 
 
 def mistakes(x: Tensor, w: Weights, p: int) -> dict[str, Tensor]:
-    """Return the outputs, for all tokens, of blocks without dropout that omit, repeat or misplace a step."""
+    """Return the outputs for all tokens of blocks (without dropout) that omit, repeat, or misplace a step."""
     y = inner(normed(x, w), w)
     wrong = {
         NO_BIAS: x + y,
@@ -181,12 +182,12 @@ def mistakes(x: Tensor, w: Weights, p: int) -> dict[str, Tensor]:
         P_BIASES: x + y + p * w["bias"],
         P_RESIDUALS: p * x + y + w["bias"],
         P_BOTH: p * x + y + p * w["bias"],
-        TERM: x + inner(normed(x, w), first) + w["bias"],  # seen on rank 0, whose term this is
+        TERM: x + inner(normed(x, w), first) + w["bias"],  # seen only on rank 0, because it's rank 0's term
     }
 
 
 def dropout_mistakes(x: Tensor, w: Weights, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the outputs, for all tokens, of blocks that drop in the wrong place or draw from the wrong state."""
+    """Return the outputs for all tokens of blocks that drop in the wrong place or draw masks from the wrong state."""
     y, mask = inner(normed(x, w), w), masks["sharded"]
     return {
         NO_DROPOUT: x + y + w["bias"],

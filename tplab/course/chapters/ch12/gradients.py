@@ -1,4 +1,7 @@
-"""The check for exercise 12.3: sum the gradients of parameters that saw only this rank's tokens, in one all-reduce."""
+"""The check for exercise 12.3, in which learners sum the gradients of marked parameters in a single all-reduce.
+
+A parameter is marked with `sequence_parallel` if it saw only this rank's tokens.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ CALL = "allreduce_sequence_gradients(module, group)"
 RETURNS, KEEPS = "nothing is returned", "a parameter without a gradient has none afterwards"
 MARKED = {"norm.weight": (6,), "norm.bias": (6,), "deep.inside.table": (4, 3), "bias": (5,)}
 UNMARKED = {"up.weight": (3, 4), "down.weight": (2, 5), "said_no.weight": (3,)}
-WITHOUT = "unused.weight"  # marked, but without a gradient
+WITHOUT = "unused.weight"  # a marked parameter without a gradient
 OWN, MEAN, TWICE = "this rank's own term", "the mean over the ranks", "what a second sum over the ranks gives"
 
 Gradients = dict[str, Tensor]  # gradients by parameter name
@@ -23,7 +26,7 @@ Gradients = dict[str, Tensor]  # gradients by parameter name
 
 @dataclass(frozen=True)
 class Ranks(checks.Case):
-    """All ranks, or the ranks of each group, sum their gradients.
+    """A case in which all ranks, or the ranks of each group, sum their gradients.
 
     idle:   whether all gradients of the last rank are zero
     frozen: name of a marked parameter that no longer requires grad, or ""
@@ -50,7 +53,7 @@ def give(case: Ranks, problem: list[Gradients], place: checks.Place) -> Gradient
 
 
 def laid_out(gradient: Tensor, group: Any) -> Tensor:
-    """Return a copy on this device. On every other rank it's transposed in memory, where it has two dimensions."""
+    """Return a copy on this device. On every other rank, matrices are transposed in memory."""
     gradient = gradient.clone().to(device())
     return gradient.T.contiguous().T if gradient.dim() == 2 and dist.get_rank(group) % 2 == 0 else gradient
 
@@ -82,11 +85,11 @@ def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -
     params = dict(model.named_parameters())
     values = checks.Snapshot(**{name: param.detach() for name, param in params.items()})
     if case.twin is checks.Twin.BETWEEN:
-        add_up(model, group)  # of an earlier step, whose gradients are replaced by this step's
+        add_up(model, group)  # this is an earlier step, and the gradients of this step replace its gradients
         for name, gradient in given.items():
             left_over = params[name].grad
             if left_over is not None:
-                params[name].grad = laid_out(gradient, group)  # as zero_grad() makes room for a new tensor
+                params[name].grad = laid_out(gradient, group)  # a new tensor, as after zero_grad()
     with record() as section, checks.called_as(CALL):
         returned = add_up(model, group)
     left = params.pop(WITHOUT).grad

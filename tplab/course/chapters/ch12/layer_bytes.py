@@ -1,8 +1,9 @@
-"""The check for exercise 12.4: the bytes that autograd saves for a layer in every way to run it, against a real layer.
+"""The check for exercise 12.4, a formula for the bytes that autograd saves for a layer, compared with a real layer.
 
-The real layer is the part that one of p ranks computes, run in a single process with simulated communication. A gather
-repeats this rank's tokens p times, and a reduce-scatter takes the first s/p of them. Neither saves anything, and all
-tensors have the same shapes as on a rank. Elements are 16-bit, and dropout masks take one byte per element.
+The real layer is the part of a layer that one of p ranks computes. It runs in a single process with simulated
+communication, in which a gather repeats this rank's tokens p times, and a reduce-scatter takes the first s/p tokens.
+Neither saves anything, and all tensors have the same shapes as on a rank. Elements are 16-bit, and dropout masks take
+one byte per element.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ RATE = 0.1
 
 
 class _GatheredLinear(Function):
-    """The matmul of all tokens with a weight, which saves only this rank's tokens."""
+    """A matmul of all tokens with a weight. It saves only this rank's tokens for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, p: int) -> Tensor:
@@ -37,7 +38,7 @@ class _GatheredLinear(Function):
 
 
 class RankLayer(nn.Module):
-    """One rank's share of a layer on p ranks: x [b, s, h], or [b, s/p, h] with sequence_parallel."""
+    """One rank's share of a layer on p ranks. The input x is [b, s, h], or [b, s/p, h] with sequence_parallel."""
 
     def __init__(self, h: int, a: int, p: int, sequence_parallel: bool, recompute_core: bool) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ def drop(x: Tensor) -> Tensor:
 
 
 def kept_by_layer(b: int, s: int, h: int, a: int, p: int, sequence_parallel: bool, recompute: str) -> int:
-    """Return the bytes that autograd saves, except the mean and standard deviation that norms save for each token."""
+    """Return the bytes that autograd saves, except for the mean and standard deviation that norms save per token."""
     layer = RankLayer(h, a, p, sequence_parallel, recompute == "attention").bfloat16()
     tokens = s // p if sequence_parallel else s
     x = torch.zeros(b, tokens, h, dtype=torch.bfloat16, requires_grad=True)
@@ -110,12 +111,12 @@ def bytes_of_a_layer(formula: Callable[..., Any]) -> Verdict:
 
 
 def number(said: Any) -> Any:
-    """Convert an integral float to an int, because it may come from a division. Anything else is unchanged."""
+    """Convert a float to an int if it has no fraction (it may come from a division). Anything else is unchanged."""
     return int(said) if isinstance(said, float) and said.is_integer() else said
 
 
 def bytes_questions(said: Any, sizes: tuple[int, ...], sequence_parallel: bool, recompute: str) -> list[Question]:
-    """Return questions about a wrong byte count. The first one that fits is asked."""
+    """Return the questions that fit a wrong byte count. The check asks the first of them."""
     b, s, h, a, p = sizes
     sbh, scores = s * b * h, 5 * a * s * s * b
 

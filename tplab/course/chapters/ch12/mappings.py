@@ -1,8 +1,8 @@
-"""The check for exercise 12.1: gather and reduce-scatter along the sequence, each tested alone.
+"""The check for exercise 12.1, which tests gather and reduce-scatter along the sequence separately.
 
-Every rank has a different x and a different upstream gradient, so that no wrong sum, slice or order goes unnoticed. The
-plain cases come first, followed by an input that autograd has saved, tensors that aren't contiguous, and the gradient
-of .sum().
+Every rank has a different x and a different upstream gradient, so that no wrong sum, slice, or order goes unnoticed.
+The plain cases come first, followed by an input that autograd has saved, tensors that aren't contiguous, and the
+gradient of .sum().
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from torch.autograd import Function
 from tplab.course import checks
 from tplab.runtime import device
 
-S = 8  # tokens of the full sequence: divisible by every p
+S = 8  # tokens in the full sequence, divisible by every p
 
 OWN = "this rank's own x"
 COPIES = "p copies of this rank's tokens"
@@ -34,9 +34,9 @@ ALONG_BATCH = "the sum cut along dimension 0, which is the batch"
 
 @dataclass(frozen=True)
 class Input(checks.Case):
-    """The input of one call of a mapping: x [batch, s, *rest], or [batch, s/p, *rest] for a gather.
+    """The input to one call of a mapping. x is [batch, s, *rest], or [batch, s/p, *rest] for a gather.
 
-    layout:   memory layout of x and the upstream gradient: "contiguous", "sequence first" or "every second column"
+    layout:   memory layout of x and the upstream gradient: "contiguous", "sequence first", or "every second column"
     expanded: whether the upstream gradient is that of out.sum()
     exp:      whether x is the output of exp, which autograd has saved
     """
@@ -62,14 +62,14 @@ CASES = (
     Input("the gradient of .sum(), with strides of 0", expanded=True),
 )
 
-Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mistake: the value it gives}}
+Mistakes = dict[str, dict[str, Tensor]]  # {name of a result: {description of a mistake: the value it would produce}}
 
 
 class Half(NamedTuple):
     """One direction of a mapping.
 
-    right:      computes the right results on all ranks, from the inputs of all ranks
-    collective: the collective that it uses. Its message is as large as the full tensor [b, s, ..]
+    right:      a function that computes the right results on all ranks from the inputs of all ranks
+    collective: the collective that this direction uses. Its message is as large as the full tensor [b, s, ..]
     """
 
     right: Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -91,10 +91,10 @@ TOGETHER, ADD_UP = Half(all_tokens, "all_gather"), Half(parts_of_sum, "reduce_sc
 
 @dataclass(frozen=True)
 class Mapping:
-    """The forward and backward of one of the two mappings.
+    """The forward and backward directions of one of the two mappings.
 
-    mistakes: computes the values that known mistakes give, from all ranks' x and upstream gradients and the rank's
-              index
+    mistakes: a function that computes the values that common mistakes would produce on a rank. Its arguments are x and
+              the upstream gradient of all ranks, and the rank's index
     """
 
     name: str
@@ -132,7 +132,7 @@ def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) ->
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """Return the tensor's values in this memory layout."""
+    """Return a tensor with the same values in this memory layout."""
     if layout == "sequence first":
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "every second column":
@@ -198,13 +198,13 @@ def mappings(gather: Any, reduce_scatter: Any) -> checks.Verdict:
         checks.check_cases(
             "12.1", answer, CASES, draw=partial(draw, mapping), give=give, run=run, expect=partial(expect, mapping),
             questions=mapping.questions, ask_instead=about_report,
-            world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
+            world_sizes=(2, 4, 1),  # two ranks first, because they reveal the most about a mistake
             layouts_differ=True,
         )  # fmt: skip
     return checks.Verdict("Each is the other's backward. Together they send what one all-reduce sends.")
 
 
-_ASKED_ABOUT = {  # words in a report: the question
+_ASKED_ABOUT = {  # words in a report, and the question to ask about it
     "returned an invalid gradient": "A gradient has the shape of what went into forward. Of [b, s/p, h] and [b, s, h], "
     "which went in here, and which does your backward return?",
     "contiguous": "A collective wants memory without gaps. A piece of dimension 1 is no contiguous piece of memory "
@@ -215,7 +215,7 @@ _ASKED_ABOUT = {  # words in a report: the question
 
 
 def about_report(failure: checks.CheckFailed) -> str | None:
-    """Return a specific question if the failure is one that these mappings are known for, else None."""
+    """Return a specific question if the failure is a typical one for these mappings, and None otherwise."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 

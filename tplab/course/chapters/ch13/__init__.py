@@ -1,6 +1,8 @@
-"""Exercises of chapter 13: GPipe and 1F1B as lists (13.1, 13.2), their peak and bubble (13.3), running a stage (13.4).
+"""Checks for the exercises in chapter 13: GPipe and 1F1B as lists (13.1, 13.2), their peak and bubble (13.3), and
+running a stage (13.4).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
 """
 
 from tplab.course.chapters.ch13 import lists, reading, stage

@@ -1,9 +1,9 @@
-"""The checks for exercises 13.1, GPipe, and 13.2, 1F1B, as lists of actions.
+"""The checks for exercises 13.1 (GPipe) and 13.2 (1F1B), in which schedules are lists of actions.
 
-A list is judged by its properties: it must be complete, no actions may wait for each other in a cycle, it must take the
-right time, and no more micro-batches may be live than necessary. Nothing here comes from `tplab.pipeline.schedules`
-except the class Action. The time is the longest path through the dependency graph, and a cycle in that graph is a
-schedule that never ends.
+A list is judged by its properties. It must be complete, its actions must not wait for each other in a cycle, it must
+take the right time, and no more micro-batches may be live than necessary. (A micro-batch is live between its forward,
+F, and its backward, B.) Nothing here comes from `tplab.pipeline.schedules` except the class Action. The time of a
+schedule is the longest path through its dependency graph, and if this graph has a cycle, the schedule never ends.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from tplab.course.checks import Claim, Differences, NotRun, Observed, Question, 
 from tplab.course.checks.describe import describe
 from tplab.pipeline.schedules import Action
 
-Item = tuple[str, int]  # "F" or "B", micro-batch
+Item = tuple[str, int]  # kind ("F" or "B"), micro-batch
 Place = tuple[int, str, int]  # rank, kind, micro-batch
 Lists = Sequence[Sequence[Item]]
 
@@ -33,7 +33,7 @@ TIME = "units of time"
 
 
 def items(number: str, call: str, rows: Any, p: int) -> list[list[Item]]:
-    """Convert the learner's lists to plain pairs. Raises CheckFailed unless they are p lists of actions F and B."""
+    """Convert the learner's lists to plain pairs. Raises CheckFailed unless there are p lists of F and B actions."""
     if not isinstance(rows, (list, tuple)):
         fail(number, f"{call} gave {describe(rows)}, not a list of {p} lists.", FORM)
     if len(rows) != p or not all(isinstance(row, (list, tuple)) for row in rows):
@@ -51,7 +51,7 @@ def actions(lists: Lists) -> list[list[Action]]:
 
 
 def not_once(row: Sequence[Item], m: int) -> str:
-    """Describe missing, repeated or nonexistent micro-batches in a rank's list. Returns "" if there are none."""
+    """Describe the actions in a rank's list that are missing, repeated, or invalid. Returns "" if there are none."""
     counts, wanted = Counter(row), [(kind, k) for kind in "FB" for k in range(m)]
     said = [f"{kind}{k} is not there" for kind, k in wanted if not counts[kind, k]]
     said += [f"{kind}{k} is there {count} times" for (kind, k), count in counts.items() if count > 1]
@@ -69,7 +69,7 @@ def peak(row: Iterable[Item]) -> int:
 
 
 def needed(rank: int, kind: str, k: int, p: int) -> list[Place]:
-    """Return the actions, on the same rank and its neighbors, that an action depends on."""
+    """Return the actions, on this rank and its neighbors, that an action depends on."""
     if kind == "F":
         return [(rank - 1, "F", k)] if rank else []
     return [(rank, "F", k)] + ([(rank + 1, "B", k)] if rank < p - 1 else [])
@@ -86,7 +86,7 @@ def before(lists: Lists) -> dict[Place, list[Place]]:
 
 
 def ends(lists: Lists, lasts: Callable[[Place], float]) -> dict[Place, float]:
-    """Return the time at which each action ends. Raises CycleError if some wait for each other."""
+    """Return the time at which each action ends. Raises CycleError if some actions wait for each other."""
     graph = before(lists)
     end: dict[Place, float] = {}
     for place in TopologicalSorter(graph).static_order():
@@ -105,13 +105,13 @@ def idle_share(lists: Lists, forward: float, backward: float) -> float:
 
 
 def circle(error: CycleError) -> str:
-    """Describe the cycle: "F1 on rank 0 waits for B0 on rank 0, which waits for B0 on rank 1, ..."."""
+    """Describe the cycle in words, as in "F1 on rank 0 waits for B0 on rank 0, which waits for B0 on rank 1, ..."."""
     chain = [f"{kind}{k} on rank {rank}" for rank, kind, k in reversed(error.args[1])]
     return f"{chain[0]} waits for " + ", which waits for ".join(chain[1:])
 
 
 def in_turn(p: int, m: int) -> Lists:
-    """Return 1F1B's lists: a rank goes forward while fewer than p - rank micro-batches are live, else backward."""
+    """Return 1F1B's lists. A rank runs an F if fewer than p - rank micro-batches are live, and otherwise a B."""
     rows: list[list[Item]] = []
     for rank in range(p):
         row: list[Item] = []
@@ -128,7 +128,7 @@ def in_turn(p: int, m: int) -> Lists:
 
 
 def random_lists(p: int, m: int, generator: torch.Generator) -> list[list[Item]]:
-    """Return random lists that can run, in an order that no one would choose."""
+    """Return lists in a random order that runs to its end, although no one would choose it."""
     rows: list[list[Item]] = [[] for _ in range(p)]
     left = {(rank, kind, k) for rank in range(p) for kind in "FB" for k in range(m)}
     while left:
@@ -140,7 +140,7 @@ def random_lists(p: int, m: int, generator: torch.Generator) -> list[list[Item]]
 
 
 def observed(lists: Lists, m: int, p: int) -> list[Observed]:
-    """Observe each rank's list. The time is that of all ranks, with F = 1 and B = 2."""
+    """Return what the check compares on each rank. The time is that of the full schedule, with F = 1 and B = 2."""
     missing = [not_once(row, m) for row in lists]
     try:
         span: Any = total_time(lists, 1, 2) if not any(missing) else NotRun("an action is missing or there twice")
@@ -153,11 +153,11 @@ def observed(lists: Lists, m: int, p: int) -> list[Observed]:
 
 
 def expected(p: int, m: int, peaks: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Return the right observations of each rank, for p ranks and m micro-batches, with F = 1 and B = 2."""
+    """Return the right peak and time on each rank for p ranks and m micro-batches, with F = 1 and B = 2."""
     return [{PEAK: peaks[rank], TIME: (m + p - 1) * 3.0} for rank in range(p)]
 
 
-# 13.1
+# Exercise 13.1
 
 GPIPE_SIZES = ((2, 3), (1, 2), (4, 8), (3, 1), (4, 2), (8, 5))  # (p, m)
 
@@ -200,13 +200,13 @@ def gpipe_lists(gpipe: Callable[..., Any]) -> Verdict:
     return Verdict("Every rank has the same list, and holds m micro-batches when it turns round.")
 
 
-# 13.2
+# Exercise 13.2
 
 ONE_F_ONE_B_SIZES = ((2, 3), (4, 8), (1, 3), (4, 4), (4, 2), (3, 1), (8, 11))  # (p, m)
 
 
 def one_f_one_b_questions(peaks: Sequence[int], p: int, m: int) -> list[Question]:
-    """Return questions about lists whose ranks have at most `peaks` live micro-batches."""
+    """Return the questions about lists in which each rank has this peak of live micro-batches."""
     right = [min(m, p - rank) for rank in range(p)]
 
     def holds(*wanted: Sequence[int]) -> Callable[[Differences], bool]:

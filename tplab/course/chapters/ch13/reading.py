@@ -1,4 +1,4 @@
-"""The check for exercise 13.3: the peak of live micro-batches and the bubble, computed from the lists."""
+"""The check for exercise 13.3, the peak of live micro-batches and the bubble, both computed from the lists."""
 
 import signal
 import threading
@@ -13,11 +13,11 @@ from tplab.course import checks
 from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, in_turn, peak, random_lists, total_time
 
 SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9), (2, 16), (2, 40))  # (p, m)
-LONG = 64  # micro-batches that take many more rounds than there are ranks
+LONG = 64  # so many micro-batches that they take many more rounds than there are ranks
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
 TOLERANCE = 1e-6  # float32 is precise enough
-DEEP = 400  # micro-batches in a list whose actions wait for one another in a chain longer than Python's call stack
-SECONDS = 1.0  # of CPU time, for a check that takes a hundredth of it
+DEEP = 400  # so many micro-batches that the chain of dependencies is longer than Python's call stack
+SECONDS = 1.0  # CPU time that's allowed for a check that needs a hundredth of it
 
 _LEFT = "the live micro-batches at the end of the list"
 _ALL = "the number of all micro-batches"
@@ -134,7 +134,7 @@ def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> checks
 def _ask(
     peak_live: Callable[..., Any], bubble: Callable[..., Any], lists: Lists, forward: float, backward: float
 ) -> checks.Observed:
-    """Call the learner's functions with these lists and observe their results."""
+    """Call the learner's functions with these lists and record their results."""
     rows, others = actions(lists), actions(lists)
     with no_endless_loop("peak_live(a list of actions)", "Does every loop of yours come to its end?"):
         with checks.calling("peak_live(a list of actions)"):
@@ -151,7 +151,7 @@ def _ask(
 
 
 def _scalar(value: Any) -> Any:
-    """Convert a number to a tensor, which is compared with a tolerance. Anything else is returned unchanged."""
+    """Convert a number to a tensor, so that it's compared with a tolerance. Anything else is returned unchanged."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -166,7 +166,7 @@ def _all(values: Sequence[Any]) -> Any:
 
 
 def _telling_lists(p: int, m: int, generator: torch.Generator) -> tuple[Lists, float, float]:
-    """Draw lists and times of F and B such that every known mistake gives a different bubble (except at p = 1)."""
+    """Draw lists and times of F and B for which every common mistake produces a different bubble (except at p = 1)."""
     while True:
         lists = random_lists(p, m, generator)
         forward, backward = (int(torch.randint(low, low + 100, (), generator=generator)) / 100 for low in (100, 250))
@@ -190,7 +190,7 @@ def _mistaken(lists: Lists, forward: float, backward: float) -> dict[str, float]
 
 
 def _lookalikes(lists: Lists, forward: float, backward: float) -> dict[str, dict[str, Sequence[Any]]]:
-    """Return the values that known mistakes give, without those that happen to be right."""
+    """Return the values that common mistakes would produce, except for those that happen to be right."""
     p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
     first = [next(place for place, (kind, _) in enumerate(row) if kind == "B") for row in lists]
     peaks = {_LEFT: [0] * p, _BEFORE_B: first, _ALL: [m] * p}
@@ -208,7 +208,7 @@ class _Endless(BaseException):
 
 @contextmanager
 def no_endless_loop(what: str, question: str, seconds: float = SECONDS) -> Iterator[None]:
-    """Context manager that fails the check if the code inside computes forever. Works only in the main thread."""
+    """Context manager that fails the check if the code inside uses too much CPU time. Works only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

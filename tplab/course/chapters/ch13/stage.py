@@ -1,7 +1,7 @@
-"""The check for exercise 13.4: one pipeline stage, run on real ranks, against the full chain in a single process.
+"""The check for exercise 13.4, which compares pipeline stages on real ranks with the full chain in a single process.
 
-A message that is never waited for can block whatever comes after it. The first case exposes such a message, because it
-has its own launch.
+A message that no rank waits for can block whatever comes after it. The first case exposes such a message, because that
+case has its own launch.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ UNWAITED = "every message was waited for"
 SUM_OF_LOSSES = "the sum of the micro-batches' losses"
 LAST_LOSS = "the loss of the last micro-batch alone"
 MANY_TIMES = "m times the right one: the gradient of the sum of the losses"
-EARLIER = 0.5  # each element of an earlier gradient
+EARLIER = 0.5  # the value of each element of an earlier gradient
 WITHOUT_EARLIER = "the gradient of this call alone, without the one that was there before"
 LAST_ONLY = "the gradient of the last micro-batch alone"
 LAST_ONLY_OVER_M = "the gradient of the last micro-batch alone, over m"
@@ -36,9 +36,9 @@ LAST_ONLY_OVER_M = "the gradient of the last micro-batch alone, over m"
 
 @dataclass(frozen=True)
 class Schedule(checks.Case):
-    """A schedule: the lists of all ranks, for m micro-batches.
+    """A schedule, which consists of the lists of all ranks for m micro-batches.
 
-    earlier: whether the parameters have gradients already, of an earlier call
+    earlier: whether the parameters already have gradients, from an earlier call
     """
 
     name: str
@@ -47,7 +47,7 @@ class Schedule(checks.Case):
     earlier: bool = False
 
     def describe(self, name: str) -> str:
-        return self.name + "," * bool(self.groups)  # "in groups ..." follows
+        return self.name + "," * bool(self.groups)  # because "in groups ..." follows
 
 
 def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
@@ -55,7 +55,7 @@ def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
 
 
 def first_the_last(p: int) -> Lists:
-    """Return lists whose B begin with the last F, and come neither in the order of the F nor in the opposite one."""
+    """Return lists whose last F is followed by its own B. The Bs are neither in the Fs' order nor in reverse order."""
     return [[("F", k) for k in range(4)] + [("B", k) for k in (3, 1, 2, 0)]] * p
 
 
@@ -143,7 +143,7 @@ class _Token:
 
 
 class _Watch(Function):
-    """Identity function whose graph node records the backward of a micro-batch and holds a token."""
+    """Identity function whose graph node records a micro-batch's backward pass and holds a `_Token`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stage: WatchedStage, name: str) -> Tensor:
@@ -184,7 +184,7 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     ):
         loss = run_stage(stage, row, channels, template, F.mse_loss, inputs, targets)
     sent = checks.traffic(section)
-    most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be entering while another leaves
+    most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one micro-batch may enter as another leaves
     return {
         "loss": scalar(loss, case.dtype),
         "dW": stage.weight.grad,
@@ -234,7 +234,7 @@ def expect(case: Schedule, problem: Problem, place: checks.Place) -> checks.Expe
 
 
 def messages(place: checks.Place, m: int) -> checks.Traffic:
-    """Expect m outputs to the next rank and m gradients back, and the same with the previous rank."""
+    """Return the expected traffic with each neighbor: m outputs in one direction and m gradients in the other."""
     rank = place.index
     ranks = place.ranks[max(rank - 1, 0) : rank + 2]
     neighbors = [other for other in ranks if other != place.ranks[rank]]

@@ -1,6 +1,8 @@
-"""Exercises of chapter 14: gradient buckets (14.1), ZeRO-1 (14.2), the mesh (14.3), the norm (14.4), a layout (14.5).
+"""Checks for the exercises in chapter 14: gradient buckets (14.1), ZeRO-1 (14.2), the mesh (14.3), the norm (14.4), and
+a layout (14.5).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
 """
 
 from tplab.course.chapters.ch14 import buckets, layouts, mesh, norm, zero

@@ -1,4 +1,4 @@
-"""The check for exercise 14.1: gradients summed bucket by bucket while the backward pass is running."""
+"""The check for exercise 14.1, in which gradients are summed bucket by bucket while the backward pass is running."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from tplab.course import checks
 from tplab.runtime import device, record
 
 SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3": (2,)}  # the gradients of b3 come first
-OTHER_ORDER = ("W3", "b3", "W1", "b1", "W2", "b2")  # not that of the layers, so the gradients of the last come early
+OTHER_ORDER = ("W3", "b3", "W1", "b1", "W2", "b2")  # not the layers' order, so the last layer's gradients come early
 NO_WAIT = "the backward pass waits for no all-reduce"
 ONLY_A_NUMBER = "finish sends no gradient"
 COUNTS = "the number of tokens is sent in a dtype that can hold it"
-HOLDS = {"float16": 2048, "bfloat16": 256}  # every whole number up to this one
+HOLDS = {"float16": 2048, "bfloat16": 256}  # these dtypes hold every integer up to this one
 
 NOT_DIVIDED = "the sum over the ranks, not divided by the tokens"
 MEAN_OF_MEANS = "the mean over the ranks of each rank's mean"
@@ -29,10 +29,10 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Step(checks.Case):
-    """One step of a model with this bucket size, after all earlier steps.
+    """One step of a model with this bucket size, which comes after all earlier steps.
 
     buckets: number of elements in each bucket
-    number:  number of the step, counted from 1
+    number:  the step's number, counted from 1
     order:   the order of the model's parameters
     idle:    whether the last of several ranks has no tokens in this step
     """
@@ -65,7 +65,7 @@ CASES = tuple(
 
 
 class Net(nn.Module):
-    """Three small layers."""
+    """A model with three small layers."""
 
     def __init__(self, weights: Weights, order: Sequence[str]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def summed_loss(w: Weights, x: Tensor) -> Tensor:
 
 class Problem(NamedTuple):
     weights: Weights
-    batches: list[list[Tensor]]  # per rank: x [tokens, 4] of every step; the number of tokens differs by rank
+    batches: list[list[Tensor]]  # for each rank, x [tokens, 4] of every step; ranks have different numbers of tokens
     gradients: list[Weights]  # gradients of each rank's last batch, summed over its tokens
 
 
@@ -115,7 +115,7 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 
 def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
-    """Return the gradients after the last step, and the traffic during it."""
+    """Run all steps, and return the gradients after the last step and the traffic during it."""
     model = Net(given.weights, case.order)
     with checks.called_as(f"DataParallel(model, {case.bucket_size}, group)"):
         parallel = parallel_class(model, case.bucket_size, group)
@@ -135,7 +135,7 @@ def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any
 
 
 def one_step(model: Net, parallel: Any, x: Tensor, between: Callable[[], None] | None) -> checks.Observed:
-    """Run a step, with a step of another model `between` the backward pass and `finish`."""
+    """Run a step. If `between` is given, it runs another model's step between the backward pass and `finish`."""
     params = dict(model.named_parameters())
     model.zero_grad()
     before = checks.Snapshot(x=x, **params)

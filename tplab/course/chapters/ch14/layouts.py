@@ -1,7 +1,8 @@
-"""The check for exercise 14.5: a layout for a cluster, judged by its requirements and its predicted time.
+"""The check for exercise 14.5, a layout for a cluster, which is judged by its requirements and its predicted time.
 
 Any layout is right if it uses every GPU, divides everything evenly, keeps the tensor-parallel ranks in one node, fits
-into memory, and is hardly slower than the best layout, according to the `seconds` that the answer receives.
+into memory, and is hardly slower than the best layout. The function `seconds`, which the answer receives, predicts how
+long a step takes with a layout.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from tplab.course.checks import Claim, Question, Verdict, calling, exercise, fai
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Layout, bill
 
-SLACK = 1.02  # the largest allowed time relative to the best layout's
+SLACK = 1.02  # the longest allowed time, relative to that of the best layout
 
 ALL_GPUS = "dp · pp · tp is the number of GPUs"
 EVEN = "heads, tokens, layers and sequences are divided evenly"
@@ -25,9 +26,9 @@ FAST = "it is about as fast as the fastest"
 class Cluster:
     """A model on a cluster, with the costs that make up the predicted time.
 
-    per_layer   seconds per micro-batch in one layer, on a single GPU
-    tensor      seconds for the messages of one micro-batch in one layer, to be multiplied by (tp - 1) / tp
-    data        seconds per billion parameters on a GPU, to be multiplied by (dp - 1) / dp
+    per_layer   seconds that a micro-batch takes in one layer on a single GPU
+    tensor      seconds for a micro-batch's tensor-parallel messages in one layer, to be multiplied by (tp - 1) / tp
+    data        seconds for data-parallel messages per billion parameters on a GPU, to be multiplied by (dp - 1) / dp
     """
 
     name: str
@@ -41,7 +42,7 @@ class Cluster:
     data: float
 
     def seconds(self, layout: Layout) -> float:
-        """Predict the time of a step: compute with its bubble, and the messages of tensor and data parallelism."""
+        """Predict the time of a step from compute, the bubble, and the messages of tensor and data parallelism."""
         layers, m = self.config.num_layers / layout.pp, layout.steps
         compute = (m + layout.pp - 1) * layers * self.per_layer / layout.tp
         tensor = (m + layout.pp - 1) * layers * self.tensor * (layout.tp - 1) / layout.tp
@@ -101,7 +102,7 @@ def possible(c: Cluster) -> Iterator[Layout]:
 
 
 def judged(c: Cluster, said: Layout, best: Layout) -> dict[str, Claim]:
-    """Return claims about a layout, which say in words what doesn't hold."""
+    """Return claims about a layout. Each claim that doesn't hold says in words what is wrong."""
     dp, pp, tp = said.dp, said.pp, said.tp
     spelled = f"dp = {dp}, pp = {pp}, tp = {tp}"
     claims = {ALL_GPUS: "" if dp * pp * tp == c.gpus else f"{spelled} are {dp * pp * tp} of {c.gpus} GPUs"}

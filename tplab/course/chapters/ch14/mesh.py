@@ -1,4 +1,4 @@
-"""The check for exercise 14.3: a rank's position in a (dp, pp, tp) mesh, and the ranks that it shares a group with."""
+"""The check for exercise 14.3, a rank's position in a (dp, pp, tp) mesh and the ranks that share a group with it."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +16,7 @@ Size = tuple[int, int, int]
 AXES = ("dp", "pp", "tp")
 SMALL = [(2, 2, 2), (1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]
 LARGER = [(3, 2, 4), (4, 3, 2), (2, 4, 8)]
-ON_RANKS: dict[int, tuple[Size, tuple[str, ...]]] = {  # few, because creating a group takes time
+ON_RANKS: dict[int, tuple[Size, tuple[str, ...]]] = {  # few meshes, because creating a group takes time
     1: ((1, 1, 1), ("tp",)),
     2: ((1, 2, 1), ("pp",)),
     4: ((2, 1, 2), ("tp", "dp")),
@@ -32,7 +32,7 @@ def right_coordinates(size: Size) -> list[dict[str, int]]:
 
 
 def right_groups(axis: str, size: Size) -> list[list[int]]:
-    """Return the ranks that agree in the other two coordinates, in axis order. Groups are sorted by first rank."""
+    """Return groups of ranks that agree in the other two coordinates, in axis order and sorted by their first rank."""
     places = right_coordinates(size)
     rest = [name for name in AXES if name != axis]
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -46,7 +46,7 @@ def named(size: Size) -> str:
 
 
 def arithmetic(coordinates: Callable[..., Any], axis_groups: Callable[..., Any], size: Size) -> None:
-    """Check both functions for one mesh, in this process."""
+    """Check `coordinates` and `axis_groups` for one mesh, in this process."""
     p = size[0] * size[1] * size[2]
     said: checks.Observed = {"coordinates": []}
     for rank in range(p):
@@ -88,7 +88,7 @@ def wrong_form(said: checks.Observed) -> str:
 
 
 def question(said: checks.Observed, size: Size) -> checks.Question:
-    """Return the question about wrong results of `coordinates` and `axis_groups`."""
+    """Return the question to ask about wrong results of `coordinates` and `axis_groups`."""
     if said[FORM]:
         return FORM_QUESTION
     dp, pp, tp = size
@@ -140,13 +140,13 @@ OTHER_RANKS = checks.Question(
 
 
 def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> list[checks.Observed]:
-    """Observe, for each axis, the groups that this rank creates, the group it is in, and a sum over that group."""
+    """Record, for each axis, which groups this rank creates, which group it's in, and a sum over that group."""
     seen = []
     for axis in axes:
         made = asked_for(my_group, axis, size)
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, made)
-        if any(other != made for other in everyone):  # real groups might wait for each other forever
+        if any(other != made for other in everyone):  # otherwise, ranks might wait for each other forever
             seen.append({"made": made})
             continue
         with checks.called_as(f'my_group("{axis}", {", ".join(map(str, size))})'):
@@ -163,7 +163,10 @@ def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> lis
 
 
 def asked_for(my_group: Callable[..., Any], axis: str, size: Size) -> list[list[int]]:
-    """Return the ranks of the groups that `my_group` asks dist.new_group for, except local ones. Creates none."""
+    """Return the ranks of each group that `my_group` requests from dist.new_group, without creating any groups.
+
+    Groups that are created with use_local_synchronization are left out.
+    """
     made: list[list[int]] = []
     real = dist.new_group
 
@@ -174,7 +177,7 @@ def asked_for(my_group: Callable[..., Any], axis: str, size: Size) -> list[list[
 
     dist.new_group = new_group
     try:
-        with suppress(Exception):  # the real call will raise again
+        with suppress(Exception):  # the real call will raise the same error
             my_group(axis, *size)
     finally:
         dist.new_group = real

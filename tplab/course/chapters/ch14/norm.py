@@ -1,4 +1,4 @@
-"""The check for exercise 14.4: the norm of the gradient over a mesh, with every parameter counted once."""
+"""The check for exercise 14.4, the norm of the gradient over a mesh, which counts every parameter once."""
 
 import math
 from collections.abc import Callable
@@ -31,12 +31,12 @@ SHARD_KINDS = (OWN_SHARDS, f"{OWN_SHARDS} ", f"{OWN_SHARDS}  ", SHARDS_OF_0)
 
 @dataclass(frozen=True)
 class Mesh(checks.Case):
-    """How many ranks each axis has.
+    """A mesh, given by the number of ranks along each axis.
 
-    half:    the gradients are float16 numbers, whose squares float16 can't hold
-    frozen:  one of the later stages has no gradients, except the shared table's if it's the last one
-    copied:  the shared table is replicated over tp, not split
-    single:  the only stage, which is the first and the last one, gets the table as `tied`
+    half:    whether the gradients are in float16, which can't hold their squares
+    frozen:  whether a later stage has no gradients (apart from the shared table's if that stage is the last one)
+    copied:  whether the shared table is replicated over tp instead of split
+    single:  whether the only stage, which is both the first and the last one, gets the table as `tied`
     """
 
     dp: int
@@ -55,11 +55,11 @@ class Mesh(checks.Case):
 
     @property
     def cuts(self) -> dict[str, int]:
-        """The dimension along which each parameter is split. The others are replicated."""
+        """The dimension along which each sharded parameter is split. Parameters that aren't listed are replicated."""
         return {"up": 0, "down": 1} | ({} if self.copied else {"table": 0})
 
     def stage_and_shard(self, rank: int) -> tuple[int, int]:
-        """Return the position of a rank on the pp and tp axes."""
+        """Return a rank's positions along the pp and tp axes."""
         return rank // self.tp % self.pp, rank % self.tp
 
     def groups_of(self, axis: str) -> list[list[int]]:
@@ -97,7 +97,7 @@ class Held(NamedTuple):
 
 
 def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
-    shapes = {"up": (12, 3), "down": (3, 8), "norm": (6,)}  # `up` has the table's shape, and isn't tied
+    shapes = {"up": (12, 3), "down": (3, 8), "norm": (6,)}  # `up` has the shape of the table, but isn't tied
 
     def gradient(*shape: int) -> Tensor:
         if case.half:
@@ -111,7 +111,7 @@ def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
 
 
 def held_by(case: Mesh, problem: Problem, i: int, t: int) -> dict[str, Held]:
-    """Return the gradients of shard t of stage i."""
+    """Return the gradients that tensor-parallel rank t of stage i holds."""
 
     def shard(name: str, value: Tensor) -> Tensor:
         return value.chunk(case.tp, case.cuts[name])[t].contiguous() if name in case.cuts else value
@@ -133,7 +133,7 @@ def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor],
     named = {name: as_parameter(gradient, case.cuts.get(name)) for name, gradient in gradients.items()}
     tied = named.get("table") if case.pp > 1 or case.single else None
     params = list(named.values())
-    params.insert(1, nn.Parameter(torch.ones(2, dtype=case.dtype, device=device())))  # without a gradient
+    params.insert(1, nn.Parameter(torch.ones(2, dtype=case.dtype, device=device())))  # it has no gradient
     before = checks.Snapshot(parameters=params, **{f"gradient {n}": param.grad for n, param in enumerate(params)})
     with record() as section, checks.called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
         norm = gradient_norm(iter(params) if case.frozen else params, tp_group, pp_group, tied)
@@ -147,7 +147,7 @@ def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor],
 
 
 def as_parameter(gradient: Tensor, dim: int | None) -> nn.Parameter:
-    """Return a parameter with this gradient, which is split along `dim` or, with None, replicated."""
+    """Return a parameter with this gradient. It's split along `dim`, or replicated if `dim` is None."""
     param = nn.Parameter(torch.zeros_like(gradient, device=device()))
     param.grad = gradient.clone().to(device())
     if dim is not None:
@@ -162,7 +162,7 @@ def expect(case: Mesh, problem: Problem, place: checks.Place) -> checks.Expected
 
 
 def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Tensor) -> dict[str, Tensor]:
-    """Return the norms that known mistakes give on this rank, with NaN for a mistake that gives the right norm."""
+    """Return the norms that common mistakes would produce on this rank, or NaN where a mistake has no effect."""
     dp, pp, tp = case.dp, case.pp, case.tp
     i, t = case.stage_and_shard(place.index)
     whole, tied = float(right) ** 2, square(problem.table)

@@ -1,4 +1,4 @@
-"""The check for exercise 14.2: ZeRO-1, with the optimizer state sharded over the data-parallel ranks."""
+"""The check for exercise 14.2, ZeRO-1, which shards the optimizer state over the data-parallel ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ Flat = list[Tensor]  # one tensor for each parameter
 
 @dataclass(frozen=True)
 class Step(checks.Case):
-    """One step of an optimizer, after all earlier steps.
+    """One step of an optimizer, which comes after all earlier steps.
 
-    kept:   number of parameter-sized tensors in the optimizer's state, per parameter
-    number: number of the step, counted from 1
+    kept:   number of tensors of a parameter's size that the optimizer's state holds for each parameter
+    number: the step's number, counted from 1
     """
 
     optimizer: type[Optimizer]
@@ -44,7 +44,7 @@ class Step(checks.Case):
 
 
 MOMENTUM = (("lr", 0.1), ("momentum", 0.9))
-# Adam hides a factor in the gradients, but a large eps reveals it
+# Adam hides a wrong factor in the gradients, but a large eps reveals it
 LARGE_EPS = (("lr", 0.1), ("eps", 0.3), ("weight_decay", 0.2))
 CASES = tuple(
     Step(optimizer, options, kept, number, groups=groups)
@@ -79,7 +79,7 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 
 def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
-    """Return the weights and traffic of the last step, and the size of the optimizer's state after it."""
+    """Run all steps. Return the weights and traffic of the last one and the size of the optimizer's state after it."""
     params = [nn.Parameter(_laid_out(value).to(device())) for value in given.weights]
     options = dict(case.options)
     with checks.called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
@@ -96,12 +96,12 @@ def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) ->
 
 
 def _laid_out(value: Tensor) -> Tensor:
-    """Return a copy that is transposed in memory, where it has two dimensions."""
+    """Return a copy of the tensor. Matrices are transposed in memory."""
     return value.T.clone(memory_format=torch.contiguous_format).T if value.dim() == 2 else value.clone()
 
 
 def another(zero_class: Any, case: Step, given: Given, group: Any) -> tuple[Any, list[nn.Parameter]]:
-    """Return a second optimizer that lives at the same time, with other parameters."""
+    """Return a second optimizer, which is used between the steps of the first one, and its parameters."""
     params = [nn.Parameter(-2 * value.to(device())) for value in given.weights]
     return zero_class(params, case.optimizer, group, **dict(case.options)), params
 
@@ -125,7 +125,7 @@ def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> checks.O
 
 
 def state_of(optimizer: Any) -> list[Tensor]:
-    """Return the tensors of an optimizer's state, except for step counts. Empty if it's no optimizer."""
+    """Return the tensors in an optimizer's state, except for step counts. Returns [] for anything but an optimizer."""
     states = optimizer.state.values() if isinstance(optimizer, Optimizer) else ()
     values = [value for state in states for value in state.values()]
     return [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
@@ -137,7 +137,7 @@ def held(optimizer: Optimizer) -> int:
 
 
 def other_dtype(optimizer: Any, dtype: torch.dtype) -> str:
-    """Say which dtype the state has if it's not that of the parameters, or return ""."""
+    """Describe the dtype of the state if it differs from that of the parameters. Otherwise, return ""."""
     others = [value.dtype for value in state_of(optimizer) if value.dtype != dtype]
     names = [str(each).removeprefix("torch.") for each in (*others[:1], dtype)]
     return "it is {}, but the parameters are {}".format(*names) if others else ""

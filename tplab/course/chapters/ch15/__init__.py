@@ -1,6 +1,8 @@
-"""Exercises of chapter 15: learning rate (15.1), data order (15.2), a training step (15.3), saving (15.4), MFU (15.5).
+"""Checks for the exercises in chapter 15: the learning rate (15.1), the data order (15.2), a training step (15.3),
+saving (15.4), and MFU (15.5).
 
-Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
 """
 
 from tplab.course.chapters.ch15 import learning_rate, saving, training_step, utilisation, windows

@@ -1,9 +1,9 @@
-"""Kill a process at a chosen file operation: before it opens a file for writing, renames, removes, ...
+"""Kill a process right before a chosen file operation, such as opening a file for writing, renaming it, or removing it.
 
-    killed_at(5, work)         runs work() in a child process, and ends it by SIGKILL before its fifth such operation
+    killed_at(5, work)         runs work() in a child process, and kills it with SIGKILL before its fifth such operation
 
-A Python audit hook counts the operations, because it's called before each of them, no matter which library it comes
-from. To make it possible to die in the middle of a file, its writer calls `halfway()` there.
+A Python audit hook counts the operations, because Python calls it before each of them, no matter which library the
+operation comes from. A writer calls `halfway()` in the middle of a file, so that the process can be killed there, too.
 """
 
 import os
@@ -28,7 +28,7 @@ IN_WORDS = {
 
 
 class Countdown:
-    """Audit hook that reports file operation number `place` and then ends this process by SIGKILL."""
+    """Audit hook that reports file operation number `place` and then kills this process with SIGKILL."""
 
     def __init__(self, place: int, said: int) -> None:
         self.left, self.said = place, said
@@ -42,13 +42,13 @@ class Countdown:
 
 
 def opens_for_writing(args: tuple[Any, ...]) -> bool:
-    """Return whether an audit event "open", with arguments path, mode and flags, opens a file for writing."""
+    """Return whether an "open" audit event, whose arguments are path, mode, and flags, opens a file for writing."""
     flags = args[2] if len(args) > 2 else 0
     return isinstance(args[0], (str, bytes)) and isinstance(flags, int) and bool(flags & WRITING)
 
 
 class _OwnStepsOnly:
-    """Audit hook that refuses to start another program. Hooks can't be removed, but this one can be turned off."""
+    """Audit hook that raises if code starts another program. Hooks can't be removed, but this one can be turned off."""
 
     installed = on = False
 
@@ -65,7 +65,7 @@ _own_steps_only = _OwnStepsOnly()
 
 @contextmanager
 def in_this_process() -> Iterator[None]:
-    """Context manager that refuses to start any other program."""
+    """Context manager in which code that starts another program raises RuntimeError."""
     if not _own_steps_only.installed:
         sys.addaudithook(_own_steps_only)
         _own_steps_only.installed = True
@@ -77,18 +77,18 @@ def in_this_process() -> Iterator[None]:
 
 
 def halfway() -> None:
-    """Signal that a file is half written. A writer calls this between the two halves."""
+    """Signal that a file is half written. A writer calls this function between the two halves."""
     sys.audit("halfway")
 
 
 def killed_at(place: int, work: Callable[[], object]) -> str:
-    """Kill a child process at file operation `place` of `work`. Returns the operation, or "" if it finished first.
+    """Run `work` in a child process and kill it at file operation number `place`.
 
-    Raises RuntimeError if the child ended in a different way.
+    Returns the operation, or "" if the child finished first. Raises RuntimeError if the child ended in a different way.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child touches files and nothing else
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking is safe, because the child only works with files
         child = os.fork()
     if child == 0:
         _work_and_die(place, writing, work)

@@ -1,4 +1,4 @@
-"""The check for exercise 15.1: a learning rate that rises linearly and falls along a cosine. It starts no ranks."""
+"""The check for exercise 15.1, a learning rate that rises linearly and falls along a cosine. It starts no ranks."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tplab.course.checks import Differences, Question, Verdict, calling, exercis
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its number of steps, how many of them are warm-up, and the highest and lowest learning rates."""
+    """A run, given by its number of steps, how many of them are warm-up, and the highest and lowest learning rates."""
 
     steps: int
     warmup: int
@@ -24,7 +24,7 @@ class Case:
         return f"{self.steps} steps, {self.warmup} of them warm-up, {self.lowest:.3g} to {self.highest:.3g}"
 
     def asked(self) -> dict[str, list[int]]:
-        """Return the steps to check, by part of the run."""
+        """Return the steps to check, grouped by part of the run."""
         asked = {
             "warm-up": range(1, min(self.warmup, self.steps - 1) + 1),
             "cosine": range(self.warmup + 1, self.steps),
@@ -65,7 +65,7 @@ def right(case: Case, step: int) -> float:
 
 
 def mistakes(case: Case) -> dict[str, Callable[[int], float]]:
-    """Return functions from a step to the learning rates that known mistakes give, in any part of the run."""
+    """Return functions from a step to the learning rate that a common mistake would produce, in any part of the run."""
     c = case
 
     def cosine(part: float, low: float = c.lowest, height: float | None = None) -> float:

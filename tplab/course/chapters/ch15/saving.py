@@ -1,8 +1,8 @@
-"""The check for exercise 15.4: checkpoints that are complete after a kill, no matter when it happens.
+"""The check for exercise 15.4, checkpoints that are complete after a kill, no matter when the kill happens.
 
-A child process saves a checkpoint, and is killed before each of its disk operations in turn and in the middle of each
-file. After each kill, every directory that is named like a checkpoint must be complete, `newest_checkpoint` must find
-the newest of them, and the next save must work.
+A child process saves a checkpoint and is killed along the way. The check repeats this until the process has been killed
+before each of its disk operations and in the middle of each file. After each kill, every directory that is named like a
+checkpoint must be complete, `newest_checkpoint` must find the newest of them, and the next save must work.
 """
 
 import os
@@ -27,13 +27,13 @@ LATER_STEP = "after a save of a later step"
 OTHERS = "other files in the folder are left alone"
 KILLS = "each of the kills"
 
-FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # file name: bytes
+FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # size of each file in bytes
 MOST = 120  # maximum number of moments at which a save is killed
 KEEP = 2
 ERROR = "when `write` raises, its error comes out and no checkpoint"
 FULL_DISK = "no space left on the device of this check"
 NOTES = ("notes.txt", "step-notes.txt")  # other files in the checkpoint folder
-DRAWINGS = "drawings.saving"  # another directory in it
+DRAWINGS = "drawings.saving"  # another directory in the checkpoint folder
 
 
 def content(name: str, step: int) -> bytes:
@@ -67,13 +67,13 @@ def name_of(step: int) -> str:
 
 
 def step_of(path: Any) -> int | None:
-    """Return the step in a path that is named like a checkpoint, or None."""
+    """Return the step if the path is named like a checkpoint, and None otherwise."""
     last = Path(path).name.removeprefix("step-") if isinstance(path, (str, Path)) else ""
     return int(last) if last.isdecimal() and name_of(int(last)) == Path(path).name else None
 
 
 def damage(path: Path, step: int) -> str:
-    """Describe what is wrong with a checkpoint. Returns "" if nothing is."""
+    """Describe what is wrong with a checkpoint. Returns "" if nothing is wrong."""
     if not path.is_dir():
         return f"{path.name} is not a directory"
     there = {entry.name for entry in path.iterdir()}
@@ -93,7 +93,7 @@ class Folder:
     def __init__(self, path: Path, save: Callable[..., Any], newest: Callable[..., Any]) -> None:
         self.path, self._save, self._newest = path, save, newest
         self.given: list[Path] = []
-        self.in_the_way = ""  # what was in the way of the last save
+        self.in_the_way = ""  # what the last save's directory already held
 
     def save(self, step: int, keep: int, writer_class: type[Writer] = Writer) -> None:
         writer = writer_class(step)
@@ -117,7 +117,7 @@ class Folder:
         return [step for name in self.names() if (step := step_of(name)) is not None]
 
     def not_newest(self, step: int | None) -> str:
-        """Describe how `newest_checkpoint` is wrong if `step` is the newest (None: there is none), or return ""."""
+        """Describe how `newest_checkpoint` fails, or return "". `step` is the newest one, or None if there is none."""
         found = self.newest()
         if step is None:
             return "" if found is None else f"{describe(str(found))} where there is none yet"
@@ -137,7 +137,7 @@ class Folder:
 
 
 def without_kills(folder: Folder) -> dict[str, str]:
-    """Test consecutive saves: names, order, cleanup. Later claims are made only if the earlier ones hold."""
+    """Test the names, order, and cleanup of consecutive saves. Testing stops after the first save that goes wrong."""
     said = {FOUND: folder.not_newest(None)}  # there is no folder yet
     folder.path.mkdir()
     for name in NOTES:
@@ -149,7 +149,7 @@ def without_kills(folder: Folder) -> dict[str, str]:
     for place, step in enumerate(steps):
         folder.save(step, KEEP)
         age = 10**9 - 1000 * place
-        for saved in range(place + 1):  # a copied folder may have any dates
+        for saved in range(place + 1):  # in a copied folder, files may have any date
             if (folder.path / name_of(steps[saved])).is_dir():
                 os.utime(folder.path / name_of(steps[saved]), (age, age))
                 age -= 10
@@ -167,7 +167,7 @@ def without_kills(folder: Folder) -> dict[str, str]:
 
 
 class Broken(Writer):
-    """A `write` that fails in its second file, as on a full disk."""
+    """A `write` that raises after its first file, as if the disk were full."""
 
     def __call__(self, path: Any) -> None:
         name, half = next(iter(FILES)), Path(path)
@@ -176,7 +176,7 @@ class Broken(Writer):
 
 
 def with_an_error(folder: Folder, before: int, step: int) -> dict[str, str]:
-    """Test a save whose `write` raises. The error must reach the caller, and nothing may be named like a checkpoint."""
+    """Test a save whose `write` raises an error. The error must reach the caller, and no new checkpoint may appear."""
     try:
         folder.save(step, KEEP, Broken)
     except OSError as error:
@@ -190,7 +190,7 @@ def with_an_error(folder: Folder, before: int, step: int) -> dict[str, str]:
 
 
 def with_kills(base: Folder, before: Sequence[int]) -> tuple[dict[str, str], int]:
-    """Kill the next save, which keeps one, before each disk operation. Returns faults and the number of kills."""
+    """Kill the next save (with keep=1) before each disk operation. Return what is wrong and the number of kills."""
     step = before[-1] + 10 if before else 10
     for place in range(1, MOST + 1):
         path = base.path.with_name(f"killed-{place}")
@@ -217,12 +217,12 @@ def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, 
     said[FOUND] = folder.not_newest(max(there, default=None))
     if said[FOUND]:
         return said
-    next_step = step + 10 if step in there else step  # the run continues from the newest
+    next_step = step + 10 if step in there else step  # the run continues from the newest checkpoint
     other = Folder(folder.path.with_name(f"{folder.path.name}-other"), folder._save, folder._newest)
     shutil.copytree(folder.path, other.path)
     said |= save_again(folder, next_step)
     if not any(said.values()):
-        said |= save_again(other, next_step + 5)  # as a run does that now saves at other steps
+        said |= save_again(other, next_step + 5)  # as in a run that now saves at different steps
         said[KEPT] = said[KEPT] and f"{LATER_STEP}, {said[KEPT]}"
     shutil.rmtree(other.path)
     return said
@@ -242,11 +242,11 @@ def save_again(folder: Folder, step: int) -> dict[str, str]:
 
 
 def attack(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> Observed:
-    """Run all tests of saving in a temporary folder. Runs on every rank."""
+    """Run all tests of saving in a temporary folder, with the learner's two functions. Runs on every rank."""
     home = Path(tempfile.mkdtemp(prefix="tplab-saving-"))
     tempfile.tempdir = str(home)  # so that an answer's temporary files are removed too
     try:
-        Folder(home / "new" / "checkpoints", *functions).save(10, KEEP)  # there is no such folder yet
+        Folder(home / "new" / "checkpoints", *functions).save(10, KEEP)  # neither of these folders exists yet
         said = without_kills(Folder(home / "run", *functions))
         kills = 0
         for before in ((), (100,)) if not any(said.values()) else ():

@@ -1,10 +1,11 @@
-"""The model of exercise 15.3, on a grid of ranks and in a single process.
+"""The model for exercise 15.3, on a grid of ranks and in a single process.
 
 Of its four parameters, W1 and W2 are split over tp, and scale and shift are replicated on every tensor-parallel rank:
 
-    x [b, s, 4] · scale -> W1 [8, 4] -> tanh -> W2 [3, 8] -> + shift -> mean square of the distance from y [b, s, 3]
+    x [b, s, 4] · scale -> W1 [8, 4] -> tanh -> W2 [3, 8] -> + shift -> mean squared distance from y [b, s, 3]
 
-With sequence parallelism, each rank scales and shifts only its own tokens, so scale and shift are marked.
+With sequence parallelism, each rank scales and shifts only its own tokens, so scale and shift are marked with
+`sequence_parallel`.
 """
 
 from collections.abc import Sequence
@@ -22,16 +23,16 @@ from tplab.tensor.mappings import copy_to_region, reduce_from_region
 from tplab.tensor.sharding import Sharding
 
 PARAMETERS = {"scale": (4,), "W1": (8, 4), "W2": (3, 8), "shift": (3,)}
-CUTS = {"W1": 0, "W2": 1}  # dimension along which each is split
+CUTS = {"W1": 0, "W2": 1}  # the dimension along which each of these is split
 BATCH, TOKENS = 2, 4  # size of a micro-batch
-LR = 0.2  # for plain SGD, which hides no factor
+LR = 0.2  # learning rate for plain SGD, which doesn't hide a wrong factor
 
 Weights = dict[str, Tensor]
 MicroBatch = tuple[Tensor, Tensor]  # x [b, s, 4] and y [b, s, 3]
 
 
 class SmallModel(nn.Module):
-    """A model where model(x, y) is the mean loss of a micro-batch, the same on every rank of `group`."""
+    """A model for which model(x, y) is the mean loss of a micro-batch, the same on every rank of `group`."""
 
     def __init__(self, weights: Weights, group: Any, *, sequence_parallel: bool) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ def messages_of_model(tp: int, *, sequence_parallel: bool) -> int:
 
 
 def reduced(section: Any, group: Any) -> int:
-    """Count elements in a group's messages. Reduce-scatters and all-gathers count half, as an all-reduce is both."""
+    """Count a group's message elements. Reduce-scatters and all-gathers count half, because an all-reduce is both."""
     ranks = dist.get_process_group_ranks(group)
     count = 0.0
     for call in section:

@@ -1,4 +1,7 @@
-"""The table of symptoms and their causes that follows the experiments of chapter 15."""
+"""The table of symptoms that follows the experiments of chapter 15.
+
+Each row names a symptom, which is what a learner may see, and the mistake that causes it.
+"""
 
 from tplab.course.checks import Symptom
 

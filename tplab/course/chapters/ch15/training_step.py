@@ -1,4 +1,4 @@
-"""The check for exercise 15.3: a training step on a grid of ranks, against the same step in one float64 process."""
+"""The check for exercise 15.3, which compares a training step on a grid of ranks with a single-process float64 step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from tplab.course.checks.describe import describe
 from tplab.data.grid import Grid, mesh
 from tplab.runtime import device, record
 
-FEW = 6  # elements that may be sent besides the gradients: norm, loss
-FLOAT32_SUM = 1e-6  # relative error of the loss that a sum in float32 may have: the text names no dtype for it
+FEW = 6  # elements that may be sent in addition to the gradients, for the norm and the loss
+FLOAT32_SUM = 1e-6  # allowed relative error of the loss, because the text doesn't say that its sum must be in float64
 
 SUM_OF_M = "what comes out when the micro-batches are added up, and not averaged"
 SUM_OF_DP = "what comes out when the replicas are added up, and not averaged"
@@ -41,20 +41,20 @@ TWO = "two numbers come out"
 TENSORS = "what comes out are plain floats"
 MARKED_ONCE = "of the gradients only the marked ones travel over tp"
 
-FIRST_GROUP = ("scale", "W1")  # of the optimizer's two groups of parameters
+FIRST_GROUP = ("scale", "W1")  # the first of the optimizer's two parameter groups
 
-Batch = list[list[MicroBatch]]  # per replica
-Values = dict[str, float | Tensor]  # by observation
+Batch = list[list[MicroBatch]]  # the micro-batches of each replica
+Values = dict[str, float | Tensor]  # keyed by the name of the result
 
 
 @dataclass(frozen=True)
 class Step(checks.Case):
-    """One step on a grid of ranks, after all earlier steps.
+    """One step on a grid of ranks, which comes after all earlier steps.
 
     m:        number of micro-batches per replica
     max_norm: largest gradient norm that isn't clipped
-    number:   number of the step, counted from 1
-    zeros:    whether all x of the last replica are zeros, so that its gradients of all parameters but one are zeros
+    number:   the step's number, counted from 1
+    zeros:    whether every x of the last replica is zero, so that its gradients are zero except for that of shift
     """
 
     tp: int
@@ -89,13 +89,13 @@ def cases(world_size: int) -> list[Step]:
 
 class Problem(NamedTuple):
     weights: Weights  # before the first step
-    batches: list[Batch]  # one per step
+    batches: list[Batch]  # one batch per step
     before: Weights  # the weights before the last step
 
 
 class Given(NamedTuple):
     weights: Weights
-    batches: list[list[MicroBatch]]  # this replica's, of every step
+    batches: list[list[MicroBatch]]  # this replica's micro-batches in every step
 
 
 def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
@@ -117,11 +117,11 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 
 def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
-    """Return the loss, norm, weights and traffic of the last step."""
+    """Run all steps, and return the loss, norm, weights, and traffic of the last one."""
     grid = mesh(dp=case.dp, tp=case.tp)
     model = SmallModel(given.weights, grid.get_group("tp"), sequence_parallel=case.sequence_parallel)
     parameters = dict(model.named_parameters())
-    groups = [[parameters.pop(name) for name in FIRST_GROUP], [*parameters.values()]]  # as for two weight decays
+    groups = [[parameters.pop(name) for name in FIRST_GROUP], [*parameters.values()]]  # as with two weight decays
     optimizer = torch.optim.SGD([{"params": group} for group in groups], lr=LR)
     return [one_step(step, model, optimizer, own, grid, case) for own in given.batches][-1]
 
@@ -203,7 +203,7 @@ def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected
 
 
 def by_observation(mistakes: dict[str, Values], right: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Regroup the mistakes as {observation: {mistake: value}}, with NaN for a mistake that changes nothing."""
+    """Regroup the mistakes as {result: {mistake: value}}, with NaN for a mistake that doesn't change this result."""
     turned: dict[str, dict[str, Tensor]] = {name: {} for name in right}
     for label, values in mistakes.items():
         for name, given in values.items():
@@ -213,7 +213,7 @@ def by_observation(mistakes: dict[str, Values], right: dict[str, Tensor]) -> dic
 
 
 def in_its_precision(said: Any, right: Tensor) -> Tensor:
-    """Return the loss that was given if it is the right one, added up in float32, and otherwise the right one."""
+    """Return the learner's loss if it's as precise as a sum in float32. Otherwise, return the right loss."""
     close = isinstance(said, Tensor) and torch.allclose(said.double(), right, rtol=FLOAT32_SUM, atol=0)
     return said.to(right.dtype) if close else right
 

@@ -1,4 +1,4 @@
-"""The check for exercise 15.5: model FLOPs utilization, against the operations that torch counts in a plain GPT."""
+"""The check for exercise 15.5, model FLOPs utilization, based on the operations that torch counts in a plain GPT."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
-    """Return the FLOPs per token, forward and backward, that torch counts in a model of these sizes."""
+    """Return the FLOPs per token (forward and backward) that torch counts in a model of these sizes."""
     h, s = config.hidden_size, config.seq_length
     table = nn.Embedding(config.vocab_size, h)
     layers = [Layer(h, config.num_heads) for _ in range(config.num_layers)]
@@ -51,7 +51,7 @@ def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """A model, and the speed that its training reached."""
+    """A training run, with its model, its GPUs, and the speed that it reached."""
 
     config: GPTConfig
     gpus: int
@@ -81,7 +81,7 @@ VISIBLE = "the share with those scores only that the mask leaves"
 
 
 def lookalikes(run: Run) -> dict[str, dict[str, list[Tensor]]]:
-    """Return the utilizations that known mistakes give."""
+    """Return the utilizations that common mistakes would produce."""
     c = run.config
     h, s, layers, v = c.hidden_size, c.seq_length, c.num_layers, c.vocab_size
     weights, scores, logits = 24.0 * layers * h * h, 4.0 * layers * s * h, 2.0 * h * v
@@ -111,7 +111,7 @@ def lookalikes(run: Run) -> dict[str, dict[str, list[Tensor]]]:
         PERCENT: 100 * (3 * forward + again),
     }
     right = {MODEL: 3 * forward, HARDWARE: 3 * forward + again}
-    one = run.gpus * run.peak / run.tokens_per_second  # the FLOPs that give a share of 1
+    one = run.gpus * run.peak / run.tokens_per_second  # the FLOPs per token that would be a utilization of 1
     capped = {CAPPED: one} if one < right[MODEL] else {}
     of_model, hardware = capped | of_model, capped | hardware
     return {
@@ -133,7 +133,7 @@ def runs() -> list[Run]:
         Run(small, 1, 1e9 * (1 + draw[0]), 2000 * (1 + draw[1]), again=False),
         Run(long, 8, 1e9 * (1 + draw[1]), 9000 * (1 + draw[2]), again=False),
         Run(deep, 4, 1e9 * (1 + draw[2]), 5000 * (1 + draw[3]), again=True),
-        Run(small, 2, 1e7 * (1 + draw[3]), 2000 * (1 + draw[0]), again=True),  # above 1: the peak is too low
+        Run(small, 2, 1e7 * (1 + draw[3]), 2000 * (1 + draw[0]), again=True),  # above 1, because the peak is too low
     ]
 
 

@@ -1,4 +1,4 @@
-"""The check for exercise 15.2: the windows of the text that a replica takes in a step, as a pure function.
+"""The check for exercise 15.2, a pure function that returns the windows of text that a replica takes in a step.
 
 Any shuffle is right. The check tests the properties that it must have: each window comes once per epoch, the batch is
 the same for any number of replicas, and nothing is remembered between calls or taken from the rank's random state.
@@ -30,17 +30,18 @@ SHUFFLED = "the windows are shuffled"
 SEEDED = "another seed gives another order"
 APART = "another seed has epochs of its own"
 
-SEEDS, EPOCHS = 4, 4  # consecutive seeds, and how many epochs of each are compared with all others
-# The first batches of many epochs of these seeds: of 64 windows, two batches of 16 are never equal by chance
+SEEDS, EPOCHS = 4, 4  # numbers of consecutive seeds and of epochs per seed, all of which are compared
+# For these seeds, the first batches of many epochs are compared. Two batches of 16 out of 64 windows are never equal by
+# chance.
 APART_SEEDS, APART_EPOCHS, APART_WINDOWS, APART_BATCH = (0, 1, 2, 1000), 120, 64, 16
-MANY = 3  # batches of an epoch that are never in order by chance. Two of 4 among 10 windows are, once in 3,150 epochs
+MANY = 3  # this many batches are never in order by chance; two batches of 4 out of 10 windows are, once in 3,150 epochs
 
 Batch = list[int]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: the number of windows in its text, sequences per step, number of steps to check, and seed."""
+    """A run, given by its numbers of windows, of sequences per step, and of steps to check, and by its seed."""
 
     windows: int
     batch: int
@@ -52,7 +53,10 @@ class Case:
 
 
 def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> list[checks.Observed]:
-    """Call the learner's function, as replica `rank`, for every step in order and out of order. Runs on every rank."""
+    """Call the learner's function as this rank's replica, for all steps in order and for some again.
+
+    Runs on every rank.
+    """
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(disorder + rank)
     random.seed(disorder + rank)
@@ -85,9 +89,9 @@ def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> l
 
 @contextmanager
 def hashes_of_another_process(function: Callable[..., Any]) -> Iterator[None]:
-    """Context manager in which `hash` gives other values for texts in the learner's code, as in every new process."""
+    """Context manager that changes `hash` for strings in the learner's code, as every new process does."""
     names = getattr(function, "__globals__", {})
-    if "hash" in names:  # a function of the learner's own
+    if "hash" in names:  # the learner has defined a function with this name
         yield
         return
     names["hash"] = lambda value: hash(("another process", value)) if holds_text(value) else hash(value)
@@ -103,7 +107,7 @@ def holds_text(value: Any) -> bool:
 
 
 def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
-    """Return (seed, epoch, first batch) for seeds whose epochs may coincide if the two are combined too simply."""
+    """Return (seed, epoch, first batch) for seeds whose epochs coincide if seed and epoch are combined too simply."""
     found = []
     for seed in APART_SEEDS:
         for epoch in range(APART_EPOCHS):
@@ -120,7 +124,7 @@ def epoch_of(own: Callable[..., Any], case: Case, seed: int, epoch: int) -> list
 
 
 def plain(said: Any) -> Any:
-    """Convert a list, tuple or range of ints to a list. Anything else is returned in portable form."""
+    """Convert a list, tuple, or range of ints to a list. Anything else is converted by `checks.portable`."""
     if isinstance(said, (list, tuple, range)):
         numbers = list(said)
         if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
@@ -159,7 +163,7 @@ def check_form(of_ranks: list[list[Any]], case: Case, p: int) -> None:
 
 
 def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
-    """Return claims that say in words what doesn't hold. A claim is made only if the claims before it allow it."""
+    """Return claims that say in words what doesn't hold. Later claims are made only if earlier ones hold."""
     wrong = [w for batch in together for w in batch if not 0 <= w < case.windows]
     found = {RANGE: f"window {wrong[0]} of 0 to {case.windows - 1}" if wrong else ""}
     found[PURE] = impure(ranks, "again")
@@ -190,7 +194,7 @@ def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alon
 
 
 def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
-    """Describe an epoch that one seed shares with another seed. Returns "" if there is none."""
+    """Describe an epoch that two seeds have in common. Returns "" if there is none."""
     had: dict[str, tuple[int, int]] = {}
     for seed, epoch, order in orders:
         first = had.setdefault(str(order), (seed, epoch))
@@ -200,7 +204,10 @@ def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
 
 
 def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
-    """Describe an epoch that repeats over half of the first one's neighbors (by chance: 1 in 23), or return ""."""
+    """Describe an epoch that repeats over half of the first epoch's pairs of neighbors, or return "".
+
+    By chance, about 1 pair in 23 is repeated.
+    """
     pairs = []
     for batches in epochs:
         order = [window for batch in batches for window in batch]
@@ -212,7 +219,10 @@ def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
 
 
 def impure(ranks: list[checks.Observed], when: str) -> str:
-    """Describe a batch that was another one when it was asked for again, or "elsewhere", in another process."""
+    """Describe a batch that was different `when` it was requested "again" or "elsewhere" (in another process).
+
+    Returns "" if there is none.
+    """
     for rank, seen in enumerate(ranks):
         for step, said in seen[when].items():
             if said != seen["in order"][step]:

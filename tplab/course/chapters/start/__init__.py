@@ -1,6 +1,7 @@
-"""Exercises of the start page: one matmul split by rows (S.1) and by columns (S.2).
+"""The exercises of the start page: one matmul split by rows (S.1) and by columns (S.2).
 
-Importing this package registers their checks. It also provides the page's predictions; it has no table of symptoms.
+Importing this package registers their checks. The package also contains the page's prediction questions. SYMPTOMS is
+empty, because the page has no table of symptoms and their causes.
 """
 
 from tplab.course.chapters.start import products

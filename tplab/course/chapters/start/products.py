@@ -1,7 +1,7 @@
-"""The checks for exercises S.1 and S.2: one matmul, Y = X A, with A split by rows or by columns.
+"""The checks for exercises S.1 and S.2, which split the matmul Y = X A by the rows or by the columns of A.
 
-Both run on 1, 2 and 4 ranks and are compared with X @ A in a single process. X has two or three dimensions. An answer
-may use one collective, with a message as large as Y.
+Both checks run the answer on 1, 2 and 4 ranks and compare it with X @ A in a single process. They have one case with a
+two-dimensional X and one with a three-dimensional X. An answer may call one collective, with a message as large as Y.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 from tplab.course import checks
 from tplab.runtime import device, record
 
-IN, OUT = 8, 12  # divisible by every p, and different, so that mixing them up is detected
+IN, OUT = 8, 12  # divisible by every p, and different, so that the check notices if they're mixed up
 Product = Callable[[Tensor, Tensor], Tensor]
 
 OWN = "this rank's own result"
@@ -30,7 +30,7 @@ LARGEST = "the maximum over the ranks' results, element by element"
 
 @dataclass(frozen=True)
 class Input(checks.Case):
-    leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
+    leading: tuple[int, ...] = (5,)  # all dimensions of x except the last
 
     def describe(self, name: str) -> str:
         return f"x with {len(self.leading) + 1} dimensions"
@@ -43,10 +43,10 @@ CASES = (Input(), Input(leading=(2, 3)))
 class Split:
     """A way to split the matmul, by columns or by rows of A.
 
-    dim_of_x:   dimension along which x is sharded, or None if every rank has the full x
-    dim_of_a:   dimension along which A is sharded
-    collective: combines the ranks' matmuls into Y
-    mistakes:   computes the values that known mistakes give, from the ranks' matmuls, Y and the rank's index
+    dim_of_x:   the dimension along which x is sharded, or None if every rank has the full x
+    dim_of_a:   the dimension along which A is sharded
+    collective: the collective that combines the results of the ranks' matmuls into Y
+    mistakes:   computes what common mistakes would produce, given the ranks' results, the full Y and the rank's index
     """
 
     dim_of_x: int | None
@@ -65,7 +65,7 @@ def draw(case: Input, generator: torch.Generator, size: int) -> Problem:
 
 
 def shards(split: Split, problem: Problem, size: int) -> list[Problem]:
-    """Return the shards of x and A on each of `size` ranks."""
+    """Return the x and the A that each of `size` ranks receives, sharded the way `split` specifies."""
     xs = [problem.x] * size if split.dim_of_x is None else problem.x.chunk(size, split.dim_of_x)
     rows_or_columns = problem.a.chunk(size, split.dim_of_a)
     return [Problem(x.contiguous(), a.contiguous()) for x, a in zip(xs, rows_or_columns, strict=True)]
@@ -118,7 +118,7 @@ ROWS = Split(-1, 0, "all_reduce", row_mistakes)
 def check_product(number: str, product: Product, split: Split, questions: Sequence[checks.Question]) -> None:
     checks.check_cases(
         number, product, CASES, draw=draw, give=partial(give, split), run=run, expect=partial(expect, split),
-        questions=questions, world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
+        questions=questions, world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def only_traffic(differences: checks.Differences) -> bool:
 
 
 def sent(*words: str) -> Callable[[checks.Differences], bool]:
-    """Return a predicate that tests whether only the traffic is wrong and it contains all these words."""
+    """Return a predicate that tests whether only the traffic is wrong and the calls seen contain all these words."""
     return lambda differences: (
         only_traffic(differences) and all(word in d.text.partition("saw")[2] for word in words for d in differences)
     )

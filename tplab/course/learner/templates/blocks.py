@@ -1,9 +1,9 @@
-"""Given by the course: my blocks, in the form that the transformer of chapter 10 calls.
+"""Given by the course: my blocks, adapted to the way the transformer of chapter 10 calls them.
 
-5.2, 6.2    add their last bias themselves, but 10.1 adds it: it gets my output, and zeros for the bias
-6.2         drops no attention weights and has no cache
-8.5         computes in the dtype of the logits: it gets them in float32 at least
-12.3        has a shorter name
+5.2, 6.2    My answers add their final bias themselves, but 10.1 wants to add it, so it gets zeros for the bias
+6.2         My answer has no attention dropout and no cache
+8.5         My answer computes in the dtype of the logits, so it gets them in float32 or wider
+12.3        My answer has a shorter name
 """
 
 import torch
@@ -54,13 +54,13 @@ class ParallelAttention(MyAttention):
 
 
 def vocab_parallel_cross_entropy(logits, target, *, vocab_size, group=None, **options):
-    """logits of this rank [.., v/p], target [..] -> the mean loss, in float32 at least"""
+    """this rank's logits [.., v/p], target [..] -> the mean loss, in float32 or wider"""
     with torch.autocast(logits.device.type, enabled=False):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return vocab_parallel_loss(logits, target, vocab_size=vocab_size, group=group, **options)
 
 
 def allreduce_sequence_parallel_gradients(model, group=None):
-    """Add up over the ranks what each rank's tokens gave to the gradients of norms, biases and positions."""
+    """Sum the gradients of norms, biases and positions over the ranks, because each rank saw only its own tokens."""
     if any(getattr(param, "sequence_parallel", False) for param in model.parameters()):
         allreduce_sequence_gradients(model, group)

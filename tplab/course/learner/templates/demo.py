@@ -1,8 +1,8 @@
-"""Given by the course: run what I wrote on two processes of this machine, next to plain PyTorch.
+"""Given by the course: run what I wrote on two processes of this machine, and compare the layers with plain PyTorch.
 
 python -m my_tp mlp          the MLP of chapter 05
 python -m my_tp attention    the attention of chapter 06
-python -m my_tp generate     the GPT of chapter 10 writes a few tokens; it hasn't been trained
+python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 """
 
 import os
@@ -23,7 +23,7 @@ RANKS = 2
 
 
 def mlp():
-    """My MLP, and the same product computed whole."""
+    """Run my MLP, and compare it with the same matmuls on the full weights."""
     block = ParallelMLP(8, dtype=torch.float64)
     fill(block)
     x = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # the same on every rank
@@ -33,7 +33,7 @@ def mlp():
 
 
 def attention():
-    """My attention, and the same heads computed on one process."""
+    """Run my attention, and compare it with the same heads computed from the full weights."""
     block = ParallelAttention(8, 4, causal=True, dtype=torch.float64)
     fill(block)
     x = torch.randn(1, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # [b, s, h]
@@ -45,7 +45,7 @@ def attention():
 
 
 def generate():
-    """Tokens from my GPT, the same on every rank."""
+    """Generate tokens with my GPT. They are the same on every rank."""
     config = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=50, seq_length=16, dropout=0.0)
     model = ParallelGPT(config, ParallelTransformerLayer, dtype=torch.float64)
     fill(model)
@@ -57,7 +57,7 @@ def generate():
 
 
 def fill(module):
-    """Give every parameter random numbers: shards of their own, and the same on every rank where it is replicated."""
+    """Fill every parameter with random numbers: different ones in each shard, identical ones if it's replicated."""
     torch.manual_seed(dist.get_rank())
     for param in module.parameters():
         torch.nn.init.normal_(param, std=0.5)
@@ -66,7 +66,7 @@ def fill(module):
 
 
 def whole(shard, dim=0):
-    """The shards of all ranks, joined along a dimension."""
+    """Return the shards of all ranks, concatenated along a dimension."""
     mine = shard.detach().contiguous()
     parts = [torch.empty_like(mine) for _ in range(RANKS)]
     dist.all_gather(parts, mine)
@@ -80,7 +80,7 @@ def compare(weight, mine, plain):
 
 
 def tell(text):
-    """Print one line for each rank, in order."""
+    """Print one line per rank, in the order of the ranks."""
     for rank in range(RANKS):
         if rank == dist.get_rank():
             print(text, flush=True)

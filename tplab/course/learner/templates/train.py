@@ -1,13 +1,14 @@
-"""Train a GPT with my own tensor parallelism: PyTorch and my_tp, nothing else.
+"""Train a GPT with my own tensor parallelism, using only PyTorch and my_tp.
 
     torchrun --standalone --nproc-per-node 2 train.py                two ranks share every matrix
-    torchrun --standalone --nproc-per-node 8 train.py --tp 4         two replicas, of four ranks each
+    torchrun --standalone --nproc-per-node 8 train.py --tp 4         two replicas of four ranks each
     torchrun --standalone --nproc-per-node 2 train.py --text notes   on a file, or on the text files in a folder
     python train.py --help                                           all settings
 
-With a GPU per rank it trains there, over NCCL, and otherwise on the CPU, over gloo. Tokens are bytes, so any text will
-do. Starting it again goes on from the last checkpoint. The layers, the training step, the schedule, the order of the
-data and the checkpoints are my answers to the exercises; given/ and this script come from the course.
+If there's a GPU for every rank, it trains on GPUs over NCCL, and otherwise on the CPU over gloo. Tokens are bytes, so
+any text will do. If you start it again, it continues from the last checkpoint. The layers, the training step, the
+schedule, the order of the data and the checkpoints are my answers to the exercises. given/ and this script come from
+the course.
 """
 
 import argparse
@@ -32,28 +33,28 @@ from torch.distributed.device_mesh import init_device_mesh
 
 @dataclass
 class Settings:
-    text: str = ""  # a file or folder; "": the source code of Python's standard library
-    megabytes: float = 8.0  # of text at most
-    tp: int = 0  # ranks that share a model; 0: all of them
+    text: str = ""  # a file or folder; "" means the source code of Python's standard library
+    megabytes: float = 8.0  # how much text to read at most
+    tp: int = 0  # ranks that share one replica of the model; 0 means all of them
     num_layers: int = 4
     hidden_size: int = 192
     num_heads: int = 8
     seq_length: int = 128
-    precision: str = "float32"  # or bfloat16, for the products
+    precision: str = "float32"  # or bfloat16, for the matmuls
     steps: int = 300
-    batch_size: int = 16  # sequences in a step, of all replicas together
-    micro_batches: int = 1  # parts that a replica's sequences are processed in
+    batch_size: int = 16  # sequences per step, over all replicas
+    micro_batches: int = 1  # micro-batches that each replica splits its sequences into
     highest_rate: float = 2e-3
     lowest_rate: float = 2e-4
     warmup: int = 30
     weight_decay: float = 0.1
     max_norm: float = 1.0
     seed: int = 0
-    folder: str = "trained"  # for checkpoints and the log
+    folder: str = "trained"  # where checkpoints and the log go
     log_every: int = 10
     save_every: int = 100
     prompt: str = "def "
-    sample: int = 200  # bytes to write at the end
+    sample: int = 200  # bytes to generate at the end
 
 
 def read_settings():
@@ -64,7 +65,7 @@ def read_settings():
 
 
 def read_tokens(settings):
-    """The text as a vector of bytes, the same on every rank."""
+    """Return the text as a vector of bytes, which is the same on every rank."""
     place = Path(settings.text or Path(os.__file__).parent)
     kinds = [".txt", ".md", ".py"]
     found = place.rglob("*") if settings.text else place.glob("*.py")
@@ -82,7 +83,7 @@ def read_tokens(settings):
 
 
 def batch(tokens, done, settings, mesh, device):
-    """This replica's micro-batches of the step after `done` steps: pairs (ids, targets), [b, s] each."""
+    """Return this replica's micro-batches for the step after `done` steps, as pairs (ids, targets) of [b, s] each."""
     s = settings.seq_length
     windows = (len(tokens) - 1) // s
     replica, replicas = mesh.get_local_rank("dp"), mesh.size(0)
@@ -92,7 +93,7 @@ def batch(tokens, done, settings, mesh, device):
 
 
 def build(settings, group, device):
-    """My GPT, with the same first weights for any number of ranks, on any device."""
+    """Build my GPT, with the same initial weights for any number of ranks and on any device."""
     config = GPTConfig(
         num_layers=settings.num_layers, hidden_size=settings.hidden_size, num_heads=settings.num_heads,
         vocab_size=256, seq_length=settings.seq_length, dropout=0.0,
@@ -120,7 +121,7 @@ def optimizer_for(model, settings):
 
 
 def resume(folder, model, optimizer, layout):
-    """Load the newest checkpoint that every rank has, and return its step; 0 if there is none."""
+    """Load the newest checkpoint that every rank has, and return its step, or 0 if there is none."""
     newest = newest_checkpoint(folder)
     step = torch.tensor(int(newest.name.rpartition("-")[2]) if newest else 0)
     common = step.to(next(model.parameters()).device)
@@ -139,7 +140,7 @@ def resume(folder, model, optimizer, layout):
 
 @torch.no_grad()
 def write_text(model, settings, device, group):
-    """The prompt and what my model makes of it: the most likely byte, again and again."""
+    """Return the prompt and my model's continuation, in which every byte is the most likely one."""
     ids = torch.tensor([list(settings.prompt.encode())], device=device)  # [1, s]
     for _ in range(settings.sample):
         logits = model(ids[:, -settings.seq_length :])[:, -1]  # [1, v/p]

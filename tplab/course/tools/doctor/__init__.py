@@ -1,6 +1,6 @@
 """`tplab doctor`: will the course run here, and if not, what fixes it?
 
-    probe      PyTorch's view of the machine, from a separate process
+    probe      what PyTorch reports about the machine, from a separate process
     software   Python, packages, PyTorch, JupyterLab, the kernel
     gpus       GPUs, their links, the backend
     machine    cores, memory, shared memory, loopback
@@ -8,7 +8,7 @@
     chapters   whether each chapter will run, and how
     gpu_report `tplab doctor --gpu`: the tests of the GPU path, on this machine's GPUs
 
-Exit code: 0 if nothing is wrong, 1 if something is.
+The exit code is 0 if nothing is wrong, and 1 if something is.
 """
 
 import argparse

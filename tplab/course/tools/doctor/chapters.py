@@ -9,31 +9,35 @@ from tplab.course.notebooks.numbering import START_NUMBER, argument, package
 from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
 
-# Findings that must be good for a chapter that starts ranks, and for one that doesn't
+# Findings that must not be bad if a chapter is to run, for chapters that start ranks and for those that don't
 EVERYTHING = ("Python", "PyTorch", "packages", "kernel", "memory", "shared memory", "loopback", "ranks")
 WITHOUT_RANKS = ("Python", "PyTorch", "packages", "kernel")
 _STARTS = re.compile(r"\b(launch|run_ranks|check_cases)\(|^%%ranks\b", re.MULTILINE)
 _NUMBERS = re.compile(r"\blaunch\(\w+, *(\d+)|^%%ranks +(\d+)", re.MULTILINE)
-COURSE_RANKS = 8  # the most that a chapter launches, and so the number of GPUs from which the course uses NCCL
+COURSE_RANKS = 8  # the most ranks that a chapter launches; with at least this many GPUs, the course uses NCCL
 CHECKED = {1, 2, 4}  # the world sizes that every check uses
 
 
 def ranks_of(texts: list[str]) -> set[int]:
-    """Return the world sizes that a chapter launches, according to its code. Empty if it starts no ranks."""
+    """Return the world sizes that a chapter launches, according to its code. The set is empty if it starts no ranks."""
     if not any(_STARTS.search(text) for text in texts):
         return set()
     return CHECKED | {int(a or b) for text in texts for a, b in _NUMBERS.findall(text)}
 
 
 def how(ranks: set[int], gpus: int) -> str:
-    """Describe how a chapter runs: "runs; 1, 2, 4 ranks over gloo"."""
+    """Describe how a chapter runs, as in "runs; 1, 2, 4 ranks over gloo"."""
     if not ranks:
         return "runs in the notebook itself, without ranks"
     return f"runs; {', '.join(map(str, sorted(ranks)))} ranks over {'NCCL' if gpus >= COURSE_RANKS else 'gloo'}"
 
 
 def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str, number: int) -> Finding:
-    """Return the finding about a chapter. bad: the machine's faults; unreadable: the notebook's fault, or ""."""
+    """Return the finding about a chapter.
+
+    bad:        what is wrong with the machine
+    unreadable: why the learner's notebook can't be read, or ""
+    """
     needed = EVERYTHING if ranks else WITHOUT_RANKS
     if blocked := [what for what in bad if what in needed]:
         return Finding(name, BAD, f"will not run: first mend {', '.join(blocked)}")

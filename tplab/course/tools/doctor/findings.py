@@ -1,4 +1,4 @@
-"""Findings of `tplab doctor`."""
+"""The findings of `tplab doctor`, each of which is about one thing, such as the memory or a chapter."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,9 @@ GOOD, NOTE, BAD = "good", "note", "bad"
 class Finding:
     """The result of examining one thing.
 
+    what:  the name of the thing
     state: "good"; "note" if it's worth knowing, but the course still runs; "bad" if something won't work
-    mend:  the command or the sentence that fixes it
+    mend:  the command that fixes it, or a sentence that says how to
     """
 
     what: str

@@ -1,7 +1,7 @@
 """`tplab doctor --gpu`: run the tests of the GPU path on this machine's GPUs, and write a report to send us.
 
-The report says which GPUs, driver and libraries there are, which tests passed, and what the others said. It contains no
-host name, user name or path of this machine.
+The report says which GPUs, driver and libraries there are, which tests passed, and what the others printed. It doesn't
+contain this machine's host name, user name or paths.
 """
 
 import getpass
@@ -21,14 +21,18 @@ from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
 
 REPORT = "tplab-gpu-report.md"
-HARMLESS = ("gpu", "root", "localhost")  # names that say nothing, and that the tests use in their own names
-SECONDS = 270  # for the tests; with the rest, the report is there within five minutes
+HARMLESS = ("gpu", "root", "localhost")  # names that reveal nothing, and that the tests use in their own names
+SECONDS = 270  # time limit for the tests, so that the report is ready within five minutes
 _COUNTED = re.compile(r"^=* ?(.*\d+ (?:passed|failed|skipped).*?)=*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Tests:
-    """One run of the tests. summary: pytest's last line, or why there is none; output: everything it printed."""
+    """One run of the tests.
+
+    summary: pytest's last line, or why there is none
+    output:  everything that pytest printed
+    """
 
     summary: str
     output: str
@@ -36,7 +40,7 @@ class Tests:
 
 
 def run_tests(root: Path, scratch: Path) -> Tests:
-    """Run the tests marked `gpu` that aren't slow, the most telling ones first, for at most SECONDS."""
+    """Run the tests marked `gpu` that aren't slow, the most informative ones first, for at most SECONDS."""
     names = ("failures", "pipelines", "grids", "updates", "layers", "tools", "capstone")
     files = [f"tests/gpu/test_{name}.py" for name in names]
     command = [
@@ -58,7 +62,7 @@ def run_tests(root: Path, scratch: Path) -> Tests:
 
 
 def obstacle(root: Path, seen: Torch) -> Finding | None:
-    """Return the finding that explains why there can't be a report here, or None."""
+    """Return the finding that explains why there can't be a report here, or None if there can be one."""
     if not seen.gpus:
         return Finding("GPU tests", BAD, seen.error or "PyTorch sees no GPU here", "tplab doctor says why")
     if not (root / "tests" / "gpu").is_dir():
@@ -71,7 +75,7 @@ def obstacle(root: Path, seen: Torch) -> Finding | None:
 
 
 def look(root: Path, seen: Torch, folder: Path) -> Finding:
-    """Run the tests, write the report to a folder, and return the finding about them."""
+    """Run the tests, write the report to `folder`, and return the finding about the tests."""
     if (found := obstacle(root, seen)) is not None:
         return found
     start = time.monotonic()
@@ -87,7 +91,7 @@ def look(root: Path, seen: Torch, folder: Path) -> Finding:
 
 
 def text_of(seen: Torch, tests: Tests, seconds: float, folders: dict[Path, str]) -> str:
-    """Return the report as Markdown. folders: what the report calls some folders of this machine."""
+    """Return the report as Markdown. `folders` maps folders of this machine to what the report calls them."""
     emulated = os.environ.get("EMULATED_GPUS")
     driver = gpus.nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     facts = {

@@ -23,7 +23,11 @@ PATHS = {
 
 
 def devices(seen: Torch, on_machine: list[str], visible: str | None) -> Finding:
-    """Return the finding about GPUs. on_machine: GPUs that nvidia-smi lists; visible: CUDA_VISIBLE_DEVICES."""
+    """Return the finding about GPUs.
+
+    on_machine: the names of the GPUs that nvidia-smi lists
+    visible:    the value of CUDA_VISIBLE_DEVICES, or None if it isn't set
+    """
     if seen.gpus:
         each = (f"{place}: {gpu.name}, {size(gpu.total)}, {size(gpu.free)} free" for place, gpu in enumerate(seen.gpus))
         return Finding("GPUs", GOOD, "; ".join(each))
@@ -37,7 +41,11 @@ def devices(seen: Torch, on_machine: list[str], visible: str | None) -> Finding:
 
 
 def links(peers: list[list[bool]], topology: str) -> Finding | None:
-    """Return the finding about GPU links, or None below two GPUs. topology: output of `nvidia-smi topo -m`, or ""."""
+    """Return the finding about the links between GPUs, or None if there are fewer than two GPUs.
+
+    peers:    peers[a][b] is whether GPU a can access GPU b's memory
+    topology: the output of `nvidia-smi topo -m`, or ""
+    """
     if len(peers) < 2:
         return None
     kinds: dict[str, list[str]] = {}
@@ -58,7 +66,10 @@ def links(peers: list[list[bool]], topology: str) -> Finding | None:
 
 
 def parse_topology(text: str) -> list[list[str]]:
-    """Parse the table of `nvidia-smi topo -m`. [a][b] is the link from GPU a to GPU b. Returns [] without a table."""
+    """Parse the table that `nvidia-smi topo -m` prints, or return [] if there is none.
+
+    Entry [a][b] of the result is the name of the link between GPU a and GPU b.
+    """
     rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     head = next((row for row in rows if row[:1] == ["GPU0"] and "X" not in row), [])
     number = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in head)
@@ -74,7 +85,7 @@ def link_name(word: str) -> str:
 
 
 def backend(seen: Torch) -> Finding:
-    """Return the finding about the backend that `launch` will connect ranks with."""
+    """Return the finding about the backend that `launch` will use to connect ranks."""
     number = len(seen.gpus)
     if not number or not seen.nccl:
         why = "" if not number else ": this PyTorch was built without NCCL"
@@ -90,7 +101,7 @@ def backend(seen: Torch) -> Finding:
     )
 
 
-# The real machine
+# The functions below look at the real machine
 
 
 def nvidia_smi(*arguments: str) -> str:

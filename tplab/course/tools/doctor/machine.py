@@ -1,6 +1,6 @@
 """Findings about cores, memory, shared memory, and the loopback interface.
 
-Every function takes the values that it judges as arguments. `look` fetches the real ones.
+Every function that returns a finding takes the values that it judges as arguments. `look` fetches the real ones.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ def cores(number: int) -> Finding:
 
 
 def memory(available: float, total: float) -> Finding:
-    """Return the finding about main memory. available: bytes that are free for a new program; total: all bytes."""
+    """Return the finding about main memory, given the bytes that are available to a new program and the total."""
     told = f"{size(available)} free of {size(total)}"
     if available >= NEEDED:
         return Finding("memory", GOOD, told)
@@ -39,7 +39,11 @@ def memory(available: float, total: float) -> Finding:
 
 
 def shared_memory(total: float | None, gpus: int) -> Finding:
-    """Return the finding about /dev/shm. total: its bytes, or None without it; gpus: how many GPUs PyTorch sees."""
+    """Return the finding about /dev/shm.
+
+    total: its size in bytes, or None if it doesn't exist
+    gpus:  how many GPUs PyTorch sees
+    """
     if total is None:
         return Finding("shared memory", GOOD, "no /dev/shm here, and none needed")
     told = f"/dev/shm holds {size(total)}"
@@ -52,7 +56,11 @@ def shared_memory(total: float | None, gpus: int) -> Finding:
 
 
 def loopback(interfaces: list[str], talk: Callable[[], None]) -> Finding:
-    """Return the finding about loopback. interfaces: names; talk: tries to send a byte, and may raise OSError."""
+    """Return the finding about the loopback interface, over which ranks communicate.
+
+    interfaces: the names of the machine's network interfaces
+    talk:       tries to send a byte, and may raise OSError
+    """
     name = next((name for name in interfaces if name in ("lo", "lo0")), "")
     mend = f"as root: ip link set {name or 'lo'} up"
     if not name:
@@ -67,11 +75,11 @@ def loopback(interfaces: list[str], talk: Callable[[], None]) -> Finding:
     return Finding("loopback", GOOD, f"127.0.0.1 answers ({name})")
 
 
-# The real machine
+# The functions below look at the real machine
 
 
 def talk_to_itself() -> None:
-    """Send a byte over 127.0.0.1 to this process. Raises OSError."""
+    """Send a byte over 127.0.0.1 to this process itself. Raises OSError if it doesn't arrive."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5)
         with socket.create_connection(server.getsockname(), timeout=5) as sender:
@@ -92,7 +100,7 @@ def memory_of(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
         lines = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        cache = next((int(value) for name, value in lines if name == "inactive_file"), 0)  # freed when needed
+        cache = next((int(value) for name, value in lines if name == "inactive_file"), 0)  # freed if it's needed
         free, total = min(free, limit - used + cache), min(total, limit)
     return free, total
 
@@ -102,7 +110,8 @@ def look(gpus: int) -> list[Finding]:
     shared = shutil.disk_usage(SHARED).total if sys.platform == "linux" and SHARED.is_dir() else None
     return [
         cores(usable),
-        *([memory(*memory_of())] if importlib.util.find_spec("psutil") else []),  # else "packages" reports it missing
+        # Without psutil, there's no finding about memory, but the one about packages says that psutil is missing
+        *([memory(*memory_of())] if importlib.util.find_spec("psutil") else []),
         shared_memory(shared, gpus),
         loopback([name for _, name in socket.if_nameindex()], talk_to_itself),
     ]

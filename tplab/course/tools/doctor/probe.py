@@ -46,8 +46,10 @@ class Gpu:
 class Torch:
     """PyTorch's report on itself and on the GPUs.
 
-    error: why it can't be imported, in which case the rest is empty. cuda: the CUDA version of the build, "" for none
-    complaint: its warning while looking for GPUs, or "". peers[a][b]: whether GPU a can access GPU b's memory
+    error:     why PyTorch can't be imported, in which case everything else is empty
+    cuda:      the CUDA version that PyTorch was built with, or "" for none
+    complaint: the warning that PyTorch gave when it looked for GPUs, or ""
+    peers:     peers[a][b] is whether GPU a can access GPU b's memory
     """
 
     error: str = ""
@@ -71,7 +73,7 @@ def ask_torch(code: str = _ASK, timeout: float = PATIENCE) -> Torch:
 
 
 def ask(code: str, timeout: float) -> dict:
-    """Run code in a separate process and return the JSON on its last line. Raises RuntimeError with the reason."""
+    """Run code in a separate process and return the JSON on its last line. Raises RuntimeError if that fails."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """Findings about Python, the packages, PyTorch, and the kernel that notebooks run in.
 
-Every function takes the values that it judges as arguments, so tests can simulate any fault. `look` fetches the real
-ones.
+Every function that returns a finding takes the values that it judges as arguments, so tests can simulate any fault.
+`look` fetches the real ones.
 """
 
 import importlib.metadata
@@ -31,9 +31,9 @@ def python(version: tuple[int, ...], executable: str) -> Finding:
 
 
 def packages(requirements: Iterable[Requirement], version_of: Callable[[str], str]) -> Finding:
-    """Return the finding about the versions of all packages that the course needs, except torch, which has its own.
+    """Return the finding about the versions of all packages that the course needs, except for torch (see `torch`).
 
-    version_of: returns a package's installed version, or raises PackageNotFoundError
+    version_of: a function that returns a package's installed version, or raises PackageNotFoundError
     """
     wrong = []
     looked_at = 0
@@ -65,7 +65,10 @@ def torch(seen: Torch, wanted: Requirement) -> Finding:
 
 
 def kernel(argv: list[str] | None, executable: str) -> Finding:
-    """Return the finding about the "python3" kernel, which must run this Python. argv: its command line, or None."""
+    """Return the finding about the "python3" kernel, which must run this Python.
+
+    argv: the command line that starts the kernel, or None if there is no such kernel
+    """
     if argv is None:
         return Finding("kernel", BAD, "Jupyter knows no kernel called python3", KERNEL)
     named = argv[0] if argv else ""
@@ -77,7 +80,10 @@ def kernel(argv: list[str] | None, executable: str) -> Finding:
 
 
 def _same_environment(one: str, other: str) -> bool:
-    """Return whether two Pythons share a folder. Their files prove nothing, because they link to the same one."""
+    """Return whether two Pythons are in the same folder, and so in the same environment.
+
+    The files themselves prove nothing, because those of different environments may be links to the same file.
+    """
     return os.path.realpath(os.path.dirname(one)) == os.path.realpath(os.path.dirname(other))
 
 
@@ -87,14 +93,14 @@ def jupyterlab(version: str | None) -> Finding:
     return Finding("JupyterLab", GOOD, f"{version}; start it with make lab, or tplab lab")
 
 
-# The real environment
+# The functions below look at the real environment
 
 
 def requirements() -> list[Requirement]:
     """Return the requirements in pyproject.toml, falling back to those of the installed package."""
     path = PACKAGE_ROOT / "pyproject.toml"
     if path.exists() and sys.version_info >= OLDEST:
-        import tomllib  # imported here because an older Python lacks it
+        import tomllib  # imported here because older versions of Python don't have it
 
         texts = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:

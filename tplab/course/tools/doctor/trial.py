@@ -17,7 +17,11 @@ _TRY = "import sys; sys.stderr = open('/dev/null', 'w'); from tplab.course.tools
 
 @dataclass(frozen=True)
 class Trial:
-    """One launch. right: whether the sum was right on every rank; error: the launcher's report if it failed."""
+    """The result of one launch.
+
+    right: whether the sum was right on every rank
+    error: the launcher's report, if the launch failed
+    """
 
     ranks: int
     backend: str = ""
@@ -30,12 +34,16 @@ Try = tuple[int, str]  # number of ranks, backend
 
 
 def tries(gpus: int) -> list[Try]:
-    """Return what to try: two ranks over the course's backend, and over NCCL if only the capstone uses it here."""
+    """Return the launches to try.
+
+    The first one starts two ranks over the backend that the course uses. If there are GPUs, but only the capstone uses
+    NCCL on them, a second one starts up to two ranks over NCCL.
+    """
     return [(2, "auto")] + ([(min(2, gpus), "nccl")] if 0 < gpus < COURSE_RANKS else [])
 
 
 def attempt(wanted: list[Try]) -> list[Trial]:
-    """Launch each of these, one after another."""
+    """Run these launches one after another, and return their results."""
     try:
         told = ask(_TRY.format(wanted), PATIENCE * 2)
     except RuntimeError as error:
@@ -54,11 +62,11 @@ def judge(trials: list[Trial]) -> Finding:
     return Finding("ranks", GOOD, f"an all-reduce works: {', '.join(each)}, the start included")
 
 
-# In the separate process
+# Everything below runs in the separate process
 
 
 def add_up() -> tuple[float, str]:
-    """All-reduce the numbers 1, 2, ... over the ranks, and return the sum and the backend. Runs on every rank."""
+    """All-reduce the numbers 1, 2, ... over the ranks, and return the sum and the backend. It runs on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -80,7 +88,7 @@ def main(wanted: list[Try]) -> None:
         start = time.monotonic()
         try:
             results = list(launch(add_up, number, backend=backend))
-        except Exception as error:  # whatever the launcher raises is what we want to know
+        except Exception as error:  # we want to report whatever the launcher raises
             trials.append(Trial(number, error=str(error).strip() or type(error).__name__))
             break
         right = all(value == number * (number + 1) / 2 for value, _ in results)

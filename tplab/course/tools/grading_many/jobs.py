@@ -1,10 +1,10 @@
-"""Run workers in parallel. A worker that exceeds a limit is stopped, and with it every process that it started.
+"""Run workers, each of which checks one notebook, in parallel. A worker that exceeds a limit is stopped.
 
     run(works, jobs=4, limits=limits, ...)     yields (work, outcome) as each one finishes
 
-A submission may do anything that its user may do. So nothing here relies on it to cooperate: its output is read
-without waiting for it, what it uses is measured from outside, and on Linux this process adopts whatever leaves its
-worker's tree, and ends it.
+When a worker is stopped, so is every process that it started. A submission may do anything that its user may do, so
+nothing here relies on its cooperation. We read its output without waiting for it, and measure from outside what it
+uses. On Linux, this process also adopts any process that leaves its worker's process tree, and ends it.
 """
 
 import json
@@ -34,10 +34,10 @@ from tplab.course.tools.grading_many.limits import (
 from tplab.course.tools.grading_many.submissions import Notebook, copy
 from tplab.course.tools.grading_many.worker import COMMAND, order
 
-POLL = 0.2  # seconds between two looks at what the workers use
+POLL = 0.2  # seconds between two measurements of what the workers use
 MOST_TOLD = 20_000_000  # bytes that a worker may send
 MOST_ENTRIES = 50_000  # files and folders that a submission may make
-KILLS = 50  # attempts to end what keeps starting processes
+KILLS = 50  # attempts to end a submission that keeps starting processes
 SIGKILL = 9
 
 
@@ -49,12 +49,12 @@ class Work:
     reference: Path
     exercises: dict[str, str]
     key: str
-    alone: bool = False  # run it after all others and next to none
+    alone: bool = False  # whether to run it after all others, with no other check next to it
 
 
 @dataclass
 class Outcome:
-    """What came of a check. `ended` says why it was cut short, `problem` why the notebook can't be checked."""
+    """The outcome of a check. `ended` says why it was cut short, and `problem` why the notebook can't be checked."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Worker:
-    """A running check."""
+    """A running worker, which is a process that checks one notebook."""
 
     def __init__(self, work: Work, limits: Limits, prefix: list[str], scratch: Path) -> None:
         self.work, self.limits, self.outcome = work, limits, Outcome()
@@ -97,7 +97,7 @@ class Worker:
         return self.process.stdout.fileno()
 
     def read(self) -> bool:
-        """Take in what the worker has sent. Returns False at the end."""
+        """Read what the worker has sent. Returns False if the worker is done or has to be stopped."""
         data = os.read(self.pipe, 1 << 16)
         self._told += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -129,7 +129,7 @@ class Worker:
         self.done = "done" in said
 
     def excess(self) -> str:
-        """Return which limit is exceeded, in a sentence, or "" if none is."""
+        """Return a sentence that says which limit the worker exceeds, or "" if it exceeds none."""
         if time.monotonic() > self.end:
             return f"It was stopped after {self.limits.seconds:g} seconds, the limit for a notebook."
         assert self.process is not None
@@ -159,7 +159,7 @@ class Worker:
         return self.outcome
 
     def _last_words(self) -> str:
-        """Return the end of what the worker printed. The file is the submission's to change, so only part is read."""
+        """Return the end of what the worker printed. We read only part, as the submission can change the file."""
         with suppress(OSError), open(self.folder / "worker.txt", "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 1000))
             return file.read(1000).decode(errors="replace").strip()
@@ -177,7 +177,7 @@ def run(
 ) -> Generator[tuple[Work, Outcome], None, None]:
     """Check notebooks, `jobs` at a time, and yield each with its outcome. `starts` is called as each one begins."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    mine = {process.pid for process in psutil.Process().children()}  # not started here, so not to be ended here
+    mine = {process.pid for process in psutil.Process().children()}  # started elsewhere, so we don't end them
     waiting = sorted(works, key=lambda work: work.alone)
     running: dict[int, Worker] = {}
     try:
@@ -224,9 +224,9 @@ def _end_with_parent() -> None:
 
 
 def _stop(worker: Worker, spared: set[int]) -> None:
-    """End a worker and everything it started. On Linux, all that remains of it has become a child of this process."""
+    """End a worker and everything it started. On Linux, processes that outlive it are now children of this process."""
     assert worker.process is not None
-    if worker.done:  # it has told everything and is about to end by itself
+    if worker.done:  # it has sent everything and is about to end by itself
         with suppress(subprocess.TimeoutExpired):
             worker.process.wait(5)
     for _ in range(KILLS):
@@ -234,7 +234,7 @@ def _stop(worker: Worker, spared: set[int]) -> None:
         alive = [process for process in left if process.pid != worker.process.pid or worker.process.poll() is None]
         if not alive:
             break
-        for process in alive:  # the worker first: where it is process 1 of a namespace, all end with it
+        for process in alive:  # the worker comes first: if it's process 1 of a namespace, all end with it
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(alive, timeout=1)
@@ -243,7 +243,7 @@ def _stop(worker: Worker, spared: set[int]) -> None:
 
 
 def _strays(spared: set[int]) -> list[psutil.Process]:
-    """Return the children of this process that belong to no running worker, with all below them."""
+    """Return the children of this process whose ids aren't in `spared`, with all their descendants."""
     found = []
     for child in psutil.Process().children():
         if child.pid not in spared:
@@ -252,7 +252,7 @@ def _strays(spared: set[int]) -> list[psutil.Process]:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    """Return a process and all below it."""
+    """Return a process and all its descendants."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -261,7 +261,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _memory(processes: list[psutil.Process], limit: int) -> int:
-    """Return the bytes of memory that processes use. Pages they share count once, if that makes a difference."""
+    """Return how many bytes of memory processes use. If they exceed `limit`, pages that they share count only once."""
     total = 0
     for process in processes:
         with suppress(psutil.Error):
@@ -282,7 +282,7 @@ def _own_memory(process: psutil.Process) -> int:
 def _on_disk(folder: Path, processes: list[psutil.Process], limit: int) -> tuple[int, int]:
     """Return the bytes in a folder and in deleted files that are still open, and how many entries the folder has.
 
-    It stops looking once there are too many of either.
+    It stops counting the folder's files once there are too many bytes or entries.
     """
     size = entries = 0
     folders = [str(folder)]
@@ -308,7 +308,7 @@ def _on_disk(folder: Path, processes: list[psutil.Process], limit: int) -> tuple
 
 
 def _share_fonts(home: Path) -> None:
-    """Copy matplotlib's list of fonts, which takes it seconds to make."""
+    """Copy matplotlib's list of fonts to a worker's home, because matplotlib takes seconds to make a new one."""
     for cache in (os.environ.get("MPLCONFIGDIR", ""), str(Path.home() / ".cache" / "matplotlib")):
         for path in sorted(Path(cache).glob("fontlist-*.json")) if cache else ():
             (home / ".cache" / "matplotlib").mkdir(parents=True, exist_ok=True)
@@ -316,7 +316,7 @@ def _share_fonts(home: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, whatever a submission has made of it: no permissions, or thousands of folders deep."""
+    """Remove a folder, even if a submission has removed its permissions or made it thousands of folders deep."""
     with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():

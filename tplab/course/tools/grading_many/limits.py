@@ -1,9 +1,9 @@
-"""The limits of one check, and what the operating system offers to enforce them without root.
+"""The limits of one check, and the means by which the operating system enforces them without root.
 
-    limits of a process (rlimits)   file size, memory, number of processes, no core files            Linux, macOS
+    limits per process (rlimits)    file size, memory, number of processes, no core files            Linux, macOS
     its own session                 no terminal to write to                                          Linux, macOS
     a scrubbed environment          no tokens or keys; HOME and TMPDIR are folders of the copy       Linux, macOS
-    a namespace of processes        sees and signals only its own; ends as a whole                   Linux, if allowed
+    a process namespace             sees and signals only its own processes; ends as a whole         Linux, if allowed
     Landlock                        writes only into its copy, reads only Python, tplab and system   Linux 5.13 or newer
 
 This isn't a container. See CONTRIBUTING.md, "Grade a class", for what remains possible.
@@ -25,23 +25,24 @@ from tplab.course.notebooks.kernels import HAS_GPU, PACKAGE_ROOT
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH",
              "DYLD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "OMP_NUM_THREADS", "TPLAB_BACKEND")  # fmt: skip
 NAMESPACE = ["--user", "--map-current-user", "--pid", "--fork", "--mount-proc", "--ipc", "--kill-child"]
-SPARE_TASKS = 2_000  # the limit on processes is per user, so this many more than there are now; jobs.py counts exactly
+SPARE_TASKS = 2_000  # the system's limit is per user, so we allow this many more processes; jobs.py counts exactly
 OPEN_FILES = 4_096
-ONE_PROCESS = 0.75  # the share of the memory that one process may use, and of the disk for one file, so that it fails
-# with an error of its own, in its own cell, before everything has to be stopped
+# The share of the memory limit for a single process, and of the disk limit for a single file. It's below 1 so that a
+# cell which uses too much fails with an error of its own before the whole check has to be stopped
+ONE_PROCESS = 0.75
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # from linux/prctl.h
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 24, 36
 CAPABILITIES = 64
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, on every processor
-_EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15  # linux/landlock.h
-_SCOPED = 1 | 2  # abstract sockets and signals
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, the same on every processor
+_EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15  # from linux/landlock.h
+_SCOPED = 1 | 2  # restricts abstract sockets and signals
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL  # what a rule about a file may allow
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one check: seconds in total and per cell, bytes of memory and of files, processes."""
+    """The limits of one check: seconds in total and per cell, bytes of memory and files, and number of processes."""
 
     seconds: float
     cell: float
@@ -56,7 +57,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """Return a worker's environment: only what Python needs of this one, and folders of its own."""
+    """Return a worker's environment, with only what Python needs from this one, plus folders of its own."""
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     own = {"HOME": str(scratch / "home"), "TMPDIR": str(scratch / "tmp"), "PYTHONPATH": path}
@@ -64,7 +65,10 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def namespace() -> list[str]:
-    """Return the beginning of a command line that gives a worker its own processes, or [] where that isn't allowed."""
+    """Return the beginning of a command line that runs a worker in a process namespace, or [] if that isn't allowed.
+
+    In the namespace, the worker sees only its own processes.
+    """
     program = shutil.which("unshare") if sys.platform == "linux" else None
     if program is None:
         return []
@@ -76,14 +80,14 @@ def namespace() -> list[str]:
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock that this kernel offers, 0 without."""
+    """Return the version of Landlock that this operating system offers, or 0 if it offers none."""
     if sys.platform != "linux":
         return 0
     return max(0, ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1))
 
 
 def protection(prefix: list[str]) -> list[str]:
-    """Return what protects the machine from a submission here, and what doesn't, in sentences."""
+    """Return sentences that say what protects this machine from a submission, and what doesn't."""
     version = landlock_version()
     told = ["Each submission ran as a copy, with limits on time, memory, files and processes."]
     if prefix:
@@ -109,18 +113,18 @@ def limit_process(limits: Limits) -> None:
     def lower(kind: int, value: int) -> None:
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        with suppress(OSError, ValueError):  # macOS knows some of them by name only
+        with suppress(OSError, ValueError):  # macOS defines some of these limits but doesn't support them
             resource.setrlimit(kind, (value, value))
 
     lower(resource.RLIMIT_CORE, 0)
     lower(resource.RLIMIT_FSIZE, int(limits.disk * ONE_PROCESS))
     lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     lower(resource.RLIMIT_NPROC, _tasks() + SPARE_TASKS)
-    if not HAS_GPU:  # CUDA maps far more than it uses; jobs.py still watches what is used
+    if not HAS_GPU:  # CUDA maps far more memory than it uses; jobs.py still watches what it uses
         lower(resource.RLIMIT_DATA, int(limits.memory * ONE_PROCESS))
-    for capability in range(CAPABILITIES):  # root's children are nobody special, and can't look into this process
+    for capability in range(CAPABILITIES):  # so that root's children have no special rights here
         prctl(PR_CAPBSET_DROP, capability)
-    with suppress(OSError):  # if memory runs out all the same, the kernel ends these first
+    with suppress(OSError):  # if memory runs out anyway, the system ends these processes first
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
@@ -136,9 +140,9 @@ def _tasks() -> int:
 
 
 def confine(scratch: Path) -> bool:
-    """Let this process and its children write only below `scratch`, and read only what Python and the system need.
+    """Allow this process and its children to write only in `scratch`, and to read only what Python and the system need.
 
-    Returns False where Landlock is missing. The course's solutions stay unreadable, except through tplab itself.
+    Returns False if Landlock is missing. The course's solutions/ can't be read either, although tplab itself can.
     """
     version = landlock_version()
     if not version:
@@ -153,7 +157,7 @@ def confine(scratch: Path) -> bool:
 
     def allow(paths: Iterable[Path], access: int) -> None:
         for path in paths:
-            with suppress(OSError):  # it isn't there
+            with suppress(OSError):  # the path doesn't exist
                 descriptor = os.open(path, os.O_PATH)
                 mine = access & handled & (-1 if path.is_dir() else _OF_FILES)
                 rule = ctypes.create_string_buffer(struct.pack("=Qi", mine, descriptor))

@@ -1,4 +1,4 @@
-"""The results of `tplab grade`: grades.csv, index.html, and a page per student. Everything in them is escaped."""
+"""Write the results of `tplab grade`: grades.csv, index.html, and a page per student. Everything in them is escaped."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2
 
 @dataclass(frozen=True)
 class Grade:
-    """A student, and what came of each of their notebooks, by chapter."""
+    """A student, with the outcome for each of their notebooks by chapter."""
 
     student: Student
     outcomes: dict[int, Outcome]
@@ -64,7 +64,7 @@ def write(out: Path, grades: list[Grade], titles: dict[int, dict[str, str]], pro
     for grade in grades:
         replace(pages / grade.student.page, student_page(grade, len(numbers)).encode())
     for path in set(pages.glob("*.html")) - {pages / grade.student.page for grade in grades}:
-        path.unlink()  # of a student who is no longer in the folder
+        path.unlink()  # the page of a student who is no longer in the folder
     replace(out / "index.html", index_page(grades, numbers, protection).encode())
 
 
@@ -82,7 +82,7 @@ def as_csv(grades: list[Grade], numbers: list[str]) -> bytes:
 
 
 def _harmless(cell: str | int) -> str | int:
-    """Return a cell that no spreadsheet takes for a formula."""
+    """Return a cell's content in a form that no spreadsheet mistakes for a formula."""
     if isinstance(cell, int):
         return cell
     cell = visible(cell)
@@ -90,7 +90,7 @@ def _harmless(cell: str | int) -> str | int:
 
 
 def visible(text: str) -> str:
-    r"""Return text in which what can't be seen, or reorders what can, is written out: `\u202e`."""
+    r"""Return text with invisible characters, and those that reorder others, written out as in `\u202e`."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -99,7 +99,7 @@ def html(text: str) -> str:
 
 
 def student_page(grade: Grade, total: int) -> str:
-    """Return the page of a student: for each exercise its status, its message, and the student's code."""
+    """Return the page of a student, which shows each exercise with its status, its message and the student's code."""
     parts = [f"<p>{html(grade.student.entry)}: {grade.passed} of {total} exercises passed.</p>"]
     parts += [f'<p class="bad">{html(problem)}</p>' for problem in grade.student.problems]
     for number, out in grade.outcomes.items():
@@ -116,7 +116,7 @@ def student_page(grade: Grade, total: int) -> str:
 
 
 def index_page(grades: list[Grade], numbers: list[str], protection: list[str]) -> str:
-    """Return the page with a row per student."""
+    """Return the index page, which has a table with a row per student."""
     head = "".join(f"<th>{cell}</th>" for cell in ["student", *numbers, "passed", "remarks"])
     rows = []
     for grade in grades:
@@ -144,7 +144,7 @@ def _mark(status: str) -> str:
 
 
 def _page(title: str, parts: list[str]) -> str:
-    """Return a page that loads nothing and runs nothing."""
+    """Return an HTML page that loads no other files and runs no scripts."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

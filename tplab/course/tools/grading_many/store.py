@@ -1,7 +1,7 @@
 """The outcomes of `tplab grade`, one file per notebook, so that a second run only checks what is new or has changed.
 
     OUT/outcomes/<key>.json       the outcome
-    OUT/outcomes/<key>.started    this notebook is being checked, or was when grading was killed
+    OUT/outcomes/<key>.started    says that this notebook is being checked, or was when grading was killed
 
 The key is a hash of the submission and of everything that its verdict depends on: the chapter's checks and all of tplab
 that they need, the solution, and the limits. A file that can't be read counts as missing.
@@ -22,7 +22,7 @@ from tplab.course.tools.grading_many.jobs import Outcome
 from tplab.course.tools.grading_many.limits import Limits
 from tplab.course.tools.grading_many.submissions import Notebook
 
-TRIES = 2  # after this many kills of `tplab grade` itself, the notebook that was running is given up
+TRIES = 2  # a notebook is given up after `tplab grade` itself was killed this many times during its check
 
 
 def checks_hash(files: ChapterFiles, limits: Limits) -> str:
@@ -39,7 +39,7 @@ def key(notebook: Notebook, checks: str) -> str:
 
 
 class Store:
-    """The outcomes in a folder."""
+    """The outcomes that are stored in a folder."""
 
     def __init__(self, out: Path) -> None:
         self.folder = out / "outcomes"
@@ -58,7 +58,7 @@ class Store:
         self.forget(key)
 
     def tries(self, key: str) -> int:
-        """Return how often `tplab grade` was killed while it checked this notebook."""
+        """Return how many times `tplab grade` was killed while it checked this notebook."""
         with suppress(OSError):
             return len((self.folder / f"{key}.started").read_bytes())
         return 0

@@ -1,7 +1,7 @@
 """Find the students and their notebooks in a folder of submissions. Nothing in the folder is changed or run.
 
     Ann.ipynb                       a student called Ann; the notebook's cells say which chapter it is
-    Ann_04_parallel_linear.ipynb    the same; further chapters may be further files
+    Ann_04_parallel_linear.ipynb    the same; Ann may hand in more chapters as more files
     Ben/04_parallel_linear.ipynb    a student called Ben; the files next to a notebook are copied along with it
 
 Links and special files are refused, because a link may lead to a file of another student.
@@ -19,10 +19,10 @@ from pathlib import Path
 from tplab.course.learner.course_files import ChapterFiles
 from tplab.course.notebooks import numbering
 
-MOST_BYTES = 50_000_000  # of one file
-MOST_BESIDE = 200_000_000  # of all files that are copied with a notebook
+MOST_BYTES = 50_000_000  # the largest file that is accepted
+MOST_BESIDE = 200_000_000  # the most bytes in all files that are copied with a notebook
 MOST_FILES = 1_000
-DEEPEST = 4  # folders below the student's
+DEEPEST = 4  # how many levels of folders there may be below the student's
 _IGNORED = ("__MACOSX", "Thumbs.db", "desktop.ini")
 _EXERCISE = re.compile(rb'"exercise-(S|\d{1,2})-\d{1,3}"|"exercise" *: *"(S|\d{1,2})\.\d{1,3}"')
 _MOODLE = re.compile(r"_\d+_assignsubmission_\w*$")
@@ -30,7 +30,7 @@ _MOODLE = re.compile(r"_\d+_assignsubmission_\w*$")
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook to check: `files` are what gets copied, by their path next to it, the notebook itself first."""
+    """A notebook to check. `files` has all files to copy, by their path relative to its folder, the notebook first."""
 
     chapter: int
     path: Path
@@ -40,7 +40,7 @@ class Notebook:
 
 @dataclass
 class Student:
-    """A row of the result. `entry` is the path in the folder that it stands for, printable, as is the name."""
+    """A student. `entry` is the path of their submission in the folder. It is printable, and so is `name`."""
 
     name: str
     entry: str
@@ -49,13 +49,13 @@ class Student:
 
     @property
     def page(self) -> str:
-        """The name of the student's page. Two entries never share one, even where upper and lower case are the same."""
+        """The file name of the student's page. It's unique, even on file systems that ignore upper and lower case."""
         plain = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
         return f"{plain or 'student'}-{hashlib.sha256(self.entry.encode()).hexdigest()[:8]}.html"
 
 
 def printable(name: str) -> str:
-    r"""Return a file's name as text that can be shown anywhere: `\xff` for what isn't UTF-8 or isn't printable."""
+    r"""Return a file name as text that can be shown anywhere, with escapes like `\xff` for what isn't printable."""
     text = os.fsencode(name).replace(b"\\", b"\\\\").decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -63,7 +63,7 @@ def printable(name: str) -> str:
 def find_students(folder: Path, chapters: dict[int, ChapterFiles], only: int | None, out: Path) -> list[Student]:
     """Return the students of a folder, sorted by name. `only` is the chapter asked for, or None for any."""
     students: list[Student] = []
-    files: dict[str, list[Path]] = defaultdict(list)  # by the part of the name that is the student's
+    files: dict[str, list[Path]] = defaultdict(list)  # by the part of the file name that names the student
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in _IGNORED or path.resolve() == out.resolve():
             continue
@@ -89,7 +89,7 @@ def find_students(folder: Path, chapters: dict[int, ChapterFiles], only: int | N
 
 
 def _one_or_many(name: str, paths: list[Path], chapters: dict[int, ChapterFiles], only: int | None) -> list[Student]:
-    """Return one student for files with the same name in front, or one per file if two are the same chapter."""
+    """Return one student for files that begin with the same name, or one per file if two are of the same chapter."""
     together = Student(_student(name), ", ".join(printable(path.name) for path in paths))
     _add(together, paths, chapters, only)
     if len(paths) == 1 or len(together.notebooks) == len(paths):
@@ -110,8 +110,8 @@ def _add(
 ) -> None:
     """Add notebooks to a student, and a problem for each that can't be checked.
 
-    Of two for a chapter, the one saved last counts. `at_most` is the student's folder; without it, files next to a
-    notebook are somebody else's.
+    If there are two for a chapter, the one saved last counts. `at_most` is the student's folder. Without it, the files
+    next to a notebook are somebody else's, so they aren't copied.
     """
     for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         shown = printable(str(path.relative_to(at_most) if at_most else path.name))
@@ -140,9 +140,10 @@ def _add(
 
 
 def chapter_of(data: bytes, stem: str, chapters: dict[int, ChapterFiles]) -> int | None:
-    """Return the chapter of a notebook by the ids and marks of its exercises, else by its name, else None.
+    """Return the chapter of a notebook, or None if it isn't known.
 
-    The bytes are searched and not parsed, so that a damaged notebook is recognized, too.
+    The ids and metadata of the notebook's exercises tell the chapter, and if there are none, its file name does. We
+    search the notebook's bytes instead of parsing it, so that we also recognize a damaged notebook.
     """
     counts = Counter(numbering.chapter_of((a or b).decode()) for a, b in _EXERCISE.findall(data))
     if counts:
@@ -155,7 +156,7 @@ def _called(chapter: int) -> str:
 
 
 def read(path: Path) -> bytes:
-    """Return the bytes of a regular file. Raises OSError, also for a link and for a file above MOST_BYTES."""
+    """Return the bytes of a regular file. Raises OSError for anything else, and if it's too large."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -168,7 +169,7 @@ def read(path: Path) -> bytes:
 
 
 def hash_of(files: dict[str, Path]) -> str:
-    """Return a hash of what gets copied. The notebook's own name makes no difference."""
+    """Return a hash of the files that get copied. The notebook's own name makes no difference."""
     digest = hashlib.sha256()
     for place, (name, path) in enumerate(files.items()):
         for data in (os.fsencode(name) if place else b"", read(path)):
@@ -201,12 +202,12 @@ def _kind(path: Path) -> str:
 
 
 def _student(name: str) -> str:
-    """Return the student's name, without what Moodle adds."""
+    """Return the student's name, without what Moodle adds to it."""
     return printable(_MOODLE.sub("", name.removesuffix(".ipynb")).strip(" _-") or name)
 
 
 def _before_chapter(stem: str, chapters: dict[int, ChapterFiles]) -> str:
-    """Return the part of a notebook's name that is the student's: "Ann" of "Ann_04_parallel_linear"."""
+    """Return the part of a notebook's file name that names the student: "Ann" of "Ann_04_parallel_linear"."""
     found = [stem.find(files.stem) for files in chapters.values() if files.stem in stem]
     return (stem[: found[0]].strip(" _-") if found else "") or stem
 

@@ -32,12 +32,12 @@ _SUSPICIOUS = re.compile(
     r"|\b(?:gc|inspect)\.\w+|\btplab\.course\.\w+|__(?:globals|code|import|builtins|dict)__|/proc\b"
     r"|\b(?:setattr|exec|eval|open|globals)(?=\()|\b(?:torch|tplab)(?:\.\w+)+(?= *=[^=])"
 )
-LONGEST = 20_000  # characters of a message that are kept
+LONGEST = 20_000  # how many characters of a message are kept
 COMMAND = [sys.executable, "-P", "-c", "from tplab.course.tools.grading_many.worker import main; main()"]
 
 
 def order(reference: Path, notebook: Path, scratch: Path, limits: Limits) -> bytes:
-    """Return what a worker reads from stdin."""
+    """Return the JSON object that a worker reads from stdin."""
     paths = {"reference": str(reference), "notebook": str(notebook), "scratch": str(scratch)}
     return json.dumps(paths | {"limits": asdict(limits)}).encode()
 
@@ -47,10 +47,10 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the run ends what it has started
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_DUMPABLE, 0)  # a cell can't open this process's pipe through /proc
+    prctl(PR_SET_DUMPABLE, 0)  # so that no cell can open this process's pipe through /proc
     asked = json.loads(sys.stdin.buffer.read())
     limits, path = Limits(**asked["limits"]), Path(asked["notebook"])
-    reference = read_notebook(Path(asked["reference"]))  # now, since it can't be read later
+    reference = read_notebook(Path(asked["reference"]))  # read it now, since `confine` makes it unreadable
     limit_process(limits)
     confine(Path(asked["scratch"]))
     try:
@@ -82,7 +82,7 @@ def answers(pieces: list[Piece]) -> dict[str, str]:
 
 
 def suspicious(pieces: list[Piece]) -> list[str]:
-    """Return words in the student's code that no exercise needs, but that an attempt to cheat does."""
+    """Return words in the student's code that no exercise needs, but that an attempt to cheat may need."""
     theirs = [piece.source for piece in pieces if piece.role in ("exercise", "own")]
     return sorted({found[0] for source in theirs for found in _SUSPICIOUS.finditer(source)})[:10]
 
