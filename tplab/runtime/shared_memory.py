@@ -37,7 +37,7 @@ _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
 
 
 def share_memory(group: ProcessGroup | None, largest: int) -> bool:
-    """Make all-reduces of this group of up to `largest` bytes (0: none) go through shared memory. All its ranks call it.
+    """Make this group's all-reduces of up to `largest` bytes (0: none) use shared memory. All its ranks call this.
 
     That holds for sums of floating-point tensors on the CPU, for as long as the group exists, and not for functional
     collectives (those of DTensor and torch.compile). Everything else still goes through gloo, and if the ranks can't

@@ -114,7 +114,7 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
 
 
 def stated_minutes(reference: list[Cell]) -> int:
-    """Return how many minutes a chapter takes according to its first page, with optional sections (0: it doesn't say)."""
+    """Return how many minutes a chapter takes, with optional sections, as its first page says (0: it doesn't)."""
     texts = (cell.source for cell in reference[:6] if cell.kind == "markdown")
     found = next(
         filter(None, (re.search(r"About (\d+) minutes(?:, plus (\d+) minutes)?", text) for text in texts)), None
