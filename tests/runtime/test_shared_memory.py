@@ -7,6 +7,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 import tplab
 from tplab.runtime import shared_memory
@@ -140,6 +143,46 @@ def with_a_slow_reader():
 
 def test_no_rank_overwrites_what_a_slow_rank_has_not_read_yet():
     assert list(tplab.launch(with_a_slow_reader, 2)) == [[2.0 * turn for turn in range(8)]] * 2
+
+
+def functional(way):
+    assert share_memory(None, LARGEST)
+    given = terms(dist.get_world_size(), 90, 110, dtype=torch.float32)
+    x = given[dist.get_rank()].clone()
+
+    def program(x):
+        return funcol.all_reduce(x, "sum", dist.group.WORLD) * 1
+
+    if way == "DTensor":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        y, count = taken(lambda: DTensor.from_local(x, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local())
+    else:
+        y, count = taken(lambda: (torch.compile(program, backend=way) if way != "eager" else program)(x))
+    torch.testing.assert_close(y, sum(given))
+    torch.testing.assert_close(x, given[dist.get_rank()])  # the input is unchanged
+    with tplab.record() as section:
+        program(x)
+    return count, [(call.kind, call.bytes) for call in section]
+
+
+@pytest.mark.parametrize("way", ["eager", "aot_eager", "DTensor"])
+def test_functional_all_reduces_are_taken_too(way):
+    assert list(tplab.launch(functional, 2, args=(way,))) == [(1, [("all_reduce", 90 * 110 * 4)])] * 2
+
+
+def never_waited_for():
+    """A functional all-reduce that nobody waits for, and then one through gloo into the same memory."""
+    assert share_memory(None, LARGEST)
+    x, large = torch.ones(5000), torch.ones(LARGEST // 2)
+    torch.ops._c10d_functional.all_reduce_(large[:5000].view(-1), "sum", dist.group.WORLD.group_name)
+    y = torch.ops._c10d_functional.all_reduce_(large, "sum", dist.group.WORLD.group_name)
+    torch.ops._c10d_functional.wait_tensor(y)
+    dist.all_reduce(x)
+    return x[0].item(), large[-1].item()
+
+
+def test_a_functional_all_reduce_that_nobody_waits_for_is_not_taken_for_a_later_one():
+    assert list(tplab.launch(never_waited_for, 2)) == [(2.0, 2.0)] * 2
 
 
 def two_groups():

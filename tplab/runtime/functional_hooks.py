@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from tplab.runtime import shared_memory
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 
@@ -40,7 +41,8 @@ def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
-def _wrap_operator(operator: Any, kind: str, whole: bool, active: Active, unrecorded: Unrecorded) -> Callable[..., Any]:
+def _wrap_operator(name: str, kind: str, whole: bool, active: Active, unrecorded: Unrecorded) -> Callable[..., Any]:
+    operator = getattr(torch.ops._c10d_functional, name).default
     names = [argument.name for argument in operator._schema.arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -54,8 +56,14 @@ def _wrap_operator(operator: Any, kind: str, whole: bool, active: Active, unreco
         entered = recorder.enter_collective(
             group, kind, tensors, group.size() if whole else 1, op and op.lower(), given.get("src")
         )
-        with unrecorded():  # torch's kernel calls the backend from C++
-            outputs = _torchs_own(operator, *args, **kwargs)
+        outputs = None
+        if name in ("all_reduce", "all_reduce_"):
+            outputs = shared_memory.functional_all_reduce(group, args[0], str(op), in_place=name.endswith("_"))
+        if outputs is None:
+            with unrecorded():  # torch's kernel calls the backend from C++
+                outputs = _torchs_own(operator, *args, **kwargs)
+            for output in flat(outputs):
+                shared_memory.functional_work(output)  # an earlier one at this address, which nobody waited for
         recorder.functional_started(entered, flat(outputs))
         return outputs
 
@@ -65,14 +73,20 @@ def _wrap_operator(operator: Any, kind: str, whole: bool, active: Active, unreco
 def _wrap_wait(active: Active) -> Callable[[Tensor], Tensor]:
     operator = torch.ops._c10d_functional.wait_tensor.default
 
+    def wait(tensor: Tensor) -> Tensor:
+        if (work := shared_memory.functional_work(tensor)) is None:
+            return _torchs_own(operator, tensor)
+        work.wait()
+        return tensor
+
     def wait_tensor(tensor: Tensor) -> Tensor:
         recorder = active()
         entered = recorder.of_functional(tensor) if recorder is not None else None
         if recorder is None or entered is None:
-            return _torchs_own(operator, tensor)
+            return wait(tensor)
         recorder.waits(entered)
         try:
-            result = _torchs_own(operator, tensor)
+            result = wait(tensor)
         except BaseException as error:
             recorder.gave_up(entered, error)
             raise
@@ -91,8 +105,7 @@ def install(active: Active, unrecorded: Unrecorded) -> None:
     _library = torch.library.Library("_c10d_functional", "IMPL")
     for name, (kind, whole) in _FUNCTIONAL.items():
         if hasattr(torch.ops._c10d_functional, name):
-            operator = getattr(torch.ops._c10d_functional, name).default
             for key in ("CPU", "CUDA"):
-                _library.impl(name, _wrap_operator(operator, kind, whole, active, unrecorded), key)
+                _library.impl(name, _wrap_operator(name, kind, whole, active, unrecorded), key)
     for key in ("CPU", "CUDA"):
         _library.impl("wait_tensor", _wrap_wait(active), key)

@@ -34,14 +34,15 @@ _SETS = 2
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
+_functional: dict[int, "Sum"] = {}  # by the address of the memory that it will fill
 
 
 def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     """Make this group's all-reduces of up to `largest` bytes (0: none) use shared memory. All its ranks call this.
 
-    That holds for sums of floating-point tensors on the CPU, for as long as the group exists, and not for functional
-    collectives (those of DTensor and torch.compile). Everything else still goes through gloo, and if the ranks can't
-    share memory because they are on several machines, so do these sums. Returns True if they do share memory.
+    That holds for sums of floating-point tensors on the CPU, for as long as the group exists. Everything else stays on
+    gloo, and so do these sums if the ranks can't share memory because they are on several machines. Returns
+    True if they do share memory.
 
     The sum is the same on every rank. With more than two ranks, it may be rounded differently from gloo's, because the
     ranks' terms are added in rank order. The memory is 2 · p · `largest` bytes per group of p ranks.
@@ -119,12 +120,35 @@ def instead_of(gloos: AllReduce) -> AllReduce:
     """Return `gloos` all-reduce, except that groups that `share_memory` use it."""
 
     def all_reduce(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        slots = _slots.get(group) if _slots else None
-        if slots is None or not slots.take(*args, **kwargs):
-            return gloos(group, *args, **kwargs)
-        return slots.all_reduce(args[0][0])
+        if _slots and len(args) == 2 and isinstance(args[1], dist.AllreduceOptions) and len(args[0]) == 1:
+            is_sum = args[1].reduceOp == dist.ReduceOp.SUM
+            if (slots := _slots_for(group, args[0][0], is_sum)) is not None:
+                return slots.all_reduce(args[0][0])
+        return gloos(group, *args, **kwargs)
 
     return all_reduce
+
+
+def functional_all_reduce(group: ProcessGroup, x: Tensor, op: str, in_place: bool) -> Tensor | None:
+    """Start an all-reduce of DTensor or torch.compile. Return the tensor to wait for, or None if gloo has to do it."""
+    if not _slots or (slots := _slots_for(group, x, op.lower() == "sum")) is None:
+        return None
+    total = x if in_place else x.clone(memory_format=torch.contiguous_format)
+    _functional[total.untyped_storage().data_ptr()] = slots.all_reduce(total)
+    return total
+
+
+def functional_work(tensor: Tensor) -> "Sum | None":
+    """Return the work that will fill this tensor, once, or None if it isn't one of `functional_all_reduce`."""
+    return _functional.pop(tensor.untyped_storage().data_ptr(), None) if _functional else None
+
+
+def _slots_for(group: ProcessGroup, x: Tensor, is_sum: bool) -> "_Slots | None":
+    """Return the slots that this all-reduce uses, if any. The ranks agree, because their tensors are of one kind."""
+    slots = _slots.get(group)
+    if slots is None or not is_sum or x.device.type != "cpu" or x.dtype not in _DTYPES:
+        return None
+    return slots if SMALLEST <= x.numel() * x.element_size() <= slots.memory.shape[2] else None
 
 
 class _Slots:
@@ -146,18 +170,6 @@ class _Slots:
     def __del__(self) -> None:
         for descriptor in (*self.arrivals.values(), *self.doorbells):
             os.close(descriptor)
-
-    def take(self, tensors: Any, options: Any = None) -> bool:
-        """Return True for a sum that fits. All ranks come to the same result, because their tensors are of one kind."""
-        if not isinstance(tensors, list) or len(tensors) != 1 or not isinstance(options, dist.AllreduceOptions):
-            return False
-        (x,) = tensors
-        return (
-            options.reduceOp == dist.ReduceOp.SUM
-            and x.device.type == "cpu"
-            and x.dtype in _DTYPES
-            and SMALLEST <= x.numel() * x.element_size() <= self.memory.shape[2]
-        )
 
     def all_reduce(self, x: Tensor) -> "Sum":
         if self.latest is not None:
