@@ -8,6 +8,9 @@ while the other rank waits. In every round, each way does a few steps, in an ord
 meets them all. Before anything is timed, the losses of the first steps are compared with those of plain PyTorch. With
 `--compile`, torch.compile compiles every transformer layer, as the capstone's `compile=True` does.
 
+tplab's all-reduces go through shared memory, as they do in the capstone on one machine. All other ways use gloo, and so
+does "tplab over gloo", which shows how much of the difference is due to the layers.
+
 The ratio is the median over rounds of (tokens per second of this way / of the first way in the same round), with its
 quartiles. nanoGPT isn't on PyPI: `--nanogpt` is a folder with its model.py (github.com/karpathy/nanoGPT). Megatron-Core
 needs `pip install -e '.[peers]'`. Without them, their rows are missing.
@@ -108,8 +111,8 @@ def tplab_alone(problem: Problem, threads: int) -> Way:
 
 def _of_tplab(settings: Settings, grid: DeviceMesh, threads: int) -> Way:
     rank = dist.get_rank(grid.get_group("tp"))
-    ranks = Ranks(rank, settings.tp, Place(dp=0, pp=0, tp=rank), grid, torch.device("cpu"))
-    share_memory_of(ranks, settings)
+    shares = share_memory_of(grid, settings)
+    ranks = Ranks(rank, settings.tp, Place(dp=0, pp=0, tp=rank), grid, torch.device("cpu"), shares)
     model, number = build_model(settings, settings.model, mesh=grid, device="cpu"), [0]
     if settings.compile:
         compile_layers(model)

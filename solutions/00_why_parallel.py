@@ -172,7 +172,7 @@ def parameter_count(config: GPTConfig) -> int:
 check("0.2", parameter_count)
 
 # %% [markdown]
-# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174.6 billion parameters. The 16-bit checkpoints of Llama 3 store 2 bytes per parameter. The 8B checkpoint takes up 16,060,522,496 bytes, and the 70B checkpoint takes up 141,107,412,992 bytes. The Llama 3 paper gives 405B parameters for the largest model.
+# Let's compare your counts with published numbers. OpenAI named its largest GPT-2 checkpoint 1558M, after the number of parameters. Table D.1 of the GPT-3 paper lists 174.6 billion parameters. The 16-bit checkpoints of Llama 3 store 2 bytes per parameter. The 8B checkpoint takes up 16,060,522,496 bytes, and the 70B checkpoint takes up 141,107,412,992 bytes. The Llama 3 paper puts the largest model at 405B parameters.
 
 # %%
 PUBLISHED = {

@@ -171,7 +171,7 @@ def show(kind, p):
 viz.explore(show, kind=list(collectives.EXAMPLES), p=(4, 3, 2))
 
 # %% [markdown]
-# **Predict.** Which collective undoes a `scatter`? A `reduce` gives only the root the sum, and a `broadcast` copies the root's tensor to every rank. One after the other, they have the same effect as an `all_reduce`, but all the data goes through the root. There's also a pair of collectives *without* a root that has the same effect as an `all_reduce`. Which collective of this pair comes first, and which one comes second?
+# **Predict.** Which collective undoes a `scatter`? A `reduce` gives only the root the sum, and a `broadcast` copies the root's tensor to every rank. If you call one after the other, you get the same effect as with an `all_reduce`, but all the data goes through the root. There's also a pair of collectives *without* a root that has the same effect as an `all_reduce`. Which collective of this pair comes first, and which one comes second?
 
 # %% predict="1.c"
 predict("1.c", undoes_scatter="gather", first="reduce_scatter", second="all_gather")
@@ -289,7 +289,7 @@ check("1.2", ring_reduce_scatter)
 # %% [markdown] task="1.3" title="All-gather and all-reduce in a ring" difficulty=3 minutes=12
 # Now write `ring_all_gather`. Every rank starts with one chunk and ends up with all `p` chunks. Use $p-1$ steps again, and have each rank send only one chunk to its right-hand neighbor in each step. Which chunk should a rank send in each step?
 #
-# Then build `ring_all_reduce` from what you have. Each rank may send no more than $2(p-1)$ messages, and each message may contain only $1/p$ of `x`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. For example, a tensor of shape `[3, 2, 2]` has to work on 4 ranks.
+# Then build `ring_all_reduce` from what you have. Each rank may send no more than $2(p-1)$ messages, and each message may contain at most $1/p$ of `x`. Your function should work for a tensor `x` of any shape, as long as the total number of elements is divisible by `p`. For example, a tensor of shape `[3, 2, 2]` has to work on 4 ranks.
 
 
 # %% exercise="1.3"

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 · Splitting matrices
 #
-# Your GPU can't hold the weight matrix, so you split it across several GPUs. There are two natural ways to do that, and your choice decides how much the GPUs have to communicate for the rest of the training run. If you choose well, most of the messages simply disappear.
+# Your GPU can't hold the weight matrix, so you split it across several GPUs. There are two natural ways to do that, and your choice determines how much the GPUs have to communicate for the rest of the training run. If you choose well, most of the messages simply disappear.
 #
 # In this chapter, you'll split matrices into shards and find the cheapest way to compute two matmuls in a row. You'll also see why a nonlinearity between two matmuls changes everything, and you'll fix a bug that NVIDIA shipped. This chapter builds on ranks, all-reduce, and all-gather from chapter 01. About 60 minutes.
 
@@ -337,7 +337,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If the test runs on many ranks, what's the largest number of rows in `y` that doesn't reveal the bug? If `y` has many rows, what's the largest number of ranks that doesn't reveal the bug?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If the test runs on many ranks, what's the largest number of rows in `y` at which the bug stays hidden? If `y` has many rows, what's the largest number of ranks at which the bug stays hidden?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)

@@ -542,7 +542,7 @@ symptoms(3)
 #
 # As in chapter 01, an all-reduce's **message** is the tensor it sums, and an all-gather's message consists of all the slices it collects.
 #
-# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor has the shape `[b, s, h] = [2, 16, 64]`. On each rank, the input of gather is one slice of the full tensor. How many collectives does each rank call? How many bytes long is each collective's message?
+# **Predict.** Suppose you run each of your four operators once on 4 ranks, forward and backward, in float32. The full tensor has the shape `[b, s, h] = [2, 16, 64]`. On each rank, the input of gather is one slice of the full tensor. How many collectives does each rank call? How large is each collective's message, in bytes?
 
 # %% predict="3.e"
 predict("3.e", collectives=4, bytes=8192)
@@ -582,7 +582,7 @@ viz.table(rows)
 # - **Megatron-Core** defines these operators in `megatron/core/tensor_parallel/mappings.py` under names like `_CopyToModelParallelRegion` and `_ReduceFromModelParallelRegion`. The names f and g come from the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). People keep asking
 #   why f and g are defined the way they are (Megatron-LM issues 19, 559, and 726). Now you know the answer.
 #
-# - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. The equivalent of g is to redistribute a DTensor from `Partial()` to `Replicate()`. The equivalent of f is to call `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
+# - **DTensor** doesn't use the names f and g, but it has equivalents of both operators. The equivalent of g is a redistribution from `Partial()` to `Replicate()`. The equivalent of f is a call to `to_local(grad_placements=[Partial()])` on a replicated DTensor, which tells DTensor that the gradient will be partial.
 #
 # - **tplab** defines the four operators in `tplab/tensor/mappings.py`. The backward pass of each operator calls the conjugate operator, so you can even compute second derivatives. Each operator takes a process `group` as an argument, so you can see which ranks take part. (Megatron keeps its groups in a global module
 #   called `parallel_state`, formerly `mpu`.)

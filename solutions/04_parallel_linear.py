@@ -546,7 +546,7 @@ for layer_class, options, *expected in variants:
 viz.table(table, title=f"message sizes in bytes, p = 4, 4·b·s·i = {4 * b * s * i}, 4·b·s·o = {4 * b * s * o}")
 
 # %% [markdown]
-# `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The two expensive variants send messages of the same sizes. But here, the output is larger than the input, so the row-parallel layer sends more bytes in total, because it all-reduces the larger message.
+# `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The messages of the two expensive variants have the same sizes. But here, the output is larger than the input, so the row-parallel layer sends more bytes in total, because it all-reduces the larger message.
 
 # %% [markdown]
 # Does your layer compute the same thing as PyTorch's own parallel layer? Let's run the two layers with the same weights, the same input, and the same upstream gradient.
@@ -575,7 +575,7 @@ compared = launch(against_dtensor, 2, args=(dict(trained.state_dict()), x, torch
 print(f"largest differences: {compared[0]} in the output, {compared[1]} in the input's gradient")
 
 # %% [markdown]
-# Come back to this table when a parallel layer of yours returns or learns something wrong.
+# Come back to this table when one of your parallel layers returns wrong values or doesn't train correctly.
 
 # %%
 symptoms(4)

@@ -194,7 +194,7 @@ def test_how_a_run_is_laid_out_may_change():
     assert changed(now, before) == {}
     different = {name for name, value in asdict(now).items() if value != asdict(before)[name]}
     assert different - {"log_every", "keep"} == set(OF_THE_LAYOUT) - {
-        "layers", "async_grad_allreduce", "recompute", "compile",
+        "layers", "async_grad_allreduce", "shared_memory", "recompute", "compile",
     }  # fmt: skip
     tuned = replace(before, learning_rate=1e-2, precision="bfloat16", keep=1)
     assert retuned(tuned, before) == {"learning_rate": (1e-3, 1e-2), "precision": ("float32", "bfloat16")}

@@ -323,6 +323,7 @@ def test_a_run_with_other_settings_is_refused_and_left_alone(text, on_two):
 def test_the_log_says_what_each_rank_sent(text, on_two):
     start, *rows = read_log(text.parent / "a")
     assert (start["ranks"], start["backend"], start["device"], start["layers"]) == (2, "gloo", "cpu", "tplab")
+    assert start["shares_memory"]
     steps = [row for row in rows if row["kind"] == "step"]
     s = small(text, "a")
     tables = 4 * s.num_layers + 2  # all-reduces of b s h numbers: two a block and way, one for each end of the model

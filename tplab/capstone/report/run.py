@@ -14,7 +14,9 @@ from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
-OLD_START: dict[str, Any] = {"changes": {}, "plan": None, "answers": None, "used": []}  # not in logs of old versions
+OLD_START: dict[str, Any] = {  # not in logs of old versions
+    "changes": {}, "plan": None, "answers": None, "used": [], "shares_memory": False,
+}  # fmt: skip
 WARM_UP = 5  # steps at the beginning of a run, which are slower
 
 
@@ -112,5 +114,5 @@ def measured_with(part: Mapping[str, Any], settings: Settings) -> dict[str, Any]
 
 def _place(start: dict[str, Any]) -> tuple[Any, ...]:
     """Return everything except the model that determines the speed of a run."""
-    where = (start[name] for name in ("ranks", "backend", "device", "machine"))
+    where = (start[name] for name in ("ranks", "backend", "shares_memory", "device", "machine"))
     return (*where, *(start["settings"].get(name) for name in OF_THE_LAYOUT))

@@ -113,6 +113,7 @@ def start_row(
         "machine": this_machine(),
         "ranks": ranks.size,
         "backend": None if ranks.mesh is None else dist.get_backend(),
+        "shares_memory": ranks.shares,
         "device": ranks.device.type,
         "parameters": parameter_count(settings.model),
         "layers": settings.layers,

@@ -30,6 +30,7 @@ class Ranks:
     place         the indices of its replica, its pipeline stage and its model shard
     mesh          the device mesh; tp, pp and dp are its process groups
     device        the rank's GPU if it has one, otherwise the CPU
+    shares        True if tensor-parallel all-reduces go through shared memory
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Ranks:
     place: Place
     mesh: DeviceMesh | None
     device: torch.device
+    shares: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -76,16 +78,15 @@ def join(settings: Settings) -> Ranks:
     if not dist.is_initialized():
         return Ranks(0, 1, Place(0, 0, 0), None, device())
     rank, grid = dist.get_rank(), Grid(settings.dp, settings.pp, settings.tp)
-    ranks = Ranks(rank, started, grid.place(rank), mesh(grid.dp, grid.pp, grid.tp), device())
-    share_memory_of(ranks, settings)
-    return ranks
+    groups = mesh(grid.dp, grid.pp, grid.tp)
+    return Ranks(rank, started, grid.place(rank), groups, device(), share_memory_of(groups, settings))
 
 
-def share_memory_of(ranks: Ranks, settings: Settings) -> bool:
+def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
     """Make all-reduces of activations go through shared memory if the settings say so. Returns True if they do now."""
     elements = settings.micro_batch_size * settings.seq_length * settings.hidden_size
     largest = elements * max(4, getattr(torch, settings.precision).itemsize) if settings.shared_memory else 0
-    return ranks.tp is not None and share_memory(ranks.tp, largest)
+    return share_memory(mesh.get_group("tp"), largest)
 
 
 def check_started(settings: Settings, started: int) -> None:

@@ -47,7 +47,7 @@ _COST_QUESTIONS = (
     ),
     Question(
         kind_is("tree", _CHUNKS),
-        "In a tree, every message contains the full tensor. Why does your formula divide the message size?",
+        "In a tree, every message contains the full tensor. Why does your formula divide the message size by p?",
     ),
     Question(
         lambda d: _ALPHA_ONCE in d.kinds(),

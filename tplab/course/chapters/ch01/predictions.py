@@ -105,7 +105,7 @@ PREDICTIONS = {
                 "ring_mib",
                 16,
             ): "That would be 16 messages. But a chunk is finished after 7 steps, and after 7 more steps, every "
-            "rank has a copy, so each rank sends only 14.",
+            "rank has a copy, so each rank sends only 14 chunks.",
             ("ring_mib", 112): "You counted full tensors, but each message contains only 1/p of the tensor.",
             "ring_mib": "In a ring, each rank sends one message per step. How many steps are there? How many MiB does "
             "each message contain?",

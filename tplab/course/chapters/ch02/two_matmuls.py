@@ -154,7 +154,8 @@ def cheapest_chain(choose_splits: Choose, two_matmuls: Compute) -> checks.Verdic
         expect=partial(expect, chosen), questions=QUESTIONS, world_sizes=(2, 4, 1),
     )  # fmt: skip
     return checks.Verdict(
-        "You found the minimum traffic, whether X A is wider than Z, narrower than Z, or exactly as wide as Z."
+        "Your splits need the minimum traffic when X A is wider than Z, when it's narrower, and when both have the "
+        "same width."
     )
 
 

@@ -89,8 +89,8 @@ PREDICTIONS = {
     ),
     "3.e": Prediction(
         question="Suppose you run each of the four operators once on 4 ranks, forward and backward, in float32. The "
-        "full tensor has shape [2, 16, 64]. How many collectives does each rank call? How many bytes long is each "
-        "collective's message?",
+        "full tensor has shape [2, 16, 64]. How many collectives does each rank call? How large is each "
+        "collective's message, in bytes?",
         answer={"collectives": 4, "bytes": 8192},
         why="Each operator calls one collective, in either its forward or its backward pass, so there are four "
         "collectives in total. Each message is the full tensor, which has 2 · 16 · 64 elements of 4 bytes each.",
