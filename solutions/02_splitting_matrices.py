@@ -3,7 +3,7 @@
 #
 # Your GPU can't hold the weight matrix, so you split it across several GPUs. There are two natural ways to do that, and your choice determines how much the GPUs have to communicate for the rest of the training run. If you choose well, most of the messages simply disappear.
 #
-# In this chapter, you'll split matrices into shards and find the cheapest way to compute two matmuls in a row. You'll also see why a nonlinearity between two matmuls changes everything, and you'll fix a bug that NVIDIA shipped. This chapter builds on ranks, all-reduce, and all-gather from chapter 01. About 60 minutes.
+# In this chapter, you'll split matrices into shards and find the cheapest way to compute two matmuls in a row. You'll also see why a nonlinearity between two matmuls changes everything, and you'll fix a bug that NVIDIA shipped. You need chapter 01. About 60 minutes.
 
 # %% tags=["setup"]
 import torch
@@ -32,7 +32,7 @@ viz.product(X, A, kind="column", p=2)
 
 # %% [markdown]
 # **Split the rows.** Now rank 0 gets the top two rows of $A$, and rank 1 gets the bottom two. Row $k$ of $A$ is only multiplied by column $k$ of $X$, so we can split $X$
-# along with $A$. But each entry of $Y$ is a sum over *all* the rows of $A$. So neither rank can finish a single entry of $Y$ on its own. Each rank can only compute a partial sum for every entry.
+# along with $A$. But each entry of $Y$ is a sum over *all* the rows of $A$. So each rank can only compute a partial sum for every entry.
 
 # %%
 viz.product(X, A, kind="row", p=2)
@@ -47,7 +47,7 @@ viz.matrices({"rank 0": top, "rank 1": bottom, "sum": top + bottom, "X A": X @ A
 #
 # $$X\,[A_0, A_1] = [X A_0,\; X A_1] \qquad\qquad [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} = X_0 A_0 + X_1 A_1$$
 #
-# Three words describe how a tensor can be distributed across ranks, and you'll see them throughout this course.
+# Three words describe how a tensor is distributed across ranks.
 #
 # - **Replicated**: every rank holds the full tensor, with the same values.
 # - **Sharded** along a dimension: each rank holds a different slice, called a **shard**.
@@ -77,7 +77,7 @@ predict("2.a", weights=4, column_result=2, row_result=8)
 # Rank $r$ should hold the $r$-th of `p` equal, contiguous blocks along `dim`, which may be negative. (In shapes, `..` stands for any
 # number of dimensions.) Beware of two traps:
 #
-# - A slice of a tensor is a *view* that keeps the full tensor in memory. If your shards were views, every rank would still store the full tensor, and you wouldn't save any memory. So each shard must have **its own memory** and be contiguous.
+# - A slice of a tensor is a *view* that keeps the full tensor in memory. If your shards were views, you wouldn't save any memory. So each shard must have **its own memory** and be contiguous.
 #
 # - Collectives need tensors of the same shape on every rank. If the size isn't divisible by the number of ranks, raise a `ValueError` on **every** rank, and include both numbers in its message. You'd rather see a clear error now than have your program hang an hour later.
 
