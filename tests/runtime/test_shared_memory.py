@@ -234,6 +234,16 @@ def test_the_limit_may_change_and_0_ends_it():
     assert list(tplab.launch(changed_and_stopped, 2)) == [([1, 0, 0, 1], 16.0)] * 2
 
 
+def without_hooks():
+    shared_memory._hooked = False
+    with pytest.raises(RuntimeError, match="ranks that tplab.launch has started"):
+        share_memory(None, LARGEST)
+
+
+def test_it_is_refused_where_it_would_do_nothing():
+    tplab.launch(without_hooks, 2)
+
+
 def test_one_rank_has_nothing_to_share():
     assert list(tplab.launch(lambda: share_memory(None, LARGEST), 1)) == [False]
 

@@ -35,6 +35,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
 _functional: dict[int, "Sum"] = {}  # by the address of the memory that it will fill
+_hooked = False  # all-reduces only get here if `tplab.runtime.hooks` has replaced torch's
 
 
 def share_memory(group: ProcessGroup | None, largest: int) -> bool:
@@ -46,7 +47,11 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
 
     The sum is the same on every rank. With more than two ranks, it may be rounded differently from gloo's, because the
     ranks' terms are added in rank order. The memory is 2 · p · `largest` bytes per group of p ranks.
+
+    Raises RuntimeError on ranks that tplab hasn't started and in which it records nothing.
     """
+    if not _hooked:
+        raise RuntimeError("share_memory only works on ranks that tplab.launch has started, or after tplab.record")
     group = group or dist.group.WORLD
     assert group is not None  # there is a process group
     size = dist.get_world_size(group)
@@ -118,6 +123,8 @@ def _map(path: str, token: int, size: int) -> Tensor:
 
 def instead_of(gloos: AllReduce) -> AllReduce:
     """Return `gloos` all-reduce, except that groups that `share_memory` use it."""
+    global _hooked
+    _hooked = True
 
     def all_reduce(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         if _slots and len(args) == 2 and isinstance(args[1], dist.AllreduceOptions) and len(args[0]) == 1:
