@@ -189,9 +189,9 @@ def test_gpus_tell_their_communication_by_the_timeline(tmp_path: Path):
     ("of_two", "threads", "says", "never"),
     [
         (0.08, 0.1, "2 ranks can't really be 2.38 times as fast as 1 rank. Something else must have used",
-         "to send messages"),
+         "to exchange sums"),
         (0.1, 0.08, "A single process with 2 threads takes 80 ms per step (79 ms to 81 ms), which is 0.80 times as "
-         "long as 2 ranks. Its threads share their memory, so they don't have to send messages", "Be careful"),
+         "long as 2 ranks. Its threads work on the same tensors, so they don't have to exchange sums", "Be careful"),
         (0.1, None, "2 ranks are 1.90 times as fast as 1 rank.", "A single process"),
     ],
 )  # fmt: skip

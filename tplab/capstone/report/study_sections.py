@@ -156,9 +156,9 @@ def _beside_threads(one: Mapping[str, Any], ranks: int, seconds: float) -> str:
     says += f"({_range(one['rounds'])}), which is {ratio:.2f} times as long as {count(ranks, 'rank')}."
     if ratio < 1:
         says += (
-            " Its threads share their memory, so they don't have to send messages. That's the price of communication, "
-            "and the reason to split a model only if one device is too small or too slow for it. Splitting it over the "
-            "cores of a single processor doesn't pay."
+            " Its threads work on the same tensors, so they don't have to exchange sums. That's the price of "
+            "communication, and the reason to split a model only if one device is too small or too slow for it. "
+            "Splitting it over the cores of a single processor doesn't pay."
         )
     return says
 
