@@ -1,17 +1,17 @@
-"""This package contains the building blocks for the checks of all chapters. Checks import everything they need from it.
+"""This package contains the building blocks for checks. Every chapter's checks import them directly from the package.
 
 exercises          define `check("4.1", answer)`, and the decorator that registers a check
-cases              run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it on every rank
-layouts            preserve the memory layouts of tensors that are sent to a rank
-twins              repeat each case under another condition, such as in bfloat16 or on non-contiguous tensors
-check_vocabulary   draw random inputs, create process groups, and state conditions under which to ask a question
+cases              run an answer in many cases, on 1, 2 and 4 ranks and in groups, and compare the results on every rank
+layouts            preserve the memory layouts of tensors that a check sends to a rank
+twins              define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
+check_vocabulary   draw random inputs, create process groups, and define conditions under which to ask a question
 run_answer         run the learner's code, and if it fails, report what failed and on which line
-observation        record the outputs, gradients and traffic of one rank
-verification       compare all ranks with the expected values, and ask one question
-differences, mistake_kinds, describe, recorded_traffic   describe in words how a value differs
+observation        record the outputs, gradients and traffic on one rank
+verification       compare every rank's results with the expected values, and ask one question
+differences, mistake_kinds, describe, recorded_traffic   describe in words how a result differs from the expected value
 default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
 own_functions      detect an answer that calls tplab's own implementation of the exercise
-earlier_answers    find a wrong answer to an earlier exercise that explains why a check fails
+earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong
 ledger             keep track of what the running check has compared so far
 predictions, symptoms, failures   define predict(), symptoms() and show_failure()
 """

@@ -1,17 +1,18 @@
-"""`check_cases` runs one answer in many cases, on 1, 2 and 4 ranks and in process groups, and checks the results.
+"""`check_cases` runs an answer in many cases, on 1, 2 and 4 ranks and in process groups, and checks the results.
 
-A case is one way to build or call the answer. A check consists of its cases and four functions, and `check_cases` does
-the rest. It compares the observations, which are the named values recorded on each rank, with the expected values.
+A case is one way to construct the learner's module or call their function. A check consists of its cases and the four
+functions below, and `check_cases` does the rest. In particular, `check_cases` compares the observations, which are the
+named values that the check records on each rank, with the expected values.
 
-    draw    (case, generator, size)        draws the full problem for a group of `size` ranks
+    draw    (case, generator, size)        creates the full problem, such as random tensors, for a group of `size` ranks
     give    (case, problem, place)         returns the part of the problem that the rank at this place receives
     run     (answer, case, given, group)   runs the answer on a rank and returns the observations
-    expect  (case, problem, place)         computes the expected values at this place, usually with plain PyTorch, and
-                                           the values that common mistakes would produce
+    expect  (case, problem, place)         computes the expected values for the rank at this place, usually with plain
+                                           PyTorch, and the values that common mistakes would produce
 
-The first case gets its own launch because that gives the clearest error message. The other cases share a second launch.
-On two ranks, the second launch also runs every case again as each of its twins. A twin is a copy of a case that changes
-one condition (see `twins`). For example, it may use bfloat16, run under no_grad, or use non-contiguous tensors.
+The first case has its own launch, because this gives the clearest error message. The other cases share a second launch.
+On two ranks, the second launch also runs several variants of every case (its twins). Each of these variants changes one
+condition (see `twins`). For example, a variant may use bfloat16, run under no_grad, or use non-contiguous tensors.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -47,10 +48,11 @@ Mistakes = dict[str, dict[str, Any]]  # {observation: {description of the mistak
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way to build or call the answer.
+    """One way to construct the learner's module or call their function.
 
-    groups: the ranks in each process group, for a case on four ranks. None means the default group with all ranks
-    twin:   the twin that this copy of a case is, or None for the case itself. `check_cases` sets it
+    groups: the ranks in each process group, for a case on four ranks. None means the default group of all ranks
+    twin:   the condition that a variant of the case changes, or None for the original case. `check_cases` sets this
+            field when it creates the variants, which are called twins
     """
 
     groups: Groups | None = None
@@ -58,7 +60,7 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the tensors in this case. `run` functions use it to build modules and tensors in that dtype."""
+        """The dtype in which a check's `run` function should create modules and tensors for this case."""
         return twins.dtype_of(self.twin)
 
     def describe(self, name: str) -> str:
@@ -68,10 +70,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a rank in its process group, given by its `index` in `ranks`, in a run on `world_size` ranks.
+    """The position of a rank in its process group.
 
-    observed: the observations of the group's ranks, by index. Only `expect` receives them, because the expected values
-              may depend on the dropout masks that these ranks drew
+    index:      the rank's position in `ranks`
+    ranks:      all ranks in the process group
+    world_size: the number of ranks in all groups together
+    observed:   the observations of each rank in `ranks`. Only `expect` receives these observations, because the
+                expected values may depend on the dropout masks that the ranks drew
     """
 
     index: int
@@ -84,14 +89,14 @@ class Place:
         return len(self.ranks)
 
     def traffic(self, *calls: tuple[str, int]) -> Traffic:
-        """Return a rank's expected traffic in this group, given pairs of a collective and its number of elements.
+        """Return the traffic that a check expects on each rank of this group, as in `traffic(("all_reduce", 96))`.
 
-        A group with only one rank has no traffic.
+        The number in each pair is the collective's number of elements. A group with only one rank generates no traffic.
         """
         return Traffic.expected(self.world_size, *calls, group=self.ranks)
 
     def part(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Return this rank's shard of a tensor that is split evenly over its group along `dim`."""
+        """Split a tensor evenly along `dim` across the ranks of the group, and return this rank's shard."""
         return tensor.chunk(self.size, dim)[self.index]
 
 
@@ -123,24 +128,28 @@ def check_cases(
     values_on_cpu: bool = False,
     layouts_differ: bool = False,
 ) -> None:
-    """Run every case at each world size, and raise CheckFailed for the first case that is wrong.
+    """Run every case at each world size, and raise CheckFailed for the first case with a wrong result.
 
-    cases:        instances of Case's subclasses, or a function that returns them for a world size. Cases with groups
-                  run only on four ranks
-    questions:    questions of which the check asks the first one that fits, or a function that returns them for a case
-                  and for all ranks' observations
-    crash:        question to ask if the answer raises an exception, or a function that returns it for a case
-    stuck:        question to ask if the ranks wait for each other, or a function that returns it for a case
-    whose_group:  question to ask if a case in groups goes wrong after the others passed. It points to the call that
-                  wasn't given its group
-    ask_instead:  function that returns a better question for a failed run if its report suggests one, and otherwise
-                  None
-    world_sizes:  world sizes in the order in which to try them, so start with the one that exposes mistakes best
-    tol:          as in `verify`
-    values_on_cpu: whether `run` may return CPU tensors that it created or drew there
-    without:      twins that make no sense for this exercise, or a function that returns them for a case
-    layouts_differ: whether the twin with non-contiguous tensors gives them to every other rank only, for an exercise
-                  whose text says that a collective needs contiguous tensors
+    cases:        instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
+                  Cases with process groups run only on four ranks
+    questions:    a sequence of questions, or a function that takes a case and the observations of all ranks and returns
+                  such a sequence. The check asks the first question that fits
+    crash:        the question to ask if the answer raises an exception, or a function that returns the question for a
+                  given case
+    stuck:        the question to ask if the ranks are waiting for each other, or a function that returns the question
+                  for a given case
+    whose_group:  the question to ask if a case with process groups fails after the cases without groups have passed.
+                  The question should point to the call that doesn't pass its group
+    ask_instead:  a function that takes the failure of a run and returns a better question if the failure's report
+                  suggests one, or None otherwise
+    world_sizes:  the world sizes, in the order in which the check tries them. Put the world size that exposes mistakes
+                  best first
+    tol:          the tolerance, as in `verify`
+    values_on_cpu: whether `run` may return tensors that it has created on the CPU
+    without:      the variants of the case (its twins) that make no sense for this exercise, or a function that returns
+                  these variants for a given case
+    layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
+                  tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
     """
     name = getattr(answer, "__name__", "the answer")
 
@@ -204,7 +213,7 @@ def check_cases(
 
 
 def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
-    """Return a (problem, place) pair per rank, with the problem that its group works on and its place in that group."""
+    """Return a (problem, place) pair for every rank. Ranks in the same process group work on the same problem."""
     members = member_of(world_size, case.groups)
     drawn = [twins.rounded(case.twin, draw(case, generator, len(members[0][1]))) for _ in case.groups or (0,)]
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]

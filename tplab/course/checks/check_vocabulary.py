@@ -1,7 +1,8 @@
 """This module contains helpers that the checks of several chapters share, so that no chapter imports from another.
 
 - random inputs: random_tensor
-- two groups on four ranks: GROUPS, IN_GROUPS, member_of, make_group, and group_question for an ignored group
+- two groups on four ranks: GROUPS, IN_GROUPS, member_of and make_group
+- a question about a call that ignores its group: ask_about_group and group_question
 - when to ask a question: kind_is, has_kind, has_no_gradient, differs, changed, and INPUTS_QUESTION
 - values that common mistakes would produce: Lookalikes, by_name
 
@@ -36,31 +37,34 @@ def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int,
 
 
 def make_group(groups: Sequence[Sequence[int]] | None) -> Any:
-    """Create every group, because each rank must call `new_group` for all of them, and return this rank's group.
+    """Create all process groups, and return the group that this rank belongs to, or None if there are no groups.
 
-    If there are no groups, return None.
+    Every rank has to call `new_group` for every group, even for groups that the rank doesn't belong to.
     """
     made = [dist.new_group(list(ranks)) for ranks in groups or ()]
     return next((group for group, ranks in zip(made, groups or (), strict=True) if dist.get_rank() in ranks), None)
 
 
 def by_name(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
-    """Merge every rank's {name: {description: value}} into a single {name: {description: [value on rank 0, ...]}}."""
+    """Merge one {name: {description: value}} dictionary per rank into {name: {description: [value on rank 0, ...]}}."""
     return {name: {label: [row[name][label] for row in rows] for label in rows[0][name]} for name in rows[0]}
 
 
 def kind_is(name: str, *kinds: str) -> Callable[[Differences], bool]:
-    """Return a predicate that tests whether `name` differs in one of these ways, and in no other way on any rank."""
+    """Return a predicate that tests whether the observation `name` differs in one of these ways.
+
+    The predicate is False if the observation differs in one way on some ranks and in another way on other ranks.
+    """
     return lambda differences: differences.kind(name) in kinds
 
 
 def has_kind(name: str, *kinds: str) -> Callable[[Differences], bool]:
-    """Return a predicate that tests whether `name` differs in one of these ways on some rank."""
+    """Return a predicate that tests whether the observation `name` differs in one of these ways on any rank."""
     return lambda d: any(difference.name == name and difference.kind in kinds for difference in d)
 
 
 def has_no_gradient(*names: str) -> Callable[[Differences], bool]:
-    """Return a predicate that tests whether any of these gradients is None, zero or not computed on some rank."""
+    """Return a predicate that tests whether any of these gradients is None, zero or not computed on any rank."""
     return lambda d: any(
         difference.name in names and (difference.kind in ("none", "zeros") or difference.kind == "not run")
         for difference in d
@@ -68,7 +72,7 @@ def has_no_gradient(*names: str) -> Callable[[Differences], bool]:
 
 
 def differs(*names: str) -> Callable[[Differences], bool]:
-    """Return a predicate that tests whether all of these observations differ. Other observations may differ too."""
+    """Return a predicate that tests whether all of these observations are wrong. Others may be wrong, too."""
     return lambda d: set(names) <= d.names
 
 
@@ -81,7 +85,7 @@ _TWO_GROUPS = "In this run, the four ranks form two groups of two, and each grou
 
 
 def ask_about_group(ask: str) -> str:
-    """Return the question for an answer that's wrong only in groups. `ask` points to the call that lacks its group."""
+    """Return the question `ask`, preceded by a sentence which says that the ranks form two groups in this run."""
     return f"{_TWO_GROUPS} {ask}"
 
 

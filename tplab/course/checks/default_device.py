@@ -1,16 +1,17 @@
 """Find tensors that the learner's code creates on the default device instead of on its input's device.
 
-On a machine without a GPU, both devices are the CPU, and nothing goes wrong. On a machine with a GPU, `torch.zeros(3)`
-is still on the CPU, and the first operator that combines it with a GPU tensor raises an error. `DefaultDevice` detects
-this on any machine. While it's active, it marks every tensor that the code creates without `device=` or puts on "cpu"
-by name. It also marks views of marked tensors, and results that are computed only from marked tensors. A marked tensor
-would be on the CPU, and any other tensor stands for a GPU tensor.
+On a machine without a GPU, the default device and the input's device are both the CPU, and nothing goes wrong. On a
+machine with a GPU, `torch.zeros(3)` is still on the CPU, and the first operator that combines this tensor with a GPU
+tensor raises an error. `DefaultDevice` detects this mistake on any machine. While the mode is active, it marks every
+tensor that the learner's code creates without `device=` or puts on "cpu" by name. The mode also marks views of marked
+tensors, and results of operators whose inputs are all marked. With a GPU, a marked tensor would still be on the CPU,
+and any other tensor would be on the GPU.
 
     with DefaultDevice() as watch:
         out = function(x)
     watch.problem({"out": out})        # a description of what would go wrong with a GPU, or ""
 
-A check reports the problem as an observation, which is a named value that it compares on every rank.
+A check reports the problem as an observation, which is a named value that the check compares on every rank.
 """
 
 import re
@@ -39,7 +40,7 @@ _MAKES = {
 # Matches the names of the torch functions that send Python objects or create a process group
 _OF_OBJECTS = re.compile("object|new_group")
 _MOVES = (Tensor.to, Tensor.cpu)
-# These operators accept tensors on different devices, such as the source of a copy, or indices
+# These operators accept tensors on different devices. For example, an index may be on the CPU
 _MAY_MIX = {Tensor.copy_, Tensor.to, Tensor.type_as, Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
 
 
@@ -51,9 +52,9 @@ QUESTION = (
 
 
 class DefaultDevice(TorchFunctionMode):
-    """Function mode that marks tensors created on the default device.
+    """A torch function mode that marks every tensor that the learner's code creates on the default device.
 
-    `mixed` describes the first operator that combined marked tensors with other tensors.
+    `mixed` describes the first operator that combined marked tensors with unmarked tensors.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class DefaultDevice(TorchFunctionMode):
         self._marked: dict[int, torch.UntypedStorage] = {}  # keeps each storage alive, so that no address is reused
 
     def __enter__(self) -> Self:
-        """Start watching. This includes the backward pass, for which torch would otherwise turn function modes off."""
+        """Start watching. The mode is also active in the backward pass, where torch would otherwise disable it."""
         self._run_backward = run_backward = torch.autograd._engine_run_backward
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -81,12 +82,15 @@ class DefaultDevice(TorchFunctionMode):
         super().__exit__(*failure)
 
     def problem(self, results: Mapping[str, Any]) -> str:
-        """Describe what would go wrong on a GPU, including results left on the CPU. Return "" if nothing would."""
+        """Describe what would go wrong on a machine with a GPU, or return "" if nothing would go wrong.
+
+        A result that would still be on the CPU also counts as a problem.
+        """
         left = [name for name, value in results.items() if any(map(self.is_marked, tree_leaves(value)))]
         return self.mixed or (f"on a machine with a GPU, {names(left)} would be on the CPU" if left else "")
 
     def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
-        """Return the problem as an observation with a false `Claim`, or an empty dictionary if there's no problem."""
+        """Return the problem as a dictionary with a false `Claim`, or an empty dictionary if there's no problem."""
         problem = self.problem(results)
         return {MADE_THERE: Claim(problem)} if problem else {}
 
@@ -113,10 +117,11 @@ class DefaultDevice(TorchFunctionMode):
                 self._marked[_address(tensor)] = _storage(tensor)
 
     def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        """Return the result of a call to `to` or `cpu`. It's marked if the call moved it to the CPU by name.
+        """Return the result of a call to `to` or `cpu`. Mark the result if the call asks for "cpu" by name.
 
-        A call that names another device removes the mark, and a call without a device keeps it. If the mark has to
-        change, the result is copied first, so that the original tensor isn't affected.
+        If a call asks for another device, the result isn't marked. If a call doesn't mention a device, the result is
+        marked only if the original tensor is. If the two tensors share memory but only one of them should be marked,
+        copy the result first.
         """
         wanted = "cpu" if func is Tensor.cpu else _device_in((*args[1:], *kwargs.values()))
         if wanted is None:
@@ -145,14 +150,14 @@ class DefaultDevice(TorchFunctionMode):
             )
 
 
-# Collectives go through this method too, but reports should name the learner's line
+# Collectives go through this method, too, but error reports should name the line in the learner's code
 naming.hide(DefaultDevice.__torch_function__.__code__)
 
 
 def _inside_torch() -> bool:
-    """Return whether torch itself made this call.
+    """Return True if torch called this operator while it was sending Python objects or creating a process group.
 
-    Torch uses small tensors of its own when it sends Python objects or creates a process group.
+    In both situations, torch creates small tensors that the learner's code never sees.
     """
     frame: FrameType | None = sys._getframe()
     while frame and not ("distributed_c10d" in frame.f_code.co_filename and _OF_OBJECTS.search(frame.f_code.co_name)):
@@ -161,7 +166,7 @@ def _inside_torch() -> bool:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    """Return a tensor's storage. The result of a functional collective only wraps the tensor that has the storage."""
+    """Return a tensor's storage. The result of a functional collective only wraps the tensor that owns the storage."""
     while isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.elem
     return tensor.untyped_storage()
@@ -172,7 +177,10 @@ def _address(tensor: Tensor) -> int:
 
 
 def _device_in(values: Iterable[Any]) -> str | None:
-    """Return "cpu" if the values include the string "cpu", "given" for another device or a tensor, or else None."""
+    """Return "cpu" if the first device among the values is the string "cpu", or "given" for any other device.
+
+    A tensor also counts as a device, because `to` accepts tensors. Return None if there's no device at all.
+    """
     for value in values:
         if isinstance(value, str):
             return "cpu" if value == "cpu" else "given"

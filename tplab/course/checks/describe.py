@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Foreign:
-    """Placeholder for a value that is neither a tensor nor plain data, such as a work handle, module or generator."""
+    """Placeholder for a work handle, a module, a generator, or any other value that isn't a tensor or plain data."""
 
     type_name: str
 

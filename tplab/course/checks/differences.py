@@ -1,4 +1,4 @@
-"""Compare an observation with the expected value, and describe how it differs.
+"""Compare an observation with the expected value, and describe how the observation differs.
 
 An observation is a named value recorded on a rank, such as "dx". The description is specific, so it says "exactly 2
 times the correct tensor" instead of "not close".
@@ -27,7 +27,7 @@ MISSING = object()  # stands for an observation that the rank didn't return
 
 @dataclass(frozen=True)
 class Difference:
-    """An observation that is wrong on one rank."""
+    """A description of how an observation on one rank differs from the expected value."""
 
     name: str
     rank: int
@@ -36,7 +36,7 @@ class Difference:
 
 
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
-    """Return the (kind, text) of the difference, or None if the values agree."""
+    """Return the kind of the difference and a text that describes it, or None if the values agree."""
     if isinstance(seen, NotRun):
         return NOT_RUN, f"not run, because {seen.why}"
     if isinstance(seen, Changed):

@@ -1,4 +1,7 @@
-"""When an answer fails, find a wrong earlier answer that it uses, because the learner should fix that one first."""
+"""When an answer fails its check, look for an incorrect earlier answer that the failing answer depends on.
+
+The learner should fix the earlier answer first.
+"""
 
 import dis
 import inspect
@@ -13,9 +16,10 @@ from tplab.course.notebooks.source import passed_names
 
 
 def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    """Yield the earlier exercises whose answers these answers use, directly or indirectly, in the chapter's order.
+    """Yield the earlier exercises that the given answers depend on, directly or indirectly, in the chapter's order.
 
-    Each item has the form (exercise, name of the function or class that is used, all answers to that exercise).
+    Each item has the form (exercise, name of a function or class from this exercise that the given answers use, all
+    answers to this exercise).
     """
     namespace = next((function.__globals__ for answer in answers for function in _functions(answer)), {})
     everything = _used(answers, namespace)
@@ -26,7 +30,10 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
 
 
 def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[Any, ...]], bool]) -> str:
-    """Return a sentence about the first earlier answer that doesn't pass according to `passes`, or "" if all pass."""
+    """Return a message about the first earlier exercise whose check fails, or "" if all of these checks pass.
+
+    `passes` is a function that takes an exercise and its answers and runs the check.
+    """
     for exercise, name, earlier in earlier_answers(number, answers):
         uses = f"Your answer uses `{name}` from exercise {exercise}"
         try:
@@ -42,7 +49,10 @@ def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[An
 
 
 def _answers_before(number: str, reference: list[Cell]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the exercises before this one, each with the names of the answers that its check cell passes to `check`."""
+    """Yield every exercise before exercise `number`, together with the names of the exercise's answers.
+
+    These are the names that the exercise's check cell passes to `check`.
+    """
     for cell in reference:
         if cell.marks.get("check") == number:
             return
@@ -51,9 +61,10 @@ def _answers_before(number: str, reference: list[Cell]) -> Iterator[tuple[str, l
 
 
 def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> list[str]:
-    """Return the global names that the answers use.
+    """Return the global names that the answers use, directly or indirectly.
 
-    These are followed by the names that the learner's own functions and classes among them use, and so on.
+    Names that the answers themselves use come first. If such a name refers to one of the learner's functions or
+    classes, the names that this function or class uses come later, and so on.
     """
     found: dict[str, None] = {}
     waiting = list(answers)
@@ -65,7 +76,10 @@ def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> list[str]:
 
 
 def _globals_of(answer: Any, namespace: dict[str, Any]) -> Iterator[str]:
-    """Yield the global names that an answer uses. Attributes don't count, even if one has the name of an answer."""
+    """Yield the global names that an answer uses, but not the names of attributes.
+
+    An attribute doesn't count even if it has the same name as an answer.
+    """
     for base in getattr(answer, "__bases__", ()):
         yield from (name for name, value in namespace.items() if value is base)
     for function in _functions(answer):
@@ -74,7 +88,7 @@ def _globals_of(answer: Any, namespace: dict[str, Any]) -> Iterator[str]:
 
 
 def _held(function: FunctionType) -> Iterator[Any]:
-    """Yield the values that a function holds without using global names, such as defaults and values in its closure."""
+    """Yield the default values of a function's arguments and the values of its closure variables."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # raised if the closure's cell is empty
@@ -91,7 +105,7 @@ def _loaded(code: CodeType) -> Iterator[str]:
 def _functions(answer: Any) -> Iterator[FunctionType]:
     """Yield the functions in an answer, including the getters and setters of properties.
 
-    Decorated functions are unwrapped first, because a decorator's code isn't part of the answer.
+    Unwrap decorated functions first, because a decorator's code isn't part of the answer.
     """
     own = vars(answer).values() if isinstance(answer, type) else (answer,)
     for value in own:

@@ -13,9 +13,9 @@ a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
             verify("4.1", p, seen, expected, questions=[Question("dx", "What sums the ranks' shares of dx?")])
         return Verdict("with a nonzero bias")
 
-Inputs are random and differ between ranks. Expected values are computed by plain PyTorch in float64 in a single
-process. Observations are named values recorded on a rank, such as "dx", and every observation is compared on every rank
-before anything is reported. A check's ledger keeps track of what has been compared.
+Inputs are random and differ between ranks. A check computes the expected values with plain PyTorch in float64, in a
+single process. Observations are named values that the check records on a rank, such as "dx". The check compares every
+observation on every rank before it reports anything. A check's ledger keeps track of what the check has compared.
 """
 
 import importlib
@@ -67,7 +67,10 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 
 
 def chapter_module(number: str | int) -> Any:
-    """Import the package `tplab.course.chapters.chNN` of a chapter or exercise. Raises ValueError if there's none."""
+    """Import the package `tplab.course.chapters.chNN` that a chapter or an exercise belongs to, and return the package.
+
+    Raises ValueError if there's no such chapter.
+    """
     text = str(number).split(".")[0]
     chapter = parse_chapter(text) if isinstance(number, str) else number
     name = "" if chapter is None else f"tplab.course.chapters.{package(chapter)}"
@@ -123,7 +126,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
 
 
 def _after(number: str) -> tuple[str, ...]:
-    """Return the sentences that say where an answer that passed is stored and which exercise comes next."""
+    """For an exercise that passed, return sentences that say where the answer is stored and which exercise is next."""
     chapter, place = numbering.place(number)
     following = _exercises.get(f"{prefix(chapter)}.{place + 1}")
     comes = f"Next: exercise {following.number}, {following.title}".rstrip("?!") + "." if following else ""
@@ -136,7 +139,10 @@ def _after(number: str) -> tuple[str, ...]:
 
 
 def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, Ledger]:
-    """Run a check, and return its verdict and its ledger. Raises CheckFailed, or NotImplementedError for a stub."""
+    """Run a check, and return its verdict and its ledger.
+
+    Raises CheckFailed if the answer is wrong, and NotImplementedError if the answer is still a stub.
+    """
     with open_ledger(number, seed) as ledger:
         try:
             with torch.enable_grad():
@@ -158,7 +164,10 @@ def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, 
 
 
 def _passes(number: str, answers: tuple[Any, ...]) -> bool:
-    """Return whether answers pass their check. The check runs only if it wasn't last run with these same answers."""
+    """Return True if the answers pass the check of exercise `number`.
+
+    If the check's last run had exactly the same answers, reuse its result instead of running the check again.
+    """
     known = _passed.get(number)
     if (
         known is None
@@ -180,10 +189,13 @@ def _name(answer: Any) -> str:
 
 
 def fresh_generator() -> torch.Generator:
-    """Return a generator for random inputs, which change with every check. A failed check's message gives the seed."""
+    """Return a generator that produces different random inputs each time a check runs.
+
+    If the check fails, its message contains the seed, so that the learner can repeat the check with the same inputs.
+    """
     ledger = current()
     ledger.generators += 1
     return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)
 
 
-watch()  # every chapter's first cell imports this module, so a notebook page's kernel is watched from its first cell on
+watch()  # the first cell of every chapter imports this module, so this call takes effect before any other cell runs

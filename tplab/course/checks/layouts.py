@@ -1,6 +1,9 @@
-"""Preserve the memory layouts of tensors that are sent to a rank, because every tensor arrives there contiguous.
+"""Preserve the memory layouts of tensors that a check sends to a rank.
 
-unpacked(*packed({"x": x}))["x"].stride() == x.stride()
+Without this module, every tensor would be contiguous when it arrives on the rank. `packed` and `unpacked` make sure
+that the strides stay the same:
+
+    unpacked(*packed({"x": x}))["x"].stride() == x.stride()
 """
 
 from typing import Any
@@ -13,13 +16,13 @@ Strides = list[tuple[int, ...] | None]
 
 
 def packed(value: Any) -> tuple[Any, Strides]:
-    """Return the value, and the strides of each non-contiguous tensor that it contains at any depth."""
+    """Return the value, and the strides of each non-contiguous tensor in the value, even in nested containers."""
     leaves, _ = tree_flatten(value)
     return value, [leaf.stride() if isinstance(leaf, Tensor) and not leaf.is_contiguous() else None for leaf in leaves]
 
 
 def unpacked(value: Any, strides: Strides) -> Any:
-    """Return the value with its tensors stored with these strides. A tensor without strides (None) stays contiguous."""
+    """Give the tensors in a value these strides, and return the value. Tensors whose strides are None stay the same."""
     leaves, spec = tree_flatten(value)
     return tree_unflatten([_laid_out(leaf, stride) for leaf, stride in zip(leaves, strides, strict=True)], spec)
 
@@ -27,9 +30,10 @@ def unpacked(value: Any, strides: Strides) -> Any:
 def spread_out(value: Any) -> Any:
     """Return the value with its tensors in a different memory layout. Vectors, scalars, and numbers stay the same.
 
-    Matrices are given gaps in memory, like those in a slice of a larger matrix. In tensors with more dimensions, the
-    first two dimensions are swapped in memory, like those of a [b, s, h] tensor that is viewed as [s, b, h].
-    Elementwise operators keep that layout, so the tensors that the learner's code computes aren't contiguous either.
+    Matrices are given gaps in memory, like those in a slice of a larger matrix. In tensors with more than two
+    dimensions, the first two dimensions are swapped in memory, as when a [b, s, h] tensor is viewed as [s, b, h].
+    Elementwise operators preserve swapped dimensions, so tensors that the learner's code computes from such a tensor
+    aren't contiguous either.
     """
     return tree_map(_spread_out, value)
 

@@ -1,7 +1,7 @@
 """A ledger keeps track of a running check.
 
-It stores the seed of the check's inputs, the observations that the check has compared, and the world sizes that passed.
-An observation is a named value recorded on a rank, such as "dx".
+The ledger stores the seed of the check's random inputs, the observations that the check has compared, and the world
+sizes at which the answer was right. An observation is a named value that the check records on a rank, such as "dx".
 """
 
 import secrets
@@ -22,13 +22,13 @@ class Ledger:
     compared: dict[str, None] = field(default_factory=dict)  # names of observations, in the order they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
     passed: list[int] = field(default_factory=list)  # world sizes at which a case was right
-    right: dict[str, list[int]] = field(default_factory=dict)  # note of a case -> world sizes at which it was right
+    right: dict[str, list[int]] = field(default_factory=dict)  # a case's note -> world sizes where the case was right
     afterwards: CheckFailed | None = None  # failure that the check raises if everything else is right
     cases: int = 0  # number of runs whose results were compared with the expected values
     values: int = 0  # number of observations that were compared, over all cases and ranks
     messages: int = 0  # number of collectives and sends among at least two ranks
-    bytes: int = 0  # total size of these messages, with each collective counted once
-    alone: bool = False  # whether the answers for all world sizes were computed in a single process
+    bytes: int = 0  # total size of these messages, which counts each collective only once
+    alone: bool = False  # whether a single process computed the results for all world sizes
 
     def note_right(self, note: str, p: int) -> None:
         """Record that a case was right at this world size. Headlines refer to the case by its `note`."""
@@ -37,12 +37,12 @@ class Ledger:
                 sizes.append(p)
 
     def right_before(self, note: str) -> str:
-        """Return the world sizes at which the same case was right before, phrased for a failed check's headline."""
+        """List the world sizes at which the same case was right before, in words that fit a failed check's headline."""
         sizes = ", ".join(map(str, self.right.get(note, ())))
         return f" (right at p = {sizes})" if sizes else ""
 
     def count_messages(self, collectives: Iterable[Collective]) -> None:
-        """Count the messages that ranks sent while the answer ran. A collective counts once, and not once per rank."""
+        """Count the messages that ranks sent while the answer ran. A collective counts once, not once per rank."""
         for each in collectives:
             first = each.kind == "send" or (each.kind != "recv" and each.rank == each.group[0])
             if first and len(each.group) > 1 and each.shape != VOTE_SHAPE:
@@ -50,20 +50,20 @@ class Ledger:
                 self.bytes += each.bytes
 
     def tried(self) -> str:
-        """Return how much the check has tried, as in "12 cases on 1, 2 and 4 ranks, 480 results compared, ..."."""
+        """Summarize what the check has tried, as in "12 cases on 1, 2 and 4 ranks, 480 results compared, ..."."""
         if not self.cases:
             return ""
         cases = f"{self.cases:,} case{'' if self.cases == 1 else 's'}"
         sizes = sorted(self.passed)
         ranks = "" if self.alone else f" on {names(sizes)} rank{'' if sizes == [1] else 's'}"
         sent = f", {self.messages:,} messages" if self.messages else ""
-        # A check whose answers are numbers draws its message sizes at random, so their total would change every time
+        # If the answers are numbers, the check chooses random message sizes, so the total would change every time
         if sent and not self.alone:
             sent += f" of {self.bytes:,} bytes in all"
         return f"{cases}{ranks}, {self.values:,} results compared{sent}."
 
     def told(self) -> str:
-        """Return a sentence for the verdict that lists what was right and at which world sizes."""
+        """For the verdict, return a sentence that lists what was right and at which world sizes."""
         sizes = ", ".join(map(str, sorted(self.passed)))
         where = f", {'for' if self.alone else 'on every rank at'} p = {sizes}" if sizes else ""
         told = f"Right: {', '.join(self.compared)}{where}."

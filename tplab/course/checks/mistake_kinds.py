@@ -3,7 +3,8 @@
     tensor_difference(seen, expected, context) -> None | (kind, text)
 
 The guesses start with the most informative ones, and the learner sees the first guess that fits. The last resort is a
-message that says how many elements differ. An observation is a named value recorded on a rank, such as "dx".
+message that says how many elements differ. An observation is a named value that a check records on a rank, such as
+"dx".
 """
 
 import itertools
@@ -20,11 +21,11 @@ from tplab.course.feedback.verdict import names
 
 @dataclass(frozen=True)
 class Context:
-    """The values that a rank's observation is compared with.
+    """The values that help to explain why an observation is wrong on one rank.
 
-    seen, expected: the observed and the expected value on every rank
-    lookalikes:     values that common mistakes would produce on this rank. Each one's key is a description that
-                    completes the sentence "The tensor equals ..."
+    seen, expected: the observed value on every rank, and the expected value on every rank
+    lookalikes:     values that common mistakes would produce on this rank. The keys are descriptions that complete the
+                    sentence "The tensor equals ..."
     gradient:       whether the observation is a gradient
     """
 
@@ -105,7 +106,7 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
 def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
     p, wide = context.p, expected.to(torch.float64) if not expected.is_complex() else expected
     norm = (wide * wide).sum()
-    # With fewer than two elements, or elements that are only rounding error, a common factor would mean nothing
+    # A common factor means nothing if there are fewer than two elements or if the elements are only rounding errors
     if not norm or expected.numel() < 2 or float(wide.abs().max()) <= context.tol:
         return
     factor = float((seen.to(wide.dtype) * wide).sum() / norm) if not expected.is_complex() else 0.0
@@ -124,7 +125,10 @@ def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tupl
 
 
 def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield guesses that come from splitting the tensor into one part per rank, or from comparing its rows."""
+    """Yield guesses about wrong or reordered parts of the tensor, and about rows that are all off by the same vector.
+
+    The guesses about parts split the tensor along each dimension into p equal parts.
+    """
     p = context.p
     for dim in range(seen.dim()):
         if p > 1 and seen.shape[dim] % p == 0:

@@ -28,17 +28,20 @@ Observed = dict[str, Any]
 GROUPS_LEFT = "later calls create no new process groups"
 REQUIRES_GRAD = "requires_grad of "
 
-_side_groups: dict[Any, Any] = {}  # one per default group, because creating a group takes ten milliseconds
+_side_groups: dict[Any, Any] = {}  # one group per default group, because creating a group takes ten milliseconds
 
 
 class Changed(tuple[str, ...]):
-    """The names of the caller's tensors that the code changed. `verify` requires this to be empty in every check."""
+    """The names of the caller's tensors that the learner's code changed.
+
+    `verify` requires this tuple to be empty in every check.
+    """
 
     __slots__ = ()
 
 
 class Claim(str):
-    """The reason why a statement isn't true, or "" if it's true. The statement itself is the observation's name.
+    """The reason why a statement isn't true, or "" if it's true. The statement itself is the name of the observation.
 
         {"the shard has memory of its own": Claim("" if own else "it is a view of the full tensor")}
 
@@ -50,11 +53,12 @@ class Claim(str):
 
 
 class Snapshot:
-    """A copy of some tensors, lists and dictionaries, used to find out later whether anything has changed them.
+    """A copy of some tensors, lists and dictionaries that shows later whether any of the originals has changed.
 
     before = Snapshot(x=x, dy=dy, parts=parts)
     ...
-    before.changed()          # Changed(("x",)) if x was written to, Changed(("parts",)) if parts holds other objects,
+    before.changed()          # Changed(("x",)) if x has new values,
+                              # Changed(("parts",)) if the list `parts` contains other objects,
                               # Changed(("requires_grad of x",)) if x.requires_grad has changed
     """
 
@@ -85,7 +89,7 @@ def _same(now: Tensor, before: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Placeholder for an observation that couldn't be made because an earlier step went wrong."""
+    """Placeholder for an observation that the check couldn't make because an earlier step went wrong."""
 
     why: str
 
@@ -98,19 +102,20 @@ def observe(
     parameters: Mapping[str, Tensor | None] | None = None,
     any_size: int | None = None,
 ) -> Observed:
-    """Run the learner's code forward and backward on this rank, and record everything that a check compares.
+    """Run the forward and backward passes of the learner's code on this rank, and record everything a check compares.
 
-    run:        called as run(*inputs.values()). Each input is a fresh leaf, which requires grad if it's floating point
-    upstream:   gradient of the output, whose memory layout is kept (strided, expanded, ...). None stands for the
-                expanded gradient of out.sum(). If the output is a tuple, pass one gradient per element, and None for
-                each element that doesn't get a gradient
-    parameters: parameters whose gradients are recorded as "d" + name
-    any_size:   a dimension in which inputs may have any size. Inputs are twice as long in this dimension in some of the
-                extra calls that `observing(between=True)` adds
+    run:        the learner's code, called as run(*inputs.values()). Each input is a new leaf tensor, and floating-point
+                inputs require a gradient
+    upstream:   the gradient of the output. `observe` preserves the gradient's memory layout (strided, expanded, ...).
+                None stands for the expanded gradient of out.sum(). If the output is a tuple, pass one gradient per
+                element, and None for each element that doesn't get a gradient
+    parameters: the parameters whose gradients `observe` records as "d" + name
+    any_size:   the dimension along which inputs may have any size, or None. Some of the extra calls that
+                `observing(between=True)` adds use inputs that are twice as long along this dimension
 
-    Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
-    (a `Changed` that also covers the parameters and the upstream gradient).
-    Either all ranks run the backward pass or none do, so no rank waits for a rank whose output doesn't allow one.
+    Returns a dictionary with "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and
+    "inputs unchanged" (a `Changed` that also covers the parameters and the upstream gradient). Either all ranks run the
+    backward pass or none do, so no rank waits for a rank whose output doesn't allow a backward pass.
     """
     leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
     watched = {**leaves, **(parameters or {})}
@@ -182,7 +187,10 @@ _later: ContextVar[bool] = ContextVar("_later", default=False)
 
 
 def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[Any, Changed]:
-    """Run the code under no_grad on copies of the inputs. Return its output and the names of the inputs it changed."""
+    """Run the learner's code under no_grad on copies of the inputs.
+
+    Return the output and the names of the inputs that the code changed.
+    """
     copies = {name: _leaf(tensor).requires_grad_(False) for name, tensor in leaves.items()}
     snapshot = Snapshot(**copies)
     with torch.no_grad():
@@ -193,7 +201,7 @@ def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[An
 def _backward_once_more(
     run: Callable[..., Any], others: Sequence[Tensor], upstream: Tensor | Sequence[Tensor | None] | None, agreement: Any
 ) -> None:
-    """Run the code forward and backward on other inputs, before the gradients of the first inputs have been read."""
+    """Run a forward and a backward pass on other inputs before `observe` reads the gradients of the first inputs."""
     again = [_leaf(tensor) for tensor in others]
     pairs, problem = _pairs(run(*again), upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
@@ -205,13 +213,14 @@ def _backward_once_more(
 
 @contextmanager
 def observing(*, between: bool = False, evaluation: bool = False, later: bool = False) -> Iterator[None]:
-    """Context manager that makes `observe` call the code in additional or different ways.
+    """Context manager that makes `observe` call the learner's code more often, or with inputs that aren't leaf tensors.
 
-    between:     `observe` also calls the code with other values, before and after the forward pass. It also runs the
-                 code forward and backward before it reads the gradients. Calls after the recorded forward pass must not
-                 create process groups. If they do, `observe` returns a false `Claim`
-    evaluation:  `observe` also calls the code under no_grad. The "out" that it returns comes from that call
-    later:       `observe` passes inputs that require grad but aren't leaves, as if they came from an earlier layer
+    between:     `observe` also calls the learner's code with other values, before and after the forward pass that it
+                 records. It also runs an extra forward and backward pass before it reads the gradients. If a call after
+                 the recorded forward pass creates a process group, `observe` returns a false `Claim`
+    evaluation:  `observe` also calls the learner's code under no_grad, and returns the output of that call as "out"
+    later:       `observe` passes inputs that require a gradient but aren't leaves, as if an earlier layer had computed
+                 these inputs
     """
     tokens = _between.set(between), _evaluation.set(evaluation), _later.set(later)
     try:
@@ -223,9 +232,9 @@ def observing(*, between: bool = False, evaluation: bool = False, later: bool = 
 
 
 def _other_numbers(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same shape, dtype and layout, but with other values if the tensor is floating point.
+    """Return a tensor with the same shape, dtype and memory layout, but with different values.
 
-    The values are computed without a random generator. Integer tensors and scalars keep their values.
+    The new values don't come from a random generator. Integer tensors and scalars keep their values.
     """
     other = _leaf(tensor).detach()
     return other.copy_(tensor.detach().flip(-1) * -0.75) if tensor.is_floating_point() and tensor.dim() else other
@@ -241,7 +250,7 @@ def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
 
 
 def portable(value: Any) -> Any:
-    """Make a value safe to send to the parent process. Tensors are copied, and unsupported values become `Foreign`."""
+    """Copy a value so that a rank can send it to the parent process. Unsupported values become `Foreign`."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(
@@ -276,7 +285,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """Return the (output, gradient) pairs for the backward pass, and the reason why it can't run ("" if it can)."""
+    """Return the (output, gradient) pairs for the backward pass, and the reason why it can't run, or "" if it can."""
     if isinstance(upstream, Sequence):
         if not isinstance(out, (tuple, list)) or len(out) != len(upstream):
             return [], f"the output isn't a tuple of {len(upstream)}"
@@ -301,7 +310,10 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
 
 
 def _side_group() -> Any:
-    """Return a process group that only `observe`'s votes use, so that they don't mix with the learner's collectives."""
+    """Return a process group in which the ranks vote on whether to run the backward pass, or None for a single rank.
+
+    Because the votes have a group of their own, they don't mix with the learner's collectives.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     world = dist.group.WORLD
@@ -311,7 +323,7 @@ def _side_group() -> Any:
 
 
 def same_memory(result: Any, given: Tensor) -> bool:
-    """Return whether a result is `given` itself or a view into its memory."""
+    """Return True if a result shares memory with the tensor `given`, because it's the same tensor or a view of it."""
     mine = result.untyped_storage().data_ptr() if isinstance(result, Tensor) else 0
     return mine == given.untyped_storage().data_ptr() != 0
 

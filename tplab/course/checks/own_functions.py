@@ -15,7 +15,7 @@ _OTHER_NAMES = {
 
 
 def tplabs_own(number: str, answers: tuple[Any, ...]) -> str:
-    """Return the name of tplab's own function or class that one of the answers is, inherits from, or calls, or ""."""
+    """Return the name of tplab's own solution if an answer is, inherits from, or calls this solution, or else ""."""
     for answer in answers:
         name = getattr(answer, "__name__", "")
         if _is_tplabs(answer):
@@ -35,7 +35,7 @@ def _is_tplabs(value: Any) -> bool:
 
 
 def functions_of(answer: Any) -> Iterator[types.FunctionType]:
-    """Yield the answer if it's a function, or the methods that it defines if it's a class. Skip inherited methods."""
+    """Yield the answer itself if it's a function. If it's a class, yield its methods, but not the inherited ones."""
     for value in vars(answer).values() if isinstance(answer, type) else (answer,):
         function = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
@@ -43,7 +43,7 @@ def functions_of(answer: Any) -> Iterator[types.FunctionType]:
 
 
 def names_used(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names and attributes that a function's code uses, including those in nested functions."""
+    """Yield the global names and attributes that a function's code uses, including the code of nested functions."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

@@ -4,8 +4,8 @@
 
 This call looks up `PREDICTIONS["4.a"]` in the chapter's package. If a field is still `...`, the learner hasn't
 predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets some advice, and from the third
-different attempt on, the learner can also unfold the right answer. Numbers may also be written as text or as fractions
-("1/4", "0.25", Fraction(1, 4)), and names may contain hyphens, spaces, or underscores.
+different attempt on, the learner can also unfold the right answer. The learner may also write numbers as text or as
+fractions ("1/4", "0.25", Fraction(1, 4)), and names may contain hyphens, spaces, or underscores.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,12 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question with a known answer. Backticks in the texts mark code: "`weight` is [o, i]".
+    """A question with a known answer. In all strings, backticks mark code, as in "`weight` is [o, i]".
 
     answer: the right value of each field
-    why:    explanation that is shown when all fields are right
-    wrong:  advice for a field ("bytes"), or for a particular wrong value of a field (("bytes", 48))
+    why:    the explanation that the learner sees when all fields are right
+    wrong:  the advice for any wrong value of a field (with a key such as "bytes"), or for a particular wrong value of
+            this field (with a key such as ("bytes", 48))
     """
 
     question: str
@@ -95,7 +96,7 @@ def _right(value: Any, right: Any) -> bool:
         return value is right
     value = _number(value)
     if isinstance(right, Real) and isinstance(value, (tuple, list)) and len(value) == 1:
-        value = _number(value[0])  # a number with brackets, such as a tensor of one element
+        value = _number(value[0])  # the learner wrote a number in brackets
     if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, Real):
         value = (value,)  # the learner wrote a vector's shape without brackets
     if isinstance(right, (tuple, list)):
@@ -112,7 +113,7 @@ def _same_name(text: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Return the number in a text such as "96", "0.25" or "1/4". Anything else is returned unchanged."""
+    """Convert a string such as "96", "0.25" or "1/4" to a number, and return any other value unchanged."""
     if not isinstance(value, str):
         return value
     above, slash, below = value.partition("/")

@@ -1,7 +1,7 @@
 """Represent one rank's traffic so that checks can compare it. Traffic consists of the collectives that a rank entered.
 
-Checks compare the kind, size, dtype, and group of each collective, and whether anything waited for it to complete. They
-don't compare where or when the collective was called.
+Checks compare the kind, size, dtype, and group of each collective, and whether anything waited for the collective to
+complete. Checks don't compare where or when a rank called a collective.
 
 with record() as section:
     y = layer(x)
@@ -18,7 +18,7 @@ from tplab.runtime import Collective
 
 
 class Call(NamedTuple):
-    """The properties of one collective that checks compare.
+    """The properties of a collective call that are compared by checks.
 
     numel:  number of elements in the message, as nccl-tests counts them. For all_reduce, broadcast, reduce, send and
             recv, it's the size of the tensor. For all_gather, gather, scatter, reduce_scatter and all_to_all, it's the
@@ -39,7 +39,7 @@ class Call(NamedTuple):
 class Traffic(tuple[Call, ...]):
     """The collectives that one rank entered. Two `Traffic` objects are equal if they have the same calls in any order.
 
-    Collectives in a group with only one rank transfer nothing, so they're left out.
+    `traffic` and `Traffic.expected` leave out collectives in a group with only one rank, which transfer nothing.
     """
 
     __slots__ = ()
@@ -65,13 +65,16 @@ class Traffic(tuple[Call, ...]):
     def expected(
         p: int, *calls: tuple[str, int], dtype: str = "float64", group: Iterable[int] | None = None
     ) -> "Traffic":
-        """Build expected traffic, as in `Traffic.expected(p, ("all_reduce", 96))`. A single rank has no traffic."""
+        """Return the traffic that a check expects on a rank, as in `Traffic.expected(p, ("all_reduce", 96))`.
+
+        A group with only one rank generates no traffic.
+        """
         members = tuple(range(p)) if group is None else tuple(group)
         return Traffic(Call(kind, numel, dtype, members) for kind, numel in calls) if len(members) > 1 else Traffic()
 
 
 def traffic(section: Iterable[Collective]) -> Traffic:
-    """Return the traffic in a `record()` section, or in any sequence of one rank's collectives."""
+    """Return the traffic in a `record()` section, or in any other sequence of collectives that one rank entered."""
     return Traffic(
         Call(c.kind, _elements(c), c.dtype, tuple(c.group), c.end is not None) for c in section if len(c.group) > 1
     )
@@ -84,7 +87,7 @@ def _elements(collective: Collective) -> int:
 
 
 def _in_words(calls: Counter[Call]) -> str:
-    """Describe the calls and count identical ones, as in "2 all_reduces of 96 elements (float64), 1 barrier"."""
+    """Describe the calls, grouping identical calls with a count, as in "2 all_reduces of 96 elements (float64)"."""
     groups = {call.group for call in calls}
     texts = []
     for call, count in sorted(calls.items()):

@@ -1,4 +1,4 @@
-"""Run the learner's code. If it fails, report what was tried, what it raised, and on which of the learner's lines.
+"""Run the learner's code. If the code fails, report what the check tried, which exception the code raised, and where.
 
 run_ranks    run a program on p ranks
 run_cases    run several cases of a program on p ranks, and name the case that failed
@@ -6,7 +6,8 @@ called_as    add the call to any exception that the learner's function raises on
 calling      turn any exception raised in this process into a CheckFailed that shows the call
 must_refuse  require that a call in this process raises an exception
 
-A case is one way to build or call the answer. While a check runs, its ledger keeps track of the messages sent.
+A case is one way to construct the learner's module or call their function. While a check runs, its ledger counts the
+messages that the ranks send.
 """
 
 import re
@@ -50,7 +51,10 @@ _STUCK = "Does every rank call the same collectives in the same order, with tens
 def as_failure(
     number: str, error: Exception | SystemExit, what: str = "your code raised", question: str | None = None
 ) -> Exception:
-    """Convert an exception in the learner's code to the one that the check raises. A stub's exception is kept as is."""
+    """Convert an exception that the learner's code raised to the exception that the check should raise.
+
+    Most exceptions become a CheckFailed, but a stub's NotImplementedError remains a NotImplementedError.
+    """
     if isinstance(error, CheckFailed):
         return error
     if isinstance(error, NotImplementedError) and _STUB.fullmatch(str(error)):
@@ -61,7 +65,10 @@ def as_failure(
 
 
 def _about(report: str, question: str | None) -> str:
-    """Return the question that an exception's message suggests, or else the check's own question, or a general one."""
+    """Return a question about dtypes if the report complains about dtypes.
+
+    Otherwise, return the check's own `question`, or a general question if the check has none.
+    """
     if _DTYPES_MEET.search(report):
         return _DTYPES
     return question or (_FAILED if has_frames(report) else _CALLED)
@@ -77,9 +84,9 @@ def run_ranks(
 ) -> Results:
     """Run a check's program on p ranks with `launch`. results[r] is what program(*args) returned on rank r.
 
-    If a rank fails, `run_ranks` raises CheckFailed with the launcher's report. The failure asks `question`, or `stuck`
-    if the ranks wait for each other. If a rank reaches a stub, `run_ranks` raises the stub's NotImplementedError. The
-    headline contains `note` to say what was tried, as in "ColumnParallelLinear(12, 8)".
+    If a rank fails, `run_ranks` raises CheckFailed with the launcher's report. The failure message asks `question`, or
+    `stuck` if the ranks are waiting for each other. If a rank calls a stub, `run_ranks` raises the stub's
+    NotImplementedError. The headline uses `note` to show what the check tried, as in "ColumnParallelLinear(12, 8)".
     """
     try:
         results = launch(_portable_result, p, args=(program, args))
@@ -118,11 +125,12 @@ def run_cases(
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
-    The program returns a list with one result per case. All cases share one launch. If that launch fails, each half of
-    the cases gets its own launch, and so on, until the failing case is known. The failure names that case with `note`
-    and asks its `question`, or `stuck` if the ranks wait for each other. If `ask_instead` derives a better question
-    from the failure, the check asks that one. Always exhaust the iterator, because if an answer fails only when several
-    cases run one after another, the failure isn't raised until the end.
+    The program returns a list with one result per case. All cases share one launch. If that launch fails, `run_cases`
+    launches each half of the cases separately, and so on, until it finds the failing case. The failure message uses
+    `note` to describe the failing case, and asks the question that `question` returns for the case. If the ranks are
+    waiting for each other, the message asks the question that `stuck` returns instead. If `ask_instead` returns a
+    better question for the failure, the message asks only that question. Always exhaust the iterator, because an answer
+    may fail only if several cases run one after another, and `run_cases` raises such a failure at the end.
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
@@ -136,7 +144,7 @@ def run_cases(
             if len(some) in (1, len(cases)):
                 failure.question = ask_instead(some[0], failure) or failure.question
                 raise
-            return  # these cases fail only if they run one after another, and a later case may fail on its own
+            return  # these cases fail only if they run one after another, but a later case may fail on its own
         for index in range(len(some)):
             yield [on_rank[index] for on_rank in seen]
 
@@ -188,9 +196,9 @@ def must_refuse(
     says: Sequence[object] = (),
     what: str = "this",
 ) -> None:
-    """Raise CheckFailed unless `call` raises `error` with every item of `says` in its message.
+    """Raise CheckFailed unless `call` raises `error` with every item of `says` in the error's message.
 
-    An error from min() or max() doesn't count, because its message is about an empty list and not about the cause.
+    An error from min() or max() doesn't count, because its message is about an empty list instead of the actual cause.
 
     what: the call, as shown in the failure's message, such as "divide(10, 4)"
     """

@@ -1,4 +1,4 @@
-"""Display the table at the end of a chapter's "Break it" section, which lists symptoms of mistakes and their causes."""
+"""Display a table of symptoms and the mistakes that cause them, at the end of a chapter's "Break it" section."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _WIDTHS = (42, 46)
 
 @dataclass(frozen=True)
 class Symptom:
-    """A symptom that a learner sees, and the mistake behind it."""
+    """A symptom that a learner may see, and the mistake that causes it."""
 
     see: str
     cause: str

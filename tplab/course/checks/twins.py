@@ -1,9 +1,9 @@
-"""A twin is a copy of a case that changes one condition, such as the dtype or the memory layout of its tensors.
+"""A twin is a variant of a case with one different condition, such as the dtype or the memory layout of the tensors.
 
-A case is one way to build or call the answer. The answer can be right in a case and wrong in the case's twin. For
-example, it may hardcode a dtype instead of using its input's, keep a value between calls, or write into a copy of a
-tensor when it should write into the tensor itself. `check_cases` makes the twins of every case, so a check gets them
-automatically.
+A case is one way to construct the learner's module or call their function. An answer can be right in a case and wrong
+in a variant of this case. For example, the answer may hardcode a dtype instead of using its input's dtype, keep a value
+between calls, or write into a copy of a tensor when it should write into the tensor itself. `check_cases` creates all
+variants of every case, so a check doesn't have to create any variants itself.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from tplab.course.checks.verification import Question
 
 WORLD_SIZE = 2  # the smallest world size at which ranks send any messages
 FLOAT32_TOLERANCE = 1e-4
-# Over 12 seeds, the error of correct answers was at most 11 eps, relative to the largest element (dWk in exercise 6.4),
-# and usually less than 5 eps
+# Over 12 seeds, the largest error of a correct answer was 11 eps, relative to the largest element (for dWk in exercise
+# 6.4). Most errors were less than 5 eps
 BFLOAT16_TOLERANCE = 32 * torch.finfo(torch.bfloat16).eps
 
 
@@ -40,10 +40,10 @@ class Twin(Enum):
 
 _DTYPES: dict[Twin | None, torch.dtype] = {Twin.FLOAT32: torch.float32, Twin.BFLOAT16: torch.bfloat16}
 _TOLERANCES: dict[Twin | None, float] = {Twin.FLOAT32: FLOAT32_TOLERANCE, Twin.BFLOAT16: BFLOAT16_TOLERANCE}
-# These twins call the code additional times or turn dropout off, so they don't suit code that draws random numbers
+# These variants add calls of the learner's code or turn dropout off, so they don't suit code that draws random numbers
 DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION, Twin.EVAL_MODE)
-ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # these twins don't suit cases whose values need float64's precision
-# A check that runs in this process loops over these twins itself, where None stands for the case itself
+ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # these variants don't suit cases whose values need float64's precision
+# A check that doesn't launch any ranks loops over these variants itself. None stands for the original case
 ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
 
 _QUESTIONS = {
@@ -91,7 +91,7 @@ _QUESTIONS = {
     ),
 }
 
-_LAYOUTS_MEET = "with strides"  # a report says this if ranks call a collective on tensors with different layouts
+_LAYOUTS_MEET = "with strides"  # reports say this if ranks pass tensors with different layouts to a collective
 _LAYOUTS_QUESTION = (
     "In this run, rank 0's tensors aren't contiguous, but rank 1's are. A collective sends the elements in the "
     "order in which they're stored in memory, so without a contiguous copy, it would combine elements that "
@@ -124,17 +124,26 @@ def note(twin: Twin | None) -> str:
 
 
 def question(twin: Twin, report: str = "") -> str:
-    """Return the question to ask if a twin goes wrong. If its run failed, `report` is the report of that run."""
+    """Return the question to ask if an answer is wrong in this variant of a case.
+
+    If the variant's run failed, `report` is the report of the failed run.
+    """
     return _LAYOUTS_QUESTION if twin is Twin.STRIDED and _LAYOUTS_MEET in report else _QUESTIONS[twin]
 
 
 def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:
-    """Like `run_answer.calling`, catch exceptions in this process, but name the twin and ask the twin's question."""
+    """Catch exceptions like `run_answer.calling`.
+
+    If a variant of the case is running, the failure message also names this variant and asks the variant's question.
+    """
     return run_answer.calling(f"{call} {note(twin)}".strip(), question(twin) if twin else ask)
 
 
 def asked_first(twin: Twin | None) -> list[Question]:
-    """Return the questions about a twin, which a check tries before its own, or no questions for an ordinary case."""
+    """Return the questions about a variant of a case, or an empty list for the original case.
+
+    A check tries these questions before the exercise's own questions.
+    """
     first = [GROUPS_QUESTION, LATER_QUESTION] if twin is Twin.EVALUATION else [GROUPS_QUESTION]
     return [*first, Question(lambda d: True, question(twin))] if twin else []
 
@@ -144,16 +153,16 @@ def tolerance(twin: Twin | None, tol: float) -> float:
 
 
 def rounded(twin: Twin | None, problem: Any) -> Any:
-    """Round a problem's values to the twin's dtype, so that the expected values are computed from the rounded values.
+    """Round a problem's values to a variant's dtype, so that the check computes expected values from rounded values.
 
-    The tensors stay in float64. If `draw` computed one of them from the others, it did so before they were rounded, so
-    that tensor is off by about one eps.
+    The tensors stay in float64. If `draw` computed a tensor from other tensors, it used their values before rounding,
+    so the computed tensor is off by about one eps.
     """
     return tree_map(lambda item: _rounded(item, dtype_of(twin)), problem)
 
 
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
-    """Return what the rank at this index receives, with the dtype or the memory layout of the twin.
+    """Convert the values for the rank at this index to the dtype or the memory layout that a variant of the case uses.
 
     The tensors of a rank with an odd index keep their layout. So if a check passes each rank's own index, the ranks
     receive tensors with different layouts, and a collective on these tensors would mix up their elements.
@@ -164,7 +173,7 @@ def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
 
 
 def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
-    """Return the expected values, including the expected traffic, in the dtype of the twin."""
+    """Return the expected values, including the expected traffic, in the dtype that a variant of the case uses."""
     return {
         name: _sent_in(value, "float64", dtype_of(twin))
         if isinstance(value, Traffic)
@@ -174,9 +183,9 @@ def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
 
 
 def observed(twin: Twin | None, seen: dict[str, Any]) -> dict[str, Any]:
-    """Return what a rank observed, with float32 traffic counted as bfloat16 in the bfloat16 twin.
+    """Return a rank's observations. In the bfloat16 variant of a case, count float32 traffic as bfloat16 traffic.
 
-    An answer may send float32 tensors there, because careful programs sum bfloat16 tensors in float32.
+    In this variant, an answer may send float32 tensors, because careful programs sum bfloat16 tensors in float32.
     """
     if twin is not Twin.BFLOAT16:
         return seen
@@ -187,14 +196,17 @@ def observed(twin: Twin | None, seen: dict[str, Any]) -> dict[str, Any]:
 
 
 def loss_in(twin: Twin | None, loss: Any) -> Any:
-    """Return a loss in the twin's dtype. For bfloat16 logits, it may be float32, as it is in tplab and Megatron-LM."""
+    """In the bfloat16 variant of a case, convert a float32 loss to bfloat16. Return any other loss unchanged.
+
+    An answer may return a float32 loss for bfloat16 logits, like tplab and Megatron-LM.
+    """
     is_float32 = isinstance(loss, Tensor) and loss.dtype == torch.float32
     return loss.to(torch.bfloat16) if is_float32 and twin is Twin.BFLOAT16 else loss
 
 
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
-    """Context manager that makes `observe` call the learner's code the way the twin specifies."""
+    """Context manager that makes `observe` call the learner's code in the way that a variant of the case requires."""
     in_eval_mode = twin is Twin.EVAL_MODE
     evaluation = twin is Twin.EVALUATION
     options = {"between": twin is Twin.BETWEEN, "evaluation": evaluation, "later": evaluation or in_eval_mode}
@@ -219,7 +231,10 @@ def _eval_mode() -> Iterator[None]:
 
 
 def makes_sense(twin: Twin, answer: Any) -> bool:
-    """Return whether a twin can make a difference for an answer. For example, only modules have an eval mode."""
+    """Return True if testing this variant of each case could change the result of a check.
+
+    For example, EVAL_MODE makes no sense for a function, because only modules have an eval mode.
+    """
     if twin is not Twin.EVAL_MODE:
         return True
     answers = answer if isinstance(answer, (tuple, list)) else [answer]

@@ -1,6 +1,7 @@
 """`verify` compares every rank's observations with the expected values, reports all differences, and asks one question.
 
-An observation is a named value recorded on a rank, such as "dx". The ledger keeps track of what a check has compared.
+An observation is a named value that a check records on a rank, such as "dx". A check's ledger keeps track of what the
+check has compared.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +31,12 @@ _ASPECTS = {
 class Differences(Sequence[Difference]):
     """All differences found in one run on p ranks.
 
-    names:       observations that differ on some rank, not counting those that couldn't be made
-    kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it differs on no rank
+    names:       the observations that differ on at least one rank, not counting those that the check couldn't make
+    kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it's right on every rank
     text(name):  the difference in words
     ranks(name): the ranks on which the observation differs
-    malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, a question
-                 fits only if it has a predicate
+    malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, only
+                 questions that have a predicate can fit
     """
 
     def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
@@ -55,7 +56,7 @@ class Differences(Sequence[Difference]):
         return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
 
     def text(self, name: str) -> str:
-        """Return a description of the difference on the first rank that differs, or "" if there is none."""
+        """Describe the difference on the first rank where the observation differs. Return "" if it never differs."""
         return next((d.text for d in self._all if d.name == name), "")
 
     def kinds(self) -> set[str]:
@@ -66,7 +67,7 @@ class Differences(Sequence[Difference]):
 
     @property
     def aspect(self) -> str:
-        """The only aspect that is wrong ("dtype", "sign", "order" or "scale"), or "" if there's no such aspect."""
+        """The aspect that all differences share ("dtype", "sign", "order" or "scale"), or "" if they share none."""
         aspects = {_ASPECTS.get(d.kind, "") for d in self._all if d.kind != NOT_RUN and "traffic" not in d.name}
         return next(iter(aspects)) if len(aspects) == 1 else ""
 
@@ -133,8 +134,8 @@ REQUIRES_GRAD_QUESTION = Question(
 
 _FIRST = (BARRIER_QUESTION, REQUIRES_GRAD_QUESTION)
 
-# If only this aspect is wrong, the check asks this question. But if the exercise's own question contains one of these
-# words, it's already about this aspect, so the check asks that question instead
+# aspect -> (words, question). If only this aspect is wrong, the check asks the question. But if the exercise's own
+# question contains one of the words, it's already about this aspect, so the check asks the exercise's question instead
 _ABOUT = {
     "dtype": (
         ("dtype", "float", "int"),
@@ -203,16 +204,16 @@ def verify(
 ) -> None:
     """Compare every rank's observations with the expected values, and raise a single CheckFailed with all differences.
 
-    observed:   one dict per rank, as returned by `run_ranks`. `Changed` and `Claim` values must be empty, whether or
-                not `expected` contains them
-    expected:   one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of these
-    questions:  the check asks the first one that fits
+    observed:   one dict per rank, as returned by `run_ranks`. `Changed` and `Claim` values must be empty, even if
+                `expected` doesn't contain them
+    expected:   one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of such values
+    questions:  the exercise's own questions. The check asks the first question that fits
     lookalikes: values that common mistakes would produce, as in {"dx": {"this rank's part, before the sum": [value on
                 rank 0, ...]}}. The description completes the sentence "dx equals ..." and is also the kind that a
                 Question can match
     tol:        largest allowed difference, relative to the largest expected element, or absolute if that element is
                 below 1
-    note:       what is special about this run, such as "with skip_bias_add". The headline shows it after p
+    note:       what is special about this run, such as "with skip_bias_add". The headline shows this note after p
     alone:      whether a single process computed the results for p ranks. If so, `observed` and `expected` contain only
                 one dict each, and the failure names no rank
     """
@@ -294,5 +295,5 @@ def _get(observed: Any, name: str) -> Any:
 
 
 def _is_gradient(name: str) -> bool:
-    """Return whether this is the name of a gradient: "dx", "dW", "db2", but not "dtype" or "device"."""
+    """Return True for the name of a gradient, such as "dx", "dW" or "db2", but not for "dtype" or "device"."""
     return name.startswith("d") and name not in ("dtype", "dim", "device", "divide")

@@ -1,7 +1,7 @@
 """This package produces the feedback that a learner reads after a check.
 
 verdict      show whether the answer passed or failed, as text or as a box in the notebook
-tracebacks   shorten error reports to the learner's own lines of code
+tracebacks   trim error reports down to the learner's own lines of code
 waiting      show a calm box on a notebook page if the learner hasn't written an exercise yet
 hints        find and show the three hints of each exercise
 plain_math   convert the formulas in hints to plain text for terminals

@@ -1,6 +1,6 @@
 """Each exercise has three hints. `tplab hint 4.2` shows the next one, and a failed check's box contains all three.
 
-The hints are read from the executed solution notebook, whose hints cells contain them as nested <details> (see
+This module reads the hints from the executed solution notebook, which contains them as nested <details> (see
 `rewrite.fold_hints`). That way, learners still get the hints if they've deleted or edited the hints cell in their own
 notebook. The file `.tplab/hints.json` in the learner's folder stores the number of the last hint shown for each
 exercise, as in {"4.2": 1}.
@@ -84,7 +84,7 @@ def remember(memory: Path, number: str, step: int) -> None:
 def choose(
     number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False
 ) -> list[tuple[int, str]]:
-    """Return the next hint, hint `step`, or every hint, as (number, text) pairs, and record them as seen."""
+    """Return the next hint, hint `step`, or every hint, as (number, text) pairs. Record which hint was shown last."""
     hints = hints_for(number, material)
     if step is not None and not 1 <= step <= len(hints):
         raise NoHint(f"Exercise {number} has {len(hints)} hints, so there is no hint {step}.")
@@ -97,7 +97,7 @@ def choose(
 
 def show(number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False) -> int:
     """Print the hints for `tplab hint 4.2`. Return the exit code, which is 2 if the hints can't be found or read."""
-    # Imported here because notebook kernels also use this module, but they display hints as HTML
+    # Imported here because notebook kernels also use this module, but kernels display hints as HTML, without rich
     from rich.console import Console
     from rich.markdown import Markdown
     from rich.text import Text
@@ -130,7 +130,10 @@ def folded(number: str) -> str:
 
 
 def to_html(hints: list[str]) -> str:
-    """Convert Markdown hints to nested <details>, so that opening one reveals the next. This works without a kernel."""
+    """Convert Markdown hints to nested <details>, so that opening a hint reveals the next one.
+
+    This works without a kernel.
+    """
     render = _renderer()
     folded = ""
     for place in range(len(hints), 0, -1):

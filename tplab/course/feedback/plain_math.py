@@ -1,7 +1,7 @@
 """Convert the chapters' formulas to plain text for terminals, so that $r \\cdot n/p$ becomes r · n/p.
 
-Only the TeX macros that appear in the hints are supported. A test converts every hint, so it fails if a hint uses a
-macro that isn't supported yet.
+This module supports only the TeX macros that appear in the hints. A test converts every hint, so the test fails if a
+hint uses a macro that isn't supported yet.
 """
 
 import re
@@ -18,7 +18,7 @@ _BAR = "\N{COMBINING MACRON}"
 
 
 def plain(text: str) -> str:
-    """Return Markdown with its formulas as plain text. Raises ValueError for TeX that this module doesn't support."""
+    """Convert the formulas in a Markdown text to plain text. Raises ValueError for TeX that isn't supported yet."""
     return _MATH.sub(lambda found: _plain(found[2]), text)
 
 
@@ -43,7 +43,10 @@ def _macro(found: re.Match[str]) -> str:
 
 
 def _small(text: str, letters: dict[str, str], mark: str) -> str:
-    """Return a sub- or superscript in small characters, or after `mark` if one of its characters has no small form."""
+    """Convert a sub- or superscript to Unicode's small characters, such as ₀ or ⁿ.
+
+    If Unicode has no small form for one of the characters, return normal characters after `mark` instead, as in "_q".
+    """
     if all(letter in letters for letter in text):
         return "".join(letters[letter] for letter in text)
     return f"{mark}{text}" if len(text) == 1 else f"{mark}({text})"

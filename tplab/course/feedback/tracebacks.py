@@ -1,4 +1,4 @@
-"""Shorten tracebacks and launcher reports to the learner's own lines of code."""
+"""Trim tracebacks and launcher reports down to the learner's own lines of code."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 def readable_report(report: str) -> str:
     """Remove tplab's and torch's stack frames from a launcher report, and hide the votes that ranks take in `observe`.
 
-    A rank that was voting has already returned from the learner's code, and that's what the report says about it.
+    If a rank was voting, it has already returned from the learner's code, and the shortened report says so.
     """
     lines: list[str] = []
     skip_source = False
@@ -42,7 +42,7 @@ def has_frames(report: str) -> bool:
 
 
 def readable_traceback(error: BaseException) -> str:
-    """Format an error and its traceback without tplab's and torch's frames. Name notebook cells like `launch` does."""
+    """Format an error and its traceback without tplab's and torch's frames. Notebook cells are named as in `launch`."""
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((HOUSE, _TORCH)):

@@ -1,8 +1,8 @@
 """Represent and display the result of a check, which is a `Verdict` if the answer passed and `CheckFailed` if not.
 
-Both have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). A verdict's text is the
-same in every run, so nbval can compare it. A failure lists the observations that differ, and then asks a question that
-points to the cause. An observation is a named value that a check compares, such as a gradient.
+Both classes have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). A verdict's
+text is the same in every run, so nbval can compare it. A failure lists the observations that differ, and then asks a
+question that points to the cause. An observation is a named value that a check compares, such as a gradient.
 """
 
 import re
@@ -108,10 +108,11 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an exercise that passed. A check returns `Verdict("a note")`, and `check()` fills in the rest.
+    """The verdict on an answer that passed its check.
 
-    The box also shows what the check `tried` and what comes `after` the exercise. All of the box's text must be the
-    same in every run, because nbval also compares the box with the one saved in the learner's notebook.
+    A check returns `Verdict("a note")`, and `check()` fills in the other fields. The box also shows what the check
+    `tried` and what comes `after` the exercise. All of the box's text must be the same in every run, because nbval also
+    compares the box with the one saved in the learner's notebook.
     """
 
     note: str = ""
@@ -139,12 +140,12 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
     """Raised when an exercise's check fails. `str()` gives the full explanation.
 
     headline: the exercise, the world size p, and the ranks that are wrong
-    rows:     table rows of the form (observations, ranks, how they differ)
+    rows:     table rows of the form (observations, ranks, description of the difference)
     right:    the observations that agree with the expected values
     report:   a traceback or the launcher's report, if the learner's code didn't run to completion
     question: a question that points to the cause
     footnote: how to repeat the check with the same inputs
-    exercise: the exercise's number, used to look up its hints
+    exercise: the exercise's number, for showing the exercise's hints
     """
 
     headline: str

@@ -1,9 +1,10 @@
 """Show a calm box instead of an error if a notebook page runs into an unwritten exercise, so that Run All continues.
 
-A stub raises NotImplementedError("exercise 5.1"). If the code doesn't run on a notebook page (but in `tplab check`,
-nbval, nbclient, or a script), the error fails the cell. If a check raised the error, IPython then prints the text of
-the box instead of a traceback (see `untraced`). In JupyterLab or VS Code, a failed cell would keep Run All from running
-the cells below it. That's why `watch()` makes a page's kernel do two things for a cell that waits for an exercise:
+A stub raises NotImplementedError("exercise 5.1"). If the code that calls the stub doesn't run on a notebook page (but
+in `tplab check`, nbval, nbclient, or a script), this error makes the code fail. If a check raised the error, IPython
+then prints the text of the box instead of a traceback (see `untraced`). In JupyterLab or VS Code, a failed cell would
+keep Run All from running the cells below it. That's why `watch()` makes a page's kernel do two things for a cell that
+waits for an exercise:
 
 1. It shows a box that names the exercise. A cell waits for an exercise if
    - it calls the exercise's stub, in this process or on a rank,
@@ -11,7 +12,8 @@ the cells below it. That's why `watch()` makes a page's kernel do two things for
    - it's a check that fails because the exercise's cell hasn't defined the answer yet.
 2. It reports the cell as successful, so that the page continues with the next cell.
 
-A wrong answer still fails, and Run All stops there, because the cells below would use that answer.
+The check of a wrong answer still fails, and Run All stops at that check, because the cells below would use the wrong
+answer.
 """
 
 import os
@@ -33,7 +35,7 @@ _CHECK = re.compile(rf"\s*check\(\s*[\"']({EXERCISE})[\"']")
 
 
 def on_page() -> bool:
-    """Return whether this kernel runs a page in JupyterLab, VS Code, or Colab, and not cells for nbval or nbclient."""
+    """Return True if this kernel runs a page in JupyterLab, VS Code, or Colab, but False in nbval and nbclient."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or getattr(shell, "kernel", None) is None or "PYTEST_CURRENT_TEST" in os.environ:
         return False  # nbval's kernel inherits JPY_SESSION_NAME when a cell runs `!pytest --nbval-lax`
@@ -59,7 +61,7 @@ class Watcher:
         self.source = ""  # the running cell's source
         self.failed = False  # whether the running cell has failed
         self.waits_for = ""  # the exercise that the running cell waits for, or ""
-        self.unmade: dict[str, str] = {}  # variable -> the exercise that the cell which defines it is waiting for
+        self.unmade: dict[str, str] = {}  # variable -> the exercise that the variable's cell is waiting for
         shell.set_custom_exc((Exception,), self.show)
         shell.events.register("pre_run_cell", self.begin)
         shell.events.register("post_run_cell", self.end)
@@ -91,7 +93,7 @@ class Watcher:
     def end(self, result: Any) -> None:
         """Record which variables a waiting cell failed to create, and let the page continue.
 
-        IPython calls this before the kernel tells the page whether the cell failed.
+        IPython calls this method before the kernel tells the page whether the cell failed.
         """
         if self.waits_for and result is not None:
             result.error_in_exec = None
@@ -106,7 +108,10 @@ _watcher: Watcher | None = None
 
 
 def asks_for(error: Exception) -> str:
-    """Return the number of the exercise whose stub was called, in this process or on a rank, or ""."""
+    """Return the number of the exercise whose stub raised the error, or "" if the error doesn't come from a stub.
+
+    The stub may have raised the error in this process or on a rank.
+    """
     kind, message = type(error).__name__, str(error)
     if isinstance(error, RankError):
         kind, message = error.cause_type, error.cause_message
@@ -115,7 +120,10 @@ def asks_for(error: Exception) -> str:
 
 
 def untraced(number: str, stub: NotImplementedError) -> None:
-    """If a check ran into a stub, have IPython print which exercise the check is waiting for instead of a traceback."""
+    """If a check ran into a stub, make IPython print a message instead of the stub's traceback.
+
+    The message says which exercise the check is waiting for.
+    """
     if asked := asks_for(stub):
         lines = list(told_by_check(number, asked))
         stub._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
@@ -129,7 +137,7 @@ def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
 
 
 def told_by_check(number: str, asked: str) -> tuple[str, str]:
-    """Return the two lines that the check of exercise `number` shows if it ran into the stub of exercise `asked`."""
+    """Return the two lines to show if the check of exercise `number` ran into the stub of exercise `asked`."""
     if number == asked:
         more = "Write your answer in the exercise's cell above, and run that cell. Then run this check."
         return f"Exercise {number} is waiting for you.", more
@@ -140,8 +148,8 @@ def told_by_check(number: str, asked: str) -> tuple[str, str]:
 def told(source: str, number: str, name: str, error: Exception) -> tuple[str, str]:
     """Return the message for a cell that waits for exercise `number`, as text and as HTML.
 
-    source: the cell's source. The cell may be the exercise's check
-    name:   the missing variable, if the cell failed with `error` because of it. It's "" if the cell called a stub
+    source: the source of the cell, which may contain the exercise's check
+    name:   the missing variable that made the cell fail with `error`, or "" if the cell called a stub
     """
     checked = _CHECK.match(source)
     hints = ""

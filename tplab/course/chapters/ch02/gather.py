@@ -1,6 +1,6 @@
 """The check for exercise 2.4, in which the learner fixes a gather along the last dimension.
 
-The check leaves out the twin that repeats each case on non-contiguous tensors, because they have cases of their own.
+The check leaves out the variant of each case with non-contiguous tensors, because separate cases cover such tensors.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def repaired_gather(gather_last_dim: Callable[[Tensor], Tensor]) -> checks.Verdi
     checks.check_cases(
         "2.4", gather_last_dim, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         world_sizes=(2, 4, 1), tol=0, crash=lambda case: NOT_CONTIGUOUS if case.gaps else None,
-        without={checks.Twin.STRIDED},  # non-contiguous tensors have cases of their own
+        without={checks.Twin.STRIDED},  # separate cases cover non-contiguous tensors
     )  # fmt: skip
     return checks.Verdict("Your function still calls all-gather only once, and every element is in the right place.")
 

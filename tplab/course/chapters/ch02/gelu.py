@@ -1,6 +1,7 @@
-"""The check for exercise 2.3: how much it matters whether GELU comes before or after the sum of a row split.
+"""The check for exercise 2.3, which asks how much it matters whether GELU comes before or after a row split's sum.
 
-Two of the inputs are twins of the first, with the same values in float32 or in a different memory layout.
+Two of the inputs are variants of the first input. These variants have the same values, either in float32 or in a
+different memory layout.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ IN = 8  # divisible by every p
 
 
 def gap(x: Tensor, a: Tensor, p: int, activation: Callable[[Tensor], Tensor] = gelu) -> Tensor:
-    """Return the GELU of the sum of the p terms minus the sum of their GELUs, as a signed difference [b, out]."""
+    """Return the GELU of the sum of the p terms, minus the sum of the terms' GELUs, as signed differences [b, out]."""
     products = [x_part @ a_part for x_part, a_part in zip(x.chunk(p, -1), a.chunk(p, 0), strict=True)]
     return activation(torch.stack(products).sum(0)) - torch.stack([activation(part) for part in products]).sum(0)
 

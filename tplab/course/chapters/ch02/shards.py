@@ -1,4 +1,4 @@
-"""The check for exercise 2.1, `shard` and `unshard`. Neither communicates, so the check runs them in this process."""
+"""The check for exercise 2.1 (`shard` and `unshard`). Neither function communicates, so the check launches no ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tplab.course import checks
 
-# Some shapes have a dimension that's divisible by p next to one that isn't, or a dimension of size p or less
+# Some shapes have another dimension that isn't divisible by p. Other shapes have a dimension whose size is at most p
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
 REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
 
@@ -90,7 +90,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
 
 
 def _even_cuts(p: int, dtype: torch.dtype, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
-    """Yield the full tensor, its p equal shards and the dimension, for each of CUTS that can be divided evenly by p."""
+    """For each item of CUTS that can be split into p equal shards, yield (full tensor, shards, dimension)."""
     generator = checks.fresh_generator()
     for shape, dim in CUTS:
         whole = torch.randn(*shape, generator=generator, dtype=dtype)

@@ -1,8 +1,8 @@
-"""The check for exercise 2.2, which is to compute Z = (X A) B with sharded weights and the least traffic.
+"""The check for exercise 2.2, in which the learner computes Z = (X A) B with sharded weights and the least traffic.
 
-In a ring all-gather or reduce-scatter, each rank sends (p-1)/p of a tensor's bytes. In an all-reduce, it sends twice as
-much. For each of the four ways to split A and B, this table shows how many elements the cheapest plan sends per row of
-X, without the factor (p-1)/p, and which collectives it needs:
+In a ring all-gather or reduce-scatter, each rank sends (p-1)/p of a tensor's bytes. In a ring all-reduce, each rank
+sends twice as much. For each of the four ways to split A and B, this table shows how many elements the cheapest plan
+sends per row of X, without the factor (p-1)/p, and which collectives this plan needs:
 
     column, row       2 out              all-reduce Z
     column, column    hidden + out       all-gather X A, then Z
@@ -93,7 +93,7 @@ def run(
 def as_all_reduce(traffic: checks.Traffic) -> checks.Traffic:
     """Replace a reduce-scatter and an all-gather of the same size with one all-reduce, which sends just as many bytes.
 
-    Any other traffic is returned unchanged.
+    Return any other traffic unchanged.
     """
     if sorted(call.kind for call in traffic) == ["all_gather", "reduce_scatter"]:
         whole = {call._replace(kind="all_reduce") for call in traffic}
@@ -121,7 +121,7 @@ def expect(
 
 
 def choice(choose: Choose, hidden: int, out: int) -> Splits:
-    """Return the learner's splits for these sizes. Fails the check if they're invalid or if others are cheaper."""
+    """Return the learner's splits for these sizes. The check fails if they're invalid or not the cheapest splits."""
     with checks.calling(f"choose_splits(hidden={hidden}, out={out})"):
         answer = choose(hidden, out)
     said: Any = tuple(answer) if isinstance(answer, (tuple, list)) else answer
@@ -160,7 +160,7 @@ def cheapest_chain(choose_splits: Choose, two_matmuls: Compute) -> checks.Verdic
 
 
 def only_traffic(differences: checks.Differences) -> bool:
-    """Return whether the values are right and only the traffic differs."""
+    """Return True if the values are right and only the traffic is wrong."""
     return differences.names == {"traffic"}
 
 

@@ -1,4 +1,4 @@
-"""The check for exercise 4.1, ColumnParallelLinear."""
+"""The check for exercise 4.1 (ColumnParallelLinear)."""
 
 from typing import Any
 

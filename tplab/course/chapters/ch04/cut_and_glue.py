@@ -1,7 +1,7 @@
 """The check for exercise 4.3, in which the learner splits a weight into shards and joins the shards again.
 
-The check runs in this process. Each case is repeated as its twins, which use float32 tensors, bfloat16 tensors
-and non-contiguous tensors.
+The check launches no ranks. It repeats each case with float32 tensors, with bfloat16 tensors, and with non-contiguous
+tensors. These variants of a case are called twins.
 """
 
 from collections.abc import Callable
@@ -155,7 +155,7 @@ CRASH = (
 
 
 def memory(mine: Any, full: Tensor) -> checks.Claim:
-    """Return the claim that a shard keeps only its own memory alive and shares none of it with the full tensor."""
+    """Return the claim that a shard keeps only its own memory alive and shares no memory with the full tensor."""
     if not isinstance(mine, Tensor):
         return checks.Claim("there is no tensor")
     kept, needed = mine.untyped_storage().nbytes(), mine.numel() * mine.element_size()

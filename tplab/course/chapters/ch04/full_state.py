@@ -1,7 +1,7 @@
-"""The check for exercise 4.5: load a full checkpoint into shards, and save a full checkpoint from shards.
+"""The check for exercise 4.5, in which a sharded model loads and saves a full checkpoint.
 
-The check repeats the case on two ranks as a twin. In the twin, both functions are also called on a second model, before
-and after the calls that the check observes.
+On two ranks, the check also runs a variant of the case (a twin). In this variant, the check calls both functions on a
+second model, too, before and after the calls that it observes.
 """
 
 import math
@@ -32,11 +32,11 @@ DEEP, FROZEN, TRANSPOSED = "block.part.weight", "block.part.frozen", "row.weight
 
 
 class SmallModel(nn.Module):
-    """A model with replicated parameters and with parameters that are sharded in various ways.
+    """A model with replicated parameters and parameters that are sharded in various ways.
 
-    Some parameters belong to nested modules. One parameter is frozen, and another is stored transposed on every other
-    rank, so it isn't contiguous there. The model also has two things that a checkpoint should skip: a buffer, and a
-    second name for one of its parameters.
+    Some parameters belong to nested modules. One parameter is frozen. On every other rank, another parameter is
+    transposed in memory, so it isn't contiguous. The model also has a buffer and a second name for one of the
+    parameters, and a checkpoint should skip both.
     """
 
     shapes: Mapping[str, tuple[tuple[int, ...], Sharding | None]] = {
@@ -88,7 +88,7 @@ def load_and_save(
     groups: Sequence[Sequence[int]] | None,
     twin: checks.Twin | None,
 ) -> list[checks.Observed]:
-    """Run `load` on one model, and `save` on another model that the check has filled. This runs on every rank."""
+    """On every rank, run `load` on one model and `save` on another model, and return the observations of both runs."""
     group = checks.make_group(groups)
     q = dist.get_world_size(group)
     mine = other[dist.get_rank()]
@@ -105,8 +105,8 @@ def see_loading(
 ) -> checks.Observed:
     """Load the full state into the model, and observe what `load` did.
 
-    If there's a second model, `between`, load other values into both models first, and into the second model again
-    afterward.
+    If there's a second model (`between`), load other values into both models first, and load them into the second model
+    once more afterward.
     """
     other = {name: value.flip(-1) * -0.75 for name, value in full.items()}
     for each in (model, between) if between else ():
@@ -129,7 +129,7 @@ def see_loading(
     seen[STILL_SHARDED] = checks.Claim(", ".join(lost) and f"lost by {', '.join(lost)}")
     seen[TRAINABLE] = checks.Claim(", ".join(flagged) and f"not {', '.join(flagged)}")
     seen["traffic"] = checks.traffic(section)
-    with torch.no_grad():  # training continues, which shouldn't change the dictionary
+    with torch.no_grad():  # as if training continued, which shouldn't change the dictionary
         for param in params.values():
             param.add_(1.0)
     seen["inputs unchanged"] = snapshot.changed()
@@ -146,10 +146,10 @@ def see_loading(
 def see_saving(
     save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Tensor], group: Any, between: nn.Module | None
 ) -> checks.Observed:
-    """Fill and save the model, and observe what `save` did.
+    """Copy the shards `mine` into the model's parameters, save the model, and observe what `save` did.
 
-    If there's a second model, `between`, save both models before the first one is filled, and save the second model
-    again afterward.
+    If there's a second model (`between`), save both models before any values are copied into the first model, and save
+    the second model again afterward.
     """
     for each in (model, between) if between else ():
         save(each, group)
@@ -178,7 +178,7 @@ def see_saving(
     seen["traffic"] = checks.traffic(section)
     seen["inputs unchanged"] = snapshot.changed()
     copies = {name: value.detach().clone() for name, value in tensors.items()}
-    with torch.no_grad():  # training continues, which shouldn't change the checkpoint
+    with torch.no_grad():  # as if training continued, which shouldn't change the checkpoint
         for param in model.parameters():
             param.add_(1.0)
     aliased = [name for name, value in tensors.items() if not torch.equal(value, copies[name])]
@@ -202,7 +202,7 @@ def check_load_and_save(
     groups: Sequence[Sequence[int]] | None,
     twin: checks.Twin | None = None,
 ) -> None:
-    """Run both functions in one launch, and then compare first what was loaded and then what was saved."""
+    """Run both functions in one launch. Then check the observations of `load` first, and those of `save` second."""
     generator = checks.fresh_generator()
     to_load = random_state(generator)
     to_save = [random_state(generator) for _ in groups or (0,)]  # each group saves a different model
@@ -248,14 +248,14 @@ def check_load_and_save(
 
 
 def gathers_on(place: checks.Place, names: Sequence[str]) -> checks.Traffic:
-    """Return the traffic of one all-gather per tensor, in that tensor's dtype. There's none if the rank is alone."""
+    """Return the traffic of one all-gather per tensor, in the tensor's dtype. A group with only one rank has none."""
     sizes = [(math.prod(SmallModel.shapes[name][0]), str(dtype_of(name)).removeprefix("torch.")) for name in names]
     calls = [checks.Call("all_gather", numel, dtype, place.ranks) for numel, dtype in sizes]
     return checks.Traffic(calls if place.size > 1 else ())
 
 
 def random_state(generator: torch.Generator) -> dict[str, Tensor]:
-    """Return a random full state. Its tensors have different dtypes, as in a model whose norms stay in float32."""
+    """Return a random full state whose tensors have different dtypes, as in a model whose norms stay in float32."""
     return {
         name: checks.random_tensor(generator, *sizes).to(dtype_of(name))
         for name, (sizes, _) in SmallModel.shapes.items()
@@ -267,7 +267,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
-    """Return the shards of a full state that belong to the rank at this place in its group."""
+    """Split a full state, and return the shards for the rank at this place in its process group."""
 
     def mine(value: Tensor, sharding: Sharding | None) -> Tensor:
         if sharding is None:

@@ -15,7 +15,7 @@ from tplab.course import checks
 from tplab.runtime import device
 from tplab.tensor.sharding import Sharding
 
-IN, OUT = 12, 8  # divisible by every p, and different, so that the check notices if they're mixed up
+IN, OUT = 12, 8  # divisible by every p, and different, so that the check notices if an answer mixes them up
 NO_TRAFFIC = "no traffic"
 NO_BIAS = "the correct output without the bias"
 BIAS_TWICE = "the correct output with the bias added twice"
@@ -28,7 +28,7 @@ ACCEPTED = "only the dimension that's split has to be divisible by p"
 
 @dataclass(frozen=True)
 class Built(checks.Case):
-    """One way to build a layer, and the shape and layout of its input."""
+    """A way to construct a layer, together with the shape and memory layout of the layer's input."""
 
     leading: tuple[int, ...] = (5,)
     bias: bool = True
@@ -48,7 +48,7 @@ class Built(checks.Case):
 
 
 class Problem(NamedTuple):
-    """The weights, input, output and gradients of a linear layer in a single process."""
+    """The weights, input, output and gradients of a linear layer that runs in a single process."""
 
     x: Tensor  # [..., i]
     weight: Tensor  # [o, i]
@@ -120,9 +120,10 @@ def shape(tensor: Any) -> str:
 
 
 def built_with(layer_class: Any, odd: tuple[int, int], fine: tuple[int, int]) -> list[checks.Observed]:
-    """Build two layers, each with a size that isn't divisible by p. This runs on every rank.
+    """On every rank, construct two layers that have a dimension whose size isn't divisible by p.
 
-    Only the first layer must raise ValueError, because only the first layer would have to split that size.
+    The first layer should raise ValueError, because it would have to split this dimension. The second layer should not
+    raise an error, because every rank keeps this dimension in full.
     """
     refused = accepted = ""
     try:
@@ -150,9 +151,9 @@ def check_layer(
     odd_question: checks.Question,
     fine: tuple[int, int],
 ) -> None:
-    """Check all cases, and then check that two ranks refuse a layer only if they can't split it evenly.
+    """Check all cases, and then check that two ranks reject a layer only if they can't split it evenly.
 
-    `odd` and `fine` are pairs of input and output features. The ranks must refuse `odd` but accept `fine`.
+    `odd` and `fine` are (input features, output features) pairs. The ranks must reject `odd` but accept `fine`.
     """
 
     def in_group(case: Built) -> str | None:

@@ -1,6 +1,6 @@
-"""The check for exercise 4.4, in which a shard takes its initial values from a master weight of the full shape.
+"""The check for exercise 4.4, in which a shard takes its initial values from a master weight with the full shape.
 
-The check leaves out the twin that repeats each case in bfloat16.
+The check leaves out the bfloat16 variant of each case, because some correct answers draw bfloat16 weights in float32.
 """
 
 import gc
@@ -20,7 +20,7 @@ from tplab.tensor.sharding import Sharding, shard
 
 @dataclass(frozen=True)
 class Weight:
-    """A layer's weight [o, i], its sharding, and the method that draws its initial values."""
+    """A layer's weight, given by its full shape [o, i], its sharding, and the method that draws its initial values."""
 
     full_shape: tuple[int, int]
     sharding: Sharding
@@ -60,7 +60,7 @@ AT_SHARD_SHAPE = "values drawn in the shape of the shard"
 
 @dataclass(frozen=True)
 class Drawn(checks.Case):
-    """A case in which all weights are drawn one after another from a single seed."""
+    """A case in which the answer initializes all weights one after another, after the check has set the seed once."""
 
     def describe(self, name: str) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} parameters" + "," * bool(self.groups)
@@ -70,7 +70,7 @@ CASES = (Drawn(), Drawn(groups=checks.GROUPS))
 
 
 class Problem(NamedTuple):
-    """The values that a single process draws from `seed`."""
+    """The values that a single process draws after setting `seed`."""
 
     seed: int
     masters: dict[str, Tensor]  # the full weights
@@ -100,7 +100,7 @@ def give(case: Drawn, problem: Problem, place: checks.Place) -> int:
 
 
 def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.Observed:
-    """Initialize all weights, and observe the result. This runs on every rank.
+    """On every rank, initialize all weights with the learner's function, and observe the result.
 
     The weights are on the CPU, because the check also compares the next random number of the CPU's generator.
     """
@@ -133,7 +133,7 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
     seen[TRAINABLE] = checks.Claim("" if trainable else "one of them is not")
     seen["traffic"] = checks.traffic(section)
     gc.collect()
-    # after a collective, full weights aren't counted, because a collective may keep its tensor in memory
+    # don't count full weights after a collective, because a collective may keep its tensor in memory
     alive = 0 if seen["traffic"] else sum(not master.expired() for master in masters)
     seen[FREED] = checks.Claim(f"{alive} of {len(masters)} full weights are still in memory" if alive else "")
     return seen | watch.claims({"the master weight": on_the_cpu})

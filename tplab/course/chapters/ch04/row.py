@@ -1,4 +1,4 @@
-"""The check for exercise 4.2, RowParallelLinear."""
+"""The check for exercise 4.2 (RowParallelLinear)."""
 
 from typing import Any
 

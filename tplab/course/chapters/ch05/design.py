@@ -1,7 +1,7 @@
-"""The check for exercise 5.1: a sharded MLP with the correct output, correct gradients and the least traffic.
+"""The check for exercise 5.1, in which the learner writes a sharded MLP with the least traffic.
 
 A token has h elements in x and m elements between the two matmuls. This table shows how many elements per token each
-design sends with the four operators of chapter 03, forward and backward together:
+design sends in the forward and backward passes together, if it uses the four operators of chapter 03:
 
     A by columns, B by rows      2 h          f before A, g after B
     A by columns, B by columns   2 h + 2 m    f, gather; f, gather
@@ -100,7 +100,7 @@ def _terms(x: Tensor, a: Tensor, size: int) -> list[Tensor]:
 
 
 def _own_dx(problem: Problem, place: checks.Place) -> Tensor:
-    """Return this rank's term of the gradient of x, which flows through its columns of A and its rows of B."""
+    """Return the part of x's gradient that flows through this rank's columns of A and this rank's rows of B."""
     x = problem.x.clone().requires_grad_()
     out = F.gelu(x @ place.part(problem.a, 1)) @ place.part(problem.b, 0)
     (dx,) = torch.autograd.grad(out, x, problem.dy)
@@ -108,7 +108,7 @@ def _own_dx(problem: Problem, place: checks.Place) -> Tensor:
 
 
 def chosen(choose: Callable[[], Splits]) -> Splits:
-    """Return the learner's splits. Fails the check unless both of them are one of the two allowed words."""
+    """Return the learner's splits. The check fails unless each of the two splits is one of the two allowed words."""
     with checks.calling("mlp_splits()"):
         answer = choose()
     if not isinstance(answer, (tuple, list)) or len(answer) != 2 or any(word not in DIM for word in answer):

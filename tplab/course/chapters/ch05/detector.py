@@ -1,4 +1,7 @@
-"""The check for exercise 5.3: a detector for replicated parameters that drift apart."""
+"""The check for exercise 5.3, in which the learner writes a detector for replicated parameters that drift apart.
+
+A scene describes how a model's parameters differ between ranks. The check runs the detector in every scene.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,8 +16,8 @@ from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 
 NO_SHARD_SENT = "no shard is sent"
-NOT_FINITE = "nan or inf"  # the check records this if the drift is either of them
-SHARDED_NUMEL = 77  # no other parameter has this many elements, so a collective on a shard can be recognized
+NOT_FINITE = "nan or inf"  # the check records this text if the drift is NaN or infinite
+SHARDED_NUMEL = 77  # no other parameter has this many elements, so the check can recognize a collective on a shard
 CANCEL = "the differences cancel in the sum"
 CANCEL_IN_COLUMN = "the differences cancel within a column"
 FROZEN = "one element of a frozen parameter differs"
@@ -36,7 +39,7 @@ class Part(nn.Module):
 
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-Offsets = dict[str, Sequence[float]]  # {parameter: offsets of its last element, one per rank in the group}
+Offsets = dict[str, Sequence[float]]  # {parameter: offsets of its last element on each rank in the group}
 
 SCENES: dict[str, Offsets] = {
     "equal replicas": {},
@@ -62,12 +65,15 @@ SCENES: dict[str, Offsets] = {
 
 
 def offsets_on(scene: Offsets, q: int) -> Offsets:
-    """Reduce a scene to q ranks. If the last of them has no offset, it gets the offset of the scene's fourth rank."""
+    """Select the offsets for a group of q ranks from a scene, which lists the parameters' offsets on four ranks.
+
+    If the last rank in the group would have no offset, use the offset of the fourth rank.
+    """
     return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scene.items()}
 
 
 def right_drift(scene: Offsets) -> float | str:
-    """Return the drift that the detector should report for a scene from `offsets_on`, as a float or NOT_FINITE."""
+    """Return the drift, a float or NOT_FINITE, that the detector should report for the offsets in `scene`."""
     replicated = [values for name, values in scene.items() if "shard" not in name]
     if any(math.isnan(value) for values in replicated for value in values):
         return NOT_FINITE
@@ -75,7 +81,7 @@ def right_drift(scene: Offsets) -> float | str:
 
 
 def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[checks.Observed]:
-    """Run the detector in every scene and observe what it reports. This runs on every rank."""
+    """On every rank, run the detector on a model for each scene, and observe what the detector reports."""
     group = checks.make_group(groups)
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
@@ -83,14 +89,14 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
         dtype = next((dtype for name, dtype in DTYPES.items() if name in note), torch.float64)
         model = Part(dtype)
         model.add_module("inner", Part(dtype))
-        generator = torch.Generator().manual_seed(seed)  # the same within a group, but not in the other group
+        generator = torch.Generator().manual_seed(seed)  # draws the same values on every rank
         params = dict(model.named_parameters())
         params["second"].requires_grad_(note != FROZEN)
         with torch.no_grad():
             for param in params.values():
                 start = torch.randint(-64, 65, param.shape, generator=generator).double() / 8
                 start += 16 * (note == FINE)  # so that no element is near zero
-                param.copy_(start + (dist.get_rank() % 2 if groups else 0))
+                param.copy_(start + (dist.get_rank() % 2 if groups else 0))  # the two groups have different values
             if note == AGAIN:
                 params["first"].data[0] += rank
                 detect(model, group)
@@ -115,7 +121,7 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
 
 
 def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
-    """Run the detector on a module whose only parameter is sharded. This runs on every rank."""
+    """On every rank, run the detector on a module whose only parameter is sharded."""
     model = nn.Module()
     model.shard = Part().shard
     with checks.called_as("replica_drift(module without replicated parameters)"):
@@ -137,7 +143,7 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
             whose, note = (checks.ask_about_group(WHOSE_GROUP), checks.IN_GROUPS) if groups else (None, "")
             seen = checks.run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
             runs.append((p, groups, seen))
-    for nan in (False, True):  # the scenes without NaN come first, because every detector must handle them
+    for nan in (False, True):  # check the scenes without NaN first, because every detector must handle these scenes
         for p, groups, seen in runs:
             q = len(checks.member_of(p, groups)[0][1])
             for i, (note, scene) in enumerate(SCENES.items()):
@@ -160,7 +166,7 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
 
 
 def detector_questions(note: str, drifts: list[Any], right: float | str) -> list[checks.Question]:
-    """Return the questions about a wrong drift in one scene, depending on what the ranks returned."""
+    """Return the questions to ask if the detector reports a wrong drift, depending on the scene and on the drifts."""
     rules = [
         (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
         (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),

@@ -1,7 +1,7 @@
 """The checks for exercises 5.2 (ParallelMLP) and 5.4 (a gated MLP).
 
 Each MLP loads its shards from a full checkpoint, according to the sharding of its parameters. The checks compare the
-MLP with plain PyTorch, which runs in float64 in a single process.
+MLP with a plain PyTorch version that runs in float64 in a single process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ BIAS_P_TIMES = "the correct output with the final bias added p times"
 
 @dataclass(frozen=True)
 class Built(checks.Case):
-    """One way to build an MLP, and the shape and layout of its input."""
+    """A way to construct an MLP, together with the shape and memory layout of the MLP's input."""
 
     leading: tuple[int, ...] = (5,)
     bias: bool = True
@@ -113,7 +113,7 @@ GATED = Kind(
 
 
 class Problem(NamedTuple):
-    """The weights, input, output and gradients of an MLP in a single process."""
+    """The weights, input, output and gradients of an MLP that runs in a single process."""
 
     x: Tensor  # [..., h]
     full: dict[str, Tensor]  # the unsharded weights A, a, B and c
@@ -141,7 +141,7 @@ def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, T
 
 
 def shards(kind: Kind, values: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
-    """Return the shards of the weights, or of their gradients, that belong to the rank at this place in its group."""
+    """For the rank at this place in its group, return the shards of the weights or of the weights' gradients."""
     cuts = {"A": Sharding(0, kind.blocks), "a": Sharding(0, kind.blocks), "B": Sharding(1)}
 
     def mine(value: Tensor, cut: Sharding | None) -> Tensor:
@@ -213,7 +213,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[check
 
 
 def default_size(mlp_class: Any) -> checks.Observed:
-    """Observe an MLP with default options, built right after a narrow MLP in float64. This runs on every rank."""
+    """On every rank, construct a narrow MLP in float64 and then an MLP with default options, and observe both."""
     narrow, usual = mlp_class(HIDDEN, NARROW, dtype=torch.float64), mlp_class(HIDDEN)
     return {
         "parameters": shapes(dict(usual.named_parameters())),
