@@ -559,7 +559,7 @@ def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> boo
 check("1.5", careful_step)
 
 # %% [markdown]
-# Come back to this table when a program of yours hangs or returns wrong sums.
+# Come back to the next table when a program of yours hangs or returns wrong sums.
 
 # %%
 symptoms(1)

@@ -65,7 +65,7 @@ viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind
 
 # %% [markdown]
 # **Predict.** $X$ has the shape `[512, 1024]`, $A$ has the shape `[1024, 4096]`, and both are in float32. How many MiB of
-# weights does each of the 4 ranks store? Before any communication, how many MiB does each rank's *result* take up with a column split? How many
+# weights does each of the 4 ranks store? With a column split, how many MiB does each rank's *result* take up before any communication? How many
 # MiB does the result take up with a row split? (A MiB is 1024 · 1024 bytes.)
 
 # %% predict="2.a"

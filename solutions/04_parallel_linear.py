@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · Parallel linear layers
 #
-# Every tensor-parallel model you'll ever meet, from a GPT that trains on thousands of GPUs to a Llama that answers questions on two, is built from the same two layers. In this chapter, you'll write both layers yourself. Then you'll be able to replace an `nn.Linear` with a parallel layer, and the rest of the model won't notice. The outputs, the gradients, and even the checkpoint will stay the same.
+# Whether it's a GPT that trains on thousands of GPUs or a Llama that answers questions on two, most of the weights in a tensor-parallel model belong to one of two layers. In this chapter, you'll write both layers yourself. Then you'll be able to replace an `nn.Linear` with a parallel layer, and the rest of the model won't notice. The outputs, the gradients, and even the checkpoint will stay the same.
 #
 # You need chapters 02 and 03. About 75 minutes, plus 10 minutes for an optional section.
 
@@ -87,8 +87,8 @@ class ColumnParallelLinear(nn.Module):
     """Y = X A + b, with the columns of A split over the ranks of `group`.
 
     x [.., in], the same on every rank -> this rank's slice of Y, [.., out/p], or with `gather_output` all of Y, [.., out].
-    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None. The bias is
-    always this rank's slice, so if the output is gathered, too, the caller can't simply add the two.
+    With `skip_bias_add`, return the pair (output without the bias, self.bias), even if self.bias is None. With both
+    options, the output is full but the bias is still a slice.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class RowParallelLinear(nn.Module):
 check("4.2", RowParallelLinear)
 
 # %% [markdown]
-# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer, which multiplies X by A, runs its forward pass (in blue) and its backward pass (in red). Then the row-parallel layer, which multiplies Y by B, does the same.
+# The animation below shows both layers on two ranks, with the options `gather_output=True` and `input_is_parallel=False`. First, the column-parallel layer runs its forward pass (in blue) and its backward pass (in red). Then the row-parallel layer does the same. (Here, the row-parallel layer's input is called Y, its weight is B, and its output is Z.)
 #
 # ![In a column-parallel layer, an all-gather collects the output in the forward pass, and f all-reduces the input's gradient in the backward pass. In a row-parallel layer, g all-reduces the output in the forward pass, and an all-gather collects the input's gradient in the backward pass.](pictures/layers.svg)
 #
@@ -258,7 +258,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# All five losses fall! `RankZero` even follows the correct curve exactly. `EveryRank` learns the bias too fast, and `Divided` learns it too slowly. But both curves look healthy, and in a real training run, you don't have a correct curve to compare them with. So let's do what you'd do after any training run, and save the model. Then a single process loads the checkpoint. It needs the weight shards of both ranks, but only one rank's bias, because the bias is replicated.
+# All five losses fall! `RankZero` even follows the correct curve exactly, and `EveryRank` ends with the lowest loss of all. Only `Divided` is a bit slow. In a real training run, you don't have a correct curve to compare them with, and all of these curves look healthy. So let's do what you'd do after any training run, and save the model. Then a single process loads the checkpoint. It needs the weight shards of both ranks, but only one rank's bias, because the bias is replicated.
 
 
 # %%
@@ -277,7 +277,7 @@ viz.table(
 )
 
 # %% [markdown]
-# `EveryRank` learned only half of the true bias, because each of the two ranks adds its own copy. On two ranks, these two halves add up to the true bias, but the checkpoint is wrong for any other number of ranks. The bias of `Divided` is further from its true value than the bias of your layer. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
+# In `EveryRank`, each rank's copy stopped at half of the true bias, because two copies are added to the output. So the layer still works on two ranks, but a single process adds the bias only once. The bias of `Divided` is further from its true value than the bias of your layer, because it learns more slowly. `RankZero` is the sneakiest, because its outputs, its losses, and its learning speed are all
 # correct. But rank 1's bias never received a gradient, so that bias is still zero. Whether the checkpoint works depends on which rank saved it.
 #
 # That's why the check uses a nonzero bias and looks at the bias's gradient on *every* rank.
@@ -286,7 +286,7 @@ viz.table(
 #
 # Suppose you want to save a model, load a checkpoint, or just count parameters. For each parameter, your code has to know whether the parameter is a full tensor or a shard and, if it's a shard, how the full tensor was split. That's what the attribute `param.tensor_parallel = Sharding(dim, stride)` is for. A parameter without this attribute is replicated.
 #
-# `dim` is the dimension that was split. To see what `stride` is for, take a model that computes `gate(x) * up(x)` with two linear layers. Such layers are often stored as one **fused** weight `[gate; up]`, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose this weight has eight rows, so that rows 0 to 3 belong to `gate`, and rows 4 to 7 belong to `up`. To multiply matching outputs, each rank needs the *same* rows from both layers. The `stride` is the
+# `dim` is the dimension that was split. To see what `stride` is for, take a model that computes `gate(x) * up(x)` with two linear layers. Such layers are often stored as one **fused** weight `[gate; up]`, with one layer's rows below the other's, because one large matmul is faster than two small ones. Suppose this weight has eight rows, so that rows 0 to 3 belong to `gate`, and rows 4 to 7 belong to `up`. To multiply matching outputs, a rank that has row 0 of `gate` also needs row 0 of `up`, which is row 4 of the weight. The `stride` is the
 # number of blocks in the weight, here 2. (It has nothing to do with a tensor's strides in memory.) Here's what two ranks get if you split this weight as one block or as two blocks:
 
 # %%
@@ -434,10 +434,10 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 # ## From a checkpoint to shards, and back
 #
 # Next, you'll move a model from a single process to `p` ranks, and you'll save a checkpoint that any other number of ranks can load. Every parameter carries its own `tensor_parallel` attribute, so one function for loading and one for saving are enough for every module in this course. In PyTorch, a dictionary that maps parameter names to tensors is called a **state dict**. In a *full* state
-# dict, all tensors are unsharded, just as they would be in a single process.
+# dict, all tensors are unsharded. Ours contains only the parameters.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
-# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns the full tensors. Saving takes one all-gather per sharded parameter and no communication at all for a replicated one. Both functions should work for the parameters of any module, including one that contains other modules. A parameter may be stored non-contiguously, as a transposed matrix is, but collectives need contiguous tensors. (Like `named_parameters()`, your functions skip buffers, and a parameter with two names appears only once.)
+# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns the full tensors. Saving takes one all-gather per sharded parameter and no communication at all for a replicated one. Both functions should work for the parameters of any module, including one that contains other modules. A parameter may be stored non-contiguously, as a transposed matrix is, but collectives need contiguous tensors. (As in `named_parameters()`, there are no buffers, and a parameter with two names appears only once.)
 
 
 # %% exercise="4.5"
@@ -509,6 +509,12 @@ viz.table(
 )
 
 # %% [markdown]
+# Come back to the next table when one of your parallel layers returns wrong values or doesn't train correctly.
+
+# %%
+symptoms(4)
+
+# %% [markdown]
 # ## Measure it, and compare it with PyTorch (optional)
 #
 # How much do the two layers communicate? For every variant of the layers, we trace one forward and one backward pass. Then we check the message sizes against a formula. The input has $b \cdot s$ tokens with $i$ features each. The output has $o$ features per token, and every element takes four bytes. The last column shows how many bytes each rank sends in a ring, as in chapter 02.
@@ -546,7 +552,7 @@ for layer_class, options, *expected in variants:
 viz.table(table, title=f"message sizes in bytes, p = 4, 4·b·s·i = {4 * b * s * i}, 4·b·s·o = {4 * b * s * o}")
 
 # %% [markdown]
-# `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. The messages of the two expensive variants have the same sizes. But here, the output is larger than the input, so the row-parallel layer sends more bytes in total, because it all-reduces the larger message.
+# `p` doesn't appear in the formulas, so adding ranks shrinks the weight shards but not the messages. Each layer comes in two variants. The cheap variant communicates in only one of the two passes, and the expensive variant communicates in both. Each of the two expensive variants sends one large and one small message. In a ring, an all-reduce costs twice as much as an all-gather of the same size, and here, the row-parallel layer all-reduces the larger message. That's why this layer sends more bytes in total.
 
 # %% [markdown]
 # Does your layer compute the same thing as PyTorch's own parallel layer? Let's run the two layers with the same weights, the same input, and the same upstream gradient.
@@ -575,17 +581,11 @@ compared = launch(against_dtensor, 2, args=(dict(trained.state_dict()), x, torch
 print(f"largest differences: {compared[0]} in the output, {compared[1]} in the input's gradient")
 
 # %% [markdown]
-# Come back to this table when one of your parallel layers returns wrong values or doesn't train correctly.
-
-# %%
-symptoms(4)
-
-# %% [markdown]
 # ## In the wild
 #
 # <details><summary>Going deeper: Megatron-Core, DTensor, inference engines, and copies that forget</summary>
 #
-# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return a pair, the output and the bias. Without `skip_bias_add`, the second element is `None`. Like your function, `_initialize_affine_weight_cpu` draws the full weight and keeps one shard.
+# - **Megatron-Core** uses the names `ColumnParallelLinear` and `RowParallelLinear` as well. Both layers are in `megatron/core/tensor_parallel/layers.py`, and they have the options you already know. Megatron's layers always return two values, the output and the bias. Without `skip_bias_add`, the second element is `None`. Like your function, `_initialize_affine_weight_cpu` draws the full weight and keeps one shard.
 #   `_initialize_affine_weight_gpu` draws each shard directly, using a different random generator on each rank. Instead of our single attribute `tensor_parallel`, Megatron uses three: `tensor_model_parallel`, `partition_dim`, and `partition_stride`.
 #   Megatron used to keep its process groups in a global module. We pass `group` as an argument instead, so that two models with different layouts can live in one process.
 # - **PyTorch's** `parallelize_module` turns a weight into a `DTensor`, which is a tensor that knows its own layout. `ColwiseParallel` means `Shard(0)`, `RowwiseParallel` means `Shard(1)`, and a row-parallel layer's bias is `Replicate()`. Before the all-reduce, the layer's output has the layout `Partial()`.
@@ -597,7 +597,7 @@ symptoms(4)
 #
 # ## Your library so far
 #
-# Your library now contains the two layers that all later layers are built from, and it can load and save ordinary checkpoints.
+# Your library now contains the two layers that most later layers are built from, and it can load and save ordinary checkpoints.
 
 # %%
 from tplab.course import library

@@ -372,7 +372,7 @@ def replica_drift(module, group=None):
 # %% [markdown] hints="5.3"
 # 1. There are `p` values for each element, one per rank. The largest difference between any two of these values is the maximum minus the minimum. Since `dist.all_reduce` overwrites its argument, what should you pass instead of the parameter itself?
 # 2. For each parameter without `tensor_parallel`, all-reduce one detached copy with `MAX` and a second copy with `MIN`, and take `(largest - smallest).max().item()`. After the loop, return the largest difference over all parameters. What value could you put in place of each NaN before the all-reduces?
-# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. If an element is NaN on only some of the ranks, its maximum is infinite and its minimum is a number, so the difference between the maximum and the minimum is `inf`. If an element is NaN on every rank, its maximum and its minimum are both infinite, and the difference between the two is `nan`. Start with the list `[0.0]`, append each parameter's difference to the list, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
+# 3. Use `torch.where(param.isnan(), torch.inf, param.detach())` to make a copy in which every NaN is replaced with infinity. If an element is NaN on only some of the ranks, its maximum is infinite and its minimum is a number, so the difference between the maximum and the minimum is `inf`. If an element is NaN on every rank, it's replaced everywhere, so its maximum and its minimum are both infinite, and the difference between the two is `nan`. Start with the list `[0.0]`, append each parameter's difference to the list, and return `torch.tensor(differences, dtype=torch.float64).max().item()`.
 
 # %% check="5.3"
 check("5.3", replica_drift)
@@ -417,7 +417,7 @@ viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't s
 #
 # $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
 #
-# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. With the fused weight, a single matmul and a single call of f are enough. The inference engine xLLM had a bug in this fused layer until pull request 1616 fixed it. Here's the same mistake in our own layers:
+# The *gate* $XG$ and the *up* projection $XU$ are multiplied elementwise. Both projections read the same $X$, so they're usually stored as one fused weight `[gate; up]`. With the fused weight, a single matmul and a single call to f are enough. The inference engine xLLM had a bug in this fused layer until pull request 1616 fixed it. Here's the same mistake in our own layers:
 
 
 # %%

@@ -8,7 +8,7 @@ PREDICTIONS = {
         "weights does each of the 4 ranks store? With a column split, how many MiB does each rank's result take up? "
         "How many MiB does the result take up with a row split?",
         answer={"weights": 4, "column_result": 2, "row_result": 8},
-        why="A takes up 1024 · 4096 · 4 bytes, or 16 MiB, and each rank stores a quarter of A with either split. Y "
+        why="A takes up 1024 · 4096 · 4 bytes, or 16 MiB, and with either split, each rank stores a quarter of A. Y "
         "takes up 512 · 4096 · 4 bytes, or 8 MiB. With a column split, each rank gets a quarter of the columns "
         "of Y. With a row split, each rank gets a partial sum for every entry of Y, so its result is as large "
         "as Y.",

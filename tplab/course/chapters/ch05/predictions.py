@@ -92,13 +92,13 @@ PREDICTIONS = {
             "only rows 0 to 7.",
             "row_0_meets": (
                 "Rank 0 has rows 0 to 7, and `chunk(2)` splits the features from these rows into two halves. Which "
-                "row computes the first feature of the second half?"
+                "row of the weight produces the first feature of the second half?"
             ),
             ("row_8_meets", 0): "The feature from row 8 should be multiplied by the feature from row 0, but rank 1 has "
             "only rows 8 to 15.",
             "row_8_meets": (
                 "Rank 1 has rows 8 to 15, and `chunk(2)` splits the features from these rows into two halves. "
-                "Which row computes the first feature of the second half?"
+                "Which row of the weight produces the first feature of the second half?"
             ),
         },
     ),
