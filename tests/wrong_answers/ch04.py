@@ -80,7 +80,7 @@ COLUMN_ANSWERS = [
     ("transposed weight, as in the papers", column(swap(COLUMN, "self.weight", "self.weight.T"), ("(divide(out_features, world_size), in_features)", "(in_features, divide(out_features, world_size))")), "`weight` has the shape [output features, input features]"),
     ("every rank holds the whole weight and slices the output", column("rank, p = dist.get_rank(self.group), dist.get_world_size(self.group)\n" + swap_all(LOCAL, ("F.linear(x", f"F.linear({APPLY_F}"), ("self.bias)\n", "self.bias).chunk(p, -1)[rank]\n")), ("divide(out_features, world_size)", "out_features")), "How many input features and how many output features does each rank keep"),
     ("drops what does not divide", column(COLUMN, ("divide(out_features, world_size)", "out_features // world_size")), "silently dropped"),
-    ("refuses with an assert", column(COLUMN, ("self.group = group\n", "self.group = group\n        assert out_features % dist.get_world_size(group) == 0\n")), "it raised AssertionError instead of ValueError"),
+    ("refuses with an assert", column(COLUMN, ("self.group = group\n", "self.group = group\n        assert out_features % dist.get_world_size(group) == 0\n")), "it raised AssertionError instead of"),
     ("detaches the input", column("x = x.detach()\n" + COLUMN), "No gradient reaches the input"),
     ("uses weight.data", column(swap(COLUMN, "self.weight", "self.weight.data")), "No gradient reaches the weight"),
     ("writes into the input", column("x.data.mul_(2)\n" + swap_all(COLUMN, (F_LINE, ""), ("F.linear(x", "F.linear(copy_to_region(x / 2, self.group) * 2 / 2"))), "The caller still needs the tensors"),

@@ -185,7 +185,7 @@ def column_parallel_linear(layer_class: Any) -> checks.Verdict:
         odd_question=checks.Question(
             lambda d: True,
             "With 9 output features on 2 ranks, each rank would keep 4 features, and one feature would be silently "
-            "dropped. Which function raises an error in this case?",
+            "dropped. Which function raises a ValueError in this case?",
         ),
     )
     return checks.Verdict(
