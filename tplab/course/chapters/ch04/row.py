@@ -210,7 +210,7 @@ def row_parallel_linear(layer_class: Any) -> checks.Verdict:
         odd_question=checks.Question(
             lambda d: True,
             "With 13 input features on 2 ranks, each rank would keep 6 features, and one feature would be silently "
-            "dropped. Which function raises an error in this case?",
+            "dropped. Which function raises a ValueError in this case?",
         ),
     )
     return checks.Verdict(
