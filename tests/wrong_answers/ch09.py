@@ -41,7 +41,7 @@ FIRST_VALUES = [
     ("uniform numbers", shard(swap(SHARD, ".normal_(0.0, std,", ".uniform_(-std, std,")), "the distribution, normal with mean 0"),
     ("seed times rank", shard(swap(SHARD, "seed + rank", "seed * rank")), "the generator's seed, `seed + rank`"),
     ("the generator is kept for the next call", "GENERATORS = {}\n" + shard(swap(SHARD, "generator = torch.Generator().manual_seed(seed + rank)", "generator = GENERATORS.setdefault((seed, rank), torch.Generator().manual_seed(seed + rank))")), "a random generator whose state has changed"),
-    ("returns nothing", shard(swap(SHARD, "return ", "")), "does every path through the function"),
+    ("returns nothing", shard(swap(SHARD, "return ", "")), "Does every path through the function"),
 ]  # fmt: skip
 
 

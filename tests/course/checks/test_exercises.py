@@ -205,7 +205,7 @@ WRONG = [
     ),
     (
         returns_nothing,
-        ["p = 1", "None: does every path", "dx, dW, db, backward traffic", "What should your function return"],
+        ["p = 1", "got None. Does every path", "dx, dW, db, backward traffic", "What should your function return"],
     ),
     (returns_nothing_on_rank_1, ["out", "rank 1", "return a value", "not run"]),
     (returns_a_pair, ["got a tuple of 2 (tensor [3, 4], tensor [4]), expected a tensor"]),

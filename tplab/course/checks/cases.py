@@ -1,8 +1,8 @@
-"""`check_cases` runs an answer in many cases, on 1, 2 and 4 ranks and in process groups, and checks the results.
+"""`check_cases` runs an answer on many test cases, on 1, 2, and 4 ranks and in process groups, and checks the results.
 
 A case is one way to construct the learner's module or call their function. A check consists of its cases and the four
-functions below, and `check_cases` does the rest. In particular, `check_cases` compares the observations, which are the
-named values that the check records on each rank, with the expected values.
+functions below, and `check_cases` does the rest. In particular, `check_cases` compares each rank's observations with
+the expected values. An observation is a named value that a check records on a rank, such as "dx".
 
     draw    (case, generator, size)        creates the full problem, such as random tensors, for a group of `size` ranks
     give    (case, problem, place)         returns the part of the problem that the rank at this place receives
@@ -10,9 +10,10 @@ named values that the check records on each rank, with the expected values.
     expect  (case, problem, place)         computes the expected values for the rank at this place, usually with plain
                                            PyTorch, and the values that common mistakes would produce
 
-The first case has its own launch, because this gives the clearest error message. The other cases share a second launch.
-On two ranks, the second launch also runs several variants of every case (its twins). Each of these variants changes one
-condition (see `twins`). For example, a variant may use bfloat16, run under no_grad, or use non-contiguous tensors.
+The first case gets its own launch, because that produces the clearest error message. The other cases share a second
+launch. On two ranks, the second launch also runs several variants of every case (its twins). Each of these variants
+changes one condition (see `twins`). For example, a variant may use bfloat16, run under no_grad, or use non-contiguous
+tensors.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -50,9 +51,9 @@ Mistakes = dict[str, dict[str, Any]]  # {observation: {description of the mistak
 class Case:
     """One way to construct the learner's module or call their function.
 
-    groups: the ranks in each process group, for a case on four ranks. None means the default group of all ranks
+    groups: the ranks in each process group, or None for the default group, which contains all ranks.
     twin:   the condition that a variant of the case changes, or None for the original case. `check_cases` sets this
-            field when it creates the variants, which are called twins
+            field when it creates the variants, which are called twins.
     """
 
     groups: Groups | None = None
@@ -60,7 +61,7 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which a check's `run` function should create modules and tensors for this case."""
+        """The dtype that a check's `run` function should use for the modules and tensors it creates for this case."""
         return twins.dtype_of(self.twin)
 
     def describe(self, name: str) -> str:
@@ -72,11 +73,11 @@ class Case:
 class Place:
     """The position of a rank in its process group.
 
-    index:      the rank's position in `ranks`
-    ranks:      all ranks in the process group
-    world_size: the number of ranks in all groups together
+    index:      the rank's position in `ranks`.
+    ranks:      all ranks in the process group.
+    world_size: the total number of ranks across all groups.
     observed:   the observations of each rank in `ranks`. Only `expect` receives these observations, because the
-                expected values may depend on the dropout masks that the ranks drew
+                expected values may depend on the dropout masks that the ranks drew.
     """
 
     index: int
@@ -91,7 +92,8 @@ class Place:
     def traffic(self, *calls: tuple[str, int]) -> Traffic:
         """Return the traffic that a check expects on each rank of this group, as in `traffic(("all_reduce", 96))`.
 
-        The number in each pair is the collective's number of elements. A group with only one rank generates no traffic.
+        The number in each pair is the number of elements in the collective's message. A group with only one rank
+        generates no traffic.
         """
         return Traffic.expected(self.world_size, *calls, group=self.ranks)
 
@@ -131,25 +133,25 @@ def check_cases(
     """Run every case at each world size, and raise CheckFailed for the first case with a wrong result.
 
     cases:        instances of subclasses of `Case`, or a function that takes a world size and returns such instances.
-                  Cases with process groups run only on four ranks
+                  Cases with process groups run only on four ranks.
     questions:    a sequence of questions, or a function that takes a case and the observations of all ranks and returns
-                  such a sequence. The check asks the first question that fits
+                  such a sequence. The check asks the first question that fits.
     crash:        the question to ask if the answer raises an exception, or a function that returns the question for a
-                  given case
+                  given case.
     stuck:        the question to ask if the ranks are waiting for each other, or a function that returns the question
-                  for a given case
+                  for a given case.
     whose_group:  the question to ask if a case with process groups fails after the cases without groups have passed.
-                  The question should point to the call that doesn't pass its group
+                  The question should point to the call that doesn't pass its group.
     ask_instead:  a function that takes the failure of a run and returns a better question if the failure's report
-                  suggests one, or None otherwise
+                  suggests one, or None otherwise.
     world_sizes:  the world sizes, in the order in which the check tries them. Put the world size that exposes mistakes
-                  best first
-    tol:          the tolerance, as in `verify`
-    values_on_cpu: whether `run` may return tensors that it has created on the CPU
+                  best first.
+    tol:          the tolerance, as in `verify`.
+    values_on_cpu: whether `run` may return tensors that it has created on the CPU.
     without:      the variants of the case (its twins) that make no sense for this exercise, or a function that returns
-                  these variants for a given case
+                  these variants for a given case.
     layouts_differ: whether only every other rank gets non-contiguous tensors in the variant of each case that uses such
-                  tensors. Use this for an exercise whose text says that a collective needs contiguous tensors
+                  tensors. Use this for an exercise whose text says that a collective needs contiguous tensors.
     """
     name = getattr(answer, "__name__", "the answer")
 

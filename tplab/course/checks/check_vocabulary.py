@@ -6,7 +6,7 @@
 - when to ask a question: kind_is, has_kind, has_no_gradient, differs, changed, and INPUTS_QUESTION
 - values that common mistakes would produce: Lookalikes, by_name
 
-An observation is a named value that a check compares on every rank, such as "dx".
+An observation is a named value, such as "dx", that a check compares with its expected value on every rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,10 @@ def has_kind(name: str, *kinds: str) -> Callable[[Differences], bool]:
 
 
 def has_no_gradient(*names: str) -> Callable[[Differences], bool]:
-    """Return a predicate that tests whether any of these gradients is None, zero or not computed on any rank."""
+    """Return a predicate that tests whether any of these gradients is absent on at least one rank.
+
+    A gradient counts as absent if it's None, if all its elements are zero, or if the check couldn't compute it.
+    """
     return lambda d: any(
         difference.name in names and (difference.kind in ("none", "zeros") or difference.kind == "not run")
         for difference in d
@@ -85,7 +88,7 @@ _TWO_GROUPS = "In this run, the four ranks form two groups of two, and each grou
 
 
 def ask_about_group(ask: str) -> str:
-    """Return the question `ask`, preceded by a sentence which says that the ranks form two groups in this run."""
+    """Return the question `ask`, preceded by a sentence saying that the ranks form two groups in this run."""
     return f"{_TWO_GROUPS} {ask}"
 
 

@@ -1,17 +1,17 @@
 """Find tensors that the learner's code creates on the default device instead of on its input's device.
 
-On a machine without a GPU, the default device and the input's device are both the CPU, and nothing goes wrong. On a
+On a machine without a GPU, the default device and the input's device are both the CPU, so nothing goes wrong. On a
 machine with a GPU, `torch.zeros(3)` is still on the CPU, and the first operator that combines this tensor with a GPU
 tensor raises an error. `DefaultDevice` detects this mistake on any machine. While the mode is active, it marks every
-tensor that the learner's code creates without `device=` or puts on "cpu" by name. The mode also marks views of marked
-tensors, and results of operators whose inputs are all marked. With a GPU, a marked tensor would still be on the CPU,
-and any other tensor would be on the GPU.
+tensor that the learner's code creates without `device=` or explicitly places on "cpu". The mode also marks views of
+marked tensors, and results of operators whose inputs are all marked. On a machine with a GPU, a marked tensor would
+still be on the CPU, while any other tensor would be on the GPU.
 
     with DefaultDevice() as watch:
         out = function(x)
     watch.problem({"out": out})        # a description of what would go wrong with a GPU, or ""
 
-A check reports the problem as an observation, which is a named value that the check compares on every rank.
+A check reports the problem as an observation, which is a named value that the check records on every rank.
 """
 
 import re
@@ -84,13 +84,13 @@ class DefaultDevice(TorchFunctionMode):
     def problem(self, results: Mapping[str, Any]) -> str:
         """Describe what would go wrong on a machine with a GPU, or return "" if nothing would go wrong.
 
-        A result that would still be on the CPU also counts as a problem.
+        A result that would stay on the CPU on a machine with a GPU also counts as a problem.
         """
         left = [name for name, value in results.items() if any(map(self.is_marked, tree_leaves(value)))]
         return self.mixed or (f"on a machine with a GPU, {names(left)} would be on the CPU" if left else "")
 
     def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
-        """Return the problem as a dictionary with a false `Claim`, or an empty dictionary if there's no problem."""
+        """Return a dictionary with a `Claim` that describes the problem, or an empty dictionary if there is none."""
         problem = self.problem(results)
         return {MADE_THERE: Claim(problem)} if problem else {}
 
@@ -117,9 +117,9 @@ class DefaultDevice(TorchFunctionMode):
                 self._marked[_address(tensor)] = _storage(tensor)
 
     def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        """Return the result of a call to `to` or `cpu`. Mark the result if the call asks for "cpu" by name.
+        """Return the result of a call to `to` or `cpu`. Mark the result if the call explicitly asks for "cpu".
 
-        If a call asks for another device, the result isn't marked. If a call doesn't mention a device, the result is
+        If a call asks for another device, the result isn't marked. If a call doesn't specify a device, the result is
         marked only if the original tensor is. If the two tensors share memory but only one of them should be marked,
         copy the result first.
         """
@@ -155,7 +155,7 @@ naming.hide(DefaultDevice.__torch_function__.__code__)
 
 
 def _inside_torch() -> bool:
-    """Return True if torch called this operator while it was sending Python objects or creating a process group.
+    """Return True if torch called this operator while sending Python objects or creating a process group.
 
     In both situations, torch creates small tensors that the learner's code never sees.
     """
@@ -166,7 +166,10 @@ def _inside_torch() -> bool:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    """Return a tensor's storage. The result of a functional collective only wraps the tensor that owns the storage."""
+    """Return a tensor's storage.
+
+    The result of a functional collective is just a wrapper around the tensor that owns the storage.
+    """
     while isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.elem
     return tensor.untyped_storage()
@@ -177,7 +180,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _device_in(values: Iterable[Any]) -> str | None:
-    """Return "cpu" if the first device among the values is the string "cpu", or "given" for any other device.
+    """Return "cpu" if the first device among the values is the string "cpu". For any other device, return "given".
 
     A tensor also counts as a device, because `to` accepts tensors. Return None if there's no device at all.
     """

@@ -36,7 +36,7 @@ class Difference:
 
 
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
-    """Return the kind of the difference and a text that describes it, or None if the values agree."""
+    """Return the kind of difference and a description of it, or None if the values agree."""
     if isinstance(seen, NotRun):
         return NOT_RUN, f"not run, because {seen.why}"
     if isinstance(seen, Changed):

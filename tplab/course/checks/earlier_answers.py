@@ -1,4 +1,4 @@
-"""When an answer fails its check, look for an incorrect earlier answer that the failing answer depends on.
+"""When an answer fails its check, find out whether it depends on an earlier answer that's incorrect.
 
 The learner should fix the earlier answer first.
 """
@@ -16,10 +16,11 @@ from tplab.course.notebooks.source import passed_names
 
 
 def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    """Yield the earlier exercises that the given answers depend on, directly or indirectly, in the chapter's order.
+    """Yield the earlier exercises that the given answers depend on, directly or indirectly.
 
-    Each item has the form (exercise, name of a function or class from this exercise that the given answers use, all
-    answers to this exercise).
+    The exercises are in the order in which they appear in the chapter. Each item is a tuple (exercise, name, answers).
+    `answers` contains the learner's functions and classes that solve this exercise, and `name` is the name of one that
+    the given answers use.
     """
     namespace = next((function.__globals__ for answer in answers for function in _functions(answer)), {})
     everything = _used(answers, namespace)
@@ -30,7 +31,7 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
 
 
 def blame(number: str, answers: tuple[Any, ...], passes: Callable[[str, tuple[Any, ...]], bool]) -> str:
-    """Return a message about the first earlier exercise whose check fails, or "" if all of these checks pass.
+    """Return a message about the first exercise in `earlier_answers` whose check fails, or "" if there's none.
 
     `passes` is a function that takes an exercise and its answers and runs the check.
     """
@@ -63,8 +64,8 @@ def _answers_before(number: str, reference: list[Cell]) -> Iterator[tuple[str, l
 def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> list[str]:
     """Return the global names that the answers use, directly or indirectly.
 
-    Names that the answers themselves use come first. If such a name refers to one of the learner's functions or
-    classes, the names that this function or class uses come later, and so on.
+    Names that the answers themselves use come first. If one of these names refers to a function or class that the
+    learner wrote, the names used inside it follow later, and so on recursively.
     """
     found: dict[str, None] = {}
     waiting = list(answers)

@@ -1,4 +1,4 @@
-"""Run the check of an exercise, as in `check("4.1", ColumnParallelLinear)`, and register checks with `@exercise`.
+"""Run the check for an exercise, as in `check("4.1", ColumnParallelLinear)`. To register a check, use `@exercise`.
 
 An answer is the learner's function or class, and an exercise's check decides whether the answer is correct. A check is
 a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
@@ -41,7 +41,10 @@ WORLD_SIZES = (1, 2, 4)
 
 
 class Stopped(Interrupted):
-    """Raised when the user interrupts a check. The message says which line the answer, or each rank, was running."""
+    """Raised when the user interrupts a check.
+
+    The message shows where the answer was interrupted. If it was running on ranks, it shows where each rank was.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ _passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers
 
 
 def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
-    """Return a decorator that registers a function as the check of an exercise."""
+    """Return a decorator that registers a function as the check for an exercise."""
 
     def register(function: Callable[..., Verdict]) -> Callable[..., Verdict]:
         _exercises[number] = Exercise(number, title, function)
@@ -67,7 +70,7 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 
 
 def chapter_module(number: str | int) -> Any:
-    """Import the package `tplab.course.chapters.chNN` that a chapter or an exercise belongs to, and return the package.
+    """Import the package `tplab.course.chapters.chNN` that a chapter or an exercise belongs to, and return it.
 
     Raises ValueError if there's no such chapter.
     """
@@ -88,7 +91,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     """Check the learner's answer to an exercise and return the verdict.
 
     Raises CheckFailed if the answer is wrong, and NotImplementedError("exercise 4.1") if the answer is still a stub.
-    On a notebook page, a calm box appears instead of the NotImplementedError (see `feedback.waiting`). Raises
+    On a notebook page, an unobtrusive box appears instead of the NotImplementedError (see `feedback.waiting`). Raises
     ValueError for an unknown exercise, and TypeError for the wrong number of answers. To repeat a failed check with the
     same inputs, pass the `seed` from its message.
     """
@@ -126,7 +129,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
 
 
 def _after(number: str) -> tuple[str, ...]:
-    """For an exercise that passed, return sentences that say where the answer is stored and which exercise is next."""
+    """For an exercise whose check passed, return sentences that say where the answer is stored and what comes next."""
     chapter, place = numbering.place(number)
     following = _exercises.get(f"{prefix(chapter)}.{place + 1}")
     comes = f"Next: exercise {following.number}, {following.title}".rstrip("?!") + "." if following else ""
@@ -164,9 +167,9 @@ def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, 
 
 
 def _passes(number: str, answers: tuple[Any, ...]) -> bool:
-    """Return True if the answers pass the check of exercise `number`.
+    """Return True if the answers pass the check for exercise `number`.
 
-    If the check's last run had exactly the same answers, reuse its result instead of running the check again.
+    If the check last ran on exactly the same answers, reuse that result instead of running the check again.
     """
     known = _passed.get(number)
     if (
@@ -189,7 +192,7 @@ def _name(answer: Any) -> str:
 
 
 def fresh_generator() -> torch.Generator:
-    """Return a generator that produces different random inputs each time a check runs.
+    """Return a random number generator with a new seed, so that every run of a check uses different inputs.
 
     If the check fails, its message contains the seed, so that the learner can repeat the check with the same inputs.
     """

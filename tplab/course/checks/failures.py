@@ -20,7 +20,7 @@ class Failure:
 
 @contextmanager
 def show_failure() -> Iterator[Failure]:
-    """Context manager that catches any exception raised in the block and shows its report as normal output.
+    """Context manager that catches any exception raised in the block and shows the error report as normal output.
 
     with show_failure():
         launch(a_rank_that_skips_the_all_reduce, 4)

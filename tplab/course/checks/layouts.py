@@ -1,6 +1,6 @@
 """Preserve the memory layouts of tensors that a check sends to a rank.
 
-Without this module, every tensor would be contiguous when it arrives on the rank. `packed` and `unpacked` make sure
+Without this module, every tensor would arrive on the rank as a contiguous tensor. `packed` and `unpacked` make sure
 that the strides stay the same:
 
     unpacked(*packed({"x": x}))["x"].stride() == x.stride()
@@ -16,13 +16,19 @@ Strides = list[tuple[int, ...] | None]
 
 
 def packed(value: Any) -> tuple[Any, Strides]:
-    """Return the value, and the strides of each non-contiguous tensor in the value, even in nested containers."""
+    """Return the value, along with the strides of every non-contiguous tensor in it.
+
+    The value may be a container, and containers may be nested.
+    """
     leaves, _ = tree_flatten(value)
     return value, [leaf.stride() if isinstance(leaf, Tensor) and not leaf.is_contiguous() else None for leaf in leaves]
 
 
 def unpacked(value: Any, strides: Strides) -> Any:
-    """Give the tensors in a value these strides, and return the value. Tensors whose strides are None stay the same."""
+    """Return the value, with each of its tensors laid out in memory according to the given strides.
+
+    A tensor is left unchanged if the entry for it in `strides` is None.
+    """
     leaves, spec = tree_flatten(value)
     return tree_unflatten([_laid_out(leaf, stride) for leaf, stride in zip(leaves, strides, strict=True)], spec)
 
@@ -30,10 +36,10 @@ def unpacked(value: Any, strides: Strides) -> Any:
 def spread_out(value: Any) -> Any:
     """Return the value with its tensors in a different memory layout. Vectors, scalars, and numbers stay the same.
 
-    Matrices are given gaps in memory, like those in a slice of a larger matrix. In tensors with more than two
-    dimensions, the first two dimensions are swapped in memory, as when a [b, s, h] tensor is viewed as [s, b, h].
-    Elementwise operators preserve swapped dimensions, so tensors that the learner's code computes from such a tensor
-    aren't contiguous either.
+    The elements of a matrix are stored with gaps in between, like those of a slice such as `wide[:, ::2]`.
+    Tensors with more than two dimensions have their first two dimensions swapped in memory, as when a [b, s, h] tensor
+    is viewed as [s, b, h]. Elementwise operators preserve this swapped layout, so tensors that the learner's code
+    computes from such a tensor aren't contiguous either.
     """
     return tree_map(_spread_out, value)
 

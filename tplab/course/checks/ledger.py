@@ -21,8 +21,8 @@ class Ledger:
     generators: int = 0  # number of random generators derived from the seed
     compared: dict[str, None] = field(default_factory=dict)  # names of observations, in the order they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
-    passed: list[int] = field(default_factory=list)  # world sizes at which a case was right
-    right: dict[str, list[int]] = field(default_factory=dict)  # a case's note -> world sizes where the case was right
+    passed: list[int] = field(default_factory=list)  # world sizes at which the answer passed a case
+    right: dict[str, list[int]] = field(default_factory=dict)  # a case's note -> world sizes where the case passed
     afterwards: CheckFailed | None = None  # failure that the check raises if everything else is right
     cases: int = 0  # number of runs whose results were compared with the expected values
     values: int = 0  # number of observations that were compared, over all cases and ranks
@@ -31,13 +31,13 @@ class Ledger:
     alone: bool = False  # whether a single process computed the results for all world sizes
 
     def note_right(self, note: str, p: int) -> None:
-        """Record that a case was right at this world size. Headlines refer to the case by its `note`."""
+        """Record that the answer passed a case at this world size. Headlines refer to the case by its `note`."""
         for sizes in (self.passed, self.right.setdefault(note, [])):
             if p not in sizes:
                 sizes.append(p)
 
     def right_before(self, note: str) -> str:
-        """List the world sizes at which the same case was right before, in words that fit a failed check's headline."""
+        """List the world sizes at which this case has already passed, worded for the headline of a failed check."""
         sizes = ", ".join(map(str, self.right.get(note, ())))
         return f" (right at p = {sizes})" if sizes else ""
 

@@ -1,9 +1,11 @@
-"""Guess what a wrong tensor really is, such as another rank's part, p times the correct tensor, or reordered parts.
+"""Guess what a wrong tensor actually contains.
+
+For example, it may contain another rank's part, p times the correct tensor, or the correct parts in the wrong order.
 
     tensor_difference(seen, expected, context) -> None | (kind, text)
 
-The guesses start with the most informative ones, and the learner sees the first guess that fits. The last resort is a
-message that says how many elements differ. An observation is a named value that a check records on a rank, such as
+The guesses are ordered from most to least informative, and the learner sees the first guess that fits. The last resort
+is a message that says how many elements differ. An observation is a named value that a check records on a rank, such as
 "dx".
 """
 
@@ -23,10 +25,10 @@ from tplab.course.feedback.verdict import names
 class Context:
     """The values that help to explain why an observation is wrong on one rank.
 
-    seen, expected: the observed value on every rank, and the expected value on every rank
-    lookalikes:     values that common mistakes would produce on this rank. The keys are descriptions that complete the
-                    sentence "The tensor equals ..."
-    gradient:       whether the observation is a gradient
+    seen, expected: the observed and the expected value on every rank.
+    lookalikes:     the values that common mistakes would produce on this rank. The keys are descriptions that complete
+                    the sentence "The tensor equals ..." in a message.
+    gradient:       whether the observation is a gradient.
     """
 
     p: int
@@ -73,7 +75,10 @@ def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
 
 
 def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) guesses about a wrong tensor with the right shape, starting with the most informative ones."""
+    """For a tensor that has the right shape but wrong values, yield guesses at the cause as (kind, text) pairs.
+
+    The guesses are ordered from most to least informative.
+    """
     if seen.is_floating_point() and not torch.isfinite(seen).all():
         what = "NaN" if torch.isnan(seen).any() else "infinity"
         count = int((~torch.isfinite(seen)).sum())
@@ -125,9 +130,9 @@ def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tupl
 
 
 def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Yield guesses about wrong or reordered parts of the tensor, and about rows that are all off by the same vector.
+    """Yield guesses that parts of the tensor are wrong or out of order, or that every row is off by the same vector.
 
-    The guesses about parts split the tensor along each dimension into p equal parts.
+    To find such parts, the function splits the tensor into p equal parts along one dimension at a time.
     """
     p = context.p
     for dim in range(seen.dim()):
@@ -200,4 +205,4 @@ def _dtype(tensor: Tensor) -> str:
 def missing_value(context: Context) -> str:
     if context.gradient:
         return "None: no gradient reaches this tensor"
-    return "None: does every path through the function return a value?"
+    return "got None. Does every path through the function return a value?"

@@ -41,19 +41,19 @@ class Changed(tuple[str, ...]):
 
 
 class Claim(str):
-    """The reason why a statement isn't true, or "" if it's true. The statement itself is the name of the observation.
+    """The reason why a statement isn't true, or "" if it's true. The statement also serves as the observation's name.
 
         {"the shard has memory of its own": Claim("" if own else "it is a view of the full tensor")}
 
-    `verify` requires every claim to be empty. The name is a statement because a failed check's message lists the names
-    of correct observations after "Right:".
+    `verify` requires every claim to be empty. The name is phrased as a statement because a failed check's message lists
+    the names of the correct observations after "Right:".
     """
 
     __slots__ = ()
 
 
 class Snapshot:
-    """A copy of some tensors, lists and dictionaries that shows later whether any of the originals has changed.
+    """A snapshot of some tensors, lists, and dictionaries, used later to tell whether any of the originals has changed.
 
     before = Snapshot(x=x, dy=dy, parts=parts)
     ...
@@ -105,17 +105,18 @@ def observe(
     """Run the forward and backward passes of the learner's code on this rank, and record everything a check compares.
 
     run:        the learner's code, called as run(*inputs.values()). Each input is a new leaf tensor, and floating-point
-                inputs require a gradient
-    upstream:   the gradient of the output. `observe` preserves the gradient's memory layout (strided, expanded, ...).
-                None stands for the expanded gradient of out.sum(). If the output is a tuple, pass one gradient per
-                element, and None for each element that doesn't get a gradient
-    parameters: the parameters whose gradients `observe` records as "d" + name
+                inputs require gradients.
+    upstream:   the gradient with respect to the output. `observe` preserves the gradient's memory layout (strided,
+                expanded, ...). None stands for the gradient that out.sum().backward() passes to the output, which is an
+                expanded tensor of ones. If the output is a tuple, pass one gradient per element, and None for each
+                element that doesn't get a gradient.
+    parameters: the parameters whose gradients `observe` records as "d" + name.
     any_size:   the dimension along which inputs may have any size, or None. Some of the extra calls that
-                `observing(between=True)` adds use inputs that are twice as long along this dimension
+                `observing(between=True)` adds use inputs that are twice as long along this dimension.
 
     Returns a dictionary with "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and
     "inputs unchanged" (a `Changed` that also covers the parameters and the upstream gradient). Either all ranks run the
-    backward pass or none do, so no rank waits for a rank whose output doesn't allow a backward pass.
+    backward pass or none do, so no rank is left waiting for one that can't run it.
     """
     leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
     watched = {**leaves, **(parameters or {})}
@@ -201,7 +202,7 @@ def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[An
 def _backward_once_more(
     run: Callable[..., Any], others: Sequence[Tensor], upstream: Tensor | Sequence[Tensor | None] | None, agreement: Any
 ) -> None:
-    """Run a forward and a backward pass on other inputs before `observe` reads the gradients of the first inputs."""
+    """Run a forward and a backward pass on other inputs before `observe` reads the gradients of the original inputs."""
     again = [_leaf(tensor) for tensor in others]
     pairs, problem = _pairs(run(*again), upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
@@ -213,14 +214,16 @@ def _backward_once_more(
 
 @contextmanager
 def observing(*, between: bool = False, evaluation: bool = False, later: bool = False) -> Iterator[None]:
-    """Context manager that makes `observe` call the learner's code more often, or with inputs that aren't leaf tensors.
+    """Context manager that makes `observe` call the learner's code extra times or with inputs that aren't leaf tensors.
 
-    between:     `observe` also calls the learner's code with other values, before and after the forward pass that it
-                 records. It also runs an extra forward and backward pass before it reads the gradients. If a call after
-                 the recorded forward pass creates a process group, `observe` returns a false `Claim`
-    evaluation:  `observe` also calls the learner's code under no_grad, and returns the output of that call as "out"
-    later:       `observe` passes inputs that require a gradient but aren't leaves, as if an earlier layer had computed
-                 these inputs
+    between:     whether `observe` also calls the learner's code with other values, before and after the recorded
+                 forward pass. If so, `observe` also runs an extra forward and backward pass before it reads the
+                 gradients. If a call after the recorded forward pass creates a process group, `observe` returns a
+                 `Claim` that says so.
+    evaluation:  whether `observe` also calls the learner's code under no_grad, and returns the output of that call as
+                 "out".
+    later:       whether `observe` passes inputs that require a gradient but aren't leaves, as if an earlier layer had
+                 computed these inputs.
     """
     tokens = _between.set(between), _evaluation.set(evaluation), _later.set(later)
     try:
@@ -234,7 +237,7 @@ def observing(*, between: bool = False, evaluation: bool = False, later: bool = 
 def _other_numbers(tensor: Tensor) -> Tensor:
     """Return a tensor with the same shape, dtype and memory layout, but with different values.
 
-    The new values don't come from a random generator. Integer tensors and scalars keep their values.
+    The new values don't come from a random number generator. Integer tensors and scalars keep their values.
     """
     other = _leaf(tensor).detach()
     return other.copy_(tensor.detach().flip(-1) * -0.75) if tensor.is_floating_point() and tensor.dim() else other
@@ -285,7 +288,10 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """Return the (output, gradient) pairs for the backward pass, and the reason why it can't run, or "" if it can."""
+    """Return the (output, gradient) pairs for the backward pass, and a text that says why the pass can't run.
+
+    The text is "" if the backward pass can run.
+    """
     if isinstance(upstream, Sequence):
         if not isinstance(out, (tuple, list)) or len(out) != len(upstream):
             return [], f"the output isn't a tuple of {len(upstream)}"
@@ -312,7 +318,7 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
 def _side_group() -> Any:
     """Return a process group in which the ranks vote on whether to run the backward pass, or None for a single rank.
 
-    Because the votes have a group of their own, they don't mix with the learner's collectives.
+    Because the votes use a separate process group, they don't get mixed up with the learner's collectives.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None

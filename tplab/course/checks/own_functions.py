@@ -15,7 +15,10 @@ _OTHER_NAMES = {
 
 
 def tplabs_own(number: str, answers: tuple[Any, ...]) -> str:
-    """Return the name of tplab's own solution if an answer is, inherits from, or calls this solution, or else ""."""
+    """Return the name of tplab's own solution if an answer is that solution, inherits from it, or calls it.
+
+    Otherwise, return "".
+    """
     for answer in answers:
         name = getattr(answer, "__name__", "")
         if _is_tplabs(answer):
@@ -43,7 +46,7 @@ def functions_of(answer: Any) -> Iterator[types.FunctionType]:
 
 
 def names_used(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names and attributes that a function's code uses, including the code of nested functions."""
+    """Yield the global names and attributes used by a function and by any functions nested in it."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

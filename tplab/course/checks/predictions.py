@@ -1,11 +1,11 @@
-"""To make a prediction, the learner writes down what will happen before running the code.
+"""To make a prediction, the learner writes down what they expect to happen, and only then runs the code.
 
     predict("4.a", calls=1, bytes=96)
 
 This call looks up `PREDICTIONS["4.a"]` in the chapter's package. If a field is still `...`, the learner hasn't
-predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets some advice, and from the third
-different attempt on, the learner can also unfold the right answer. The learner may also write numbers as text or as
-fractions ("1/4", "0.25", Fraction(1, 4)), and names may contain hyphens, spaces, or underscores.
+predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets some advice and, starting with
+the third distinct attempt, can also reveal the right answer. The learner may also write numbers as text or as fractions
+("1/4", "0.25", Fraction(1, 4)), and names may contain hyphens, spaces, or underscores.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ _TRIES = 3
 class Prediction:
     """A question with a known answer. In all strings, backticks mark code, as in "`weight` is [o, i]".
 
-    answer: the right value of each field
-    why:    the explanation that the learner sees when all fields are right
+    answer: the right value of each field.
+    why:    the explanation that the learner sees when all fields are right.
     wrong:  the advice for any wrong value of a field (with a key such as "bytes"), or for a particular wrong value of
-            this field (with a key such as ("bytes", 48))
+            this field (with a key such as ("bytes", 48)).
     """
 
     question: str
@@ -61,7 +61,7 @@ _tried: dict[str, list[dict[str, Any]]] = {}
 
 
 def predict(number: str, **values: Any) -> Reply:
-    """Compare a prediction with the right answer, and return the reply.
+    """Compare a prediction with the right answer, and return the reply to show the learner.
 
     Raises ValueError for an unknown prediction number, and TypeError for an unknown field.
     """

@@ -1,7 +1,8 @@
-"""Represent one rank's traffic so that checks can compare it. Traffic consists of the collectives that a rank entered.
+"""One rank's traffic, in a form that checks can compare with the expected traffic.
 
-Checks compare the kind, size, dtype, and group of each collective, and whether anything waited for the collective to
-complete. Checks don't compare where or when a rank called a collective.
+A rank's traffic consists of all the collectives that it entered. Checks compare the kind, size, dtype, and group of
+each collective, and they require that something waited for the collective to complete. Checks ignore where and when a
+rank called a collective.
 
 with record() as section:
     y = layer(x)
@@ -18,12 +19,12 @@ from tplab.runtime import Collective
 
 
 class Call(NamedTuple):
-    """The properties of a collective call that are compared by checks.
+    """The properties by which checks compare collective calls.
 
     numel:  number of elements in the message, as nccl-tests counts them. For all_reduce, broadcast, reduce, send and
             recv, it's the size of the tensor. For all_gather, gather, scatter, reduce_scatter and all_to_all, it's the
-            total size of all parts
-    waited: whether anything waited for the collective to complete
+            total size of all parts.
+    waited: whether anything waited for the collective to complete.
     """
 
     kind: str
@@ -37,9 +38,10 @@ class Call(NamedTuple):
 
 
 class Traffic(tuple[Call, ...]):
-    """The collectives that one rank entered. Two `Traffic` objects are equal if they have the same calls in any order.
+    """The collectives that one rank entered.
 
-    `traffic` and `Traffic.expected` leave out collectives in a group with only one rank, which transfer nothing.
+    Two `Traffic` objects are equal if they contain the same calls, regardless of order. `traffic` and
+    `Traffic.expected` leave out collectives in groups with only one rank, because these collectives transfer nothing.
     """
 
     __slots__ = ()
@@ -74,7 +76,7 @@ class Traffic(tuple[Call, ...]):
 
 
 def traffic(section: Iterable[Collective]) -> Traffic:
-    """Return the traffic in a `record()` section, or in any other sequence of collectives that one rank entered."""
+    """Return the traffic of a `record()` section, or of any other sequence of collectives that one rank entered."""
     return Traffic(
         Call(c.kind, _elements(c), c.dtype, tuple(c.group), c.end is not None) for c in section if len(c.group) > 1
     )
@@ -87,7 +89,7 @@ def _elements(collective: Collective) -> int:
 
 
 def _in_words(calls: Counter[Call]) -> str:
-    """Describe the calls, grouping identical calls with a count, as in "2 all_reduces of 96 elements (float64)"."""
+    """Describe the calls in words, and count identical calls, as in "2 all_reduces of 96 elements (float64)"."""
     groups = {call.group for call in calls}
     texts = []
     for call, count in sorted(calls.items()):

@@ -2,7 +2,7 @@
 
 run_ranks    run a program on p ranks
 run_cases    run several cases of a program on p ranks, and name the case that failed
-called_as    add the call to any exception that the learner's function raises on a rank
+called_as    show the call if the learner's function raises an exception on a rank
 calling      turn any exception raised in this process into a CheckFailed that shows the call
 must_refuse  require that a call in this process raises an exception
 
@@ -33,9 +33,9 @@ _FAILED = (
 )
 _CALLED = "According to the exercise's docstring, what does your function receive, and what should it return?"
 _LATE = (
-    "If the report says that a rank is running, look at the line it names. Is that line inside a loop that never ends? "
-    "If the report says that a rank hasn't started yet, your code isn't the cause. The machine may be busy with "
-    "something else, so just run the check again later."
+    "If the report says that a rank is still running, look at the line that the report names. Is that line inside a "
+    "loop that never ends? If the report says that a rank hasn't started yet, your code isn't the cause. The machine "
+    "may be busy with something else, so just run the check again later."
 )
 _DTYPES = (
     "The failing line combines tensors with two different dtypes. Which of these tensors has the same dtype as your "
@@ -51,9 +51,9 @@ _STUCK = "Does every rank call the same collectives in the same order, with tens
 def as_failure(
     number: str, error: Exception | SystemExit, what: str = "your code raised", question: str | None = None
 ) -> Exception:
-    """Convert an exception that the learner's code raised to the exception that the check should raise.
+    """Convert an exception raised by the learner's code into the one that the check should raise.
 
-    Most exceptions become a CheckFailed, but a stub's NotImplementedError remains a NotImplementedError.
+    Most exceptions are converted to CheckFailed, but a stub's NotImplementedError stays a NotImplementedError.
     """
     if isinstance(error, CheckFailed):
         return error
@@ -126,11 +126,12 @@ def run_cases(
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
     The program returns a list with one result per case. All cases share one launch. If that launch fails, `run_cases`
-    launches each half of the cases separately, and so on, until it finds the failing case. The failure message uses
-    `note` to describe the failing case, and asks the question that `question` returns for the case. If the ranks are
-    waiting for each other, the message asks the question that `stuck` returns instead. If `ask_instead` returns a
-    better question for the failure, the message asks only that question. Always exhaust the iterator, because an answer
-    may fail only if several cases run one after another, and `run_cases` raises such a failure at the end.
+    splits the cases in half, launches each half separately, and keeps splitting until it finds the failing case. The
+    failure message uses `note` to describe the failing case, and asks the question that `question` returns for the
+    case. If the ranks are waiting for each other, the message asks the question that `stuck` returns instead. If
+    `ask_instead` returns a better question for the failure, the message asks only that question. Always exhaust the
+    iterator, because some answers fail only when several cases run one after another, and `run_cases` doesn't raise
+    CheckFailed for such an answer until the end.
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
@@ -153,7 +154,7 @@ def run_cases(
 
 @contextmanager
 def called_as(call: str) -> Iterator[None]:
-    """Context manager that adds a note with the call to any exception that the learner's function raises on a rank."""
+    """Context manager that attaches a note showing the call if the learner's function raises an exception on a rank."""
     try:
         yield
     except Exception as error:
@@ -196,11 +197,11 @@ def must_refuse(
     says: Sequence[object] = (),
     what: str = "this",
 ) -> None:
-    """Raise CheckFailed unless `call` raises `error` with every item of `says` in the error's message.
+    """Raise CheckFailed unless `call` raises `error` and the error's message contains every item of `says`.
 
     An error from min() or max() doesn't count, because its message is about an empty list instead of the actual cause.
 
-    what: the call, as shown in the failure's message, such as "divide(10, 4)"
+    what: the call, as shown in the failure's message, such as "divide(10, 4)".
     """
     try:
         result = call()

@@ -1,4 +1,4 @@
-"""Display a table of symptoms and the mistakes that cause them, at the end of a chapter's "Break it" section."""
+"""At the end of a chapter's "Break it" section, display a table of symptoms and the mistakes that cause them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""A twin is a variant of a case with one different condition, such as the dtype or the memory layout of the tensors.
+"""A twin is a variant of a case that differs in one condition, such as the dtype or the memory layout of the tensors.
 
-A case is one way to construct the learner's module or call their function. An answer can be right in a case and wrong
-in a variant of this case. For example, the answer may hardcode a dtype instead of using its input's dtype, keep a value
+A case is one way to construct the learner's module or call their function. An answer can be right for a case but wrong
+for one of its variants. For example, the answer may hardcode a dtype instead of using its input's dtype, keep a value
 between calls, or write into a copy of a tensor when it should write into the tensor itself. `check_cases` creates all
 variants of every case, so a check doesn't have to create any variants itself.
 """
@@ -66,10 +66,10 @@ _QUESTIONS = {
         "caller's tensor, whether or not autograd complains.)"
     ),
     Twin.EVAL_MODE: (
-        "Your code works in training mode and when the input is a leaf. In this run, the module is in eval mode, "
-        "which should only turn off dropout. The module's input comes from an earlier layer, so the input needs a "
-        "gradient but isn't a leaf. Which line checks self.training or x.is_leaf? What does your code skip because "
-        "of that line?"
+        "Your code works when the module is in training mode and the input is a leaf. In this run, the module is in "
+        "eval mode, which should only turn off dropout. The module's input comes from an earlier layer, so the input "
+        "needs a gradient but isn't a leaf. Which line checks self.training or x.is_leaf? What does your code skip "
+        "because of that line?"
     ),
     Twin.STRIDED: (
         "Your code works when the same values are stored in contiguous tensors. Which line writes into a reshaped "
@@ -94,15 +94,15 @@ _QUESTIONS = {
 _LAYOUTS_MEET = "with strides"  # reports say this if ranks pass tensors with different layouts to a collective
 _LAYOUTS_QUESTION = (
     "In this run, rank 0's tensors aren't contiguous, but rank 1's are. A collective sends the elements in the "
-    "order in which they're stored in memory, so without a contiguous copy, it would combine elements that "
-    "don't belong together. Which line passes a tensor to a collective without making sure that it's "
+    "order in which they're stored in memory, so unless you make a contiguous copy, the collective combines elements "
+    "that don't belong together. Which line passes a tensor to a collective without making sure that it's "
     "contiguous? (`clone()` and `torch.empty_like` keep the memory layout of the original unless you pass "
     "memory_format=torch.contiguous_format.)"
 )
 
 GROUPS_QUESTION = Question(
     lambda d: GROUPS_LEFT in d.names,
-    "A process group exists until the program ends, and it uses memory and connections. A training run may call "
+    "A process group lives until the program ends, and it ties up memory and connections. A training run may call "
     "this code a million times. Which line creates a new group on each call? Where could you create the group just "
     "once?",
 )
@@ -126,7 +126,7 @@ def note(twin: Twin | None) -> str:
 def question(twin: Twin, report: str = "") -> str:
     """Return the question to ask if an answer is wrong in this variant of a case.
 
-    If the variant's run failed, `report` is the report of the failed run.
+    If the variant's run failed, `report` is the report from that run.
     """
     return _LAYOUTS_QUESTION if twin is Twin.STRIDED and _LAYOUTS_MEET in report else _QUESTIONS[twin]
 
@@ -134,7 +134,7 @@ def question(twin: Twin, report: str = "") -> str:
 def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:
     """Catch exceptions like `run_answer.calling`.
 
-    If a variant of the case is running, the failure message also names this variant and asks the variant's question.
+    If the exception occurs in a variant of the case, the failure message also names the variant and asks about it.
     """
     return run_answer.calling(f"{call} {note(twin)}".strip(), question(twin) if twin else ask)
 
@@ -142,7 +142,7 @@ def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractCon
 def asked_first(twin: Twin | None) -> list[Question]:
     """Return the questions about a variant of a case, or an empty list for the original case.
 
-    A check tries these questions before the exercise's own questions.
+    A check considers these questions before the exercise's own questions.
     """
     first = [GROUPS_QUESTION, LATER_QUESTION] if twin is Twin.EVALUATION else [GROUPS_QUESTION]
     return [*first, Question(lambda d: True, question(twin))] if twin else []
@@ -153,18 +153,18 @@ def tolerance(twin: Twin | None, tol: float) -> float:
 
 
 def rounded(twin: Twin | None, problem: Any) -> Any:
-    """Round a problem's values to a variant's dtype, so that the check computes expected values from rounded values.
+    """Round a problem's values to a variant's dtype, so that the expected values are computed from the rounded ones.
 
-    The tensors stay in float64. If `draw` computed a tensor from other tensors, it used their values before rounding,
-    so the computed tensor is off by about one eps.
+    The tensors stay in float64. If `draw` computed a tensor from other tensors, it used their unrounded values, so the
+    computed tensor is off by about one eps.
     """
     return tree_map(lambda item: _rounded(item, dtype_of(twin)), problem)
 
 
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
-    """Convert the values for the rank at this index to the dtype or the memory layout that a variant of the case uses.
+    """Convert the values of the rank with this index to the dtype or memory layout that a variant of the case uses.
 
-    The tensors of a rank with an odd index keep their layout. So if a check passes each rank's own index, the ranks
+    If `index` is odd, the tensors keep their memory layout. So if a check passes each rank's own index, the ranks
     receive tensors with different layouts, and a collective on these tensors would mix up their elements.
     """
     if twin is Twin.STRIDED:
@@ -185,7 +185,8 @@ def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
 def observed(twin: Twin | None, seen: dict[str, Any]) -> dict[str, Any]:
     """Return a rank's observations. In the bfloat16 variant of a case, count float32 traffic as bfloat16 traffic.
 
-    In this variant, an answer may send float32 tensors, because careful programs sum bfloat16 tensors in float32.
+    In this variant, an answer is allowed to send float32 tensors, because careful programs sum bfloat16 tensors in
+    float32.
     """
     if twin is not Twin.BFLOAT16:
         return seen
@@ -198,7 +199,7 @@ def observed(twin: Twin | None, seen: dict[str, Any]) -> dict[str, Any]:
 def loss_in(twin: Twin | None, loss: Any) -> Any:
     """In the bfloat16 variant of a case, convert a float32 loss to bfloat16. Return any other loss unchanged.
 
-    An answer may return a float32 loss for bfloat16 logits, like tplab and Megatron-LM.
+    An answer may return a float32 loss for bfloat16 logits, as tplab and Megatron-LM do.
     """
     is_float32 = isinstance(loss, Tensor) and loss.dtype == torch.float32
     return loss.to(torch.bfloat16) if is_float32 and twin is Twin.BFLOAT16 else loss
@@ -206,7 +207,7 @@ def loss_in(twin: Twin | None, loss: Any) -> Any:
 
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
-    """Context manager that makes `observe` call the learner's code in the way that a variant of the case requires."""
+    """Context manager that makes `observe` call the learner's code the way a variant of the case requires."""
     in_eval_mode = twin is Twin.EVAL_MODE
     evaluation = twin is Twin.EVALUATION
     options = {"between": twin is Twin.BETWEEN, "evaluation": evaluation, "later": evaluation or in_eval_mode}

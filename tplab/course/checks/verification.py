@@ -31,12 +31,12 @@ _ASPECTS = {
 class Differences(Sequence[Difference]):
     """All differences found in one run on p ranks.
 
-    names:       the observations that differ on at least one rank, not counting those that the check couldn't make
-    kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it's right on every rank
-    text(name):  the difference in words
-    ranks(name): the ranks on which the observation differs
+    names:       the observations that differ on at least one rank, not counting those that the check couldn't make.
+    kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it's right on every rank.
+    text(name):  the difference in words.
+    ranks(name): the ranks on which the observation differs.
     malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, only
-                 questions that have a predicate can fit
+                 questions that have a predicate can fit.
     """
 
     def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
@@ -74,7 +74,7 @@ class Differences(Sequence[Difference]):
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (observations, ranks, text) rows.
 
-        Observations that differ in the same way share a row, and so do those that weren't run.
+        Observations that differ in the same way share a row, and so do observations that the check couldn't make.
         """
         rows: dict[tuple[str, str], list[str]] = {}  # (ranks, text) -> names of observations
         for name in dict.fromkeys(d.name for d in self._all if d.kind != NOT_RUN):
@@ -97,7 +97,7 @@ class Question:
     """A question to ask when an answer is wrong in a particular way.
 
     when: either the names of all observations that differ, as in "dx" or ("dx", "backward traffic"), or a predicate on
-          `Differences`, as in lambda d: d.kind("out") == "p times"
+          `Differences`, as in lambda d: d.kind("out") == "p times".
     """
 
     when: str | Sequence[str] | Callable[[Differences], bool]
@@ -121,15 +121,15 @@ BARRIER_QUESTION = Question(
         and all("traffic" in name and "barrier" in d.text(name).partition("; saw ")[2] for name in d.names)
     ),
     "The values are correct, but your code calls a barrier it doesn't need. A barrier doesn't transfer any data. "
-    "The barrier only makes every rank wait for the slowest rank, and a collective already waits for all the data "
-    "it needs. Which of your lines calls the barrier? Would anything go wrong without it?",
+    "All the barrier does is make every rank wait for the slowest one, but a collective already waits for all the "
+    "data it needs. Which of your lines calls the barrier? Would anything go wrong without it?",
 )
 
 REQUIRES_GRAD_QUESTION = Question(
     lambda d: bool(d.names) and {d.kind(name) for name in d.names} == {"requires grad"},
     "The values are correct, but your code changed the `requires_grad` flag of a tensor that belongs to the caller. "
-    "Autograd would now compute a gradient that the caller never asked for, and for integers, such as token ids, "
-    "setting the flag even raises an error. Which line calls requires_grad_() on a tensor that was passed in?",
+    "Autograd would now compute a gradient that the caller never asked for, and on integer tensors, such as token "
+    "IDs, setting the flag would raise an error. Which line calls requires_grad_() on a tensor that was passed in?",
 )
 
 _FIRST = (BARRIER_QUESTION, REQUIRES_GRAD_QUESTION)
@@ -158,7 +158,7 @@ _GENERAL = (
     ),
     Question(
         lambda d: "changed" in d.kinds(),
-        "Your code wrote into one of the caller's tensors, and the caller may still need the old values. Which of your "
+        "Your code wrote into one of the caller's tensors, but the caller may still need the old values. Which of your "
         "lines does that? (For example, a collective writes into the tensor that you pass to it.)",
     ),
     LATE_QUESTION,
@@ -202,20 +202,20 @@ def verify(
     note: str = "",
     alone: bool = False,
 ) -> None:
-    """Compare every rank's observations with the expected values, and raise a single CheckFailed with all differences.
+    """Compare every rank's observations with the expected values. If any differ, raise one CheckFailed that lists them.
 
     observed:   one dict per rank, as returned by `run_ranks`. `Changed` and `Claim` values must be empty, even if
-                `expected` doesn't contain them
-    expected:   one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of such values
-    questions:  the exercise's own questions. The check asks the first question that fits
+                `expected` doesn't contain them.
+    expected:   one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of such values.
+    questions:  the exercise's own questions. The check asks the first question that fits.
     lookalikes: values that common mistakes would produce, as in {"dx": {"this rank's part, before the sum": [value on
                 rank 0, ...]}}. The description completes the sentence "dx equals ..." and is also the kind that a
-                Question can match
-    tol:        largest allowed difference, relative to the largest expected element, or absolute if that element is
-                below 1
-    note:       what is special about this run, such as "with skip_bias_add". The headline shows this note after p
-    alone:      whether a single process computed the results for p ranks. If so, `observed` and `expected` contain only
-                one dict each, and the failure names no rank
+                Question can match.
+    tol:        the largest allowed difference, relative to the largest expected element, or absolute if that element is
+                below 1.
+    note:       what is special about this run, such as "with skip_bias_add". The headline shows p and then this note.
+    alone:      whether a single process computed the results for all p ranks. If so, `observed` and `expected` contain
+                only one dict each, and the failure names no rank.
     """
     count = 1 if alone else p
     current().alone = alone

@@ -1,8 +1,8 @@
 """Each exercise has three hints. `tplab hint 4.2` shows the next one, and a failed check's box contains all three.
 
 This module reads the hints from the executed solution notebook, which contains them as nested <details> (see
-`rewrite.fold_hints`). That way, learners still get the hints if they've deleted or edited the hints cell in their own
-notebook. The file `.tplab/hints.json` in the learner's folder stores the number of the last hint shown for each
+`rewrite.fold_hints`). That way, learners still get the hints even if they've deleted or edited the hints cell in their
+own notebook. The file `.tplab/hints.json` in the learner's folder stores the number of the last hint shown for each
 exercise, as in {"4.2": 1}.
 """
 
@@ -84,7 +84,10 @@ def remember(memory: Path, number: str, step: int) -> None:
 def choose(
     number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False
 ) -> list[tuple[int, str]]:
-    """Return the next hint, hint `step`, or every hint, as (number, text) pairs. Record which hint was shown last."""
+    """Return (number, text) pairs for the next hint, for hint number `step`, or for all hints.
+
+    Record which hint was shown last.
+    """
     hints = hints_for(number, material)
     if step is not None and not 1 <= step <= len(hints):
         raise NoHint(f"Exercise {number} has {len(hints)} hints, so there is no hint {step}.")

@@ -1,7 +1,7 @@
 """Convert the chapters' formulas to plain text for terminals, so that $r \\cdot n/p$ becomes r · n/p.
 
-This module supports only the TeX macros that appear in the hints. A test converts every hint, so the test fails if a
-hint uses a macro that isn't supported yet.
+This module supports only the TeX macros that appear in the hints. One of the tests converts every hint, so it fails
+if a hint uses a macro that isn't supported yet.
 """
 
 import re
@@ -43,9 +43,9 @@ def _macro(found: re.Match[str]) -> str:
 
 
 def _small(text: str, letters: dict[str, str], mark: str) -> str:
-    """Convert a sub- or superscript to Unicode's small characters, such as ₀ or ⁿ.
+    """Convert a subscript or superscript to the corresponding small Unicode characters, such as ₀ or ⁿ.
 
-    If Unicode has no small form for one of the characters, return normal characters after `mark` instead, as in "_q".
+    If one of the characters has no small form, return `mark` followed by the normal characters instead, as in "_q".
     """
     if all(letter in letters for letter in text):
         return "".join(letters[letter] for letter in text)

@@ -16,9 +16,9 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def readable_report(report: str) -> str:
-    """Remove tplab's and torch's stack frames from a launcher report, and hide the votes that ranks take in `observe`.
+    """Remove tplab's and torch's stack frames, and the lines about the vote in `observe`, from a launcher report.
 
-    If a rank was voting, it has already returned from the learner's code, and the shortened report says so.
+    If a rank was voting, it had already returned from the learner's code, and the shortened report says so.
     """
     lines: list[str] = []
     skip_source = False
@@ -42,7 +42,10 @@ def has_frames(report: str) -> bool:
 
 
 def readable_traceback(error: BaseException) -> str:
-    """Format an error and its traceback without tplab's and torch's frames. Notebook cells are named as in `launch`."""
+    """Format an error and its traceback, leaving out the frames from tplab and torch.
+
+    Notebook cells have the same names as in the reports of `launch`.
+    """
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((HOUSE, _TORCH)):

@@ -1,8 +1,9 @@
-"""Represent and display the result of a check, which is a `Verdict` if the answer passed and `CheckFailed` if not.
+"""Represent and display the result of a check: a `Verdict` if the answer passed, and a `CheckFailed` if it didn't.
 
 Both classes have a text form (for terminals, nbval, and `tplab check`) and an HTML box (for notebooks). A verdict's
-text is the same in every run, so nbval can compare it. A failure lists the observations that differ, and then asks a
-question that points to the cause. An observation is a named value that a check compares, such as a gradient.
+text is the same in every run, so nbval can compare it. A failure message lists the observations that differ, and then
+asks a question that points to the cause. An observation is a named value, such as a gradient, that a check compares
+with an expected value.
 """
 
 import re
@@ -30,7 +31,7 @@ BLUE = "var(--jp-info-color1, #1565c0)"
 
 
 def box(color: str, *parts: str) -> str:
-    """Return the HTML for a box with a colored left border, readable in light and dark themes."""
+    """Return the HTML for a box that has a colored left border and is readable in both light and dark themes."""
     plain = color.rpartition(" ")[2].removesuffix(")")  # for untrusted pages, which drop colors that are CSS variables
     return f'<div style="{_BOX.format(color=color, plain=plain)}">{"".join(parts)}</div>'
 
@@ -77,7 +78,7 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def in_notebook() -> bool:
-    """Return whether this code is running in a notebook's kernel."""
+    """Return whether this code is running in a notebook kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module else None
     return getattr(shell, "kernel", None) is not None
@@ -139,13 +140,13 @@ class Verdict:
 class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program error)
     """Raised when an exercise's check fails. `str()` gives the full explanation.
 
-    headline: the exercise, the world size p, and the ranks that are wrong
-    rows:     table rows of the form (observations, ranks, description of the difference)
-    right:    the observations that agree with the expected values
-    report:   a traceback or the launcher's report, if the learner's code didn't run to completion
-    question: a question that points to the cause
-    footnote: how to repeat the check with the same inputs
-    exercise: the exercise's number, for showing the exercise's hints
+    headline: the exercise, the world size p, and the ranks that are wrong.
+    rows:     table rows of the form (observations, ranks, description of the difference).
+    right:    the observations that agree with the expected values.
+    report:   a traceback or the launcher's report, if the learner's code didn't run to completion.
+    question: a question that points to the cause.
+    footnote: how to repeat the check with the same inputs.
+    exercise: the exercise's number, for showing the exercise's hints.
     """
 
     headline: str
@@ -203,7 +204,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (a failed check isn't a program
         return box(RED, *parts, hints)
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython prints for this exception. In a notebook, also display the failure as a box."""
+        """Return the lines that IPython prints for this exception. In a notebook, also show the failure in a box."""
         if not in_notebook():
             return ["CheckFailed: " + str(self)]
         if not self._shown:  # IPython calls this more than once

@@ -1,18 +1,18 @@
-"""Show a calm box instead of an error if a notebook page runs into an unwritten exercise, so that Run All continues.
+"""Show an unobtrusive box instead of an error if a notebook page runs into an exercise that isn't solved yet.
 
-A stub raises NotImplementedError("exercise 5.1"). If the code that calls the stub doesn't run on a notebook page (but
-in `tplab check`, nbval, nbclient, or a script), this error makes the code fail. If a check raised the error, IPython
-then prints the text of the box instead of a traceback (see `untraced`). In JupyterLab or VS Code, a failed cell would
-keep Run All from running the cells below it. That's why `watch()` makes a page's kernel do two things for a cell that
-waits for an exercise:
+A stub raises NotImplementedError("exercise 5.1"). Anywhere other than on a notebook page (in `tplab check`, nbval,
+nbclient, or a script, for example), this error makes the code that calls the stub fail. If a check raised the error,
+IPython then prints the text of the box instead of a traceback (see `untraced`). In JupyterLab or VS Code, a failed cell
+would keep Run All from running the cells below it. That's why `watch()` makes a page's kernel do two things for a cell
+that is waiting for an exercise to be solved:
 
-1. It shows a box that names the exercise. A cell waits for an exercise if
+1. It shows a box that names the exercise. A cell is waiting for an exercise if
    - it calls the exercise's stub, in this process or on a rank,
    - it fails and uses a variable that a waiting cell above didn't create, or didn't finish creating, or
    - it's a check that fails because the exercise's cell hasn't defined the answer yet.
-2. It reports the cell as successful, so that the page continues with the next cell.
+2. It reports the cell as successful, so that Run All continues with the next cell.
 
-The check of a wrong answer still fails, and Run All stops at that check, because the cells below would use the wrong
+If an answer is wrong, its check still fails, and Run All stops there, because the cells below would use the wrong
 answer.
 """
 
@@ -35,7 +35,10 @@ _CHECK = re.compile(rf"\s*check\(\s*[\"']({EXERCISE})[\"']")
 
 
 def on_page() -> bool:
-    """Return True if this kernel runs a page in JupyterLab, VS Code, or Colab, but False in nbval and nbclient."""
+    """Return True if this kernel is running a notebook page in JupyterLab, VS Code, or Colab.
+
+    Return False under nbval and nbclient.
+    """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or getattr(shell, "kernel", None) is None or "PYTEST_CURRENT_TEST" in os.environ:
         return False  # nbval's kernel inherits JPY_SESSION_NAME when a cell runs `!pytest --nbval-lax`
@@ -47,20 +50,20 @@ def on_page() -> bool:
 
 
 def watch() -> None:
-    """From now on, show a calm box for each unwritten exercise, if this kernel runs a notebook page."""
+    """If this kernel is running a notebook page, show a box from now on when a cell runs into an unsolved exercise."""
     global _watcher
     if _watcher is None and on_page():
         _watcher = Watcher(sys.modules["IPython"].get_ipython())
 
 
 class Watcher:
-    """Tracks which cells of a kernel wait for an exercise, and which variables those cells failed to create."""
+    """Tracks which cells are waiting for an exercise to be solved, and which variables those cells failed to create."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.source = ""  # the running cell's source
         self.failed = False  # whether the running cell has failed
-        self.waits_for = ""  # the exercise that the running cell waits for, or ""
+        self.waits_for = ""  # the exercise that the running cell is waiting for, or ""
         self.unmade: dict[str, str] = {}  # variable -> the exercise that the variable's cell is waiting for
         shell.set_custom_exc((Exception,), self.show)
         shell.events.register("pre_run_cell", self.begin)
@@ -72,7 +75,10 @@ class Watcher:
     def show(
         self, shell: Any, kind: type, error: Exception, trace: TracebackType | None, tb_offset: int | None = None
     ) -> None:
-        """Show the box if the cell waits for an exercise. Otherwise, show IPython's own error report."""
+        """Show the box if the cell is waiting for an exercise to be solved.
+
+        Otherwise, show IPython's own error report.
+        """
         self.failed = True
         number, name = asks_for(error), ""
         if not number and not isinstance(error, CheckFailed):
@@ -91,7 +97,7 @@ class Watcher:
         display_html(html, text)
 
     def end(self, result: Any) -> None:
-        """Record which variables a waiting cell failed to create, and let the page continue.
+        """Record which variables a cell couldn't create because an exercise isn't solved yet, and let later cells run.
 
         IPython calls this method before the kernel tells the page whether the cell failed.
         """
@@ -110,7 +116,7 @@ _watcher: Watcher | None = None
 def asks_for(error: Exception) -> str:
     """Return the number of the exercise whose stub raised the error, or "" if the error doesn't come from a stub.
 
-    The stub may have raised the error in this process or on a rank.
+    The stub may have been called in this process or in one of the rank processes.
     """
     kind, message = type(error).__name__, str(error)
     if isinstance(error, RankError):
@@ -120,7 +126,7 @@ def asks_for(error: Exception) -> str:
 
 
 def untraced(number: str, stub: NotImplementedError) -> None:
-    """If a check ran into a stub, make IPython print a message instead of the stub's traceback.
+    """If a check runs into a stub, have IPython print a message instead of the stub's traceback.
 
     The message says which exercise the check is waiting for.
     """
@@ -137,7 +143,7 @@ def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
 
 
 def told_by_check(number: str, asked: str) -> tuple[str, str]:
-    """Return the two lines to show if the check of exercise `number` ran into the stub of exercise `asked`."""
+    """Return the two lines to show if the check for exercise `number` ran into the stub for exercise `asked`."""
     if number == asked:
         more = "Write your answer in the exercise's cell above, and run that cell. Then run this check."
         return f"Exercise {number} is waiting for you.", more
@@ -146,10 +152,10 @@ def told_by_check(number: str, asked: str) -> tuple[str, str]:
 
 
 def told(source: str, number: str, name: str, error: Exception) -> tuple[str, str]:
-    """Return the message for a cell that waits for exercise `number`, as text and as HTML.
+    """Return the message for a cell that can't run until exercise `number` is solved, as text and as HTML.
 
-    source: the source of the cell, which may contain the exercise's check
-    name:   the missing variable that made the cell fail with `error`, or "" if the cell called a stub
+    source: the source of the cell, which may contain the exercise's check.
+    name:   the missing variable that made the cell fail with `error`, or "" if the cell called a stub.
     """
     checked = _CHECK.match(source)
     hints = ""
