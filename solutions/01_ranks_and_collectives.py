@@ -68,7 +68,7 @@ list(launch(count, 4)), counter
 # A message takes two calls. The sender calls `dist.send(x, dst)`, and the receiver calls `dist.recv(y, src)`, which overwrites `y` with the values of `x`. Both tensors must have the same shape and dtype. `recv` returns once the data has arrived. `send` returns once you can safely modify `x`. If the receiver hasn't called `recv` yet, `send` may have to wait.
 
 # %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=6
-# Build two operations with a **root**, which is the rank that hands out or collects the chunks of a tensor. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so it copies its own chunk instead.
+# Build `scatter` and `gather`. Both have a **root**, the rank that hands out or collects the chunks of a tensor. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so it copies its own chunk instead.
 #
 # We've written `scatter` for you. Read it first, and then write `gather`. The check runs both functions on 1 to 4 ranks with different roots, and it counts the messages.
 
@@ -559,7 +559,7 @@ def careful_step(weight: torch.Tensor, gradient: torch.Tensor, lr: float) -> boo
 check("1.5", careful_step)
 
 # %% [markdown]
-# Come back to the next table when a program of yours hangs or returns wrong sums.
+# Come back to the table below when one of your programs hangs or returns wrong sums.
 
 # %%
 symptoms(1)

@@ -272,7 +272,7 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 # %% [markdown] hints="2.3"
 # 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and you can find a good pair of terms with the sliders above.
 # 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel. Their sum is 0 and so is GELU(0), but the GELUs of the two terms don't cancel. To get a tiny gap, choose terms in a range where GELU is practically linear.
-# 3. If the two terms are $+3$ and $-3$, the gap is about 3. If both terms are 9, there's practically no gap, because `gelu(t)` is almost exactly `t` when $t$ is large. In
+# 3. If the two terms are $+3$ and $-3$, the two results differ by about 3. If both terms are 9, there's practically no gap, because `gelu(t)` is almost exactly `t` when $t$ is large. In
 #    that range, it makes no difference whether you apply GELU before or after the sum.
 
 # %% check="2.3"
@@ -337,7 +337,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If the test runs on many ranks, what's the largest number of rows in `y` at which the bug stays hidden? If `y` has many rows, what's the largest number of ranks at which the bug stays hidden?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If the test runs on many ranks, up to how many rows may `y` have so that the bug stays hidden? If `y` has many rows, up to how many ranks does the bug stay hidden?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)

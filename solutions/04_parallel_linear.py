@@ -509,7 +509,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Come back to the next table when one of your parallel layers returns wrong values or doesn't train correctly.
+# Come back to the table below when one of your parallel layers returns wrong values or doesn't train correctly.
 
 # %%
 symptoms(4)

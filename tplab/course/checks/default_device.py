@@ -182,7 +182,7 @@ def _address(tensor: Tensor) -> int:
 def _device_in(values: Iterable[Any]) -> str | None:
     """Return "cpu" if the first device among the values is the string "cpu". For any other device, return "given".
 
-    A tensor also counts as a device, because `to` accepts tensors. Return None if there's no device at all.
+    The device may also be given as a tensor, because `to` accepts tensors. Return None if there's no device at all.
     """
     for value in values:
         if isinstance(value, str):

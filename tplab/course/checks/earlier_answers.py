@@ -19,8 +19,8 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
     """Yield the earlier exercises that the given answers depend on, directly or indirectly.
 
     The exercises are in the order in which they appear in the chapter. Each item is a tuple (exercise, name, answers).
-    `answers` contains the learner's functions and classes that solve this exercise, and `name` is the name of one that
-    the given answers use.
+    `answers` contains the learner's functions and classes that solve this exercise. `name` is the name of a function
+    or class among them that the given answers use.
     """
     namespace = next((function.__globals__ for answer in answers for function in _functions(answer)), {})
     everything = _used(answers, namespace)

@@ -15,7 +15,7 @@ _OTHER_NAMES = {
 
 
 def tplabs_own(number: str, answers: tuple[Any, ...]) -> str:
-    """Return the name of tplab's own solution if an answer is that solution, inherits from it, or calls it.
+    """Return the name of tplab's own solution if an answer is the solution itself, inherits from it, or calls it.
 
     Otherwise, return "".
     """

@@ -164,8 +164,8 @@ def rounded(twin: Twin | None, problem: Any) -> Any:
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
     """Convert the values of the rank with this index to the dtype or memory layout that a variant of the case uses.
 
-    If `index` is odd, the tensors keep their memory layout. So if a check passes each rank's own index, the ranks
-    receive tensors with different layouts, and a collective on these tensors would mix up their elements.
+    If `index` is odd, the tensors keep their memory layout. So if a check calls this with each rank's own index, the
+    ranks receive tensors with different layouts, and a collective on these tensors would mix up their elements.
     """
     if twin is Twin.STRIDED:
         return value if index % 2 else layouts.spread_out(value)

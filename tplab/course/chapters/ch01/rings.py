@@ -1,4 +1,4 @@
-"""Helpers for the checks of exercises 1.2 and 1.3, the rings.
+"""Helpers for the checks of the ring exercises, 1.2 and 1.3.
 
 The checks run a ring on 2, 3, 4 and 1 ranks and compare its results with those of plain PyTorch, and its messages with
 those of a correct ring. A ring needs at least three ranks to have a direction. It may send to the left or to the right.

@@ -138,7 +138,7 @@ QUESTIONS = (
     checks.Question(
         checks.kind_is("weight", AS_BEFORE),
         "All gradients are finite, so the weight should have changed, but it didn't. Under what condition do you skip "
-        "the step? If you take the step, does your code change `weight` in place?",
+        "the step? When all ranks take the step, does your code change `weight` in place?",
     ),
     checks.Question(
         lambda d: _all_took_the_step(d) and d.kind("weight") == "nan",

@@ -38,8 +38,8 @@ PREDICTIONS = {
     ),
     "2.c": Prediction(
         question="A test calls the broken gather function with a two-dimensional y, and the test passes. If the "
-        "test runs on many ranks, what's the largest number of rows in y at which the bug stays hidden? If y "
-        "has many rows, what's the largest number of ranks at which the bug stays hidden?",
+        "test runs on many ranks, up to how many rows may y have so that the bug stays hidden? If y "
+        "has many rows, up to how many ranks does the bug stay hidden?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
         "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "

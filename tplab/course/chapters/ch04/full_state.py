@@ -335,7 +335,7 @@ SAVE_QUESTIONS = (
     checks.Question(
         checks.differs(COPIED),
         "The saved tensors changed when training continued, so they must share memory with the parameters. Which "
-        "parameters did you forget to copy? Think of the replicated parameters, and don't forget the case p = 1.",
+        "parameters did you forget to copy? Remember the replicated parameters, and don't forget the case p = 1.",
     ),
     checks.Question(
         lambda d: checks.has_kind("row.bias", "shape", "whole")(d) or checks.has_kind("norm", "shape", "whole")(d),

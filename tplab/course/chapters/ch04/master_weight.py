@@ -60,7 +60,7 @@ AT_SHARD_SHAPE = "values drawn in the shape of the shard"
 
 @dataclass(frozen=True)
 class Drawn(checks.Case):
-    """A case in which the answer initializes all weights one after another, after the check has set the seed once."""
+    """A case in which the check sets the seed once, and then the answer initializes all weights in turn."""
 
     def describe(self, name: str) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} parameters" + "," * bool(self.groups)
