@@ -96,5 +96,7 @@ def _names(
             fontsize=9, va="center", annotation_clip=False,
             color=INK if name not in points else _color(name, lines, points),
             fontweight="bold" if name in points else "normal",
-            arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5),
+            },
         )  # fmt: skip
