@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import resource
 import time
 
 import pytest
@@ -54,6 +55,7 @@ def summed(dtype, size):
     return x, count
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("p", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_sum_is_right_and_has_the_same_bits_on_every_rank(p, dtype):
@@ -213,13 +215,17 @@ def test_ranks_that_cannot_share_memory_use_gloo():
     assert list(tplab.launch(on_two_machines, 3)) == [(False, 0, 6.0)] * 3
 
 
-def without_memory():
-    del os.memfd_create
+def without_memory(name):
+    if name == "memfd_create":
+        del os.memfd_create
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST // 2, LARGEST // 2))
     return share_memory(None, LARGEST)
 
 
-def test_a_system_without_such_memory_uses_gloo():
-    assert list(tplab.launch(without_memory, 2)) == [False] * 2
+@pytest.mark.parametrize("name", ["memfd_create", "ftruncate"])
+def test_where_there_is_no_such_memory_gloo_is_used(name):
+    assert list(tplab.launch(without_memory, 2, args=(name,))) == [False] * 2
 
 
 def changed_and_stopped():

@@ -42,8 +42,8 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     """Make this group's all-reduces of up to `largest` bytes (0: none) use shared memory. All its ranks call this.
 
     That holds for sums of floating-point tensors on the CPU, for as long as the group exists. Everything else stays on
-    gloo, and so do these sums if the ranks can't share memory because they are on several machines. Returns
-    True if they do share memory.
+    gloo, and so do these sums if the ranks can't share memory because they are on several machines. Returns True if
+    they do share memory.
 
     The sum is the same on every rank. With more than two ranks, it may be rounded differently from gloo's, because the
     ranks' terms are added in rank order. The memory is 2 · p · `largest` bytes per group of p ranks.
@@ -102,11 +102,11 @@ def _create(size: int, token: int, opened: ExitStack) -> int:
     """Create memory that begins with the token, and return its descriptor, or -1 if this system has no such memory."""
     try:
         file = os.memfd_create("tplab")  # only on Linux
+        opened.callback(os.close, file)
+        os.ftruncate(file, size)
+        os.pwrite(file, token.to_bytes(8, "little"), 0)
     except (AttributeError, OSError):
         return -1
-    opened.callback(os.close, file)
-    os.ftruncate(file, size)
-    os.pwrite(file, token.to_bytes(8, "little"), 0)
     return file
 
 
