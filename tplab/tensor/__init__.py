@@ -15,6 +15,7 @@
 09  generators, rng        dropout that is identical where ranks must agree and different where they must not
 """
 
+from tplab.tensor import regression
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.attention_mask import attention_mask
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
@@ -80,6 +81,7 @@ __all__ = [
     "parallel_linear_cross_entropy",
     "parallel_logits",
     "reduce_from_region",
+    "regression",
     "rotary_angles",
     "rotate",
     "scatter_to_region",
