@@ -1,4 +1,4 @@
-"""This package contains the machinery behind every chapter: notebooks, checks, hints, and the `tplab` command.
+"""The machinery behind every chapter: notebooks, checks, hints, and the `tplab` command.
 
 notebooks   build a chapter's two notebooks from its source
 checks      provide the building blocks of a check: cases, observations, comparisons, and questions
