@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 import tplab
+from tplab.memory.meter import MemoryMeter
 from tplab.runtime import shared_memory
 from tplab.runtime.hooks import unrecorded
 from tplab.runtime.shared_memory import SMALLEST, share_memory
@@ -187,6 +188,20 @@ def test_a_functional_all_reduce_that_nobody_waits_for_is_not_taken_for_a_later_
     assert list(tplab.launch(never_waited_for, 2)) == [(2.0, 2.0)] * 2
 
 
+def metered():
+    assert share_memory(None, LARGEST)
+    x = torch.ones(9000)
+    with MemoryMeter() as meter:
+        works = [dist.all_reduce(x.clone(), async_op=True) for _ in range(2)]
+        for work in works:
+            work.wait()
+    return meter.peak
+
+
+def test_a_meter_counts_the_tensors_and_not_the_slots():
+    assert list(tplab.launch(metered, 2)) == [2 * 9000 * 4] * 2
+
+
 def two_groups():
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     rank = dist.get_rank()
@@ -217,7 +232,7 @@ def test_ranks_that_cannot_share_memory_use_gloo():
 
 def without_memory(name):
     if name == "memfd_create":
-        del os.memfd_create
+        del os.memfd_create, os.sched_getaffinity  # as on macOS
     else:
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST // 2, LARGEST // 2))
     return share_memory(None, LARGEST)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tplab.common.cores import cores
 from tplab.runtime import setup_file, torchrun, transport
 from tplab.runtime.blame import find_culprit
 from tplab.runtime.board import Board, anonymous_file, board_bytes
@@ -223,8 +224,7 @@ def _loopback_only() -> dict[str, str]:
 def _threads_per_rank(world_size: int) -> int:
     if os.environ.get("OMP_NUM_THREADS", "").isdigit():
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // world_size)
+    return max(1, cores() // world_size)
 
 
 @contextmanager

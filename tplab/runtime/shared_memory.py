@@ -9,6 +9,9 @@ and out. Here, each rank writes its x once and reads those of the other ranks. (
 SHM.) To tell the others that its slot is full, a rank writes a byte to a pipe of each of them. If a rank ends, its
 pipes close, and the ranks that wait for it raise an error.
 
+A rank that waits looks for a moment before it sleeps, because waking up takes longer than most waits. It only does so
+if every rank has a core of its own.
+
 There are two sets of slots, and the all-reduces of a group take turns with them. A rank fills a set again only after it
 has finished the all-reduce in between, which every rank joins after it has read that set. So no rank overwrites what
 another one still needs.
@@ -18,6 +21,7 @@ import mmap
 import os
 import secrets
 import select
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -27,10 +31,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tplab.common.cores import cores
 
 AllReduce = Callable[..., Any]  # ProcessGroup.allreduce
 SMALLEST = 16 * 1024  # bytes; less isn't worth it
 _SETS = 2
+_LOOKS = 2e-3  # seconds before a rank that waits goes to sleep
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
@@ -59,7 +67,7 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     if not largest or size == 1 or dist.get_backend(group) != "gloo":
         return False
     largest = -(-largest // mmap.PAGESIZE) * mmap.PAGESIZE
-    with ExitStack() as opened:
+    with ExitStack() as opened, _disable_current_modes():
         slots = _connected(group, mmap.PAGESIZE + _SETS * size * largest, opened)
         joined = torch.tensor(int(slots is not None))
         dist.all_reduce(joined, dist.ReduceOp.MIN, group=group)
@@ -164,12 +172,14 @@ class _Slots:
     arrivals     by rank, the pipe in which another rank says that its slot is full
     doorbells    the pipes in which this rank tells the others
     patience     the milliseconds that a rank waits for another, as in gloo
+    looks        the seconds of these in which it doesn't sleep
     """
 
     memory: Tensor
 
     def __init__(self, rank: int, arrivals: dict[int, int], group: ProcessGroup) -> None:
         self.rank, self.arrivals, self.patience = rank, arrivals, _timeout_of(group)
+        self.looks = _LOOKS if dist.get_world_size() <= cores() else 0.0
         self.doorbells: list[int] = []
         self.turn = 0
         self.latest: Sum | None = None
@@ -181,28 +191,31 @@ class _Slots:
     def all_reduce(self, x: Tensor) -> "Sum":
         if self.latest is not None:
             self.latest.wait()
-        x = x.data.as_strided((x.numel(),), (1,))  # in the order of its memory, as gloo does
-        slots = self.memory[self.turn, :, : x.numel() * x.element_size()].view(x.dtype)  # [p, n]
-        slots[self.rank].copy_(x)
+        with _disable_current_modes():  # a meter of memory counts tensors, but no transport's buffers
+            x = x.data.as_strided((x.numel(),), (1,))  # in the order of its memory, as gloo does
+            slots = self.memory[self.turn, :, : x.numel() * x.element_size()].view(x.dtype)  # [p, n]
+            slots[self.rank].copy_(x)
         for doorbell in self.doorbells:
             with suppress(BrokenPipeError):  # that rank has ended, which waiting for it will show
                 os.write(doorbell, b"!")
         self.turn = (self.turn + 1) % _SETS
-        self.latest = Sum(self.arrivals, slots, x, self.patience)
+        self.latest = Sum(self, slots, x)
         return self.latest
 
 
 class Sum(dist.Work):
     """The work of one all-reduce: its slots [p, n], and the tensor x [n] that gets their sum."""
 
-    def __init__(self, arrivals: dict[int, int], slots: Tensor, x: Tensor, patience: int) -> None:
+    def __init__(self, group: _Slots, slots: Tensor, x: Tensor) -> None:
         super().__init__()
-        self._missing, self._slots, self._x, self._patience = dict(arrivals), slots, x, patience
+        self._missing, self._slots, self._x = dict(group.arrivals), slots, x
+        self._looks, self._patience = group.looks, group.patience
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the other ranks, and add up. Raises RuntimeError if one of them has ended or doesn't come."""
+        sleeps = time.monotonic() + self._looks
         while self._missing:
-            if not self._look(self._patience):
+            if not self._look(0) and time.monotonic() >= sleeps and not self._look(self._patience):
                 late = ", ".join(map(str, self._missing))
                 raise RuntimeError(
                     f"Timed out after {self._patience / 1000:.0f} s in an all-reduce of {self._x.nbytes:,} bytes: "
@@ -227,9 +240,10 @@ class Sum(dist.Work):
                     raise RuntimeError(f"Connection closed by peer: rank {rank} of the group has ended")
                 del self._missing[rank]
         if not self._missing:
-            torch.add(self._slots[0], self._slots[1], out=self._x)
-            for slot in self._slots[2:]:
-                self._x.add_(slot)
+            with _disable_current_modes():
+                torch.add(self._slots[0], self._slots[1], out=self._x)
+                for slot in self._slots[2:]:
+                    self._x.add_(slot)
         return bool(ready)
 
 

@@ -28,8 +28,8 @@ from tplab.capstone.planning.predictions import calibrated_step, predicted_memor
 from tplab.capstone.planning.traffic import step_bytes, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import programs as measuring
-from tplab.capstone.training.meter import cores
 from tplab.capstone.words import apart, listed, small
+from tplab.common.cores import cores
 from tplab.common.units import count, duration, rate, size
 from tplab.cost.flops import model_flops
 from tplab.runtime import RankError, Record, Results, Total, launch

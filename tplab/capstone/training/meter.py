@@ -11,7 +11,6 @@ The collectives of a step come from its trace (`tplab.record`), which is discard
     tensors          CPU: peak bytes of all tensors, counted one by one until two steps are done. 0: not counted
 """
 
-import os
 import platform
 import re
 import time
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
+from tplab.common.cores import cores
 from tplab.cost.machines import MACHINES, Machine
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import hooks, record
@@ -132,11 +132,6 @@ def known_machine(device: torch.device) -> Machine | None:
     if set(re.split(r"[\s-]", name.upper())) & {"PCIE", "NVL", "MIG"}:
         return None
     return next((machine for key, machine in MACHINES.items() if key.split()[0] in name), None)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def this_machine() -> dict[str, Any]:

@@ -4,7 +4,6 @@ Every function that returns a finding takes the values that it judges as argumen
 """
 
 import importlib.util
-import os
 import shutil
 import socket
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tplab.common import cores as machine
 from tplab.common.units import count, size
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
@@ -106,7 +106,7 @@ def memory_of(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
 
 
 def look(gpus: int) -> list[Finding]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = machine.cores()
     shared = shutil.disk_usage(SHARED).total if sys.platform == "linux" and SHARED.is_dir() else None
     return [
         cores(usable),
