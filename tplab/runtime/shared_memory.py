@@ -206,10 +206,12 @@ class _Slots:
 class Sum(dist.Work):
     """The work of one all-reduce: its slots [p, n], and the tensor x [n] that gets their sum."""
 
+    _tensors: tuple[Tensor, Tensor] | None
+
     def __init__(self, group: _Slots, slots: Tensor, x: Tensor) -> None:
         super().__init__()
-        self._missing, self._slots, self._x = dict(group.arrivals), slots, x
-        self._looks, self._patience = group.looks, group.patience
+        self._missing, self._tensors = dict(group.arrivals), (slots, x)
+        self._size, self._looks, self._patience = x.nbytes, group.looks, group.patience
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the other ranks, and add up. Raises RuntimeError if one of them has ended or doesn't come."""
@@ -218,7 +220,7 @@ class Sum(dist.Work):
             if not self._look(0) and time.monotonic() >= sleeps and not self._look(self._patience):
                 late = ", ".join(map(str, self._missing))
                 raise RuntimeError(
-                    f"Timed out after {self._patience / 1000:.0f} s in an all-reduce of {self._x.nbytes:,} bytes: "
+                    f"Timed out after {self._patience / 1000:.0f} s in an all-reduce of {self._size:,} bytes: "
                     f"these ranks of the group haven't joined it: {late}"
                 )
         return True
@@ -240,10 +242,12 @@ class Sum(dist.Work):
                     raise RuntimeError(f"Connection closed by peer: rank {rank} of the group has ended")
                 del self._missing[rank]
         if not self._missing:
+            assert self._tensors is not None  # it's added up only once
+            (slots, x), self._tensors = self._tensors, None  # the group keeps this work, but shouldn't keep x
             with _disable_current_modes():
-                torch.add(self._slots[0], self._slots[1], out=self._x)
-                for slot in self._slots[2:]:
-                    self._x.add_(slot)
+                torch.add(slots[0], slots[1], out=x)
+                for slot in slots[2:]:
+                    x.add_(slot)
         return bool(ready)
 
 

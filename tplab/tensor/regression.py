@@ -1,6 +1,6 @@
 """Chapter 04: a small regression problem, to see what a row-parallel layer learns.
 
-    y = x W + b     x [64, 8], y [64, 4], with every element of the true bias b equal to 2
+    y = x Wᵀ + b     x [64, 8], W [4, 8], y [64, 4], and every element of the true bias b is 2
 
 The layer trains with plain SGD on all ranks of a launch. Each rank has its own slice of the inputs.
 """

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.capstone.small import plain_losses, small, write_text
 from tplab import launch
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.log import read_log
 from tplab.capstone.training.loop import Outcome, train
 from tplab.runtime import shared_memory
 
 LARGE: dict[str, Any] = {"seq_length": 32, "micro_batch_size": 8, "batch_size": 8, "steps": 4, "precision": "float32"}
 
 
-def counted(settings: Settings) -> tuple[Outcome, int]:
-    """Train, and count the all-reduces that went through shared memory."""
+def counted(settings: Settings) -> tuple[Outcome, int, list[int]]:
+    """Train. Also return how many all-reduces went through shared memory, and the sizes of the groups that have it."""
     count = 0
     original = shared_memory._Slots.all_reduce
 
@@ -26,7 +28,7 @@ def counted(settings: Settings) -> tuple[Outcome, int]:
         return original(*args)
 
     shared_memory._Slots.all_reduce = all_reduce  # type: ignore[method-assign]
-    return train(settings), count
+    return train(settings), count, [dist.get_world_size(group) for group in shared_memory._slots]
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +44,21 @@ def test_two_ranks_have_the_same_losses_bit_by_bit_through_shared_memory_and_thr
     settings = small(text, "two", **LARGE)
     each_step = 4 * settings.num_layers + 1 + 1  # also the embedding, and the input of the output layer
     assert shared[1] >= each_step * settings.steps
-    assert gloos[1] == 0
+    assert gloos[1:] == (0, [])
+
+
+def test_with_sequence_parallelism_nothing_could_use_it(text: Path) -> None:
+    settings = small(text, "sequence", tp=2, sequence_parallel=True, **LARGE)
+    assert [found[1:] for found in launch(counted, 2, args=(settings,))] == [(0, [])] * 2
+    start, *_ = read_log(Path(settings.folder))
+    assert not start["shares_memory"]
 
 
 def test_on_a_grid_only_the_tensor_parallel_groups_share_memory(text: Path) -> None:
-    settings = small(text, "grid", tp=2, dp=2, **LARGE | {"micro_batch_size": 4, "seq_length": 64})
-    found = launch(counted, 4, args=(settings,))
+    settings = small(text, "grid", tp=2, dp=3, **LARGE | {"batch_size": 12, "micro_batch_size": 4, "seq_length": 64})
+    found = launch(counted, 6, args=(settings,))
     expected, _ = plain_losses(replace(settings, tp=1, dp=1))
-    for outcome, count in found:
+    for outcome, count, groups in found:
         assert outcome.losses == pytest.approx(expected, rel=1e-4)
         assert count > 0
+        assert groups == [settings.tp]

@@ -4,6 +4,7 @@ from fractions import Fraction
 from types import ModuleType
 
 import pytest
+import torch.distributed as dist
 
 from tplab.course.checks import Prediction
 from tplab.course.checks.predictions import predict
@@ -80,6 +81,8 @@ def test_the_size_of_a_vector_may_be_written_without_brackets(value, right) -> N
         ("kind", "All-reduce", True),
         ("kind", "all reduce", True),
         ("kind", "dist.all_reduce", True),
+        ("kind", dist.all_reduce, True),
+        ("kind", dist.all_gather, False),
         ("kind", "reduce", False),
         ("kind", "all_gather", False),
         ("kind", 3, False),
@@ -88,6 +91,9 @@ def test_the_size_of_a_vector_may_be_written_without_brackets(value, right) -> N
         ("shape", 8, False),
         ("time", 0.501, True),
         ("time", 0.52, False),
+        ("time", [0.5], True),
+        ("time", (0.4,), False),
+        ("time", [0.5, 0.5], False),
         ("same", True, True),
         ("same", 1, False),
         ("same", None, False),

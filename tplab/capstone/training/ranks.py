@@ -83,9 +83,13 @@ def join(settings: Settings) -> Ranks:
 
 
 def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
-    """Make all-reduces of activations go through shared memory if the settings say so. Returns True if they do now."""
+    """Make all-reduces of activations go through shared memory if the settings say so. Returns True if they do now.
+
+    With sequence parallelism, and on GPUs, no all-reduce could use it.
+    """
+    wanted = settings.shared_memory and not settings.sequence_parallel and device().type == "cpu"
     elements = settings.micro_batch_size * settings.seq_length * settings.hidden_size
-    largest = elements * max(4, getattr(torch, settings.precision).itemsize) if settings.shared_memory else 0
+    largest = elements * max(4, getattr(torch, settings.precision).itemsize) if wanted else 0
     return share_memory(mesh.get_group("tp"), largest)
 
 
