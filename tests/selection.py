@@ -188,7 +188,6 @@ class Files:
             own |= {ROOT / f"tests/wrong_answers/{package(number)}.py"}
             machinery = [ROOT / "tests/wrong_answers/__init__.py", *(ROOT / "tplab/course/grading").glob("*.py")]
             all_wrong_answers = {*(ROOT / "tests/wrong_answers").glob("*.py")} - {machinery[0]}
-            all_wrong_answers = {*(ROOT / "tests/wrong_answers").glob("*.py")} - {machinery[0]}
             needed = self.graph.closure([*checks, *sources, *machinery]) - all_wrong_answers
             self._by_chapter[number] = bool((own | needed) & self.changed)
         return self._by_chapter[number]
