@@ -251,7 +251,7 @@ list(launch(both_at_once, 2))
 #
 # </details>
 #
-# Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, which rank has 1111, the finished chunk 0?
+# Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, chunk 0 is finished, and its value is 1111. Which rank has it?
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=13
 # In a reduce-scatter, rank $r$ has to get chunk $r$. In the picture at the top and in the animation, rank $r$ ends up with chunk $r+1$ instead, and the last rank ends up with chunk 0. (At the top, chunk 0 becomes 1111, chunk 1 becomes 2222, and so on.) So on which rank should each chunk start? Make a table for three ranks before you write any code.
@@ -318,7 +318,7 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="1.3"
-# 1. In the first step, a rank can only send its own chunk. In each later step, which chunk is its right-hand neighbor still missing? For the all-reduce, compare the shapes. Your reduce-scatter turns `[p, ..]` into `[..]`, and your all-gather turns `[..]` into `[p, ..]`.
+# 1. In the first step, a rank can only send its own chunk. In each later step, which chunk is the rank's right-hand neighbor still missing? For the all-reduce, compare the shapes. Your reduce-scatter turns `[p, ..]` into `[..]`, and your all-gather turns `[..]` into `[p, ..]`.
 # 2. Your right-hand neighbor is missing the chunk that you've just received from the left. In step $s$ (counting from 0), rank $r$ sends chunk $r-s$ and receives chunk $r-s-1$, modulo $p$. For the all-reduce, `x.reshape(world_size, -1)` returns `p` equally large chunks.
 # 3. Start with `chunks = [torch.empty_like(chunk) for _ in range(world_size)]` and `chunks[rank].copy_(chunk)`. In step `s`, send `chunks[(rank - s) % world_size]` and receive into `chunks[(rank - s - 1) % world_size]`. After the last step, return `torch.stack(chunks)`. The all-reduce is `ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)`.
 

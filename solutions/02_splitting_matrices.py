@@ -182,7 +182,7 @@ check("2.2", choose_splits, two_matmuls)
 # If you split $A$ by columns and $B$ by rows, the ranks never have to communicate between the two matmuls. That's also the cheapest combination, unless the middle layer is narrower than the output. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits
 # both matrices of an adapter by columns and gathers the tiny result between the two matmuls if the adapted weight is split by columns (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
-# Let's measure how large your messages are. The last column converts the message sizes into bytes sent.
+# Let's measure how large your messages are. The last column shows the bytes sent, computed from the message sizes.
 
 
 # %%
@@ -337,7 +337,7 @@ def gather_last_dim(y: torch.Tensor) -> torch.Tensor:
 check("2.4", gather_last_dim)
 
 # %% [markdown]
-# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If the test runs on many ranks, up to how many rows may `y` have so that the bug stays hidden? If `y` has many rows, up to how many ranks does the bug stay hidden?
+# **Predict.** Why did nobody notice? Suppose a unit test calls the broken function with a two-dimensional `y`, and the test passes. If the test runs on many ranks, what's the largest number of rows that `y` can have without revealing the bug? If `y` has many rows, what's the largest number of ranks that doesn't reveal the bug?
 
 # %% predict="2.c"
 predict("2.c", rows=1, ranks=1)

@@ -117,9 +117,9 @@ class DefaultDevice(TorchFunctionMode):
                 self._marked[_address(tensor)] = _storage(tensor)
 
     def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        """Return the result of a call to `to` or `cpu`. Mark the result if the call explicitly asks for "cpu".
+        """Return the result of a call to `to` or `cpu`, marked as a CPU tensor if the call explicitly asks for "cpu".
 
-        If a call asks for another device, the result isn't marked. If a call doesn't specify a device, the result is
+        If a call asks for another device, its result isn't marked. If a call doesn't specify a device, the result is
         marked only if the original tensor is. If the two tensors share memory but only one of them should be marked,
         copy the result first.
         """
@@ -168,7 +168,7 @@ def _inside_torch() -> bool:
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
     """Return a tensor's storage.
 
-    The result of a functional collective is just a wrapper around the tensor that owns the storage.
+    A functional collective returns a wrapper, which has no storage of its own, so this unwraps it first.
     """
     while isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.elem

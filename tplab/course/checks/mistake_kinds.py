@@ -26,9 +26,9 @@ class Context:
     """The values that help to explain why an observation is wrong on one rank.
 
     seen, expected: the observed and the expected value on every rank.
-    lookalikes:     the values that common mistakes would produce on this rank. The keys are descriptions that complete
-                    the sentence "The tensor equals ..." in a message.
-    gradient:       whether the observation is a gradient.
+    lookalikes:     the values that common mistakes would produce on this rank. Each key is a description that
+                    completes the sentence "The tensor equals ..." in a message.
+    gradient:       True if the observed tensor is a gradient.
     """
 
     p: int

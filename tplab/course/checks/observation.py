@@ -116,7 +116,7 @@ def observe(
 
     Returns a dictionary with "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and
     "inputs unchanged" (a `Changed` that also covers the parameters and the upstream gradient). Either all ranks run the
-    backward pass or none do, so no rank is left waiting for one that can't run it.
+    backward pass or none do, so no rank waits for a rank that can't run it.
     """
     leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
     watched = {**leaves, **(parameters or {})}

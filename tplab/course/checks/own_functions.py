@@ -54,7 +54,7 @@ def names_used(code: types.CodeType) -> Iterator[str]:
 
 
 def _of_tplab(function: types.FunctionType) -> Iterator[str]:
-    """Yield the names in a function's code that refer, or may refer, to tplab's objects."""
+    """Yield the names used by a function that refer, or might refer, to objects of tplab."""
     names = list(names_used(function.__code__))
     through_a_module = any(
         name.split(".")[0] == "tplab" or _is_module(function.__globals__.get(name)) for name in names

@@ -1,6 +1,6 @@
 """One rank's traffic, in a form that checks can compare with the expected traffic.
 
-A rank's traffic consists of all the collectives that it entered. Checks compare the kind, size, dtype, and group of
+A rank's traffic is the list of collectives that it entered. Checks compare the kind, size, dtype, and group of
 each collective, and they require that something waited for the collective to complete. Checks ignore where and when a
 rank called a collective.
 

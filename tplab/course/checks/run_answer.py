@@ -67,7 +67,7 @@ def as_failure(
 def _about(report: str, question: str | None) -> str:
     """Return a question about dtypes if the report complains about dtypes.
 
-    Otherwise, return the check's own `question`, or a general question if the check has none.
+    Otherwise, return `question`, which belongs to the check. If it's None, return a general question.
     """
     if _DTYPES_MEET.search(report):
         return _DTYPES

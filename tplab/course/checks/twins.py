@@ -124,7 +124,7 @@ def note(twin: Twin | None) -> str:
 
 
 def question(twin: Twin, report: str = "") -> str:
-    """Return the question to ask if an answer is wrong in this variant of a case.
+    """Return the question to ask if an answer fails this variant of a case.
 
     If the variant's run failed, `report` is the report from that run.
     """
@@ -162,7 +162,7 @@ def rounded(twin: Twin | None, problem: Any) -> Any:
 
 
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
-    """Convert the values of the rank with this index to the dtype or memory layout that a variant of the case uses.
+    """Convert a rank's values to the dtype or memory layout of this variant. `index` is the rank.
 
     If `index` is odd, the tensors keep their memory layout. So if a check calls this with each rank's own index, the
     ranks receive tensors with different layouts, and a collective on these tensors would mix up their elements.

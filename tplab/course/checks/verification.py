@@ -36,7 +36,7 @@ class Differences(Sequence[Difference]):
     text(name):  the difference in words.
     ranks(name): the ranks on which the observation differs.
     malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, only
-                 questions that have a predicate can fit.
+                 questions with a predicate can match.
     """
 
     def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:

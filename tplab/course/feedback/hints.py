@@ -84,7 +84,7 @@ def remember(memory: Path, number: str, step: int) -> None:
 def choose(
     number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False
 ) -> list[tuple[int, str]]:
-    """Return (number, text) pairs for the next hint, for hint number `step`, or for all hints.
+    """Return the next hint, hint number `step`, or all hints, as (number, text) pairs.
 
     Record which hint was shown last.
     """

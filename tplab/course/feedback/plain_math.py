@@ -45,7 +45,7 @@ def _macro(found: re.Match[str]) -> str:
 def _small(text: str, letters: dict[str, str], mark: str) -> str:
     """Convert a subscript or superscript to the corresponding small Unicode characters, such as ₀ or ⁿ.
 
-    If one of the characters has no small form, return `mark` followed by the normal characters instead, as in "_q".
+    If a character has no such form, return `mark` followed by the characters themselves, as in "_q".
     """
     if all(letter in letters for letter in text):
         return "".join(letters[letter] for letter in text)

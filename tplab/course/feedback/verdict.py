@@ -63,7 +63,7 @@ def preformatted(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return the HTML for a left-aligned table. Without a header, the first column is bold."""
+    """Return the HTML for a left-aligned table. If there is no header row, the first column is bold."""
     cell = (
         'style="text-align: left; vertical-align: top; padding: 0.15em 1.2em 0.15em 0; border: none; background: none;"'
     )

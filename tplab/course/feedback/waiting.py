@@ -50,7 +50,7 @@ def on_page() -> bool:
 
 
 def watch() -> None:
-    """If this kernel is running a notebook page, show a box from now on when a cell runs into an unsolved exercise."""
+    """In a notebook, from now on, show a box whenever a cell calls the stub of an unsolved exercise."""
     global _watcher
     if _watcher is None and on_page():
         _watcher = Watcher(sys.modules["IPython"].get_ipython())

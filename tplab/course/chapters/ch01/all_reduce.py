@@ -19,7 +19,7 @@ def _whole_tensors(differences: Differences) -> bool:
 
 
 def _largest(text: str, seen: bool = True) -> int:
-    """Return the number of elements in the largest message in a text such as "expected ...; saw ...".
+    """Return the size, in elements, of the largest message that a report such as "expected ...; saw ..." mentions.
 
     seen: whether to look at the messages that the check saw, or otherwise at those that it expected
     """

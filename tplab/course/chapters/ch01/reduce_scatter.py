@@ -55,7 +55,7 @@ _QUESTIONS = (
     ),
     Question(
         lambda d: d.kind("out") in ("p times", "multiple"),
-        "The sum counts some ranks' values more than once. How many steps does it take before every rank has added "
+        "The sum counts some ranks' values more than once. How many steps does it take until every rank has added "
         "its values once?",
     ),
     Question(kind_is("out", "1/p"), "You returned the mean. Does a reduce-scatter compute the mean or the sum?"),

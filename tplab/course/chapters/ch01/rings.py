@@ -97,9 +97,9 @@ def direction(observed: Sequence[checks.Observed]) -> int:
 
 
 STUCK = (
-    "For each rank, the report names the line on which the rank is stuck. What is the rank waiting for? Which call "
-    "does the rank need its neighbor to make, and can the neighbor reach that call? A send may have to wait for its "
-    "receiver, so start both messages with `dist.batch_isend_irecv`, and then wait for both messages."
+    "For each rank, the report names the line on which the rank is stuck. Which call of its neighbor is the rank "
+    "waiting for, and can the neighbor get to that call? A send may have to wait for its receiver, so start both "
+    "messages with `dist.batch_isend_irecv`, and then wait for both messages."
 )
 LOST = (
     "The send and the receive were both started, but the message never arrived. Do you call `wait()` on every "

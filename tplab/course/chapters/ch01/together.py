@@ -1,4 +1,4 @@
-"""The check for exercise 1.5, in which the learner fixes a training step that all ranks should either take or skip.
+"""The check for exercise 1.5, in which the learner fixes a training step that the ranks should all take or all skip.
 
 Only the first case has twins, which are repetitions of the case in float32 and in bfloat16.
 """
@@ -106,7 +106,7 @@ STUCK = (
 
 
 def _all_took_the_step(differences: checks.Differences) -> bool:
-    """Return whether every rank took a step that all ranks should have skipped, so that a weight is wrong."""
+    """Return whether a weight is wrong because every rank took a step that all of them should have skipped."""
     taken = [row.rank for row in differences if row.name == "step taken" and row.text.startswith("got True")]
     return len(taken) == differences.p and "weight" in differences.names
 

@@ -1,6 +1,6 @@
 """The check for exercise 2.4, in which the learner fixes a gather along the last dimension.
 
-The check leaves out the variant of each case with non-contiguous tensors, because separate cases cover such tensors.
+The check skips each case's non-contiguous variant, because separate cases cover non-contiguous tensors.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Prediction questions of chapter 02, with their answers and explanations."""
+"""The prediction questions for chapter 02, with their answers and explanations."""
 
 from tplab.course.checks import Prediction
 
@@ -19,7 +19,7 @@ PREDICTIONS = {
             ("column_result", 8): "That's the size of the full Y. How many columns of Y does a single rank compute?",
             "column_result": "Each rank computes a quarter of the 4096 columns for all 512 rows. Each element takes "
             "up 4 bytes.",
-            ("row_result", 2): "Does a row split divide up the entries of Y or the terms of each entry?",
+            ("row_result", 2): "Does a row split divide up the entries of Y, or the terms that add up to each entry?",
             "row_result": "With a row split, each rank's result has the full shape of Y. How many bytes does Y take "
             "up?",
         },
@@ -38,8 +38,8 @@ PREDICTIONS = {
     ),
     "2.c": Prediction(
         question="A test calls the broken gather function with a two-dimensional y, and the test passes. If the "
-        "test runs on many ranks, up to how many rows may y have so that the bug stays hidden? If y "
-        "has many rows, up to how many ranks does the bug stay hidden?",
+        "test runs on many ranks, what's the largest number of rows that y can have without revealing the "
+        "bug? If y has many rows, what's the largest number of ranks that doesn't reveal the bug?",
         answer={"rows": 1, "ranks": 1},
         why="With a single row, concatenating the ranks' values in memory order already gives the correct row. With "
         "two or more rows, the second row of rank 0 ends up where the first row of rank 1 belongs. So the bug puts "
@@ -62,7 +62,7 @@ PREDICTIONS = {
         wrong={
             "only_a": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold "
             "if the columns of A are interleaved? Which rows of B does rank 0 hold if B is split into "
-            "blocks?",
+            "contiguous blocks of rows?",
             "both": "Suppose there are four hidden features and two ranks. Which columns of XA does rank 0 hold? "
             "Which rows of B does rank 0 hold? For each column of XA, is there a rank that multiplies the "
             "column by the matching row of B?",

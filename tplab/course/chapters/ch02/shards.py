@@ -90,7 +90,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
 
 
 def _even_cuts(p: int, dtype: torch.dtype, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
-    """For each item of CUTS that can be split into p equal shards, yield (full tensor, shards, dimension)."""
+    """For each entry in CUTS that can be split into p equal shards, yield (full tensor, shards, dimension)."""
     generator = checks.fresh_generator()
     for shape, dim in CUTS:
         whole = torch.randn(*shape, generator=generator, dtype=dtype)
