@@ -228,7 +228,7 @@ check("4.2", RowParallelLinear)
 predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
 
 # %% [markdown]
-# We train the three classes, your own layer, and a plain `nn.Linear` on the same small regression problem. The parallel layers run on two ranks. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
+# Let's train these three classes on a small regression problem, along with your own layer and a plain `nn.Linear`. The parallel layers run on two ranks. The true bias is 2 for every output. Before you run the cell, guess which of the loss curves will look suspicious.
 
 
 # %%
@@ -303,7 +303,7 @@ viz.matrices(
 )
 
 # %% [markdown]
-# With stride 1, rank 0 gets all of `gate` and rank 1 gets all of `up`, so neither rank can multiply matching outputs. With stride 2, each rank gets a slice of each layer, and its rows form matching pairs.
+# With stride 1, rank 0 gets all of `gate` and rank 1 gets all of `up`, so neither rank can multiply matching outputs. With stride 2, each rank gets a slice of each layer, so every row of `gate` is on the same rank as the matching row of `up`.
 #
 # **Predict.** A fused weight `[q; k; v]` has 12 rows, in three blocks of four. Suppose this weight is split across two ranks with a stride of 3. Which rows does rank 1 hold? List the row numbers in order.
 

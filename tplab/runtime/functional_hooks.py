@@ -1,7 +1,7 @@
 """Hooks that connect the recorder to functional collectives, which DTensor and torch.compile use.
 
-Functional collectives end in operators of the `_c10d_functional` namespace. For each of them, we register a kernel
-under the backend's dispatch key that records the collective and then calls torch's kernel.
+Functional collectives call operators in the `_c10d_functional` namespace. Under the backend's dispatch key, we register
+a kernel for each operator, which records the collective and then calls torch's kernel.
 """
 
 from collections.abc import Callable

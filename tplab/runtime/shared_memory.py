@@ -1,20 +1,20 @@
-"""All-reduces through memory that the ranks of one machine share, instead of gloo's network connections.
+"""All-reduces through memory that is shared by the ranks on one machine, instead of through gloo's sockets.
 
     rank 0: copy x to slot 0 ─┐                       ┌─▶ add up all slots -> x
                               ├─▶ ring, and wait ─────┤
     rank 1: copy x to slot 1 ─┘                       └─▶ add up all slots -> x
 
-gloo sends every message through a socket, even to a rank on the same machine, and the kernel copies it on the way in
-and out. Here, each rank writes its x once and reads those of the other ranks. (NCCL's transport of this kind is called
-SHM.) To tell the others that its slot is full, a rank writes a byte to a pipe of each of them. If a rank ends, its
-pipes close, and the ranks that wait for it raise an error.
+gloo sends every message through a socket, even to a rank on the same machine. The operating system copies the message
+into the socket's buffer and out again. Here, each rank writes its x once and reads the other ranks' x directly. (NCCL
+calls its transport of this kind SHM.) When a rank's slot is full, the rank rings: it writes a byte to a pipe of each
+other rank. If a rank exits, its pipes close, and any rank that is waiting for it raises an error.
 
-A rank that waits looks for a moment before it sleeps, because waking up takes longer than most waits. It only does so
-if every rank has a core of its own.
+If every rank has a core of its own, a waiting rank polls the pipes for 2 ms before it goes to sleep, because waking up
+takes longer than most waits.
 
-There are two sets of slots, and the all-reduces of a group take turns with them. A rank fills a set again only after it
-has finished the all-reduce in between, which every rank joins after it has read that set. So no rank overwrites what
-another one still needs.
+A group has two sets of slots, which its all-reduces use alternately. After a rank has written to one set, it may write
+to this set again only two all-reduces later. The all-reduce in between can't finish before every rank has joined it,
+and a rank joins it only after reading the first set. So no rank overwrites values that another rank still needs.
 """
 
 import mmap
@@ -36,27 +36,27 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tplab.common.cores import cores
 
 AllReduce = Callable[..., Any]  # ProcessGroup.allreduce
-SMALLEST = 16 * 1024  # bytes; less isn't worth it
+SMALLEST = 16 * 1024  # bytes; smaller messages wouldn't be faster
 _SETS = 2
-_LOOKS = 2e-3  # seconds before a rank that waits goes to sleep
+_LOOKS = 2e-3  # seconds that a waiting rank polls before it goes to sleep
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
-_functional: dict[int, "Sum"] = {}  # by the address of the memory that it will fill
+_functional: dict[int, "Sum"] = {}  # by the address of the result
 _hooked = False  # all-reduces only get here if `tplab.runtime.hooks` has replaced torch's
 
 
 def share_memory(group: ProcessGroup | None, largest: int) -> bool:
-    """Make this group's all-reduces of up to `largest` bytes (0: none) use shared memory. All its ranks call this.
+    """Use shared memory for this group's all-reduces of at most `largest` bytes. All ranks in the group must call this.
 
-    That holds for sums of floating-point tensors on the CPU, for as long as the group exists. Everything else stays on
-    gloo, and so do these sums if the ranks can't share memory because they are on several machines. Returns True if
-    they do share memory.
+    From then on, the group sums floating-point tensors on the CPU through shared memory. All other messages still use
+    gloo. If the ranks are on different machines, so that they can't share memory, the sums use gloo as well. Returns
+    True if the ranks share memory. With largest=0, the group goes back to gloo.
 
-    The sum is the same on every rank. With more than two ranks, it may be rounded differently from gloo's, because the
-    ranks' terms are added in rank order. The memory is 2 · p · `largest` bytes per group of p ranks.
+    Every rank gets exactly the same sum. With more than two ranks, the sum may be rounded differently than with gloo,
+    because the ranks' tensors are added in rank order. A group of p ranks needs 2 · p · `largest` bytes of memory.
 
-    Raises RuntimeError on ranks that tplab hasn't started and in which it records nothing.
+    Raises RuntimeError if this process wasn't started by tplab and isn't being recorded.
     """
     if not _hooked:
         raise RuntimeError("share_memory only works on ranks that tplab.launch has started, or after tplab.record")
@@ -78,10 +78,10 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
 
 
 def _connected(group: ProcessGroup, size: int, opened: ExitStack) -> "_Slots | None":
-    """Return the shared memory of the group's ranks with a pipe from each to each, or None if this rank has none.
+    """Create the group's shared memory and a pipe from each rank to each other rank. Return None if that's impossible.
 
-    `opened` closes what only has to be open until every rank has opened it, too. None of it has a name, so nothing is
-    left when the ranks end, however they end.
+    `opened` closes the files that other ranks only need while they open them, too. None of these files has a name in
+    the file system, so nothing is left behind, even if a rank is killed.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     ends = [os.pipe() for _ in range(p)]  # to read from and for the other rank to write to
@@ -107,7 +107,7 @@ def _connected(group: ProcessGroup, size: int, opened: ExitStack) -> "_Slots | N
 
 
 def _create(size: int, token: int, opened: ExitStack) -> int:
-    """Create memory that begins with the token, and return its descriptor, or -1 if this system has no such memory."""
+    """Create a file in memory that starts with the token. Return its descriptor, or -1 if the system can't do this."""
     try:
         file = os.memfd_create("tplab")  # only on Linux
         opened.callback(os.close, file)
@@ -119,18 +119,18 @@ def _create(size: int, token: int, opened: ExitStack) -> int:
 
 
 def _map(path: str, token: int, size: int) -> Tensor:
-    """Return the memory as bytes. Raises OSError if this rank can't reach it, as on another machine."""
+    """Map the file and return its bytes. Raises OSError if this rank can't open it because it's on another machine."""
     file = os.open(path, os.O_RDWR)
     try:
         if os.pread(file, 8, 0) != token.to_bytes(8, "little"):
-            raise FileNotFoundError(f"{path} exists on this machine, too, but it belongs to something else")
+            raise FileNotFoundError(f"{path} exists here, but it isn't the file that the first rank created")
         return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     finally:
         os.close(file)
 
 
 def instead_of(gloos: AllReduce) -> AllReduce:
-    """Return `gloos` all-reduce, except that groups that `share_memory` use it."""
+    """Return a function that all-reduces through shared memory if possible, and otherwise calls `gloos`."""
     global _hooked
     _hooked = True
 
@@ -145,7 +145,7 @@ def instead_of(gloos: AllReduce) -> AllReduce:
 
 
 def functional_all_reduce(group: ProcessGroup, x: Tensor, op: str, in_place: bool) -> Tensor | None:
-    """Start an all-reduce of DTensor or torch.compile. Return the tensor to wait for, or None if gloo has to do it."""
+    """Start an all-reduce for DTensor or torch.compile. Return its result, or None if the caller has to use gloo."""
     if not _slots or (slots := _slots_for(group, x, op.lower() == "sum")) is None:
         return None
     total = x if in_place else x.clone(memory_format=torch.contiguous_format)
@@ -154,12 +154,12 @@ def functional_all_reduce(group: ProcessGroup, x: Tensor, op: str, in_place: boo
 
 
 def functional_work(tensor: Tensor) -> "Sum | None":
-    """Return the work that will fill this tensor, once, or None if it isn't one of `functional_all_reduce`."""
+    """Return the work that `functional_all_reduce` started for this tensor, or None. A second call returns None."""
     return _functional.pop(tensor.untyped_storage().data_ptr(), None) if _functional else None
 
 
 def _slots_for(group: ProcessGroup, x: Tensor, is_sum: bool) -> "_Slots | None":
-    """Return the slots that this all-reduce uses, if any. The ranks agree, because their tensors are of one kind."""
+    """Return the slots for this all-reduce, or None for gloo. All ranks agree, since their sizes and dtypes agree."""
     slots = _slots.get(group)
     if slots is None or not is_sum or x.device.type != "cpu" or x.dtype not in _DTYPES:
         return None
@@ -169,10 +169,10 @@ def _slots_for(group: ProcessGroup, x: Tensor, is_sum: bool) -> "_Slots | None":
 class _Slots:
     """The shared memory of a group: `memory` [2, p, bytes], where memory[i, r] is rank r's slot in set i.
 
-    arrivals     by rank, the pipe in which another rank says that its slot is full
-    doorbells    the pipes in which this rank tells the others
-    patience     the milliseconds that a rank waits for another, as in gloo
-    looks        the seconds of these in which it doesn't sleep
+    arrivals     for each other rank, the pipe that it writes to when its slot is full
+    doorbells    the pipes that this rank writes to when its own slot is full
+    patience     the timeout in milliseconds, the same as gloo's
+    looks        how many seconds a waiting rank polls before it goes to sleep
     """
 
     memory: Tensor
@@ -191,12 +191,12 @@ class _Slots:
     def all_reduce(self, x: Tensor) -> "Sum":
         if self.latest is not None:
             self.latest.wait()
-        with _disable_current_modes():  # a meter of memory counts tensors, but no transport's buffers
-            x = x.data.as_strided((x.numel(),), (1,))  # in the order of its memory, as gloo does
+        with _disable_current_modes():  # so that a memory meter doesn't count the transport's buffers
+            x = x.data.as_strided((x.numel(),), (1,))  # in memory order, like gloo
             slots = self.memory[self.turn, :, : x.numel() * x.element_size()].view(x.dtype)  # [p, n]
             slots[self.rank].copy_(x)
         for doorbell in self.doorbells:
-            with suppress(BrokenPipeError):  # that rank has ended, which waiting for it will show
+            with suppress(BrokenPipeError):  # that rank has exited, and `wait` will say so
                 os.write(doorbell, b"!")
         self.turn = (self.turn + 1) % _SETS
         self.latest = Sum(self, slots, x)
@@ -204,7 +204,7 @@ class _Slots:
 
 
 class Sum(dist.Work):
-    """The work of one all-reduce: its slots [p, n], and the tensor x [n] that gets their sum."""
+    """One all-reduce in progress, with its slots [p, n] and the tensor x [n] that receives their sum."""
 
     _tensors: tuple[Tensor, Tensor] | None
 
@@ -214,7 +214,7 @@ class Sum(dist.Work):
         self._size, self._looks, self._patience = x.nbytes, group.looks, group.patience
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the other ranks, and add up. Raises RuntimeError if one of them has ended or doesn't come."""
+        """Wait for the other ranks, and sum the slots. Raises RuntimeError if a rank has exited or the time is up."""
         sleeps = time.monotonic() + self._looks
         while self._missing:
             if not self._look(0) and time.monotonic() >= sleeps and not self._look(self._patience):
@@ -231,7 +231,7 @@ class Sum(dist.Work):
         return not self._missing
 
     def _look(self, milliseconds: int) -> bool:
-        """Note which ranks have filled their slots, and add up once all have. False: none has in this time."""
+        """Note which slots are full, and sum them once all are. Return False if none became full in this time."""
         poll = select.poll()
         for arrival in self._missing.values():
             poll.register(arrival, select.POLLIN)
@@ -242,8 +242,8 @@ class Sum(dist.Work):
                     raise RuntimeError(f"Connection closed by peer: rank {rank} of the group has ended")
                 del self._missing[rank]
         if not self._missing:
-            assert self._tensors is not None  # it's added up only once
-            (slots, x), self._tensors = self._tensors, None  # the group keeps this work, but shouldn't keep x
+            assert self._tensors is not None  # the slots are summed only once
+            (slots, x), self._tensors = self._tensors, None  # the group keeps this object, which shouldn't keep x alive
             with _disable_current_modes():
                 torch.add(slots[0], slots[1], out=x)
                 for slot in slots[2:]:
@@ -254,4 +254,4 @@ class Sum(dist.Work):
 def _timeout_of(group: ProcessGroup) -> int:
     """Return the timeout of a group in milliseconds."""
     options: Any = group._get_backend(torch.device("cpu")).options
-    return min(int(options._timeout.total_seconds() * 1000), 2**31 - 1)  # what poll takes
+    return min(int(options._timeout.total_seconds() * 1000), 2**31 - 1)  # the largest timeout that poll accepts

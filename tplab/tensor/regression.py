@@ -2,7 +2,7 @@
 
     y = x Wᵀ + b     x [64, 8], W [4, 8], y [64, 4], and every element of the true bias b is 2
 
-The layer trains with plain SGD on all ranks of a launch. Each rank has its own slice of the inputs.
+All ranks train the layer with plain SGD, and each rank has its own slice of the inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ STEPS, LEARNING_RATE = 40, 0.2
 
 
 class Fit(TypedDict):
-    """What a rank has after the training. losses: the loss before each step, and after the last one."""
+    """A rank's result after training."""
 
-    losses: list[float]
+    losses: list[float]  # before each step, and after the last one
     weight: Tensor  # this rank's shard [4, 8/p]
     bias: Tensor  # [4]
 
@@ -37,7 +37,7 @@ def problem() -> tuple[Tensor, Tensor]:
 
 
 def fit(layer_class: Callable[..., nn.Module]) -> Fit:
-    """Train `layer_class(8, 4)` from zero weights on this rank's inputs [64, 8/p]. All ranks call this."""
+    """Train `layer_class(8, 4)` on this rank's inputs [64, 8/p], starting from zeros. All ranks call this."""
     layer = layer_class(IN, OUT, device=device())
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
@@ -58,7 +58,7 @@ def fit(layer_class: Callable[..., nn.Module]) -> Fit:
 
 
 def loss_in_one_process(run: Sequence[Fit], bias_of: int) -> float:
-    """Return the loss of a single process that loads all ranks' weight shards, and the bias of rank `bias_of`."""
+    """Return the loss of a single process that uses all ranks' weight shards and the bias of rank `bias_of`."""
     inputs, targets = problem()
     weight = torch.cat([result["weight"].cpu() for result in run], dim=1)  # [4, 8]
     return F.mse_loss(F.linear(inputs, weight, run[bias_of]["bias"].cpu()), targets).item()

@@ -168,7 +168,7 @@ def _inside_torch() -> bool:
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
     """Return a tensor's storage.
 
-    A functional collective returns a wrapper, which has no storage of its own, so this unwraps it first.
+    A functional collective returns a wrapper without storage of its own, so its tensor has to be unwrapped first.
     """
     while isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.elem
@@ -180,7 +180,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _device_in(values: Iterable[Any]) -> str | None:
-    """Return "cpu" if the first device among the values is the string "cpu". For any other device, return "given".
+    """Return "cpu" if the first device found among a call's arguments is the string "cpu". For others, return "given".
 
     The device may also be given as a tensor, because `to` accepts tensors. Return None if there's no device at all.
     """

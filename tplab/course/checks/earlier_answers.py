@@ -19,8 +19,8 @@ def earlier_answers(number: str, answers: tuple[Any, ...]) -> Iterator[tuple[str
     """Yield the earlier exercises that the given answers depend on, directly or indirectly.
 
     The exercises are in the order in which they appear in the chapter. Each item is a tuple (exercise, name, answers).
-    `answers` contains the learner's functions and classes that solve this exercise. `name` is the name of a function
-    or class among them that the given answers use.
+    `answers` contains the learner's functions and classes that solve this exercise. `name` is the name of one of
+    these functions or classes that the given answers use.
     """
     namespace = next((function.__globals__ for answer in answers for function in _functions(answer)), {})
     everything = _used(answers, namespace)
@@ -65,7 +65,7 @@ def _used(answers: tuple[Any, ...], namespace: dict[str, Any]) -> list[str]:
     """Return the global names that the answers use, directly or indirectly.
 
     Names that the answers themselves use come first. If one of these names refers to a function or class that the
-    learner wrote, the names used inside it follow later, and so on recursively.
+    learner wrote, the names that it uses are added at the end, and so on recursively.
     """
     found: dict[str, None] = {}
     waiting = list(answers)

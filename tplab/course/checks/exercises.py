@@ -43,8 +43,8 @@ WORLD_SIZES = (1, 2, 4)
 class Stopped(Interrupted):
     """Raised when the user interrupts a check.
 
-    The message shows where the answer was interrupted. If ranks were running the answer, it
-    shows where each rank was.
+    The message shows where the answer was interrupted. If the answer was running on several
+    ranks, the message shows where each of them was.
     """
 
 

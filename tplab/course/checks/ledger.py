@@ -50,7 +50,7 @@ class Ledger:
                 self.bytes += each.bytes
 
     def tried(self) -> str:
-        """Summarize what the check has tried, as in "12 cases on 1, 2 and 4 ranks, 480 results compared, ..."."""
+        """Summarize what the check tried, as in "12 cases on 1, 2 and 4 ranks, 480 results compared, ..."."""
         if not self.cases:
             return ""
         cases = f"{self.cases:,} case{'' if self.cases == 1 else 's'}"

@@ -288,9 +288,9 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """Return the (output, gradient) pairs for the backward pass, and a text that says why the pass can't run.
+    """Return the (output, gradient) pairs for the backward pass, and "".
 
-    The text is "" if the backward pass can run.
+    If the backward pass can't run, return an empty list and a message that says why.
     """
     if isinstance(upstream, Sequence):
         if not isinstance(out, (tuple, list)) or len(out) != len(upstream):

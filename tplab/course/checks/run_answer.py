@@ -67,7 +67,7 @@ def as_failure(
 def _about(report: str, question: str | None) -> str:
     """Return a question about dtypes if the report complains about dtypes.
 
-    Otherwise, return `question`, which belongs to the check. If it's None, return a general question.
+    Otherwise, return the question that the check passed. If it passed None, return a general question.
     """
     if _DTYPES_MEET.search(report):
         return _DTYPES
@@ -84,9 +84,10 @@ def run_ranks(
 ) -> Results:
     """Run a check's program on p ranks with `launch`. results[r] is what program(*args) returned on rank r.
 
-    If a rank fails, `run_ranks` raises CheckFailed with the launcher's report. The failure message asks `question`, or
-    `stuck` if the ranks are waiting for each other. If a rank calls a stub, `run_ranks` raises the stub's
-    NotImplementedError. The headline uses `note` to show what the check tried, as in "ColumnParallelLinear(12, 8)".
+    If a rank fails, `run_ranks` raises CheckFailed with the launcher's report. The failure message asks
+    `question`. If the ranks are waiting for each other, it asks `stuck` instead. If a rank calls a stub, `run_ranks`
+    raises the stub's NotImplementedError. The headline uses `note` to show what the check tried, as in
+    "ColumnParallelLinear(12, 8)".
     """
     try:
         results = launch(_portable_result, p, args=(program, args))
@@ -128,10 +129,11 @@ def run_cases(
     The program returns a list with one result per case. All cases share one launch. If that launch fails, `run_cases`
     splits the cases in half, launches each half separately, and keeps splitting until it finds the failing case. The
     failure message uses `note` to describe the failing case, and asks the question that `question` returns for the
-    case. If the ranks are waiting for each other, the message asks the question that `stuck` returns instead. If
-    `ask_instead` returns a better question for the failure, the message asks only that question. Always exhaust the
-    iterator, because some answers fail only when several cases run one after another, and `run_cases` doesn't raise
-    CheckFailed for such an answer until the end.
+    case. But if the ranks are waiting for each other, it asks the question that `stuck` returns. If `ask_instead`
+    returns a better question for the failure, the message asks only that question.
+
+    Always exhaust the iterator. Some answers fail only when several cases run one after another. For such an answer,
+    `run_cases` raises CheckFailed only after it has yielded all cases.
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:

@@ -164,8 +164,8 @@ def rounded(twin: Twin | None, problem: Any) -> Any:
 def given(twin: Twin | None, value: Any, index: int = 0) -> Any:
     """Convert a rank's values to the dtype or memory layout of this variant. `index` is the rank.
 
-    If `index` is odd, the tensors keep their memory layout. So if a check calls this with each rank's own index, the
-    ranks receive tensors with different layouts, and a collective on these tensors would mix up their elements.
+    In a variant with another layout, only even ranks' tensors change. So the ranks receive tensors with different
+    layouts, and a collective on these tensors would mix up their elements.
     """
     if twin is Twin.STRIDED:
         return value if index % 2 else layouts.spread_out(value)

@@ -1,4 +1,4 @@
-"""Each exercise has three hints. `tplab hint 4.2` shows the next one, and a failed check's box contains all three.
+"""Each exercise has three hints. `tplab hint 4.2` shows the next hint. The box of a failed check contains all three.
 
 This module reads the hints from the executed solution notebook, which contains them as nested <details> (see
 `rewrite.fold_hints`). That way, learners still get the hints even if they've deleted or edited the hints cell in their
@@ -84,7 +84,7 @@ def remember(memory: Path, number: str, step: int) -> None:
 def choose(
     number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False
 ) -> list[tuple[int, str]]:
-    """Return the next hint, hint number `step`, or all hints, as (number, text) pairs.
+    """Return (number, text) pairs: all the hints, only the hint with the number `step`, or only the next hint.
 
     Record which hint was shown last.
     """

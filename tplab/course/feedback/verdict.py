@@ -37,7 +37,7 @@ def box(color: str, *parts: str) -> str:
 
 
 def heading(text: str) -> str:
-    """Return the HTML for a box's first line. The text isn't colored, because border colors are too pale for text."""
+    """Return the HTML for a box's first line. The text has no color, because the border colors are too pale to read."""
     return f'<div style="font-weight: 600;">{escape(text)}</div>'
 
 

@@ -105,8 +105,8 @@ def see_loading(
 ) -> checks.Observed:
     """Load the full state into the model, and observe what `load` did.
 
-    If there's a second model (`between`), load other values into both models first, and load them into the second model
-    once more afterward.
+    If there's a second model (`between`), first load other values into both models. At the end, load these other values
+    into the second model again.
     """
     other = {name: value.flip(-1) * -0.75 for name, value in full.items()}
     for each in (model, between) if between else ():
@@ -148,8 +148,8 @@ def see_saving(
 ) -> checks.Observed:
     """Copy the shards `mine` into the model's parameters, save the model, and observe what `save` did.
 
-    If there's a second model (`between`), save both models before any values are copied into the first model, and save
-    the second model again afterward.
+    If there's a second model (`between`), save both models before any values are copied into the first one. At the end,
+    save the second model again.
     """
     for each in (model, between) if between else ():
         save(each, group)
@@ -255,7 +255,7 @@ def gathers_on(place: checks.Place, names: Sequence[str]) -> checks.Traffic:
 
 
 def random_state(generator: torch.Generator) -> dict[str, Tensor]:
-    """Return a random full state whose tensors have different dtypes, as in a model whose norms stay in float32."""
+    """Return a full state dict with random values. Its dtypes differ, as in a model whose norms stay in float32."""
     return {
         name: checks.random_tensor(generator, *sizes).to(dtype_of(name))
         for name, (sizes, _) in SmallModel.shapes.items()

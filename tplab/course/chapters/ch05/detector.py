@@ -1,6 +1,6 @@
 """The check for exercise 5.3, in which the learner writes a detector for replicated parameters that drift apart.
 
-A scene describes how a model's parameters differ between ranks. The check runs the detector in every scene.
+A scenario describes how a model's parameters differ between ranks. The check runs the detector in every scenario.
 """
 
 import math
@@ -41,7 +41,7 @@ class Part(nn.Module):
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Offsets = dict[str, Sequence[float]]  # {parameter: offsets of its last element on each rank in the group}
 
-SCENES: dict[str, Offsets] = {
+SCENARIOS: dict[str, Offsets] = {
     "equal replicas": {},
     "only the shards differ": {"shard": (0, 1, 2, 3)},
     "one element differs on the last rank": {"second": (0, 0, 0, 0.5)},
@@ -64,28 +64,28 @@ SCENES: dict[str, Offsets] = {
 }
 
 
-def offsets_on(scene: Offsets, q: int) -> Offsets:
-    """Select the offsets for a group of q ranks from a scene, which lists the parameters' offsets on four ranks.
+def offsets_on(scenario: Offsets, q: int) -> Offsets:
+    """Select the offsets for a group of q ranks from a scenario, which lists the parameters' offsets on four ranks.
 
     If the last rank in the group would have no offset, use the offset of the fourth rank.
     """
-    return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scene.items()}
+    return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scenario.items()}
 
 
-def right_drift(scene: Offsets) -> float | str:
-    """Return the drift, a float or NOT_FINITE, that the detector should report for the offsets in `scene`."""
-    replicated = [values for name, values in scene.items() if "shard" not in name]
+def right_drift(scenario: Offsets) -> float | str:
+    """Return the drift, a float or NOT_FINITE, that the detector should report for the offsets in `scenario`."""
+    replicated = [values for name, values in scenario.items() if "shard" not in name]
     if any(math.isnan(value) for values in replicated for value in values):
         return NOT_FINITE
     return float(max((max(values) - min(values) for values in replicated), default=0.0))
 
 
 def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[checks.Observed]:
-    """On every rank, run the detector on a model for each scene, and observe what the detector reports."""
+    """On every rank, run the detector on a model for each scenario, and observe what the detector reports."""
     group = checks.make_group(groups)
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
-    for note, scene in SCENES.items():
+    for note, scenario in SCENARIOS.items():
         dtype = next((dtype for name, dtype in DTYPES.items() if name in note), torch.float64)
         model = Part(dtype)
         model.add_module("inner", Part(dtype))
@@ -101,7 +101,7 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
                 params["first"].data[0] += rank
                 detect(model, group)
                 params["first"].data[0] -= rank
-            for name, offsets in offsets_on(scene, q).items():
+            for name, offsets in offsets_on(scenario, q).items():
                 params[name].view(-1)[-1] += offsets[rank]
                 if note in (CANCEL, CANCEL_IN_COLUMN):
                     params[name].view(-1)[0 if note == CANCEL else 3] -= offsets[rank]
@@ -143,12 +143,15 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
             whose, note = (checks.ask_about_group(WHOSE_GROUP), checks.IN_GROUPS) if groups else (None, "")
             seen = checks.run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
             runs.append((p, groups, seen))
-    for nan in (False, True):  # check the scenes without NaN first, because every detector must handle these scenes
+    for nan in (
+        False,
+        True,
+    ):  # check the scenarios without NaN first, because every detector must handle these scenarios
         for p, groups, seen in runs:
             q = len(checks.member_of(p, groups)[0][1])
-            for i, (note, scene) in enumerate(SCENES.items()):
+            for i, (note, scenario) in enumerate(SCENARIOS.items()):
                 if ("NaN" in note) == nan:
-                    right = {"drift": right_drift(offsets_on(scene, q))}
+                    right = {"drift": right_drift(offsets_on(scenario, q))}
                     observed = [mine[i] for mine in seen]
                     questions = [CHANGED, checks.group_question(WHOSE_GROUP)] if groups else [CHANGED]
                     questions += detector_questions(note, [mine["drift"] for mine in observed], right["drift"])
@@ -166,7 +169,7 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
 
 
 def detector_questions(note: str, drifts: list[Any], right: float | str) -> list[checks.Question]:
-    """Return the questions to ask if the detector reports a wrong drift, depending on the scene and on the drifts."""
+    """Return the questions about a wrong drift. They depend on the scenario and on all the drifts."""
     rules = [
         (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
         (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),

@@ -38,7 +38,7 @@ PREDICTIONS = {
             "rank's shard.",
             "times_n": (
                 "Two of the messages are the same size as x, with n elements each. The other messages are the same "
-                "size as the tensor between the two layers, with 4n elements each. How many of these larger messages "
+                "size as the tensor between the two layers, 4n elements. How many of these larger messages "
                 "are there?"
             ),
         },
