@@ -3,7 +3,9 @@
 from fractions import Fraction
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from tplab.course.checks import Prediction
@@ -118,9 +120,17 @@ def test_what_counts_as_right(field, value, right) -> None:
         ("shape", ("2", "4"), True),
         ("shape", ("2", "3"), False),
         ("same", "1", False),
+        ("time", torch.tensor(0.5), True),
+        ("time", torch.tensor([0.5]), True),
+        ("time", torch.tensor(0.4), False),
+        ("time", np.float32(0.5), True),
+        ("shape", torch.tensor([2, 4]), True),
+        ("shape", torch.tensor([4, 2]), False),
+        ("same", torch.tensor(True), True),
+        ("same", torch.tensor(1), False),
     ],
 )
-def test_a_number_may_be_written_as_text_or_as_a_fraction(field, value, right) -> None:
+def test_a_number_may_be_written_as_text_as_a_fraction_or_as_a_tensor(field, value, right) -> None:
     values = {"kind": "all_reduce", "shape": (2, 4), "time": 0.5, "same": True, field: value}
     assert (": right" in repr(predict("90.b", **values))) == right
 

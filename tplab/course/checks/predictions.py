@@ -4,8 +4,8 @@
 
 This call looks up `PREDICTIONS["4.a"]` in the chapter's package. If a field is still `...`, the learner hasn't
 predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets some advice and, starting with
-the third distinct attempt, can also reveal the right answer. The learner may also write numbers as text or as fractions
-("1/4", "0.25", Fraction(1, 4)), and names may contain hyphens, spaces, or underscores.
+the third distinct attempt, can also reveal the right answer. Numbers may also be text, fractions, or tensors ("1/4",
+"0.25", Fraction(1, 4), torch.tensor(0.25)), and names may contain hyphens, spaces, or underscores.
 """
 
 from collections.abc import Mapping
@@ -76,6 +76,7 @@ def predict(number: str, **values: Any) -> Reply:
     if missing:
         todo = f"Replace the dots with your prediction for {names(missing)}, and then run this cell."
         return Reply(BLUE, "?", f"Prediction {number}", (asked.question, todo))
+    values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
     wrong = [name for name, right in asked.answer.items() if not _right(values[name], right)]
     if not wrong:
         return Reply(GREEN, "✓", f"Prediction {number}: right", (asked.why,))
