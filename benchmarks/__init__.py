@@ -1,1 +1,1 @@
-"""Side by side with peers, in one run. `make bench` prints the tables."""
+"""Benchmarks that compare tplab with other libraries, side by side in one run. `make bench` prints the tables."""

@@ -1,7 +1,7 @@
-"""The ways to compute causal self-attention on p ranks that `benchmarks.layers` runs in turns.
+"""Ways to compute causal self-attention on p ranks, which `benchmarks.layers` runs in turns.
 
-All use torch's `scaled_dot_product_attention` for what happens within a head, also Megatron-Core, whose own on a CPU
-writes all s s scores into memory; so what differs is how the heads get to the ranks and back.
+Within a head, all of them use torch's `scaled_dot_product_attention`. That includes Megatron-Core, because on a CPU,
+its own attention writes all s s scores into memory. So the ways differ only in how the heads get to the ranks and back.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,14 @@ from torch.nn import functional as F
 from benchmarks import implementations
 from benchmarks.implementations import Problem, Way
 
-COUNT = 16  # heads
+COUNT = 16  # number of heads
 
 
 def problem(tokens: int = 2048, hidden: int = 1024) -> Problem:
-    """x [2, n/2, h], [Wq; Wk; Wv] `qkv` [3 h, h], Wo^T `out` [h, h], both with a bias; 16 heads."""
+    """Return an attention layer with 16 heads: x [2, n/2, h], `qkv` = [Wq; Wk; Wv] [3 h, h], and `out` = Wo^T [h, h].
+
+    Both weights have a bias.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -41,13 +44,13 @@ def _plain(x: Tensor, qkv: Tensor, qkv_bias: Tensor, out: Tensor, out_bias: Tens
 
 
 def _heads(qkv: Tensor, count: int) -> Tensor:
-    """[b, s, 3 n d], all of q, then k, then v -> what the n heads found, [b, s, n d]."""
+    """Run n attention heads on qkv [b, s, 3 n d], which contains all of q, then k, then v. Returns [b, s, n d]."""
     q, k, v = (part.unflatten(-1, (count, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))  # [b, n, s, d]
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
 def _cut(name: str, whole: Tensor) -> Tensor:
-    """This rank's heads of q, then of k, then of v; columns of `out` to fit."""
+    """Return this rank's shard: its heads of q, then of k, then of v, and the matching columns of `out`."""
     rank, p = dist.get_rank(), dist.get_world_size()
     if name in ("qkv", "qkv_bias"):
         return torch.cat([part.chunk(p)[rank] for part in whole.chunk(3)])
@@ -55,7 +58,10 @@ def _cut(name: str, whole: Tensor) -> Tensor:
 
 
 def _cut_megatron(name: str, whole: Tensor) -> Tensor:
-    """This rank's rows of q0 k0 v0, q1 k1 v1, ..; texts along the second dimension."""
+    """Return this rank's shard in Megatron-Core's layout.
+
+    The rows of `qkv` are in the order q0 k0 v0, q1 k1 v1, .., and x is [s, b, h].
+    """
     if name in ("qkv", "qkv_bias"):
         by_head = whole.unflatten(0, (3, COUNT, -1)).transpose(0, 1)  # [n, 3, d, ..]
         return by_head.chunk(dist.get_world_size())[dist.get_rank()].flatten(0, 2)
@@ -89,7 +95,7 @@ def by_hand(problem: Problem) -> Way:
 
 
 class CausalCore(nn.Module):
-    """Within a head, as Megatron-Core calls it: q, k, v [s, b, n, d] -> [s, b, n d]."""
+    """The attention within a head, with Megatron-Core's interface: q, k, v [s, b, n, d] -> [s, b, n d]."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__()
@@ -121,7 +127,7 @@ def megatron_core(problem: Problem) -> Way:
 
 
 class _Attention(nn.Module):
-    """Two linear layers of some library, whose first gives this rank's heads of q, k and v."""
+    """Attention with two linear layers of any library. The first one returns this rank's heads of q, k and v."""
 
     def __init__(self, qkv: nn.Module, out: nn.Module) -> None:
         super().__init__()
@@ -145,7 +151,7 @@ def fairscale(problem: Problem) -> Way:
 
 
 def torch_dtensor(problem: Problem) -> Way:
-    """One layer for q, k and v, whose rows are sorted by rank first, since DTensor makes one plain cut."""
+    """Use one layer for q, k and v, whose rows are sorted by rank first, because DTensor shards contiguously."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     hidden, p = problem.inputs["x"].shape[-1], dist.get_world_size()
@@ -160,7 +166,7 @@ def torch_dtensor(problem: Problem) -> Way:
     return Way(attention, {name: found[theirs] for name, theirs in NAMES.items()}, _cut)
 
 
-SMALL = {"tokens": 256, "hidden": 128}  # for the tests, and to try it out
+SMALL = {"tokens": 256, "hidden": 128}  # for the tests, and for a quick try
 WAYS: dict[str, Callable[[Problem], Way]] = {
     "tplab": tplab,
     "tplab, async_grad_allreduce": tplab_async,

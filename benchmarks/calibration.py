@@ -1,8 +1,8 @@
-"""The calibrated cost model beside real steps of the capstone's laptop preset, on 1 and 2 ranks, in turns.
+"""Compare the calibrated cost model with real steps of the capstone's laptop preset, on 1 and 2 ranks in turns.
 
     python -m benchmarks.calibration [ROUNDS]
 
-Prints predicted over measured for each round, and the speedup of two ranks.
+For each round, it prints the predicted and measured times and the predicted and measured speedup of two ranks.
 """
 
 import os

@@ -1,16 +1,16 @@
-"""A training step of the capstone on one device, with tplab's layers at p = 1 and with plain PyTorch's.
+"""Time a training step of the capstone on one device, with tplab's layers at p = 1 and with plain PyTorch's.
 
     python -m benchmarks.gpu [--preset h100x1] [--rounds 20] [--eager] [--small]
 
-What parallel layers cost where there is nothing to share: the same GPT, weights, optimizer, sequences and precision,
-eager and compiled. All ways take turns in every round, in an order drawn anew. The ratio is the median over the rounds
-of (this way / plain PyTorch of the same kind, eager or compiled, in the same round); ways whose quartiles overlap can't
-be told apart.
+This shows what parallel layers cost when there is nothing to share. A way is one kind of layers, either eager or
+compiled. All ways train the same GPT with the same weights, optimizer, sequences and precision. They take turns in
+every round, in a new random order. The ratio is the median over the rounds of (this way / plain PyTorch of the same
+kind, eager or compiled, in the same round). If the quartiles of two ways overlap, the ways can't be told apart.
 
-Utilisation is of the FLOPs that the model needs (`tplab.cost.flops`), for GPUs that `tplab.cost.machines`
-knows. The peak is what torch's allocator had handed out for this way alone: weights, optimizer, gradients and
-activations. `waits` counts how often a step makes the processor wait for the GPU; two or three (its first and last
-numbers) do no harm.
+The utilization is based on the FLOPs that the model needs (`tplab.cost.flops`), and appears only for GPUs that
+`tplab.cost.machines` knows. The peak is the memory that torch's allocator handed out for this way alone: weights,
+optimizer, gradients and activations. `waits` counts how often a step makes the CPU wait for the GPU. Two or three
+waits, for the first and last numbers of a step, do no harm.
 """
 
 import argparse
@@ -48,12 +48,12 @@ SMALL = {
     "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32, "vocab_size": 512, "batch_size": 4,
     "micro_batch_size": 4,
 }  # fmt: skip
-CLOSE = 0.02  # so far apart may the first losses of two ways be, in bfloat16
+CLOSE = 0.02  # the largest relative difference allowed between two ways' first losses, in bfloat16
 
 
 @dataclass
 class Outcome:
-    """What was measured of one way."""
+    """What was measured for one way."""
 
     loss: float
     seconds: list[float] = field(default_factory=list)
@@ -62,12 +62,15 @@ class Outcome:
 
 
 def measure(settings: Settings, ways: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[str, Outcome]:
-    """On a rank: all ways in turns. ValueError, before the first turn, if one has another loss than the first."""
+    """Measure all ways on a rank, in turns.
+
+    Raises ValueError before the first turn if a way's loss differs from that of the first way.
+    """
     made: dict[str, Callable[[], float]] = {}
     outcomes: dict[str, Outcome] = {}
     for name, changes in ways.items():
         made[name], held = _make(replace(settings, **changes))
-        loss = made[name]()  # what is compiled, or made once, is made here
+        loss = made[name]()  # the first step includes compilation and everything else that's done only once
         outcomes[name] = Outcome(loss, peak=held())
     first = next(iter(outcomes.values())).loss
     for name, outcome in outcomes.items():
@@ -89,7 +92,10 @@ def measure(settings: Settings, ways: Mapping[str, Mapping[str, Any]], rounds: i
 
 
 def _make(settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
-    """A step, which returns its loss when the device is done; and what counts the bytes of weights and optimizer."""
+    """Return a function that runs a step, and one that counts the bytes of the weights and of the optimizer.
+
+    The first function returns the loss when the device is done.
+    """
     ranks = join(settings)
     model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
     if settings.compile:
@@ -115,7 +121,7 @@ def _finish() -> None:
 
 
 def _peak(step: Callable[[], object]) -> int:
-    """Bytes that the GPU's allocator had handed out at the fullest moment of a step, over what it had before."""
+    """Return the most bytes that the GPU's allocator had handed out during a step, beyond those from before it."""
     if device().type != "cuda":
         return 0
     _finish()
@@ -139,7 +145,10 @@ def _waits(step: Callable[[], object]) -> int:
 
 
 def table(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | None) -> str:
-    """A row for each way, with its ratio to the first of its kind. peak: FLOP/s of the device; None: unknown."""
+    """Return a table with a row for each way, including its ratio to plain PyTorch of the same kind.
+
+    peak: FLOP/s of the device (None: unknown)
+    """
     plain = {_kind(name): outcome.seconds for name, outcome in reversed(list(outcomes.items()))}
     flops = model_flops(settings.model, settings.batch_size)
     lines = [
@@ -160,7 +169,7 @@ def table(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | Non
 
 
 def _kind(way: str) -> str:
-    """Eager ("") or compiled: only ways of one kind say what the layers cost."""
+    """Return a way's kind, "" for eager or "compiled". Only a comparison within a kind shows what the layers cost."""
     return way.partition(", ")[2]
 
 
@@ -172,7 +181,7 @@ def _spread(values: list[float], factor: int, digits: str) -> str:
 
 
 def _what() -> tuple[str, float | None]:
-    """The device by its name, and its peak in FLOP/s."""
+    """Return the device's name and its peak in FLOP/s (None: unknown)."""
     place = device()
     if place.type == "cpu":
         return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", None

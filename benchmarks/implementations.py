@@ -1,8 +1,9 @@
-"""What the ways to compute a layer on p ranks have in common, for `benchmarks.layers`.
+"""What all ways to compute a layer on p ranks have in common, for `benchmarks.layers`.
 
-A `Problem` is one computation, whole, with its inputs equal on all ranks and its answer in plain torch. A `Way` is one
-library's share of it on this rank. A way's `cut` turns each whole tensor into what this rank holds of it, and the same
-cut is made of the right gradients; so a library that sorts its rows in an order of its own is compared all the same.
+A `Problem` is one computation with unsharded inputs, which are the same on all ranks, and with its solution in plain
+torch. A `Way` is one library's share of this computation on this rank. A way's `cut` returns this rank's shard of an
+unsharded tensor. The correct gradients are sharded by the same `cut`, so a library may sort its rows in an order of its
+own.
 """
 
 import contextlib
@@ -24,14 +25,14 @@ Cut = Callable[[str, Tensor], Tensor]
 @dataclass
 class Problem:
     title: str
-    inputs: dict[str, Tensor]  # "x" and the parameters, whole
-    upstream: Tensor | None  # gradient of the output; None where it is a loss
-    forward: Callable[..., Tensor]  # in plain torch, of **inputs
-    target: Any = None  # ids, for a loss
-    overwritten: bool = False  # whether a way may write over its part of x, which is then made anew for each step
+    inputs: dict[str, Tensor]  # "x" and the parameters, unsharded
+    upstream: Tensor | None  # gradient of the output; None if the output is a loss
+    forward: Callable[..., Tensor]  # computes the output of **inputs in plain torch
+    target: Any = None  # ids, if the output is a loss
+    overwritten: bool = False  # whether a way may overwrite its shard of x, which is then copied for each step
 
     def solve(self) -> dict[str, Tensor]:
-        """The output, and the gradients of x and of all parameters."""
+        """Return the output, and the gradients of x and of all parameters."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.inputs.items()}
         output = self.forward(**leaves)
         output.backward(self.upstream)
@@ -39,7 +40,7 @@ class Problem:
 
 
 def gradient(leaf: Tensor) -> Tensor:
-    """Take the gradient off a leaf."""
+    """Return a leaf's gradient, and remove it from the leaf. Raises AssertionError if there is none."""
     found, leaf.grad = leaf.grad, None
     if found is None:
         raise AssertionError(f"no gradient reached a leaf {list(leaf.shape)}")
@@ -48,16 +49,16 @@ def gradient(leaf: Tensor) -> Tensor:
 
 @dataclass
 class Way:
-    forward: Callable[[Tensor], Tensor]  # x -> output, or loss
-    parameters: dict[str, nn.Parameter]  # as this rank holds them, by the names of the problem's inputs
+    forward: Callable[[Tensor], Tensor]  # x -> output or loss
+    parameters: dict[str, nn.Parameter]  # this rank's shards, by the names of the problem's inputs
     cut: Cut
     around_backward: Callable[[], AbstractContextManager] = contextlib.nullcontext
     threads: int = 1
-    alone: bool = False  # rank 0 computes it all, and the others wait
+    alone: bool = False  # rank 0 computes everything, and the other ranks wait
 
 
 def chunks(**dims: int) -> Cut:
-    """The cut of most libraries: the tensors named here along these dimensions; all others are whole on every rank."""
+    """Return most libraries' cut, which shards the named tensors along these dimensions and replicates all others."""
 
     def cut(name: str, whole: Tensor) -> Tensor:
         if name not in dims:
@@ -68,12 +69,15 @@ def chunks(**dims: int) -> Cut:
 
 
 def parameters(problem: Problem, cut: Cut) -> dict[str, nn.Parameter]:
-    """New parameters for a way that has no module."""
+    """Return new parameters for a way that has no module."""
     return {name: nn.Parameter(cut(name, whole).clone()) for name, whole in problem.inputs.items() if name != "x"}
 
 
 def fill(module: nn.Module, names: dict[str, str], problem: Problem, cut: Cut) -> dict[str, nn.Parameter]:
-    """Give a module's parameters the problem's values. `names`: of the problem's input -> of the module's parameter."""
+    """Copy the problem's values into a module's parameters, and return the parameters by the names of its inputs.
+
+    names: for each of the problem's inputs except x, the name of the module's parameter
+    """
     found = dict(module.named_parameters())
     if set(found) != set(names.values()):
         raise ValueError(f"the module has {sorted(found)}, and {sorted(names.values())} are named")
@@ -84,7 +88,7 @@ def fill(module: nn.Module, names: dict[str, str], problem: Problem, cut: Cut) -
 
 
 def one_process(problem: Problem) -> Way:
-    """No ranks at all: plain torch with as many threads as the others have ranks."""
+    """Compute the problem in one process, using plain torch with as many threads as the other ways have ranks."""
 
     def keep(_: str, whole: Tensor) -> Tensor:
         return whole
@@ -94,7 +98,7 @@ def one_process(problem: Problem) -> Way:
 
 
 class Fresh(Function):
-    """x in new memory, so that it may be overwritten; its gradient goes through as it is."""
+    """Copy x into new memory, so that it may be overwritten. The gradient passes through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -106,7 +110,7 @@ class Fresh(Function):
 
 
 class CopyIn(Function):
-    """f, by hand."""
+    """A hand-written f, which is the identity in forward, and sums the gradient over the ranks in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -120,7 +124,7 @@ class CopyIn(Function):
 
 
 class SumUp(Function):
-    """g, by hand, over its input."""
+    """A hand-written g, which sums its input over the ranks in place in forward, and is the identity in backward."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:
@@ -134,8 +138,8 @@ class SumUp(Function):
 
 
 def start_megatron() -> None:
-    """Megatron-Core, on a CPU: it asks for the number of the GPU even where it needs none."""
-    warnings.filterwarnings("ignore", module="megatron")  # that it does without Transformer Engine and Apex
+    """Start Megatron-Core on a CPU. It asks for the number of the GPU even if it doesn't need one."""
+    warnings.filterwarnings("ignore", module="megatron")  # it warns that Transformer Engine and Apex are missing
     from megatron.core import parallel_state
 
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
@@ -143,7 +147,7 @@ def start_megatron() -> None:
 
 
 def megatron_config(hidden_size: int, num_heads: int | None = None, **options: Any) -> Any:
-    """Of one layer; it wants a number of heads also where there are none."""
+    """Return the configuration of one layer. Megatron-Core wants a number of heads even for layers without heads."""
     from megatron.core.transformer import TransformerConfig
 
     return TransformerConfig(
@@ -155,12 +159,12 @@ def megatron_config(hidden_size: int, num_heads: int | None = None, **options: A
 def start_fairscale() -> None:
     from fairscale.nn.model_parallel.initialize import initialize_model_parallel
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it says so
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a message
         initialize_model_parallel(dist.get_world_size())
 
 
 def parallelize(module: nn.Module, plan: dict[str, Any]) -> None:
-    """torch's own: the parameters of the module become DTensors."""
+    """Use torch's own tensor parallelism, which turns the module's parameters into DTensors."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
 

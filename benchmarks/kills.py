@@ -1,13 +1,13 @@
-"""Kill a rank of a training run at random moments, go on, and see whether anything was lost.
+"""Kill ranks of a training run at random moments, resume it each time, and see whether anything was lost.
 
     python -m benchmarks.kills [--kills 30] [--tp 2] [--pp 1] [--dp 1] [--zero 0] [--llama] [--sequence-parallel]
                                [--micro-batch-size 4] [--steps 24] [--save-every 2] [--seed 0] [--at-once]
 
-A small GPT, or one of the same kind as the preset "llama", is trained without a stop first. Then it is trained again,
-and at a random moment a random rank gets SIGKILL; the run goes on from the newest checkpoint that is there, is killed
-again, and so on, until it has come to its end, and then the next run begins, until so many ranks have been killed.
-Prints where the kills hit, how many steps had to be taken again, and whether the losses of all steps are, bit for bit,
-those of the run that was never stopped.
+First, a small GPT, or one of the same kind as the preset "llama", is trained without interruption. Then it is trained
+again, and at a random moment a random rank gets SIGKILL. The run resumes from its newest checkpoint, is killed again,
+and so on, until it has finished. Then the next run begins, until the requested number of ranks has been killed. At the
+end, the program prints where the kills hit, how many steps had to be repeated, and whether the losses of all steps are
+bit-equal to those of the run that was never stopped.
 """
 
 import argparse
@@ -43,7 +43,7 @@ PLACES = ("starting", "computing", "copying what is saved", "saving", "loading")
 
 @dataclass
 class Outcome:
-    """Of the kills: where each hit, the steps that had to be taken again after it, and the runs that did not go on."""
+    """What happened: where each kill hit, how many steps were repeated after it, and which runs didn't resume."""
 
     places: list[str] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
@@ -53,9 +53,10 @@ class Outcome:
 
 
 class Notes:
-    """One page of memory for the ranks of a launch, in a file: their process ids, and where they are.
+    """Shared memory in a file, in which each rank of a launch notes its process id and what it's doing.
 
-    Four words for each: process id, where it is, whether a thread of it is saving, and one that is free.
+    Each rank has four words: its process id, its place (an index of `PLACES`), whether one of its threads is saving,
+    and a spare word.
     """
 
     def __init__(self, path: Path, ranks: int) -> None:
@@ -74,7 +75,7 @@ class Notes:
 
 
 def noted(notes_at: Path, settings: Settings) -> float:
-    """On a rank: train, noting where it is; the seconds that it took."""
+    """Train on a rank that notes what it's doing, and return the seconds that the training took."""
     words, start = Notes(notes_at, settings.ranks).words, 4 * dist.get_rank()
 
     def note(name: str, place: str) -> None:
@@ -99,10 +100,13 @@ def noted(notes_at: Path, settings: Settings) -> float:
 
 
 def try_kills(root: Path, *, kills: int, seed: int = 0, **changes: Any) -> Outcome:
-    """Train, killing one rank at random moments, until so many have been killed. changes: of the settings."""
+    """Train and kill one rank at a time, at random moments, until `kills` ranks have been killed.
+
+    changes: values for the settings that differ from those in `settings_for`
+    """
     draw, outcome = random.Random(seed), Outcome()
     whole = settings_for(root / "never-stopped", **changes)
-    prepare(whole)  # the tokens, which all runs share
+    prepare(whole)  # tokenizes the text, for all runs
     seconds = launch(noted, whole.ranks, args=(root / "notes", whole), timeout=None)[0]
     expected = losses(Path(whole.folder))
     of_a_step = statistics.mean(row["seconds"] for row in read_log(Path(whole.folder)) if row["kind"] == "step")
@@ -119,9 +123,10 @@ def try_kills(root: Path, *, kills: int, seed: int = 0, **changes: Any) -> Outco
 def _one_run(
     settings: Settings, outcome: Outcome, draw: random.Random, kills: int, before: float, of_a_step: float
 ) -> None:
-    """Until it comes to its end, with kills as long as some are left.
+    """Run one training until it has finished, and kill its ranks as long as there are kills left.
 
-    Each at a moment between the newest checkpoint and the end, or while the run starts, which counts as one step more.
+    Each kill hits at a random moment between the newest checkpoint and the end, or while the run starts. The start
+    counts as one more step.
     """
     folder = Path(settings.folder)
     folder.mkdir()
@@ -150,12 +155,12 @@ def _one_run(
 
 
 class Killer(threading.Thread):
-    """Kills a rank so many seconds after the run has logged `step`; None: after its ranks have begun."""
+    """Kills a rank `seconds` after the run has logged `step`, or after all its ranks have started if `step` is None."""
 
     def __init__(self, notes: Notes, folder: Path, step: int | None, seconds: float, victim: int) -> None:
         super().__init__(daemon=True)
         self.notes, self.folder, self.step, self.seconds, self.victim = notes, folder, step, seconds, victim
-        self.starts = len([row for row in read_log(folder) if row["kind"] == "start"])  # before this one
+        self.starts = len([row for row in read_log(folder) if row["kind"] == "start"])  # before this start
         self.over, self.has_killed = threading.Event(), False
 
     def end(self) -> None:
@@ -180,12 +185,12 @@ class Killer(threading.Thread):
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Of each step, as it was taken last."""
+    """Return the loss of each step. If a step was repeated, it's the loss of the last time."""
     return {row["step"]: row["loss"] for row in read_log(folder) if row["kind"] == "step"}
 
 
 def lost(folder: Path) -> list[int]:
-    """For each time that the run went on: how many steps it had taken, and had to take again."""
+    """Return, for each time that the run resumed, how many finished steps it had to repeat."""
     found, taken = [], 0
     for number, row in enumerate(row for row in read_log(folder) if row["kind"] in ("start", "step")):
         if row["kind"] == "step":
@@ -197,7 +202,7 @@ def lost(folder: Path) -> list[int]:
 
 
 def report(outcome: Outcome) -> str:
-    """The figures, as they are printed."""
+    """Return the figures as text."""
     places = "\n".join(f"  {count:4}  {place}" for place, count in Counter(outcome.places).most_common())
     steps = outcome.lost or [0]
     return (
@@ -215,7 +220,7 @@ LLAMA: dict[str, Any] = {"num_kv_heads": 2, "ffn_hidden_size": 48} | {
 
 
 def settings_for(folder: Path, **changes: Any) -> Settings:
-    """A GPT as small as one can be, on text that is here: a step takes milliseconds."""
+    """Return settings for a tiny GPT that trains on some of tplab's own source files. A step takes milliseconds."""
     tiny: dict[str, Any] = {
         "data": str(Path(tplab.__file__).parent / "tensor"), "vocab_size": 300, "num_layers": 2,
         "hidden_size": 32, "num_heads": 4, "seq_length": 32, "dropout": 0.1, "batch_size": 8, "micro_batch_size": 4,

@@ -1,12 +1,12 @@
-"""How long it takes to run a function on 2 and on 4 ranks, beside other ways to do it.
+"""Measure how long it takes to run a function on 2 and on 4 ranks, with `tplab.launch` and in other ways.
 
     python -m benchmarks.launch [--rounds 15] [--cold 3] [--ranks 2 4]
 
-One launch is: start the ranks, make the process group, one all_reduce of one number, end. `warm` launches follow others
-in the same program; `cold` is the first, from a fresh Python, with the import of torch. Each way lives in a process of
-its own. All take turns within every round, so that a busy moment of the machine meets them all; the table shows the
-median, the quartiles, and the median over the rounds of (this way / tplab.launch in the same round). A launch that
-fails or hangs is counted, and its way goes on in a new process.
+One launch starts the ranks, creates the process group, all-reduces a single number, and ends. `warm` launches follow
+others in the same program. A `cold` launch is the first one of a fresh Python, and includes the import of torch. Each
+way of launching has its own process. All ways take turns in every round, so that a busy moment of the machine affects
+all of them. The table shows the median, the quartiles, and the median over the rounds of (this way / tplab.launch in
+the same round). If a launch fails or hangs, it's counted, and its way goes on in a new process.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 
-PATIENCE = 60  # seconds for one launch; then it hangs
+PATIENCE = 60  # seconds, after which a launch counts as hanging
 NAMES = (
     "tplab.launch",
     "worker pool, new group",
@@ -36,15 +36,15 @@ OURS, POOL = NAMES[:2]
 
 
 class Absent(Exception):  # noqa: N818 (a state, not a fault)
-    """This way can't be used here; the message says why."""
+    """Raised if a way can't be used here. The message says why."""
 
 
 class Failed(Exception):  # noqa: N818 (a launch that did)
-    """A launch ended with an error, or did not end."""
+    """Raised if a launch ended with an error, or didn't end."""
 
 
 class Driver:
-    """A process in which one way of launching lives."""
+    """A process that runs one way of launching, once per request."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Driver:
         self._file = os.fdopen(self._answers, "r")
 
     def launch(self, world_size: int) -> float:
-        """Milliseconds of one launch."""
+        """Launch once, and return the milliseconds. Raises Absent or Failed if there was no successful launch."""
         assert self._process.stdin
         self._process.stdin.write(f"{world_size}\n".encode())
         self._process.stdin.flush()
@@ -80,7 +80,7 @@ class Driver:
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # with the ranks of a launch that hangs
+            os.killpg(self._process.pid, signal.SIGKILL)  # including the ranks of a launch that hangs
             self._process.wait()
         self._file.close()
         self._errors.close()
@@ -91,7 +91,7 @@ def _loopback() -> str:
 
 
 def drive(name: str, answers: int) -> None:
-    """Inside a driver: one launch for every line of stdin. The first time includes the imports."""
+    """Run a driver's process: launch once for every line of stdin. The first time includes the imports."""
     way = None
     for line in sys.stdin:
         begin = time.perf_counter()
@@ -126,7 +126,7 @@ def measure_cold(names: Iterable[str], ranks: list[int], repetitions: int) -> di
 
 
 def measure_warm(names: list[str], ranks: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
-    """Milliseconds by way and number of ranks, one for each round; nan where the launch failed."""
+    """Return the milliseconds for each way and number of ranks, one per round, and nan if the launch failed."""
     drivers = {name: _warm_driver(name, ranks) for name in names}
     times: dict[tuple[str, int], list[float]] = {(name, size): [] for name in names for size in ranks}
     try:
@@ -148,7 +148,7 @@ def measure_warm(names: list[str], ranks: list[int], rounds: int) -> dict[tuple[
 
 
 def _warm_driver(name: str, ranks: list[int], attempts: int = 3) -> Driver:
-    """A driver that has launched once on every number of ranks."""
+    """Return a driver that has already launched once on every number of ranks."""
     for _ in range(attempts):
         driver = Driver(name)
         try:
@@ -163,7 +163,7 @@ def _warm_driver(name: str, ranks: list[int], attempts: int = 3) -> Driver:
 
 
 def find_absent(names: Iterable[str]) -> dict[str, str]:
-    """The ways that can't be used here, and why."""
+    """Return the ways that can't be used here, each with the reason."""
     absent = {}
     for name in names:
         driver = Driver(name)

@@ -1,7 +1,7 @@
-"""Ways to run one function on several processes of one machine, each as fast as its options allow.
+"""Ways to run one function in several processes of one machine, each as fast as its options allow.
 
-Every way does the same work on every rank: join a process group on gloo and loopback, one all_reduce of one number,
-check the sum, leave the group. Each is an object that is called with the number of ranks.
+Every way does the same work on every rank: it joins a gloo process group over loopback, all-reduces one number, checks
+the sum, and leaves the group. Each way is an object that is called with the number of ranks.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ PRELOAD = ["torch", "torch.distributed", "benchmarks.launchers"]
 
 
 def add_up() -> float:
-    """The work: what every rank does once the group is there."""
+    """Do what every rank does once the process group exists: all-reduce one number, and check the sum."""
     number = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(number)
     size = dist.get_world_size()
@@ -31,7 +31,7 @@ def add_up() -> float:
 
 
 def join_and_add_up(**group: Any) -> float:
-    """The work where the launcher leaves the process group to us."""
+    """Create the process group and call `add_up`, for launchers that leave the process group to us."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", **group)
     try:
@@ -51,7 +51,7 @@ def free_port() -> int:
 
 
 class Tplab:
-    """tplab.launch: fresh processes from a warm fork server."""
+    """tplab.launch, which forks fresh processes from a warm fork server."""
 
     def __init__(self) -> None:
         from tplab import launch
@@ -63,7 +63,7 @@ class Tplab:
 
 
 class WorkerPool:
-    """Processes that stay, with torch imported and connected to a store; only the group is made anew."""
+    """A pool of processes that have imported torch and are connected to a store. A launch only makes a new group."""
 
     def __init__(self) -> None:
         self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
@@ -108,7 +108,7 @@ def _next(jobs: Connection) -> int | None:
 
 
 class Multiprocessing:
-    """torch.multiprocessing: `spawn` imports torch in every process, "forkserver" forks them from one that has it."""
+    """torch.multiprocessing. "spawn" imports torch in every process, and "forkserver" forks one that has it."""
 
     def __init__(self, start_method: str) -> None:
         self.start_method = start_method
@@ -124,7 +124,7 @@ class Multiprocessing:
 
 
 class Elastic:
-    """torch elastic, which is what torchrun calls, on a fork server and looking at its workers every 10 ms."""
+    """torch elastic, which is what torchrun calls, with a fork server. It checks its workers every 10 ms."""
 
     def __init__(self) -> None:
         multiprocessing.set_forkserver_preload(PRELOAD)
@@ -137,7 +137,7 @@ class Elastic:
             max_nodes=1,
             nproc_per_node=world_size,
             run_id="benchmark",
-            rdzv_backend="static",  # quicker than "c10d" on one machine
+            rdzv_backend="static",  # faster than "c10d" on one machine
             rdzv_endpoint=f"{HOST}:{free_port()}",
             rdzv_configs={"rank": 0},
             local_addr=HOST,
@@ -149,7 +149,7 @@ class Elastic:
 
 
 class Accelerate:
-    """accelerate.notebook_launcher: forks this process, looking at its workers every 10 ms."""
+    """accelerate.notebook_launcher, which forks this process and checks its workers every 10 ms."""
 
     def __init__(self) -> None:
         from accelerate import notebook_launcher

@@ -1,15 +1,16 @@
-"""What a layer on p ranks costs, beside other ways to compute the same: CPU time, wall time, bytes and peak memory.
+"""Measure what a layer on p ranks costs, compared with other ways to compute it.
 
     python -m benchmarks.layers [mlp attention head loss] [--ranks 2] [--rounds 20] [--small]
 
-Forward and backward in float32, one thread a rank, of an MLP, of causal self-attention, of the LM head with its loss,
-and of the loss alone. All ways live in the same ranks and take turns in every round, in an order drawn anew, so that a
-busy moment meets them all. Their outputs and gradients are compared with plain torch before anything is measured.
+The costs are CPU time, wall time, bytes and peak memory. The layers are an MLP, causal self-attention, the LM head with
+its loss, and the loss alone, each forward and backward in float32 with one thread per rank. All ways live in the same
+ranks and take turns in every round, in a new random order, so that a busy moment of the machine affects all of them.
+Before anything is measured, their outputs and gradients are compared with those of plain torch.
 
-CPU time is summed over the ranks, and includes the threads of gloo. The ratio is the median over the rounds of (this
-way / the first way in the same round); two ways whose quartiles overlap can't be told apart. `sent` are the bytes that
-a rank sends in a ring for the collectives it entered. The peak is what the allocator of a rank handed out during one
-step, beyond x, the parameters and the target.
+CPU time is summed over the ranks and includes gloo's threads. The ratio is the median over the rounds of (this way /
+the first way in the same round). If the quartiles of two ways overlap, the ways can't be told apart. `sent` is the
+number of bytes that a rank sends in a ring for its collectives. The peak is the memory that a rank's allocator handed
+out during one step, beyond x, the parameters and the target.
 """
 
 import argparse
@@ -36,9 +37,9 @@ LAYERS = {"mlp": mlps, "attention": attentions, "head": lm_heads, "loss": losses
 
 @dataclass
 class Outcome:
-    """What one rank measured of one way."""
+    """What one rank measured for one way."""
 
-    cpu: list[float] = field(default_factory=list)  # seconds, one for each round
+    cpu: list[float] = field(default_factory=list)  # seconds, one value per round
     wall: list[float] = field(default_factory=list)
     sent: int = 0
     collectives: int = 0
@@ -49,9 +50,9 @@ class Outcome:
 def measure(
     make_problem: Callable[[], Problem], ways: Mapping[str, Callable[[Problem], Way]], rounds: int
 ) -> tuple[str, dict[str, Outcome]]:
-    """On a rank: the problem's title, and all ways in turns.
+    """Measure all ways on a rank, in turns. Returns the problem's title, and the outcome for each way.
 
-    AssertionError, before the first turn, for a way that computes something else.
+    Raises AssertionError before the first turn if a way's output or gradients differ from those of plain torch.
     """
     torch.set_num_threads(1)
     problem = make_problem()
@@ -87,7 +88,7 @@ def measure(
 
 
 class Turn:
-    """One way, ready to run as often as it is wanted."""
+    """One way, ready to run any number of steps."""
 
     def __init__(self, way: Way, problem: Problem) -> None:
         self.way, self.overwritten = way, problem.overwritten
@@ -96,7 +97,7 @@ class Turn:
         self.upstream = None if problem.upstream is None else way.cut("output", problem.upstream).clone()
 
     def step(self) -> Callable[[], dict[str, Tensor]]:
-        """What the clock is for: a function that returns the output and all gradients, once."""
+        """Return the function to time, which returns the output and all gradients. It can be called only once."""
         given = [Fresh.apply(self.x) if self.overwritten else self.x]
         return lambda: self._forward_and_backward(given.pop()) if self.takes_part else {}
 
@@ -118,7 +119,7 @@ def _compare(name: str, found: dict[str, Tensor], right: dict[str, Tensor]) -> N
 
 
 def sent_in_a_ring(entered: Record) -> int:
-    """Bytes that a rank sends for these collectives, by the formulas of chapter 01."""
+    """Return the bytes that a rank sends for these collectives in a ring, using the formulas of chapter 01."""
     sent = 0
     for collective in entered:
         p = len(collective.group)
@@ -128,7 +129,7 @@ def sent_in_a_ring(entered: Record) -> int:
 
 
 def peak_bytes(step: Callable[[], object]) -> int:
-    """Bytes that the allocator had handed out at the fullest moment of a step, over what it had before."""
+    """Return the most bytes that the allocator had handed out during a step, beyond those from before the step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
     results = profiled.profiler.kineto_results.events()
@@ -141,7 +142,11 @@ def peak_bytes(step: Callable[[], object]) -> int:
 
 
 def table(title: str, results: list[dict[str, Outcome]]) -> str:
-    """A row for each way: CPU time summed over the ranks, wall time of the slowest, traffic and memory of rank 0."""
+    """Return a table with a row for each way.
+
+    CPU time is summed over the ranks, wall time is that of the slowest rank, and traffic and memory are those of rank
+    0.
+    """
     names = [name for name, outcome in results[0].items() if not outcome.absent]
     cpu = {name: [sum(ranks) for ranks in zip(*(r[name].cpu for r in results), strict=True)] for name in names}
     wall = {name: [max(ranks) for ranks in zip(*(r[name].wall for r in results), strict=True)] for name in names}
@@ -181,7 +186,7 @@ def main() -> None:
         parser.error("quartiles need at least 2 rounds")
     if unknown := set(options.layers) - set(LAYERS):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(LAYERS)}")
-    os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # the profiler talks about itself
+    os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # keeps the profiler quiet
     for name in options.layers or LAYERS:
         module = LAYERS[name]
         make_problem = partial(module.problem, **module.SMALL if options.small else {})

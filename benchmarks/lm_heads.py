@@ -1,6 +1,6 @@
-"""The ways to compute the logits and the loss of a language model on p ranks that `benchmarks.layers` runs in turns.
+"""Ways to compute the logits and the loss of a language model on p ranks, which `benchmarks.layers` runs in turns.
 
-The output layer of each library, before its loss from `benchmarks.losses`.
+Each way runs a library's output layer, and then its loss from `benchmarks.losses`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ CUT = implementations.chunks(weight=0)
 
 
 def problem(tokens: int = 1024, hidden: int = 1024, vocabulary: int = 32768) -> Problem:
-    """x [n, h], weight [v, h], target [n]; the output is the mean loss."""
+    """Return an LM head with x [n, h], weight [v, h] and target [n]. Its output is the mean loss."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(vocabulary, hidden, generator=generator) / hidden**0.5
     x = torch.randn(tokens, hidden, generator=generator)
@@ -96,7 +96,7 @@ def torch_dtensor(problem: Problem) -> Way:
     return Way(lambda x: loss.forward(model(x)), mine, CUT, around_backward=loss.around_backward)
 
 
-SMALL = {"tokens": 128, "hidden": 128, "vocabulary": 4096}  # for the tests, and to try it out
+SMALL = {"tokens": 128, "hidden": 128, "vocabulary": 4096}  # for the tests, and for a quick try
 WAYS: dict[str, Callable[[Problem], Way]] = {
     "tplab, 512 tokens at once": tplab_fused,
     "tplab, overwrite_logits": tplab_overwriting,

@@ -1,6 +1,6 @@
-"""The ways to compute the loss alone, of logits that are there already, that `benchmarks.layers` runs in turns.
+"""Ways to compute only the loss, from logits that already exist, which `benchmarks.layers` runs in turns.
 
-The logits of this rank, [n, v/p], are new in every step, before the clock starts: most ways write over them.
+Each step gets a new copy of this rank's logits [n, v/p] before the clock starts, because most ways overwrite them.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ CUT = implementations.chunks(x=1)
 
 
 def problem(tokens: int = 1024, vocabulary: int = 32768) -> Problem:
-    """x: logits [n, v]; target [n]; the output is the mean loss."""
+    """Return a loss with logits x [n, v] and target [n]. Its output is the mean loss."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(tokens, vocabulary, generator=generator)
     target = torch.randint(vocabulary, (tokens,), generator=generator)
@@ -40,7 +40,7 @@ def tplab_keeping(problem: Problem) -> Way:
 
 
 class _PlainLoss(Function):
-    """The three all-reduces, in the fewest lines."""
+    """The loss with its three all-reduces, in as few lines as possible."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, target: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def by_hand(problem: Problem) -> Way:
 
 
 def megatron_core(problem: Problem) -> Way:
-    """Its plain loss; its fused one rounds the gradient to bfloat16, so it is no match here."""
+    """Use Megatron-Core's plain loss. Its fused loss rounds the gradient to bfloat16, so it can't be compared here."""
     implementations.start_megatron()
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
@@ -116,7 +116,7 @@ def gathering(problem: Problem) -> Way:
     return Way(lambda x: F.cross_entropy(_GatherLast.apply(x), problem.target), {}, CUT)
 
 
-SMALL = {"tokens": 128, "vocabulary": 4096}  # for the tests, and to try it out
+SMALL = {"tokens": 128, "vocabulary": 4096}  # for the tests, and for a quick try
 WAYS: dict[str, Callable[[Problem], Way]] = {
     "tplab, overwrite_logits": tplab_overwriting,
     "tplab": tplab_keeping,

@@ -1,4 +1,4 @@
-"""The ways to compute an MLP, gelu(X A + a) B + b, on p ranks that `benchmarks.layers` runs in turns."""
+"""Ways to compute an MLP, gelu(X A + a) B + b, on p ranks, which `benchmarks.layers` runs in turns."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ CUT = implementations.chunks(up=0, up_bias=0, down=1)
 
 
 def problem(tokens: int = 2048, hidden: int = 1024) -> Problem:
-    """x [n, h], A^T `up` [4 h, h], B^T `down` [h, 4 h], both with a bias."""
+    """Return an MLP with x [1, n, h], `up` = A^T [4 h, h] and `down` = B^T [h, 4 h], both with a bias."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -58,7 +58,10 @@ def by_hand(problem: Problem) -> Way:
 
 
 def megatron_core(problem: Problem) -> Way:
-    """Its MLP of its own linear layers; takes [s, b, h], which with one text is the same memory."""
+    """Use Megatron-Core's MLP with its own linear layers.
+
+    It takes [s, b, h], but with a single sequence, that's the same memory.
+    """
     implementations.start_megatron()
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -103,7 +106,7 @@ def torch_dtensor(problem: Problem) -> Way:
     return Way(mlp, {name: found[theirs] for name, theirs in names.items()}, CUT)
 
 
-SMALL = {"tokens": 256, "hidden": 128}  # for the tests, and to try it out
+SMALL = {"tokens": 256, "hidden": 128}  # for the tests, and for a quick try
 WAYS: dict[str, Callable[[Problem], Way]] = {
     "tplab": tplab,
     "tplab, async_grad_allreduce": tplab_async,

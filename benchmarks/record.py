@@ -1,9 +1,9 @@
-"""What the record costs: an all-reduce with the recorder and without it, in turns, in the same run.
+"""Measure what the record costs, by timing all-reduces with and without the recorder, in turns.
 
     python -m benchmarks.record [--ranks 2 4] [--rounds 400] [--megabytes 1]
 
-Prints the medians and quartiles of rank 0 in microseconds, and the median over the rounds of (with - without) as a
-share of the median without. The difference is what the recorder adds; the spread says how far to trust it.
+It prints rank 0's medians and quartiles in microseconds, and the median over the rounds of (with - without) as a share
+of the median without. The difference is what the recorder adds, and the quartiles show how far you can trust it.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tplab.runtime import hooks
 
 
 def alternate(rounds: int, numel: int) -> tuple[list[float], list[float]]:
-    """On a rank: microseconds of `rounds` all-reduces with the recorder, and of as many without."""
+    """Return a rank's microseconds for `rounds` all-reduces with the recorder, and for as many without."""
     x = torch.zeros(numel)
     recorder = hooks.active
     times: tuple[list[float], list[float]] = ([], [])

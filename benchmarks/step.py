@@ -1,19 +1,20 @@
-"""A training step of the capstone's laptop preset beside other libraries, all in one run, in turns.
+"""Time a training step of the capstone's laptop preset in tplab and in other libraries, which take turns in one run.
 
     python -m benchmarks.step [--rounds 30] [--steps 3] [--nanogpt FOLDER] [--compile] [--small]
 
-Every way trains the same GPT in float32 from the same weights on the same tokens: forward, backward, clipping to norm
-1, AdamW (fused). Two ranks with one thread each share the model, or one process computes it with one or two threads
-while the other rank waits. In every round, each way does a few steps, in an order drawn anew, so that a busy moment
-meets them all. Before anything is timed, the losses of the first steps are compared with those of plain PyTorch. With
-`--compile`, torch.compile compiles every transformer layer, as the capstone's `compile=True` does.
+Every way trains the same GPT in float32 from the same weights on the same tokens. A step runs forward and backward,
+clips the gradient to norm 1, and updates with fused AdamW. Two ranks with one thread each share the model, or one
+process computes it with one or two threads while the other rank waits. In every round, each way runs a few steps. The
+order is random in each round, so that a busy moment of the machine affects all ways. Before anything is timed, the
+losses of the first steps are compared with those of plain PyTorch. With `--compile`, torch.compile compiles every
+transformer layer, as the capstone's `compile=True` does.
 
 tplab's all-reduces go through shared memory, as they do in the capstone on one machine. All other ways use gloo, and so
 does "tplab over gloo", which shows how much of the difference is due to the layers.
 
 The ratio is the median over rounds of (tokens per second of this way / of the first way in the same round), with its
 quartiles. nanoGPT isn't on PyPI: `--nanogpt` is a folder with its model.py (github.com/karpathy/nanoGPT). Megatron-Core
-needs `pip install -e '.[peers]'`. Without them, their rows are missing.
+needs `pip install -e '.[peers]'`. The row of a library that isn't there says that it's missing.
 """
 
 import argparse
@@ -53,7 +54,7 @@ Batch = tuple[Tensor, Tensor]  # ids and targets [b, s]
 
 @dataclass(frozen=True)
 class Problem:
-    """What all ways train: the settings, the full initial weights, and a batch of ids and targets [b, s].
+    """What all ways train, with the settings, the full initial weights, and a batch of ids and targets [b, s].
 
     With settings.compile, each way compiles its transformer layers.
     """
@@ -77,7 +78,10 @@ class Problem:
 
 @dataclass
 class Way:
-    """One trainer on this rank. `step` returns the loss before the update. threads > 0: rank 0 computes it alone."""
+    """One trainer on this rank. `step` returns the loss before the update.
+
+    threads: if it isn't 0, rank 0 trains alone with this many threads
+    """
 
     step: Callable[[Batch], float]
     threads: int = 0
@@ -163,7 +167,7 @@ def nanogpt_alone(problem: Problem, threads: int) -> Way:
 
 
 def megatron_core(problem: Problem) -> Way:
-    """Its GPTModel of its own layers. Like all others, it uses torch's `scaled_dot_product_attention`."""
+    """Use Megatron-Core's GPTModel with its own layers, except for attention, which is torch's as in all other ways."""
     implementations.start_megatron()
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -231,7 +235,7 @@ def _trainer(
     clip: Callable[..., None],
     layers: Iterable[nn.Module],
 ) -> Callable[[Batch], float]:
-    """Return a plain training step, with the optimizer that `Step` has."""
+    """Return a plain training step with the same optimizer as `Step`."""
     for layer in layers if settings.compile else ():
         layer.compile()
     options = adamw_options(model, settings)
@@ -253,7 +257,7 @@ def _clip_alone(model: nn.Module, max_norm: float) -> None:
 
 
 def _clip_shards(model: nn.Module, max_norm: float) -> None:
-    """Clip by the norm of the full gradient. Megatron marks its sharded parameters."""
+    """Clip by the norm of the full gradient, using the marks that Megatron-Core puts on its sharded parameters."""
     given = [p for p in model.parameters() if p.grad is not None]
     sharded = [p for p in given if getattr(p, "tensor_model_parallel", False)]
     replicated = [p for p in given if not getattr(p, "tensor_model_parallel", False)]
@@ -280,7 +284,7 @@ WAYS: dict[str, Callable[[Problem], Way]] = {
 def measure(
     problem: Problem, chosen: Mapping[str, Callable[[Problem], Way]], rounds: int, steps: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """On a rank: the seconds per step of each way, by round, and why a way is missing.
+    """Measure all ways on a rank. Returns each way's seconds per step, by round, and why a way is missing.
 
     Raises AssertionError, before the first round, if the first losses of a way aren't those of plain PyTorch.
     """

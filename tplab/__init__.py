@@ -1,12 +1,12 @@
-"""tplab: a course on tensor parallelism that runs.
+"""tplab: a hands-on course on tensor parallelism.
 
     launch(fn, world_size)   run fn on real ranks, from a notebook cell or a script
-    record()                 the collectives that this rank enters inside a block
-    device()                 the device of this rank
-    %%ranks 4                run a notebook cell on 4 ranks (registered here when IPython imports us)
+    record()                 record the collectives that this rank enters inside a `with` block
+    device()                 return the device that this rank computes on
+    %%ranks 4                run a notebook cell on 4 ranks (available as soon as tplab is imported in IPython)
 
-Everything else lives in rooms, one per subject, in the order in which the chapters teach it: `tplab.memory`,
-`tplab.collectives.by_hand`, `tplab.tensor`, ... ARCHITECTURE.md shows them all.
+Everything else is in subpackages called rooms. There is one room per subject, and the rooms follow the order of the
+chapters: `tplab.memory`, `tplab.collectives.by_hand`, `tplab.tensor`, ... ARCHITECTURE.md lists them all.
 """
 
 import importlib
@@ -25,7 +25,7 @@ __all__ = ["Deadlock", "RankError", "Results", "device", "launch", "record"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `tplab.runtime`, and torch with it, on first use, so that the `tplab` command starts without torch."""
+    """Import `tplab.runtime`, which imports torch, on first use, so that the `tplab` command starts without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tplab import runtime
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
     return getattr(runtime, name)
 
 
-# Modules that were renamed in 0.2. Notebooks and saved runs that import the old names keep working until 0.3.
+# These modules were renamed in 0.2. Notebooks and saved runs that import the old names keep working until 0.3.
 RENAMED = {
     "tplab.corpus": "tplab.common.corpus",
     "tplab.gpt_config": "tplab.memory.config",
@@ -100,7 +100,7 @@ RENAMED = {
 
 
 class _RenamedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder and loader that imports a module under its name from before 0.2 and warns with the new name."""
+    """Finder and loader that imports a module by the name it had before 0.2, and warns that it has a new name."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname not in RENAMED:
@@ -115,7 +115,7 @@ class _RenamedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: Any) -> None:
-        """Restore the module's spec, which the import under the old name has replaced. Nothing else is left to do."""
+        """Restore the spec that the import by the old name replaced. The module itself has been executed already."""
         module.__spec__ = module.__spec__.loader_state
 
 

@@ -3,8 +3,8 @@
 files       the directory of a checkpoint, written by torch.distributed.checkpoint
 pieces      which chunks of each full tensor a rank has
 replicas    check that replicated tensors are identical on all ranks
-optimizer   the optimizer's state, by parameter name
-sharded     save and load model, optimizer and random states
+optimizer   save and load the optimizer's state, by parameter name
+sharded     save and load the model, the optimizer and random states
 """
 
 from tplab.checkpoint.replicas import compare_replicas

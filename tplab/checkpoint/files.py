@@ -6,7 +6,7 @@
 
 The `.metadata` is a pickle, and DCP's own reader unpickles it, so anyone who can write that file can run any program on
 the machine that loads it. `SafeReader` creates only the few classes that belong in it and rejects a file that refers to
-anything else. Tensors are read with `weights_only=True`, and `PieceLoader` does the same for other values. (Python's
+anything else. Tensors are read with `weights_only=True`, and `PieceLoader` reads other values that way, too. (Python's
 documentation of pickle, "Restricting Globals".)
 """
 
@@ -71,7 +71,9 @@ def check_is_shared(path: Path) -> None:
 
 
 class TyingWriter(dcp.FileSystemWriter):
-    """Storage writer that stores a tied tensor once and lists it under both names. ties: {second name: first name}.
+    """Storage writer that stores a tied tensor once and lists it under both names.
+
+    ties    a dict from the second name of each tied tensor to its first name
 
     If the disk doesn't have room for the files of all ranks, it writes nothing and raises OSError with the sizes.
     """
@@ -103,10 +105,10 @@ class TyingWriter(dcp.FileSystemWriter):
 
 
 class SafeReader(dcp.FileSystemReader):
-    """DCP's reader, but it runs no code from the files and detects missing files before anything is loaded.
+    """Like DCP's reader, but it runs no code from the files and detects missing files before anything is loaded.
 
     `read_metadata` raises FileNotFoundError for a missing, unfinished or incomplete checkpoint, and ValueError if the
-    file isn't metadata.
+    `.metadata` file doesn't contain DCP's metadata.
     """
 
     _read: Metadata | None = None
@@ -130,7 +132,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 def names_under(metadata: Metadata, *first: str) -> dict[str, Key]:
-    """Return {name: key} of all entries whose key starts with `first`, such as {"extra.step": ("extra", "step")}."""
+    """Return {name: key} for all entries whose key starts with `first`, such as {"extra.step": ("extra", "step")}."""
     keys = metadata.planner_data or {name: (name,) for name in metadata.state_dict_metadata}
     return {name: key for name, key in keys.items() if key[: len(first)] == first}
 
@@ -149,7 +151,7 @@ def check_names(saved: Iterable[str], own: Iterable[str]) -> None:
 
 
 def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
-    """Run step() on every rank and return its result. If any rank raises, all ranks raise, so none of them hangs."""
+    """Run step() on every rank and return its result. If any rank raises an error, all ranks do, so none hangs."""
     result, failed = None, None
     try:
         result = step()
@@ -167,7 +169,7 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
 
 
 def gathered(value: T, group: ProcessGroup | None) -> list[T]:
-    """Return the values of all ranks of the group. Without one, the only value is this rank's."""
+    """Return a list of all ranks' values in the group, or of only this rank's value if `group` is None."""
     values = [value] if group is None else [value] * group.size()
     if group is not None:
         dist.all_gather_object(values, value, group)

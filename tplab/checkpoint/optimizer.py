@@ -26,7 +26,7 @@ from tplab.tensor.sharding import Sharding
 
 
 class OptimizerState(Protocol):
-    """An optimizer as far as a checkpoint needs it: one of torch's, or `tplab.data.zero_state.FullOptimizer`."""
+    """The part of an optimizer that checkpoints use. Torch's optimizers and `tplab.data.FullOptimizer` have it."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -38,9 +38,9 @@ GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")
 
 
 def optimizer_content(optimizer: OptimizerState, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
-    """Return the optimizer state to save, in the format above, with this rank's `Pieces` in place of tensors.
+    """Return the optimizer state to save, in the module docstring's format, with `Pieces` in place of tensors.
 
-    Raises ValueError for a parameter that isn't in the model, or a tensor that can't be sharded.
+    Raises ValueError if a parameter isn't in the model, or if a tensor can't be sharded.
     """
     groups, packed, parameters = _groups(optimizer, model), optimizer.state_dict(), dict(model.named_parameters())
     names = list(chain(*groups))
@@ -60,12 +60,12 @@ def optimizer_content(optimizer: OptimizerState, model: nn.Module, rank: int, wo
 
 
 def group_places(metadata: Metadata) -> dict[str, Pieces | None]:
-    """Return placeholders for the saved `param_groups`: parameter names, and hyperparameters such as `lr`."""
+    """Return placeholders for the saved `param_groups`, which have parameter names and hyperparameters such as `lr`."""
     return {name: blank(metadata, name) for name in names_under(metadata, *GROUPS)}
 
 
 def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the saved `param_groups`, given the filled placeholders."""
+    """Return the saved `param_groups`, given their placeholders after loading."""
     groups: dict[str | int, dict[str, Any]] = {}
     for name, (*_, number, key) in names_under(metadata, *GROUPS).items():
         groups.setdefault(number, {})[str(key)] = value_of(loaded[name])
@@ -73,14 +73,14 @@ def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str
 
 
 def named_groups(optimizer: OptimizerState, model: nn.Module) -> list[dict[str, Any]]:
-    """Return the optimizer's `param_groups` with parameter names: `params` only."""
+    """Return the optimizer's `param_groups`, reduced to `params`, with names in place of parameters."""
     return [{"params": names} for names in _groups(optimizer, model)]
 
 
 def of_all_stages(groups: list[dict[str, Any]], replica: ProcessGroup | None) -> list[dict[str, Any]]:
     """Return the `param_groups` of the full model, given those of each rank's pipeline stage.
 
-    Raises ValueError if the stages have different numbers of groups, or different options in one of them.
+    Raises ValueError if the stages have different numbers of groups, or if a group's options differ between stages.
     """
     of_ranks = gathered(groups, replica)
     if len({len(of_rank) for of_rank in of_ranks}) > 1:
@@ -119,7 +119,7 @@ def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: in
     """Return placeholders for the saved state of each parameter, sharded the way this rank needs it."""
     places, parameters = {}, dict(model.named_parameters())
     for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
-        if str(parameter_name) not in parameters:  # of another pipeline stage
+        if str(parameter_name) not in parameters:  # it's on another pipeline stage
             continue
         saved, parameter = metadata.state_dict_metadata[name], parameters[str(parameter_name)]
         places[name] = blank(metadata, name)
@@ -140,9 +140,9 @@ def load_optimizer(
     groups: Sequence[Mapping[str, Any]],
     loaded: Mapping[str, Any],
 ) -> None:
-    """Load the optimizer's state from the filled placeholders, using its own `load_state_dict`.
+    """Load the optimizer's state from its placeholders, once they are filled, using its own `load_state_dict`.
 
-    Implementation choices (`fused`, `foreach`, `capturable`) aren't loaded: they keep their current values.
+    Implementation choices (`fused`, `foreach`, `capturable`) aren't loaded, so they keep their current values.
     """
     own = _groups(optimizer, model)
     numbers = {name: number for number, name in enumerate(chain(*own))}
@@ -176,7 +176,7 @@ def _groups(optimizer: OptimizerState, model: nn.Module) -> list[list[str]]:
 def _sharding_of(
     name: str, key: str, shape: Sequence[int], parameter: nn.Parameter, parameter_shape: Sequence[int]
 ) -> Sharding | None:
-    """Return the sharding of a state tensor: its parameter's, or None for a scalar. ValueError if the shapes differ."""
+    """Return a state tensor's sharding: its parameter's, or None for a scalar. Raises ValueError if shapes differ."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     if sharding is None or len(shape) == 0:
         return None

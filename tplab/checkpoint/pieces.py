@@ -1,7 +1,8 @@
 """Chapter 10: chunks of full tensors, as `torch.distributed.checkpoint` (DCP) uses them.
 
-DCP asks a planner what each rank has. The planner answers with chunks, each described by its offset in the full tensor
-and its sizes. When loading, DCP compares the chunks that a rank wants with those in the files, and reads the overlaps:
+DCP asks a planner which data each rank has. The planner answers with chunks, each described by its sizes and its offset
+in the full tensor. When loading, DCP compares the chunks that a rank needs with those in the files, and reads the
+overlaps:
 
     saved on 2 ranks       [ 0 1 2 3 4 5 | 6 7 8 9 10 11 ]
     loaded on 3 ranks      [ 0 1 2 3 | 4 5 6 7 | 8 9 10 11 ]       rank 1 reads 4 5 from one file, 6 7 from the other
@@ -137,7 +138,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def value_of(leaf: object) -> Any:
-    """Return the content of a filled placeholder."""
+    """Return the value that was loaded into a placeholder."""
     return leaf.shard if isinstance(leaf, Pieces) else leaf
 
 
@@ -150,7 +151,7 @@ class PieceSaver(dcp.DefaultSavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        super().set_up_planner(state_dict, storage_meta, is_coordinator)  # flattens: "model.norm.weight"
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)  # flattens keys: "model.norm.weight"
         for name, leaf in self.state_dict.items():
             if isinstance(leaf, Tensor):
                 self.state_dict[name] = pieces(leaf, None, 0, 1)

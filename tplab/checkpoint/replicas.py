@@ -1,8 +1,8 @@
-"""Chapter 10: check that replicated parameters are identical: norms, final biases, and copies of K and V heads.
+"""Chapter 10: check that replicated parameters, such as norms, final biases and copied K and V heads, are identical.
 
-If a gradient wasn't summed, or a dropout mask differed between ranks, replicas drift apart, and neither the output nor
+If a gradient wasn't summed, or a dropout mask differed between ranks, replicas drift apart, but neither the output nor
 the loss shows it (chapter 05). A checkpoint keeps only one replica, so this is a good time to check. Each rank computes
-checksums of the data that other ranks have, too, and the ranks compare them. That costs a few bytes per tensor.
+checksums of the data that other ranks also have, and the ranks compare them. That takes a few bytes per tensor.
 """
 
 import zlib
@@ -25,8 +25,8 @@ Checksums = dict[Piece, int]
 def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
     """Raise ValueError on all ranks if a parameter or buffer that should be identical differs between ranks.
 
-    All ranks of the model's group must call it. Replicas must match bit by bit, as they do if they are computed
-    identically.
+    All ranks of the model's group must call it. Replicas must match bit for bit, which they do if all ranks compute
+    them in the same way.
     """
     world_size = rank_and_size(group)[1]
     if world_size == 1:
@@ -64,12 +64,12 @@ def _is_held_by_several(sharding: Sharding | None, world_size: int) -> bool:
 
 
 def _checksum(tensor: Tensor) -> int:
-    copy = tensor.detach().to("cpu", copy=True)  # numpy() makes a storage unresizable, and ZeRO-3 resizes its weights
+    copy = tensor.detach().to("cpu", copy=True)  # numpy() makes storage unresizable, but ZeRO-3 has to resize it
     return zlib.crc32(copy.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _differences(of_ranks: list[Checksums]) -> dict[str, list[str]]:
-    """Return {name: ["0 and 1", "0 and 3"]}: the ranks whose chunks differ from those of the first owner."""
+    """Return {name: ["0 and 1", "0 and 3"]}, which lists a chunk's first owner and each rank whose copy differs."""
     first: dict[Piece, int] = {}
     differ: dict[str, list[str]] = {name: [] for name, _ in of_ranks[0]}  # each rank has a chunk of each tensor
     for rank, checksums in enumerate(of_ranks):

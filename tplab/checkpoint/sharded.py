@@ -1,8 +1,8 @@
 """Chapter 10: each of p ranks saves its own shards, and any other number of ranks can load them.
 
-`full_state_dict` gathers the full model on every rank, where a large model doesn't fit. Here nothing is gathered. Each
-rank writes its shards, along with their offsets in the full tensors. If several ranks have the same data, the first of
-them writes it. Rows that only pad a vocabulary aren't written at all:
+`full_state_dict` gathers the full model on every rank, but a large model doesn't fit there. Here, nothing is gathered.
+Each rank writes its shards, along with their offsets in the full tensors. If several ranks have the same data, the
+first of them writes it. Rows that only pad a vocabulary aren't written at all:
 
     in the checkpoint                    rank 0    rank 1    rank 2    rank 3
     embedding [10, h], rows              0 1 2     3 4 5     6 7 8     9 . .
@@ -11,10 +11,10 @@ them writes it. Rows that only pad a vocabulary aren't written at all:
     norm [h], the step of Adam           all       (all)     (all)     (all)
 
 So the checkpoint contains the full tensors of the unsharded model, and nothing in it depends on p. Whether it is loaded
-on 1 rank or 8, each rank asks for the rows that it needs, wherever they are stored (see `tplab.checkpoint.pieces`).
+on 1 rank or 8, each rank asks for the rows that it needs, no matter which file has them (`tplab.checkpoint.pieces`).
 
 The optimizer's state is saved the same way. Adam's averages have the shape of their parameter, so they are sharded like
-it. They are saved under its name, because its number in the optimizer isn't stable.
+it. They are saved under the parameter's name, because its number in the optimizer isn't stable.
 
 The format is that of `torch.distributed.checkpoint` (DCP), with the names that torch uses on a single process:
 
@@ -24,7 +24,7 @@ Other tools can read it, even for an unsharded model: `dcp.load({"model": plain.
 `dcp_to_torch_save(path, "model.pt")` for a single `torch.load` file. Both run any code hidden in the files, which
 `load_sharded` doesn't (see `tplab.checkpoint.files`), so use them only for checkpoints from people you trust.
 
-We use planners instead of DTensors because a DTensor is one chunk per rank; a fused, copied or padded shard isn't.
+We use planners instead of DTensors because a DTensor is one chunk per rank, but a fused, copied or padded shard isn't.
 (Megatron: `ShardedTensor.from_rank_offsets` and dist_checkpointing.)
 """
 
@@ -84,17 +84,18 @@ def save_sharded(
 ) -> None:
     """Save model, optimizer, random states and `extra` to a new directory `path` on a disk that all ranks share.
 
-    All ranks of the model's group must call it. Several groups save to separate paths. Of several data-parallel
-    replicas, only one has to be saved. If a pipeline's stages have different layers, `model` is this rank's stage, and
-    `replica` is the group of all ranks of all stages. The checkpoint is that of the full model.
+    All ranks of the model's group must call it. Different groups must save to different paths. If there are several
+    data-parallel replicas, only one has to be saved. With pipeline parallelism, `model` is this rank's stage, `replica`
+    is the group of all ranks of all stages, and the checkpoint contains the full model.
 
-    extra: numbers, strings, tensors, dicts and lists of them, such as the step or `scheduler.state_dict()`; rank 0's is
-    saved. optimizer: one of torch's, or a `tplab.data.zero_state.FullOptimizer`.
+    `extra` can contain numbers, strings, tensors, and dicts and lists of them, such as the step or
+    `scheduler.state_dict()`; rank 0's is saved. `optimizer` is one of torch's, or a `FullOptimizer` of
+    `tplab.data.zero_state`.
 
-    Replicated data is saved once. If the replicas differ, ValueError names the data and the ranks; check_replicas=False
-    saves the lowest rank's replica anyway. Raises FileExistsError if `path` exists, because an interrupted overwrite
-    would leave you without any checkpoint. Save each checkpoint to its own directory (step-1000), and delete the
-    previous one afterwards.
+    Replicated data is saved once. If the replicas differ, a ValueError names the data and the ranks;
+    check_replicas=False saves the lowest rank's replica anyway. Raises FileExistsError if `path` exists, because an
+    interrupted overwrite would leave you without any checkpoint. Save each checkpoint to its own directory (step-1000),
+    and delete the previous one afterwards.
     """
     staged = stage_sharded(
         model, optimizer=optimizer, rng=rng, extra=extra, check_replicas=check_replicas, group=group, replica=replica
@@ -104,7 +105,7 @@ def save_sharded(
 
 @dataclass(frozen=True)
 class Staged:
-    """The data that this rank has to save. Tensors are views until they are `copied`. ties: as in `TyingWriter`."""
+    """The data that this rank has to save. Tensors are views until they are `copied`. `ties` is as in `TyingWriter`."""
 
     content: dict[str, Any]
     ties: dict[str, str]
@@ -128,7 +129,7 @@ def stage_sharded(
     group: ProcessGroup | None = None,
     replica: ProcessGroup | None = None,
 ) -> Staged:
-    """Do the first half of `save_sharded`: read the model, and run every check that could fail because of it."""
+    """Do the first half of `save_sharded`, which reads the model and runs every check that could fail because of it."""
     content, ties = together(lambda: _content(model, optimizer, rng, extra, group), replica or group)
     if replica is not None and optimizer is not None:
         content["optimizer"]["param_groups"] = of_all_stages(content["optimizer"]["param_groups"], replica)
@@ -138,9 +139,10 @@ def stage_sharded(
 
 
 def write_sharded(path: str | PathLike, staged: Staged, *, group: ProcessGroup | None = None) -> None:
-    """Do the second half of `save_sharded`. A thread may write a copy if no other thread uses the group (a gloo group).
+    """Do the second half of `save_sharded`, which writes the files.
 
-    (`dcp.async_save` works the same way: it makes a copy on the CPU and runs `dcp.save` in a thread.)
+    If `staged` is a copy, this can run in a thread. Then `group` should be a gloo group that no other thread uses.
+    (`dcp.async_save` also makes a copy on the CPU and runs `dcp.save` in a thread.)
     """
     path, rank = Path(path), rank_and_size(group)[0]
     together(lambda: make_directory(path) if rank == 0 else None, group)
@@ -162,15 +164,16 @@ def load_sharded(
 ) -> dict[str, Any]:
     """Load in place what `save_sharded` saved on any number of ranks, and return its `extra`.
 
-    All ranks of the model's group must call it; if `model` is a pipeline stage, all ranks of `replica`, as in
+    All ranks of the model's group must call it. If `model` is a pipeline stage, all ranks of `replica` must, as in
     `save_sharded`. Without `optimizer` or `rng`, their saved states are ignored. Values are converted to the model's
     dtypes and devices.
 
-    rng: all ranks restore the streams that are the same on all ranks. A rank's own random state is restored on the rank
-    with the same number. Ranks beyond those that were saved keep the state that `seed_all` gave them.
+    With `rng`, all ranks restore the random streams that are the same on all ranks. A rank's own stream is restored on
+    the rank with the same number. Ranks beyond those that were saved keep the state from `seed_all`.
 
     Raises FileNotFoundError if the checkpoint is missing or incomplete, and ValueError if it is of a different model or
-    optimizer; then nothing has changed. Raises RuntimeError if a file can't be read; then it may be partially loaded.
+    optimizer; in both cases, nothing has changed. Raises RuntimeError if a file can't be read; in that case, the model
+    may be partially loaded.
     """
     rank, world_size = rank_and_size(group)
     everyone = replica or group
@@ -239,7 +242,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: ProcessGroup | None) -> dict[str, Any]:
     """Return the model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model.
 
-    names    those of the full model's state_dict
+    names    all names in the full model's state_dict
     """
     _check_group(model, group)
     rank, world_size = rank_and_size(group)
@@ -262,7 +265,7 @@ def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: 
 
 
 def _finish_model(model: nn.Module, loaded: Mapping[str, Any]) -> None:
-    """Run the hooks that modules have for loading, such as set_extra_state. The tensors are already filled."""
+    """Run the hooks that modules have for loading, such as set_extra_state. The tensors are loaded already."""
     model.load_state_dict({name: value_of(loaded[f"model.{first}"]) for name, first in _first_names(model).items()})
 
 

@@ -1,8 +1,9 @@
 """Chapter 14: data, pipeline and tensor parallelism together.
 
-training_step      the order of a training step, which keeps every gradient
+training_step      a training step, in the order that completes every gradient before it's used
 three_dimensions   train a GPT with all three
 plan               every layout of a model over a cluster that fits, with its memory and predicted step time
+alternatives       why one plan is the fastest, and which change would make another one win
 """
 
 from tplab.cluster.plan import NothingFits, Plan, best_of_each_split, layouts, plans

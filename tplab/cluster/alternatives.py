@@ -1,8 +1,8 @@
 """Chapter 14: why one plan is the fastest, and what would have to change for another one to win.
 
-`reasons` compares the best plan with itself, with one option changed: without sequence parallelism, with other
-recomputation, another number of chunks or micro-batch. `change_needed` asks by how much one speed of the machine (or
-the batch) would have to change until another plan is as fast. Both only ask the cost model again.
+`reasons` changes one option of the best plan at a time and computes how much slower it gets. The options are sequence
+parallelism, recomputation, the number of chunks, and the micro-batch. `change_needed` computes by how much one speed of
+the machine (or the batch) would have to change until another plan is as fast. Both only evaluate the cost model again.
 """
 
 import math
@@ -16,14 +16,14 @@ from tplab.cost.machines import Machine
 from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
 
-LARGEST = 16.0  # the largest factor by which a speed is changed
+LARGEST = 16.0  # the largest factor by which we change a speed
 Speed = Callable[[Machine, float], Machine]
 OPTIONS = ("sequence_parallel", "recompute", "chunks", "micro_batch")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One speed, as a multiple of the machine's own, at which another plan is as fast as the best one."""
+    """A change of one speed, or of the batch, by a `factor` that makes another plan as fast as the best one."""
 
     what: str
     factor: float
@@ -36,15 +36,15 @@ class Change:
 
 
 def runners_up(found: list[Plan], count: int = 3) -> list[Plan]:
-    """Return the fastest plans that divide the model over the GPUs in another way than the first one."""
+    """Return the fastest plans that split the model over the GPUs differently than the first plan does."""
     return best_of_each_split(found)[1 : count + 1]
 
 
 def reasons(found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:
-    """Return, for each option of the best plan, its other values and how much longer a step then takes (0.04: 4 %).
+    """Return, for each option of the best plan, its other values and how much longer a step then takes (0.04 is 4%).
 
-    Only the option changes: the split over GPUs and all other options stay. None in place of the number means that the
-    memory doesn't suffice. The micro-batch is tried at half and at twice its size.
+    The split over GPUs and all other options stay the same. None in place of the number means that the changed layout
+    isn't among the plans `found`, usually because it needs too much memory. We try half and twice the micro-batch.
     """
     best, fits = found[0].layout, {plan.layout: plan.time.total for plan in found}
     changed: dict[str, list[tuple[object, float | None]]] = {}
@@ -63,10 +63,10 @@ def reasons(found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:
 
 
 def change_needed(config: GPTConfig, best: Plan, other: Plan, machine: Machine, program: Program) -> Change | None:
-    """Return the smallest single change that makes `other` as fast as `best`, or None up to a factor of `LARGEST`.
+    """Return the smallest single change that makes `other` as fast as `best`, or None if none up to `LARGEST` does.
 
-    Tried are the links within and between nodes, the memory and the matmuls, each faster and slower, and larger
-    batches in whole multiples. Smallest means nearest to a factor of 1. A third plan may win by then.
+    We try faster and slower links within and between nodes, memory and matmuls, and batches that are 2, 3, .. times as
+    large. The smallest change is the one with the factor closest to 1. A third plan may be even faster by then.
     """
     found: list[Change] = []
     for what, speed in _SPEEDS.items():
@@ -82,7 +82,7 @@ def change_needed(config: GPTConfig, best: Plan, other: Plan, machine: Machine, 
 
 
 def _gap(config: GPTConfig, best: Plan, other: Plan, machine: Machine, program: Program) -> float:
-    """Return the seconds by which a step of `other` is longer than one of `best`."""
+    """Return how many seconds longer a step of `other` takes than a step of `best`."""
     return (
         step_time(config, other.layout, machine, program).total - step_time(config, best.layout, machine, program).total
     )
@@ -95,7 +95,7 @@ def _gap_at(
 
 
 def _threshold(gap: Callable[[float], float], largest: float) -> float | None:
-    """Return the factor between 1 and `largest` at which the gap closes, to within 1 %, or None if it doesn't."""
+    """Return the factor between 1 and `largest` at which the gap closes, to within 1%, or None if it doesn't."""
     if gap(largest) > 0:
         return None
     near, far = 0.0, math.log(largest)

@@ -1,13 +1,14 @@
 """Chapter 14: every layout of a model over a cluster, with the memory that it needs and its predicted step time.
 
-    n GPUs = tp · pp · dp          tp divides heads and MLP, dp · micro-batch the sequences; each stage has a layer
+    n GPUs = tp · pp · dp          tp divides the heads and the MLP size, and each stage has at least one layer
+                                   dp · micro-batch divides the number of sequences
 
 We try every such factorization of n with every micro-batch size that is a power of two, every number of chunks that
-the pipeline can interleave, with and without sequence parallelism, and with nothing, attention or full layers
-recomputed. We keep layouts that fit into a GPU's memory (`tplab.memory.bill`) and sort them by step time
+the pipeline can interleave, with and without sequence parallelism, and with each kind of recomputation (none, attention
+or full layers). We keep layouts that fit into a GPU's memory (`tplab.memory.bill`) and sort them by step time
 (`tplab.cost.step.step_time`). A tenth of the memory is left free for what the bill doesn't count, such as library
 buffers and fragmentation. Gradients are summed over replicas during the backward pass, as DistributedDataParallel does.
-`python -m tplab plan` prints the same, and `tplab.cluster.alternatives` says why the first is first.
+`python -m tplab plan` prints these layouts, and `tplab.cluster.alternatives` tells you why the first one is fastest.
 """
 
 import math
@@ -22,7 +23,7 @@ from tplab.memory.memory_bill import Bill, Layout, bill
 
 GB = 10**9
 TOKENS = 4_000_000  # per step, by default; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
-RESERVE = 0.1  # share of a GPU's memory that a plan leaves free, for what the bill doesn't count
+RESERVE = 0.1  # the share of a GPU's memory that a plan leaves free for what the bill doesn't count
 SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` can design
 
 
@@ -32,7 +33,7 @@ class NothingFits(ValueError):  # noqa: N818 (it names what was found)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout that fits, with the memory bill of its fullest GPU and its step time."""
+    """A layout that fits into memory, with the bill of its fullest GPU, its step time, and its throughput."""
 
     layout: Layout
     bill: Bill
@@ -50,9 +51,9 @@ def plans(
 ) -> list[Plan]:
     """Return every layout of the model over `gpus` GPUs that fits into their memory, fastest first.
 
-    sequences         number of sequences per step, over all replicas; None: `default_sequences`
-    shard_optimizer   each replica keeps 1/dp of the optimizer's state (ZeRO-1)
-    Raises ValueError if no layout divides the model and the batch, NothingFits if none fits into memory.
+    sequences         the number of sequences per step, over all replicas; None means `default_sequences`
+    shard_optimizer   whether each replica keeps only 1/dp of the optimizer's state (ZeRO-1)
+    Raises ValueError if no layout divides the model and the batch, and NothingFits if none fits into memory.
     """
     if gpus < 1:
         raise ValueError(f"gpus={gpus}: there must be at least one")
@@ -84,7 +85,7 @@ def program_of(shard_optimizer: bool = False) -> Program:
 
 
 def best_of_each_split(found: list[Plan]) -> list[Plan]:
-    """Keep only the fastest plan for each (tp, pp, dp), whatever its micro-batch and recomputation, in input order."""
+    """Keep only the fastest plan for each (tp, pp, dp), whatever its other options, in input order."""
     best: dict[tuple[int, int, int], Plan] = {}
     for plan in found:
         best.setdefault((plan.layout.tp, plan.layout.pp, plan.layout.dp), plan)
@@ -92,9 +93,10 @@ def best_of_each_split(found: list[Plan]) -> list[Plan]:
 
 
 def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
-    """Yield all layouts over `gpus` GPUs in which tp divides heads and MLP, and dp · micro-batch the sequences.
+    """Yield all layouts over `gpus` GPUs in which tp divides heads and MLP, and dp · micro-batch divides `sequences`.
 
-    If pp doesn't divide the layers, the first stages have one more each (`tplab.memory.memory_bill.layers_of_stage`).
+    If pp doesn't divide the number of layers, the first stages have one layer more than the others
+    (`tplab.memory.memory_bill.layers_of_stage`).
     """
     for tp in tensor_parallel_sizes(config, min(gpus, config.num_heads)):  # each rank takes at least one head
         for pp in _divisors(gpus // tp, config.num_layers) if gpus % tp == 0 else ():
@@ -112,20 +114,20 @@ def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
 
 
 def default_sequences(config: GPTConfig, gpus: int) -> int:
-    """Return the number of sequences for about `TOKENS` tokens, a multiple of `gpus`, so that every dp divides it."""
+    """Return how many sequences have about `TOKENS` tokens, as a multiple of `gpus`, so that every dp divides it."""
     return max(1, round(TOKENS / config.seq_length / gpus)) * gpus
 
 
 def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51200) -> GPTConfig:
-    """Return a GPT with about `parameters` parameters: head size 128, MLP size 4h, h about 128 times num_layers.
+    """Return a GPT with about `parameters` parameters, head size 128, MLP size 4h, and h about 128 times num_layers.
 
-    Below 1e8, the head size is 16. From 1e9 on, the number of heads is a multiple of 8 and that of layers a multiple of
-    4, so that they divide well. It uses FlashAttention, no dropout, and rotary positions. Raises ValueError below a
-    million parameters and above a hundred trillion.
+    Below 1e8 parameters, the head size is 16. From 1e9 parameters on, the number of heads is a multiple of 8 and the
+    number of layers is a multiple of 4, so that many splits are possible. The GPT has FlashAttention and rotary
+    positions, but no dropout. Raises ValueError below a million parameters and above a hundred trillion.
     """
     if not SMALLEST <= parameters <= LARGEST:
         raise ValueError(f"{parameters:.3g} parameters are no GPT that this can make up: give from 1e6 to 1e14")
-    unit = 8 if parameters >= 1e9 else 1  # heads are multiples of this, layers multiples of half of it
+    unit = 8 if parameters >= 1e9 else 1  # num_heads is a multiple of this, num_layers a multiple of half of it
     head = 128 if parameters >= 1e8 else 16
     few = max(unit // 2, 1)
     found: tuple[float, GPTConfig] | None = None
@@ -146,7 +148,7 @@ def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51
 
 
 def model(name: str) -> GPTConfig:
-    """Return the configuration called `name` in `tplab.memory.config.PRESETS`, ignoring case, spaces and hyphens.
+    """Return the configuration called `name` in `tplab.memory.config.PRESETS`, ignoring case, spaces, - and _.
 
     Raises ValueError, listing the known names, if there is none.
     """
@@ -179,7 +181,7 @@ def _why_not(config: GPTConfig, machine: Machine, gpus: int, usable: float, layo
 
 
 def _chunks(config: GPTConfig, pp: int, steps: int) -> list[int]:
-    """Return the numbers of chunks that each rank of the pipeline can have."""
+    """Return the possible numbers of chunks per rank of the pipeline."""
     if pp == 1 or config.num_layers % pp or steps % pp:
         return [1]
     return _divisors(config.num_layers // pp, config.num_layers)

@@ -6,14 +6,14 @@
             training.update        the sums that complete the gradients, clipping, the optimizer (`TrainingStep`)
 
 The loss of each token is divided by the number of tokens in the full batch. So losses and gradients are only ever added
-up, over micro-batches and replicas, and we never take a mean of means. The model matches that of a single-process run
-up to the order of additions. (Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters":
-PTD-P.)
+up, over micro-batches and replicas, and we never take a mean of means. The trained model matches that of a
+single-process run, except that the numbers are added in a different order. (Narayanan et al. 2021, "Efficient
+large-scale language model training on GPU clusters", which calls this PTD-P.)
 
-Dropout's random states are computed from the number of the micro-batch in the run, as in the capstone. So a checkpoint
+Dropout's random states are computed from the micro-batch's number within the run, as in the capstone. So a checkpoint
 only has to store the number of steps. A resumed run drops the same elements as an uninterrupted one, even with another
 dp, as long as the full batch has the same micro-batches. If anything else changes which elements are dropped, such as
-tp or pp, `load` warns and names it.
+tp or pp, `load` warns and names the cause.
 """
 
 import warnings
@@ -48,22 +48,22 @@ from tplab.sequence.regions import tokens_per_rank
 from tplab.tensor.rng import seed_all, states_from
 
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
-OURS = "Training3D"  # the entry of a checkpoint's `extra` that `load` takes out again
+OURS = "Training3D"  # the entry that `save` adds to a checkpoint's `extra`, and `load` removes
 
 
 class Training3D:
     """One rank of a GPT training run on a grid of ranks. Every rank creates it with the same arguments.
 
-    micro_batches       number of micro-batches per replica and step
-    layers_per_stage    the number of layers of each stage; None: the same for all
+    micro_batches       the number of micro-batches per replica and step
+    layers_per_stage    a list with the number of layers in each stage; None means the same number for all
     schedule            (stages, micro-batches) -> the pipeline's schedule, such as `one_f_one_b` or `zero_bubble`
     sequence_parallel   split the activations between the blocks over tp (chapter 12)
-    max_norm            the norm to which gradients are clipped; None: no clipping
-    zero                stage of ZeRO over the replicas, 0 to 3
-    defaults            options of the optimizer
+    max_norm            the norm to which gradients are clipped; None means no clipping
+    zero                the ZeRO stage, 0 to 3, which shards over the replicas
+    defaults            options for the optimizer
 
-    `steps` is the number of steps so far, also before a checkpoint was loaded. `norm` is the gradient norm of the last
-    step before clipping. Raises ValueError if the grid doesn't match the ranks or the model.
+    `steps` is the number of steps so far, including those before the loaded checkpoint. `norm` is the gradient norm of
+    the last step, before clipping. Raises ValueError if the grid doesn't match the ranks or the model.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Training3D:
         return self._everywhere(loss)
 
     def evaluate(self, ids: Tensor, targets: Tensor) -> float:
-        """Return the mean loss of a full batch [B, s] on every rank, without dropout, and without training on it."""
+        """Return the mean loss of a full batch [B, s] on every rank, without dropout and without training."""
         own_ids, own_targets, total = self._own(ids, targets)
         was_training = self.stage.training
         self.stage.eval()
@@ -141,13 +141,13 @@ class Training3D:
     def save(self, path: str | PathLike, extra: Mapping[str, Any] | None = None) -> None:
         """Save a checkpoint of the full model and optimizer, which any grid can load (`save_sharded`).
 
-        All ranks call this; the first replica writes. `extra` is as in `save_sharded`; the name "Training3D" in it is
-        taken.
+        All ranks must call this, and the first replica writes the files. `extra` is as in `save_sharded`, but the name
+        "Training3D" is reserved.
         """
         if OURS in (extra or {}):
             raise ValueError(f"extra has an entry {OURS!r}, where the number of steps is saved: choose another name")
         extra = {**(extra or {}), OURS: {"steps": self.steps, **self._determines_dropout()}}
-        replica = self.replica  # all ranks create it
+        replica = self.replica  # all ranks have to create this group together
         with unsharded(self.training.optimizer) as optimizer:
             if isinstance(optimizer, FullOptimizer):
                 optimizer.gather()
@@ -159,10 +159,10 @@ class Training3D:
             together(write, None)
 
     def load(self, path: str | PathLike) -> dict[str, Any]:
-        """Load a checkpoint that was saved on any grid, and return its `extra`. All ranks call this.
+        """Load a checkpoint that was saved on any grid, and return its `extra`. All ranks must call this.
 
-        With dropout, the first rank warns if the run will drop other elements than it would have dropped without the
-        interruption, and says why.
+        With dropout, the first rank warns if the resumed run will drop different elements than an uninterrupted run
+        would have dropped, and says why.
         """
         self.training.abandon()
         with unsharded(self.training.optimizer) as optimizer:
@@ -182,7 +182,7 @@ class Training3D:
         return extra
 
     def _determines_dropout(self) -> dict[str, Any]:
-        """Return what the elements that a step drops depend on, apart from the number of the step."""
+        """Return everything that determines which elements a step drops, apart from the step's number."""
         return {
             "seed": self.seed,
             "tp": self.grid.tp,
@@ -197,18 +197,19 @@ class Training3D:
         """Set the random states for the forward of micro-batch k of this replica."""
         if not self.stage.config.dropout:
             return nullcontext()
-        number = (self.steps * self.grid.dp + self.place.dp) * self.micro_batches + k  # of the micro-batch, in the run
+        # the micro-batch's number within the run
+        number = (self.steps * self.grid.dp + self.place.dp) * self.micro_batches + k
         self.stage.rng = states_from(self.seed + SEEDS_APART * (1 + number * self.grid.pp + self.place.pp), self.tp)
         return nullcontext()
 
     @cached_property
     def replica(self) -> ProcessGroup:
-        """The ranks of this rank's replica, over all stages. All ranks create it together, when they first need it."""
+        """The group of all ranks of this rank's replica, over all stages. All ranks create it together on first use."""
         ranks = range(self.grid.size)
         return split(None, [[r for r in ranks if self.grid.place(r).dp == dp] for dp in range(self.grid.dp)])
 
     def _own(self, ids: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], int]:
-        """Return this replica's micro-batches, and the number of tokens that count in all replicas."""
+        """Return this replica's micro-batches, and the number of counted tokens in all replicas."""
         each = self.micro_batches * self.micro_batch_size
         if len(ids) != self.grid.dp * each:
             raise ValueError(
@@ -221,7 +222,7 @@ class Training3D:
         return ids.chunk(self.micro_batches), targets.chunk(self.micro_batches), total
 
     def _everywhere(self, loss: Tensor | None) -> float:
-        """Return the full loss on every rank, by summing the parts that the replicas' last stages have."""
+        """Return the full loss on every rank. It's the sum of the parts that the last stages of all replicas have."""
         total = torch.zeros((), dtype=torch.float64, device=device())
         if loss is not None:
             total += loss.detach()

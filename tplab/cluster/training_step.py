@@ -1,20 +1,20 @@
-"""Chapter 14: a training step, in the only order that keeps every gradient.
+"""Chapter 14: a training step, in an order that completes every gradient before it's used.
 
-Every kind of parallelism leaves gradients that are only one term of a sum. A step has to complete them all, and each
-part has to come after the one above it:
+With every kind of parallelism, backward leaves gradients that are only one term of a sum. A step has to complete all of
+them, and it runs in this order:
 
     backward, m times     the gradients of the micro-batches add up on each rank
-    reduce over dp        the replicas' sequences. ZeRO 2 and 3, and DataParallel in the last backward, start it already
-                          in backward, and take the gradients out of `.grad`
+    reduce over dp        the gradients of the replicas' sequences. ZeRO 2 and 3, and DataParallel in the last backward,
+                          start this during backward, and take the gradients out of `.grad`
     sum over tp           norms, biases and positions under sequence parallelism, which saw only this rank's tokens
     sum over pp's ends    the table that a pipeline's first and last stages share
-    norm over tp, pp, dp  of the complete gradient, and clipping
+    norm over tp, pp, dp  the norm of the complete gradient, and clipping
     check                 a norm that isn't finite must not reach the weights
     optimizer             each rank updates its parameters, or its shard of them
 
-Sums can be taken in any order, so tp and pp may come after dp. The opposite order is the natural one, but it fails:
-once backward has taken the gradients, nothing is left in `.grad` to sum. And a norm that is computed before the sums
-belongs to a gradient that doesn't exist. `TrainingStep` owns this order.
+The result of the sums doesn't depend on their order, so tp and pp may come after dp. Putting them first would look more
+natural, but it fails, because backward may already have taken the gradients, so nothing is left in `.grad` to sum. And
+a norm that is computed before the sums isn't the norm of the full gradient. `TrainingStep` enforces this order.
 """
 
 import weakref
@@ -49,29 +49,32 @@ class TrainingStep:
 
     model            the model, or this rank's pipeline stage
     optimizer_class  as in ZeRO1; `defaults` are its options
-    parameters       parameters or param groups for the optimizer; None: all that are trained. zero=3 needs all of them
-    mesh             as created by `tplab.data.grid.mesh`; None: this process has the full model
-    zero             ZeRO stage. 0: all replicas keep the optimizer's full state
-    layers           for zero=3: the modules that are gathered separately; None: the model's `layers`
+    parameters       parameters or param groups for the optimizer. None means all trained parameters, and zero=3 needs
+                     all of them
+    mesh             as created by `tplab.data.grid.mesh`; None means that this process has the full model
+    zero             the ZeRO stage; with 0, all replicas keep the optimizer's full state
+    layers           for zero=3, the modules that are gathered separately; None means the model's `layers`
     pipeline         the pipeline that runs the stage; its `step` takes the place of backward, in one `micro_batch()`
-    max_norm         the norm to which gradients are clipped, 0 or more; None: no clipping
-    average          compute the mean over the replicas; False: the sum
-    check            raise FloatingPointError for a norm that isn't finite. False: only skip the update. The caller then
-                     looks at the norm, when it likes. On a GPU, a fused optimizer skips without making the CPU wait
-    finish           run on the complete gradients of dp before the norm, for layers that sum their own (zero=0)
-    norm             replaces `tplab.data.grad_norm` (zero=0)
+    max_norm         the norm to which gradients are clipped, 0 or more; None means no clipping
+    average          whether to average gradients over the replicas; if False, they are summed
+    check            whether to raise FloatingPointError for a norm that isn't finite. If False, `update` only skips the
+                     optimizer, and the caller can check the norm later. With a fused optimizer on a GPU, the CPU then
+                     doesn't wait for the norm
+    finish           a function to call after the sum over dp, in place of the sum over tp, for layers that sum their
+                     own gradients; needs zero=0
+    norm             a function (mesh) -> norm to call in place of `tplab.data.grad_norm`; needs zero=0
     bucket_bytes     as in `in_buckets`, for zero=0 to 2; master_dtype: as in ZeRO1
 
-    `optimizer` is the torch optimizer, or the ZeRO one, and `torch_optimizer` is what a scheduler needs. All replicas
-    start with the first one's weights and buffers. If no micro-batch uses a parameter, data parallelism may still give
-    it a gradient of zero, which lets momentum and weight decay move it.
+    `optimizer` is the torch optimizer or the ZeRO optimizer, and `torch_optimizer` is what a scheduler needs. All
+    replicas start with the first replica's weights and buffers. If no micro-batch uses a parameter, data parallelism
+    may still give it a gradient of zero, so momentum and weight decay can change it.
 
     The optimizer's own `step` raises RuntimeError, because the gradients aren't complete outside of `update`. So does a
-    backward outside of `micro_batch`, whose gradients would be counted in some step or lost. If a micro-batch raises an
-    error, the step is abandoned, and the next one starts without gradients. Freeze and cast the
-    model before: later changes raise ValueError in `update`.
+    backward outside of `micro_batch`, because its gradients could be lost or counted in the wrong step. If a
+    micro-batch raises an error, the step is abandoned, and the next one starts without gradients. Freeze and cast the
+    model before you create this. If parameters are frozen or unfrozen later, `update` raises ValueError.
 
-    Raises ValueError for options that don't fit the model, the mesh or each other.
+    Raises ValueError for options that don't match the model, the mesh or each other.
     """
 
     def __init__(
@@ -138,16 +141,17 @@ class TrainingStep:
 
     @contextmanager
     def micro_batch(self, *, last: bool = True) -> Iterator[None]:
-        """Context manager for the backward of a micro-batch. In the last one of a step, buckets are sent meanwhile.
+        """Context manager for the backward of a micro-batch. During a step's last one, DataParallel sends its buckets.
 
-        Raises ValueError for another micro-batch after the last one. An error inside of it abandons the step.
+        With plain data parallelism (zero=0 without a pipeline), a micro-batch after the last one raises ValueError. An
+        error inside the block abandons the step.
         """
         if self._is_last and self.data is not None and self.pipeline is None:
             raise ValueError(
                 "the last micro-batch of this step has already run: pass last=k == m - 1, or call update()"
             )
         if self._is_done:
-            self.abandon()  # the last step's gradients
+            self.abandon()  # discards the previous step's gradients
         stays = self.data is not None and (self.pipeline is not None or not last)
         self._is_inside = True
         try:
@@ -161,7 +165,7 @@ class TrainingStep:
         self._micro_batches, self._is_last = self._micro_batches + 1, last
 
     def abandon(self) -> None:
-        """Forget the gradients of the step so far. All ranks call this, or none, and nothing is sent."""
+        """Discard the step's gradients so far. Either all ranks must call this, or none of them. Nothing is sent."""
         self._micro_batches, self._is_last, self._is_done = 0, False, False
         for part in (self.data, self.optimizer):
             if isinstance(part, DataParallel | ZeRO1):
@@ -173,7 +177,7 @@ class TrainingStep:
 
         Returns the norm of the full gradient before clipping, a scalar on the device, which is the same on every rank.
         Raises FloatingPointError (see `check`) if it isn't finite; then the weights and the optimizer are unchanged.
-        Raises ValueError without a `micro_batch`.
+        Raises ValueError if the step has had no `micro_batch`.
         """
         if not self._micro_batches:
             raise ValueError("there is no gradient yet: run backward inside `with training.micro_batch():`")
@@ -192,7 +196,7 @@ class TrainingStep:
         return norm
 
     def _complete(self) -> list[Tensor]:
-        """Do all sums, and return this rank's gradients, which are parts of the full model's."""
+        """Compute all sums and return this rank's gradients, which are its part of the full model's gradients."""
         if self.data is not None:
             self.data.finish()
         if isinstance(self.optimizer, ZeRO1):
@@ -211,7 +215,7 @@ class TrainingStep:
             return
         if isinstance(self.optimizer, ZeRO1):
             unit = next((unit for unit in self.optimizer.units if unit.parameters[0] is tied), None)
-            if unit is None:  # the optimizer doesn't have it
+            if unit is None:  # the optimizer doesn't update the table
                 return
             if unit.gradient is None:  # this stage didn't use its copy
                 unit.gradient = torch.zeros_like(unit.shard)
@@ -234,7 +238,7 @@ class TrainingStep:
 
     @property
     def torch_optimizer(self) -> Any:
-        """The torch optimizer, also with ZeRO. A learning-rate schedule writes to its `param_groups`."""
+        """The torch optimizer, even if ZeRO wraps it. A learning-rate schedule writes to its `param_groups`."""
         return self.optimizer.optimizer if isinstance(self.optimizer, ZeRO1) else self.optimizer
 
     @torch.no_grad()
@@ -251,7 +255,7 @@ class TrainingStep:
     def _step(self, norm: Tensor) -> None:
         """Run the optimizer, unless the norm isn't finite."""
         inner = self.torch_optimizer
-        on_device = norm.is_cuda and getattr(inner, "_step_supports_amp_scaling", False)  # as torch's GradScaler asks
+        on_device = norm.is_cuda and getattr(inner, "_step_supports_amp_scaling", False)  # GradScaler's own test
         skips_itself = on_device and not self.check
         if skips_itself:
             inner.grad_scale, inner.found_inf = None, (~norm.isfinite()).float()

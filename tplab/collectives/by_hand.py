@@ -8,18 +8,20 @@ first dimension into p chunks. In p - 1 steps, each chunk is passed around the r
                       rank 1    chunk 0: x1         chunk 2: x0 + x1      chunk 1: x2 + x0 + x1
                       rank 2    chunk 1: x2         chunk 0: x1 + x2      chunk 2: x0 + x1 + x2
 
-A second round without additions, the all-gather, brings every chunk to every rank. Together they are an all-reduce in
-2(p-1) steps of N/p elements. Each rank sends 2(p-1)/p N elements, which hardly depends on p. A tree takes only 2
-log2(p) steps, but each step sends N elements, and the rank at the root sends log2(p) N. (Patarasuk and Yuan 2009,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations"; NCCL's Ring and Tree.)
+A second round without additions, the all-gather, brings every chunk to every rank. The two rounds together are an
+all-reduce in 2(p-1) steps of N/p elements. Each rank sends 2(p-1)/p N elements, which hardly depends on p. A tree takes
+only 2 log2(p) steps, but each step sends N elements, and the rank at the root sends log2(p) N. (Patarasuk and Yuan
+2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; NCCL's Ring and Tree.)
 
 Why doesn't any rank wait forever? If every rank sent first and then received, all of them could get stuck in send,
 because a send may block until its receiver is ready (gloo's always does, NCCL's if the message is large). `exchange`
-starts both at once and then waits for both. It uses a *batch* because NCCL runs the messages between two GPUs in the
-order of the calls: separate isend and irecv calls, in the same order on both ranks, would deadlock.
+starts both messages at the same time and then waits for both. It uses a *batch* because NCCL runs the messages between
+two GPUs in the order of the calls. If both ranks called isend and irecv separately, in the same order, they would
+deadlock.
 
-Nothing here modifies its inputs (except the tensor that `scatter` fills, as torch's does), whatever their strides.
-Results are new, contiguous tensors in the input's dtype. Without a process group, there is a single rank.
+The collectives accept inputs with any strides and don't modify them, except that `scatter` fills its first argument, as
+torch's scatter does. Results are new, contiguous tensors in the input's dtype. Without a process group, there is a
+single rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,10 +49,11 @@ def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
 def scatter(
     tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, group_src: int = 0, group: ProcessGroup | None = None
 ) -> Tensor:
-    """Fill `tensor` with this rank's entry of `scatter_list`, p tensors that only `group_src` passes, and return it.
+    """Fill `tensor` with this rank's entry of `scatter_list` and return it.
 
-    The source sends p - 1 messages, and every other rank receives one. `group_src` is a rank within the group. Raises
-    ValueError on the source unless there are p tensors with the shape and dtype of `tensor`.
+    Only `group_src` passes the list, which has p tensors. The source sends p - 1 messages, and every other rank
+    receives one. `group_src` is a rank within the group. Raises ValueError on the source unless the list has p tensors
+    with the shape and dtype of `tensor`.
     """
     rank, p = rank_and_size(group)
     _check_root(group_src, p)
@@ -70,7 +73,7 @@ def scatter(
 
 
 def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None) -> list[Tensor] | None:
-    """Return the tensors [..] of all ranks, in rank order, on `group_dst`, and None on all other ranks.
+    """On `group_dst`, return a list of the tensors [..] of all ranks, in rank order. On all other ranks, return None.
 
     Every rank except `group_dst` sends one message. `group_dst` is a rank within the group.
     """
@@ -90,7 +93,7 @@ def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None
 def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Sum x [n, ..] over the ranks and return this rank's chunk of the sum, [n/p, ..], split as in `chunk_sizes`.
 
-    Takes p - 1 steps, in which each rank sends all of x except its own chunk.
+    This takes p - 1 steps, in which each rank sends all of x except its own chunk.
     """
     *_, (_, total) = reduce_scatter_steps(x, group)
     return total
@@ -99,13 +102,13 @@ def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 def reduce_scatter_steps(
     x: Tensor, group: ProcessGroup | None = None, *, offset: int = 0
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (chunk, its sum so far) on this rank, before the first step and after each of the p - 1 steps.
+    """Yield (chunk index, its sum so far) on this rank, before the first step and after each of the p - 1 steps.
 
-    The last of the p pairs is complete: it's chunk rank + offset (modulo p), so by default, this rank's own chunk. With
-    offset=1, every rank begins with its own chunk instead.
+    The last of the p pairs contains the complete sum of chunk rank + offset (modulo p). By default, that's this rank's
+    own chunk. With offset=1, every rank starts with its own chunk instead.
     """
     rank, p = rank_and_size(group)
-    chunks = x.tensor_split(p)  # p of about [n/p, ..], views
+    chunks = x.tensor_split(p)  # p views of about [n/p, ..]
     index = (rank + offset - 1) % p  # this chunk takes p - 1 steps to reach its owner
     running = chunks[index].clone(memory_format=torch.contiguous_format)
     yield index, running
@@ -120,9 +123,10 @@ def reduce_scatter_steps(
 def ring_all_gather(chunk: Tensor, group: ProcessGroup | None = None, *, size: int | None = None) -> Tensor:
     """Concatenate the chunks [n/p, ..] of all ranks in rank order. Returns [n, ..] on every rank.
 
-    size: n, for chunks split as in `chunk_sizes(n, p)`; None: all chunks have the shape of this rank's chunk. Takes
-    p - 1 steps, in which each rank sends all chunks except its right neighbor's. Raises ValueError if this rank's chunk
-    doesn't have the size that `chunk_sizes` gives it.
+    size: n, if the chunks are split as in `chunk_sizes(n, p)`; None: all chunks have the shape of this rank's chunk
+
+    This takes p - 1 steps, in which each rank sends all chunks except its right neighbor's. Raises ValueError if this
+    rank's chunk doesn't have the size that `chunk_sizes` gives it.
     """
     *_, (_, whole) = all_gather_steps(chunk, group, size=size)
     return whole
@@ -131,7 +135,7 @@ def ring_all_gather(chunk: Tensor, group: ProcessGroup | None = None, *, size: i
 def all_gather_steps(
     chunk: Tensor, group: ProcessGroup | None = None, *, size: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (last chunk received, the full tensor so far), before the first step and after each of the p - 1 steps."""
+    """Yield (latest chunk's index, the full tensor so far), before the first step and after each of the p - 1 steps."""
     rank, p = rank_and_size(group)
     sizes = chunk_sizes(chunk.shape[0] * p if size is None else size, p)
     if chunk.shape[0] != sizes[rank]:
@@ -148,16 +152,17 @@ def all_gather_steps(
 
 
 def ring_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Return the sum of x [..] over the ranks in a new tensor, by a reduce-scatter and then an all-gather."""
+    """Return a new tensor with the sum of x [..] over the ranks, using a reduce-scatter and then an all-gather."""
     flat = x.reshape(-1)  # [N]
     return ring_all_gather(ring_reduce_scatter(flat, group), group, size=len(flat)).view(x.shape)
 
 
 def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Return the sum of x [..] over the ranks in a new tensor, by a reduce up a binomial tree and a broadcast down.
+    """Return a new tensor with the sum of x [..] over the ranks, using a reduce up a binomial tree and a broadcast.
 
-    Takes 2 ceil(log2 p) steps, each sending all of x. On the way up, for each distance d = 1, 2, 4, .., every rank that
-    is an odd multiple of d sends its sum to rank - d. Ranks never wait in a cycle, so plain send and recv work.
+    This takes 2 ceil(log2 p) steps, each of which sends all of x. On the way up, for each distance d = 1, 2, 4, ..,
+    every rank that is an odd multiple of d sends its sum to rank - d. Ranks never wait in a cycle, so plain send and
+    recv work.
     """
     rank, p = rank_and_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -180,7 +185,7 @@ def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
     """Send `outgoing` to the right neighbor and receive `incoming` from the left neighbor. Both must be contiguous.
 
-    Empty tensors aren't sent, because both sides know the sizes. Either all ranks of the group call it, or none.
+    Empty tensors aren't sent, because both sides know the sizes. All ranks of the group must call this, or none.
     """
     rank, p = rank_and_size(group)
     messages = []
@@ -192,18 +197,19 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = No
         request.wait()
 
 
-# How much is sent: closed formulas, in elements, which are exact even if p doesn't divide n
+# Closed formulas for the number of elements sent, which are exact even if p doesn't divide n
 
 
 def chunk_sizes(n: int, p: int) -> list[int]:
-    """Return the sizes of the p chunks of n rows in `Tensor.tensor_split`, of which the first may be larger by one."""
+    """Return the sizes of the p chunks that `Tensor.tensor_split` makes of n rows. The first may be larger by one."""
     return [n // p + (rank < n % p) for rank in range(p)]
 
 
 def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce") -> int:
-    """Return the number of elements that `rank` sends in a ring collective of a full tensor of `shape`.
+    """Return the number of elements that `rank` sends in a ring collective on a full tensor of shape `shape`.
 
-    If p divides its first dimension: (p-1)/p N for "reduce_scatter" and "all_gather", 2(p-1)/p N for "all_reduce".
+    If p divides the tensor's first dimension, this is (p-1)/p N for "reduce_scatter" and "all_gather", and 2(p-1)/p N
+    for "all_reduce".
     """
     if kind == "all_reduce":
         flat = (prod(shape),)
@@ -214,7 +220,7 @@ def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce")
 
 
 def tree_sent(shape: Sequence[int], rank: int, p: int) -> int:
-    """Return the elements that `rank` sends in a tree all-reduce: N to its parent, and N to each child."""
+    """Return the number of elements that `rank` sends in a tree all-reduce: N to its parent, and N to each child."""
     distances = [2**k for k in range(tree_depth(p))]
     below = sum(rank % (2 * d) == 0 and rank + d < p for d in distances)
     return prod(shape) * (below + (rank > 0))

@@ -1,7 +1,8 @@
 """Chapter 01: torch's collectives, each called once on values that show which rank they came from.
 
-Each function returns (before, after) on every rank: a tensor, a list of tensors, or None for a rank that has nothing.
-Rank r's values are 1 to p, times 10^r, so each digit of a sum tells what one rank contributed. The root is rank 1.
+Each function returns (before, after) on every rank. Each of the two is a tensor, a list of tensors, or None if the rank
+has nothing. Rank r's values are 1 to p, times 10^r, so each digit of a sum shows what one rank contributed. The root is
+rank 1.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ ROOT = 1
 
 
 def my_numbers() -> Tensor:
-    """Return this rank's [1, 2, .., p] · 10^rank, [p]."""
+    """Return this rank's values [1, 2, .., p] · 10^rank in a tensor [p]."""
     return torch.arange(1, dist.get_world_size() + 1, device=device()) * 10 ** dist.get_rank()
 
 

@@ -42,7 +42,7 @@ class Link:
 
     @property
     def half_size(self) -> float:
-        """The message size in bytes that takes 2 alpha, and so reaches half of the bandwidth."""
+        """The size in bytes of a message that takes 2 alpha seconds, and so reaches half of the bandwidth."""
         return self.alpha / self.beta
 
     def seconds(self, size: float) -> float:
@@ -65,10 +65,10 @@ def _published(microseconds: float, gigabytes: float, source: str) -> Link:
     return Link(microseconds * 1e-6, 1 / (gigabytes * 1e9), f"{source}; {_STEP}")
 
 
-# Bandwidth in GB/s (10^9 bytes) per GPU and direction; vendors quote the sum of both directions for NVLink. Alpha is
-# what NCCL assumes for one ring step with the protocol that reaches the full bandwidth: 3.4 us over NVLink,
-# 5.7 over PCIe, 14 over the network. (Its LL protocol takes 0.6, 1.0, 2.7 us, and reaches a
-# quarter of the bandwidth in this commit; NCCL's main has assumed half of it since June 2026.)
+# The bandwidth is in GB/s (10^9 bytes) per GPU and direction. For NVLink, vendors quote the sum of both directions.
+# Alpha is what NCCL assumes for one ring step with the protocol that reaches the full bandwidth: 3.4 us over NVLink,
+# 5.7 us over PCIe, and 14 us over the network. (Its LL protocol takes 0.6, 1.0 and 2.7 us, and reaches a quarter of the
+# bandwidth in this commit. Since June 2026, NCCL's main branch has assumed half of the bandwidth for LL.)
 PUBLISHED = {
     "NVLink 4": _published(3.4, 450, "900 GB/s in both directions: NVIDIA H100 architecture whitepaper"),
     "NVLink 3": _published(3.4, 300, "600 GB/s in both directions: NVIDIA A100 architecture whitepaper"),
@@ -82,11 +82,12 @@ PUBLISHED = {
 def fit(points: Iterable[Point]) -> Link:
     """Fit a link to measured (bytes, seconds), minimizing the relative error.
 
-    Minimizes the sum of ((alpha + beta n - t) / t)^2, a linear problem in alpha and beta. The error is relative because
-    times span several orders of magnitude, and so do their errors. In plain least squares, a 10 % error in the largest
-    message outweighs all small messages together, although only these determine alpha (with such errors and sizes from
-    4 B to 16 MiB, alpha is then off by 33 % at the median, but by 1.5 % here). alpha and beta are never negative.
-    Raises ValueError for fewer than two different sizes, a time that isn't positive, or times that don't grow.
+    The fit minimizes the sum of ((alpha + beta n - t) / t)^2, which is a linear problem in alpha and beta. The error is
+    relative because times span several orders of magnitude, and so do their errors. In plain least squares, a 10 %
+    error in the largest message outweighs all small messages together, although only these determine alpha. (With such
+    errors and sizes from 4 B to 16 MiB, the median error of alpha is 33 % in plain least squares, but 1.5 % here.)
+    alpha and beta are never negative. Raises ValueError for fewer than two different sizes, a time that isn't positive,
+    or times that don't grow with the size.
     """
     points = list(points)
     sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
@@ -112,12 +113,12 @@ _IN_A_ROW = 4
 
 
 def measure_link(sizes: Sequence[int] = SIZES, *, rounds: int = 10, group: ProcessGroup | None = None) -> list[Point]:
-    """Measure (bytes, seconds) of messages between the first two ranks of the group. All its ranks must call this.
+    """Measure (bytes, seconds) for messages between the first two ranks of the group. All its ranks must call this.
 
-    Each time is half of a round trip, the shortest of many, because other work on the machine can only make it longer.
-    Each round covers all sizes, so that a busy moment doesn't affect all measurements of one size. It sends each size a
-    few times in a row, because the first messages after a large one are slower. Rank 0 measures, and all ranks return
-    its results. Raises ValueError for a group of one rank.
+    Each time is half of the shortest of many round trips, because other work on the machine can only make a round trip
+    longer. Each round covers all sizes, so that a busy moment doesn't affect all measurements of one size. A round
+    sends each size a few times in a row, because the first messages after a large one are slower. Rank 0 measures, and
+    all ranks return its results. Raises ValueError for a group of one rank.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     if p < 2:
@@ -144,12 +145,12 @@ def _half_round_trip(message: torch.Tensor, rank: int, group: ProcessGroup | Non
 
 
 def measure_all_reduces(sizes: Sequence[int], *, rounds: int = 20) -> dict[str, list[float]]:
-    """Measure the seconds that an all-reduce of each size takes in a ring and in a tree: {"ring": [..], "tree": [..]}.
+    """Measure how many seconds an all-reduce of each size takes in a ring and a tree: {"ring": [..], "tree": [..]}.
 
     sizes: bytes of the float32 tensors, multiples of 4
 
-    All ranks must call this. A time is that of the slowest rank, in the fastest of several rounds. Each round begins
-    with a barrier, because a rank that starts late would count as slow. All ranks return the same times.
+    All ranks must call this. Each time is the slowest rank's time in the fastest of several rounds. A barrier precedes
+    every all-reduce, because a rank that starts late would count as slow. All ranks return the same times.
     """
     ways = {"ring": ring_all_reduce, "tree": tree_all_reduce}
     shortest = torch.full((len(ways), len(sizes)), float("inf"), dtype=torch.float64, device=device())

@@ -2,7 +2,8 @@
 
 The ranks run any function that takes a tensor and returns its sum over the ranks, such as the learner's own. They copy
 every message they send. Rank r's tensor has p chunks, and all elements of chunk i are (i + 1) · 10^r. So the digits of
-a message tell which chunk it is, and which ranks are in its sum: 3303 is chunk 2, summed over ranks 0, 2 and 3.
+a message show which chunk it is and which ranks are in its sum. For example, 3303 is chunk 2, summed over ranks 0, 2
+and 3.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +20,12 @@ from tplab.collectives.by_hand import ring_all_reduce
 from tplab.runtime import Deadlock, RankError, device, launch
 
 AllReduce = Callable[[Tensor], Tensor]
-ELEMENTS = 125  # of a chunk, in float64, so that a message is 1,000 bytes long
-MOST_RANKS = 8  # the digits of a sum go up to p, and a rank needs a color of its own
+ELEMENTS = 125  # elements per chunk, in float64, so that a message has 1,000 bytes
+MOST_RANKS = 8  # the digits of a sum go up to p, and each rank needs its own color
 
 
 class Message(NamedTuple):
-    """One message of a step: chunk `chunk`, summed over `ranks`, from rank `source` to rank `target`."""
+    """A message in one step, in which rank `source` sends chunk `chunk`, summed over `ranks`, to rank `target`."""
 
     source: int
     target: int
@@ -43,9 +44,9 @@ class RingRun:
     name:      the function that ran, such as "your ring_all_reduce"
     size:      bytes of the tensor that every rank started with
     messages:  for each step, the messages in the order of their senders
-    held:      what the ranks had before the first step and after each step. A sum that isn't complete moves on when it
-               is sent, so its sender has an empty set
-    note:      why this isn't the function that was asked for, or ""
+    held:      what the ranks had before the first step and after each step. An incomplete sum moves on when it's sent,
+               which leaves an empty set on its sender
+    note:      why tplab's own ring ran instead of the requested function, or ""
     """
 
     name: str
@@ -56,7 +57,7 @@ class RingRun:
 
 
 class _NotARingError(Exception):
-    """Raised for a run that isn't an all-reduce around a ring. The message completes "because ring_all_reduce"."""
+    """Raised for a run that isn't an all-reduce around a ring. The message continues "because ring_all_reduce ..."."""
 
 
 def record_ring(all_reduce: AllReduce, p: int) -> RingRun:
@@ -126,7 +127,7 @@ def _message(source: int, target: int, value: Tensor) -> Message:
 def _held(steps: Sequence[Sequence[Message]], p: int) -> Iterator[Held]:
     """Yield what the ranks have before the first step and after each step.
 
-    A rank adds its own values to what it receives. The record shows the sum once the rank sends it, in the next step.
+    A rank adds its own values to what it receives. We see this sum only when the rank sends it, in the next step.
     """
     complete = frozenset(range(p))
     held = [[frozenset({rank})] * p for rank in range(p)]
@@ -145,7 +146,7 @@ def _held(steps: Sequence[Sequence[Message]], p: int) -> Iterator[Held]:
 
 
 def tensor_of(rank: int, p: int) -> Tensor:
-    """Return the tensor of a rank, [p, ELEMENTS]: all elements of chunk i are (i + 1) · 10^rank."""
+    """Return a rank's tensor [p, ELEMENTS], in which all elements of chunk i are (i + 1) · 10^rank."""
     chunks = torch.arange(1, p + 1, dtype=torch.float64) * 10.0**rank  # [p]; float64 is exact up to 15 digits
     return chunks.unsqueeze(1).repeat(1, ELEMENTS)
 
@@ -159,7 +160,7 @@ def _run(all_reduce: AllReduce) -> tuple[Any, list[tuple[int, Tensor]]]:
 
 @contextmanager
 def _copies_of_messages() -> Iterator[list[tuple[int, Tensor]]]:
-    """Context manager that collects (receiver, copy of the tensor) for every message that this rank sends in it."""
+    """Context manager that yields a list, to which it adds (receiver, copy) for every message that this rank sends."""
     sent: list[tuple[int, Tensor]] = []
     original = ProcessGroup.send
 

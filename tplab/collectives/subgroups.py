@@ -1,12 +1,13 @@
 """Chapter 01: split a process group into smaller ones without involving the other ranks of the run.
 
-`dist.new_group` involves them on NCCL: with a device bound to each rank, as in `launch`, it splits the communicator of
-all ranks, so all of them must call it, or those that do wait forever. `dist.split_group` splits the communicator of the
-group instead. Only NCCL has it. On gloo, and on NCCL without bound devices, `new_group(use_local_synchronization=True)`
-involves the members only.
+On NCCL, `dist.new_group` involves the other ranks. With a device bound to each rank, as in `launch`, it splits the
+communicator of all ranks, so the ranks that call it wait forever unless all ranks do. `dist.split_group` splits the
+group's own communicator instead, but only NCCL has it. On gloo, and on NCCL without bound devices,
+`new_group(use_local_synchronization=True)` involves only the members.
 
-torch derives a group's name from how many groups a rank is in. If ranks of a group have created different numbers of
-groups, their names for the next one differ. On gloo they would wait for each other, so this is an error.
+torch derives a group's name from the number of groups that a rank is in. If the ranks of a group have created different
+numbers of groups, they use different names for the next one. On gloo, they would wait for each other forever, so
+`split` raises an error.
 
 Source: PyTorch 2.13, distributed_c10d.py, split_group() and _new_process_group_helper().
 """
@@ -22,10 +23,11 @@ from tplab.runtime.hooks import unrecorded
 def split(group: ProcessGroup | None, parts: Sequence[Sequence[int]]) -> ProcessGroup:
     """Create a process group for each part of `group`, and return the one that this rank is in.
 
-    group    the ranks that call this, together and with the same parts (None: all ranks)
-    parts    ranks within `group`. Each of them is in exactly one part.
+    group    the group to split (None: all ranks); all its ranks must call this with the same parts
+    parts    the ranks of each part, counted within `group`; each rank must be in exactly one part
 
-    Raises ValueError if it isn't, and RuntimeError if the ranks have created different numbers of groups so far.
+    Raises ValueError if a rank isn't in exactly one part, and RuntimeError if the ranks have created different numbers
+    of groups so far.
     """
     group = group or dist.group.WORLD
     assert group is not None

@@ -1,8 +1,9 @@
-"""Shared tools: a text corpus, units, safe file writes, and the import graph.
+"""Shared tools: a text corpus, units, safe file writes, the import graph, and notes on gradients.
 
-corpus    real text without a download
-cores     how many cores there are to compute with
-units     format bytes, seconds and FLOPs with units, consistently
-files     replace a file atomically; let only one process at a time into a block
-imports   which modules a module depends on
+corpus            real text without a download
+cores             how many cores this process can use
+units             format bytes, seconds and FLOPs with units, consistently
+files             replace a file atomically; let only one process at a time into a block
+imports           which modules a module depends on
+taken_gradients   who reduces a parameter's gradients, and which gradients aren't in `.grad`
 """

@@ -67,7 +67,7 @@ def _is_source_or_folder(path: Path) -> bool:
 
 
 def byte_batches(text: bytes, context: int, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `steps` random (inputs, targets), [batch_size, context] int64. Targets are shifted by one byte.
+    """Yield `steps` random pairs (inputs, targets), [batch_size, context] int64. Targets are shifted by one byte.
 
     Raises ValueError if the text is too short for one context and its target.
     """

@@ -3,9 +3,9 @@
     graph = ImportGraph(Path("."), "tplab")
     graph.closure([Path("tplab/tensor/linear.py")])       # the file itself and every file of tplab that it needs
 
-Nothing is imported or run. Imports inside functions count, too. A name that a package re-exports counts as an import of
-the module it comes from, also as `viz.heads` after `from tplab import viz`. A package that is used in any other way
-counts as an import of everything that its `__init__` imports.
+Nothing is imported or run. Imports inside functions count, too. If a file uses a name that a package re-exports, that
+counts as an import of the module that the name comes from, even as `viz.heads` after `from tplab import viz`. If a file
+uses a package in any other way, that counts as an import of everything that the package's `__init__` imports.
 """
 
 import re
@@ -74,13 +74,16 @@ class ImportGraph:
         return _Links(found, frozenset(packages))
 
     def _modules_used(self, package: str, name: str, text: str) -> set[str]:
-        """The modules behind `name.One`, `name.Two`, ... in the text, and the package if it's also used by itself."""
+        """Return the modules of `name.One`, `name.Two`, ... in the text, and the package if it's also used alone."""
         used = set(re.findall(rf"\b{name}\.(\w+)", text))
         as_a_whole = not used or re.search(rf"\b{name}\b(?!\.\w)", text)
         return {self._module_of(package, attribute) for attribute in used} | ({package} if as_a_whole else set())
 
     def _module_of(self, package: str, name: str) -> str:
-        """The module that `from package import name` is about: a submodule, or the one a package re-exports it from."""
+        """Return the module that `from package import name` refers to.
+
+        That's a submodule, the module that the package re-exports the name from, or the package itself.
+        """
         if self._file(f"{package}.{name}"):
             return f"{package}.{name}"
         file = self._file(package)
@@ -88,7 +91,7 @@ class ImportGraph:
         return self._module_of(exported_from, name) if exported_from not in (None, package) else package
 
     def _exports(self, file: Path) -> dict[str, str]:
-        """The names that a package imports, each with the module it comes from."""
+        """Return the names that a package imports, each with the module that it comes from."""
         found = self._from.findall(file.read_text(encoding="utf-8"))
         return {
             name: module

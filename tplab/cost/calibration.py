@@ -1,16 +1,17 @@
 """Chapter 11: calibrate the model for the machine at hand, with the kernels of one layer at their real sizes.
 
-On a data-center GPU, a few shares of the peak say enough (`tplab.cost.machines.Losses`). A laptop has no such peaks:
-how fast a matmul is depends on its sizes, GELU and attention compute more than they read, and a collective shares the
-cores with the matmuls. So we measure each kernel of a layer on all ranks at the same time, and a step is their sum:
+On a data-center GPU, a few fractions of the peak speeds are precise enough (`tplab.cost.machines.Losses`). A laptop has
+no such peaks, because a matmul's speed depends on its sizes, GELU and attention compute more than they read, and a
+collective shares the cores with the matmuls. So we measure each kernel of a layer on all ranks at the same time, and
+predict that a step takes the sum of their times:
 
     layers           matmuls, element-wise kernels and attention, forward and backward
     output           the output layer and its loss, forward and backward
     optimizer        AdamW, per parameter
-    communication    an all-reduce between two matmuls (`summed`), and one beside a matmul (`beside`), as a time that
-                     every call takes and a time per byte
+    communication    an all-reduce between two matmuls (`summed`), and one that runs during a matmul (`beside`), each
+                     as a time per call and a time per byte
 
-The model knows nothing about the program that it predicts except for the sizes and the number of calls.
+The sizes and the number of calls are all that the model knows about the program whose time it predicts.
 """
 
 from collections.abc import Callable
@@ -32,12 +33,12 @@ from tplab.runtime import device
 ROUNDS = 7
 IN_A_ROW = 10  # all-reduces per round
 SMALL = 1  # elements of the small all-reduce
-LARGEST = 8_000_000  # parameters that the optimizer is timed with at most
+LARGEST = 8_000_000  # the largest number of parameters that the optimizer is timed with
 
 
 @dataclass(frozen=True)
 class Line:
-    """The seconds of a message: `call` for each message, and `byte` for each byte of it."""
+    """The time of messages in seconds: `call` for each message, plus `byte` for each of its bytes."""
 
     call: float = 0.0
     byte: float = 0.0
@@ -49,10 +50,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Seconds of the kernels of one layer and one micro-batch on one of tp ranks, each (forward, backward).
+    """Seconds that the kernels of one layer take for one micro-batch on one of tp ranks, each as (forward, backward).
 
-    output is forward and backward together, optimizer is the time per parameter. summed and beside are the all-reduces
-    that the rank waits for, and those that run beside a matmul. With one rank, both are 0.
+    `output` is forward and backward together, and `optimizer` is the time per parameter. `summed` describes the
+    all-reduces that the rank waits for, and `beside` those that run during a matmul. With one rank, both are 0.
     """
 
     matmuls: tuple[float, float]
@@ -74,11 +75,12 @@ def measure_kernels(
     group: ProcessGroup | None = None,
     rounds: int = ROUNDS,
 ) -> Kernels:
-    """Measure the kernels of a layer of the model for a micro-batch on one of tp ranks, on all ranks of the group.
+    """Measure one layer's kernels for a micro-batch on one of tp ranks. All ranks of the group measure together.
 
-    parameters   number of parameters of one rank, for the optimizer; at most `LARGEST` are made
-    All ranks have to call this. Each returns the medians of its own times. Raises ValueError if tp doesn't fit the
-    model.
+    parameters   number of parameters per rank, for timing the optimizer, which gets at most `LARGEST`
+
+    All ranks have to call this. Each returns the medians of its own times, or the means for all-reduces. Raises
+    ValueError if tp doesn't fit the model.
     """
     check_tensor_parallel(config, tp)
     tokens, h, ffn = micro_batch * config.seq_length, config.hidden_size, config.ffn_size // tp
@@ -156,7 +158,7 @@ def _optimizer(parameters: int, group: ProcessGroup | None, rounds: int) -> floa
 def _all_reduces(
     tokens: int, h: int, ffn: int, dtype: torch.dtype, group: ProcessGroup | None, rounds: int
 ) -> tuple[Line, Line]:
-    """Return the times of all-reduces that are waited for and that run beside a matmul, less those of the matmuls."""
+    """Return the times of all-reduces that the rank waits for, and of those during a matmul, without the matmuls."""
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return Line(), Line()
     x, weight = (torch.randn(*shape, device=device(), dtype=dtype) for shape in ((tokens, h), (ffn, h)))
@@ -181,9 +183,10 @@ def _all_reduces(
 
 
 def _means(functions: list[Callable[[], object]], group: ProcessGroup | None, rounds: int) -> list[float]:
-    """Return the mean seconds of each function, in turns of `IN_A_ROW` calls without a barrier, as in a step.
+    """Return the mean seconds per call of each function. The functions take turns of `IN_A_ROW` calls each.
 
-    Now and then a rank has to wait long for a late one. The mean counts these waits, because they add up over a step.
+    There are no barriers within a turn, as in a step. Now and then a rank has to wait for a long time because another
+    rank is late. The mean includes these waits, because they add up over a step.
     """
     seconds = [0.0] * len(functions)
     for turn in range(rounds + 1):

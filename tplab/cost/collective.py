@@ -2,10 +2,10 @@
 
     N bytes, p ranks          time                                   every rank sends
     all_reduce, ring          2(p-1) (alpha + beta N/p)              2 (p-1)/p N
-    all_reduce, tree          2 ceil(log2 p) (alpha + beta N)        up to ceil(log2 p) N, the root
+    all_reduce, tree          2 ceil(log2 p) (alpha + beta N)        up to ceil(log2 p) N (the root)
     all_gather                (p-1) (alpha + beta N/p)               (p-1)/p N
     reduce_scatter            (p-1) (alpha + beta N/p)               (p-1)/p N
-    broadcast, tree           ceil(log2 p) (alpha + beta N)          up to ceil(log2 p) N, the root
+    broadcast, tree           ceil(log2 p) (alpha + beta N)          up to ceil(log2 p) N (the root)
     all_to_all                (p-1) (alpha + beta N/p)               (p-1)/p N
     send                      alpha + beta N                         N
 
@@ -57,7 +57,7 @@ def all_to_all(link: Link, size: float, p: int) -> float:
 
 
 def send(link: Link, size: float, p: int = 2) -> float:
-    """Return the seconds for a message of `size` bytes. p is 2, or 1 if nothing is sent, as for the collectives."""
+    """Return the seconds for a message of `size` bytes, or 0 if p is 1, because a single rank sends nothing."""
     _check(size, p)
     return link.seconds(size) if p > 1 else 0.0
 

@@ -1,13 +1,13 @@
 """Chapter 11: the time of one transformer layer on one of the tp ranks that share it.
 
     matmuls          this rank's share of them, each with its FLOPs, its tiles and its bytes: see `tplab.cost.matmul`
-    elementwise      bytes that norms, dropout, residuals, activation, softmax read and write / memory bandwidth
+    elementwise      bytes that norms, dropout, residuals, activation and softmax read and write / memory bandwidth
     launches         the gaps between kernels
     communication    the collectives of tensor parallelism, alpha-beta, in a ring
     hidden           the part of the communication that overlaps with a matmul
     total            products + elementwise + launches + communication - hidden
 
-With T = b s tokens (sequence parallelism shards [T, h] along the sequence), S = T s heads/tp scores, 16-bit values:
+With T = b s tokens (sequence parallelism shards [T, h] along T), S = T s heads/tp scores, and 16-bit values:
 
     bytes                                  forward                       backward
     a norm (two per layer)                 4Th   read, write             6Th    read dy and x, write dx
@@ -24,13 +24,13 @@ With T = b s tokens (sequence parallelism shards [T, h] along the sequence), S =
     sequence parallel                      2 all-gather,                 2 reduce-scatter, 2 all-gather, and the inputs
                                            2 reduce-scatter              gathered again: 2 all-gather beside a matmul
 
-Without dropout, these masks and passes are left out. With `overlap`, the input gradient of a column-parallel weight is
-summed while the weight gradient is computed. Each such pair takes as long as the slower of the two, and the collective
-slows the matmul down, because it needs some of the SMs for itself.
+Without dropout, its masks and passes are left out. With `overlap`, the input gradient of a column-parallel weight is
+summed while the weight gradient is computed. Each such pair takes as long as the slower of the two operations, and the
+collective slows the matmul down, because it needs some of the SMs for itself.
 
-How far to trust it: the ten published forward and backward times of a layer on A100s are within 4 % of the prediction
-(tests/cost/test_published.py). What the model leaves out is the waiting for the slowest rank. (The collectives: Shoeybi
-et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2, and 6.2 for the overlap.)
+How far can you trust the model? The ten published forward and backward times of a layer on A100s are within 4 % of its
+predictions (tests/cost/test_published.py). It leaves out the time spent waiting for the slowest rank. (The collectives:
+Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2, and 6.2 for the overlap.)
 """
 
 from dataclasses import dataclass, fields, replace
@@ -82,7 +82,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer for one micro-batch. `recompute` is the part of the forward pass that backward repeats."""
+    """Seconds that one layer takes for one micro-batch. `recompute` is the part of forward that backward repeats."""
 
     forward: Pass
     recompute: Pass
@@ -99,16 +99,19 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Two operations that can overlap in the backward pass of one column-parallel weight, in seconds."""
+    """Two operations in the backward pass of a column-parallel weight that can overlap, with their times in seconds."""
 
     name: str
     communication: float  # summing the gradient of the input over ranks
     product: float  # the gradient of the weight
-    contention: float = 0.0  # share of the matmul's speed that the communication takes away meanwhile
+    contention: float = 0.0  # share of the matmul's speed that the communication takes away while it runs
 
     @property
     def hidden(self) -> float:
-        """The seconds that the overlap saves: the shorter of the two, less what they slow each other down."""
+        """The seconds that the overlap saves: the shorter of the two times.
+
+        Contention is subtracted from the communication's time, because it makes the matmul slower.
+        """
         return min(self.communication * (1 - self.contention), self.product)
 
     @property
@@ -128,9 +131,10 @@ def layer_time(
     recompute: Recompute = "nothing",
     overlap: bool = False,
 ) -> LayerTime:
-    """Return the time of one layer for `micro_batch` sequences on tp adjacent ranks, starting at the first of a node.
+    """Return the time of one layer for `micro_batch` sequences on tp adjacent ranks that start at a node's first GPU.
 
     recompute, sequence_parallel: as in `tplab.memory.memory_bill.layer_activations`; overlap: as `async_grad_allreduce`
+
     Raises ValueError if tp doesn't fit the model or the sequence.
     """
     check_tensor_parallel(config, tp)
@@ -178,13 +182,13 @@ def layer_matmuls(config: GPTConfig, tokens: int, tp: int) -> dict[str, Matmul]:
 
 
 def score_time(config: GPTConfig, machine: Machine, tokens: int, tp: int) -> tuple[Pass, Pass]:
-    """Return the (forward, backward) time of Q K^T, softmax, dropout and P V of one layer.
+    """Return the (forward, backward) time of Q K^T, softmax, dropout and P V in one layer.
 
-    FlashAttention computes only the unmasked half of the scores and keeps none in GPU memory. Its backward pass takes
-    five matmuls for the two of the forward pass (Dao 2023, "FlashAttention-2", section 4.1).
+    FlashAttention computes only the unmasked half of the scores and keeps none of them in GPU memory. Its backward pass
+    takes five matmuls, compared with two in the forward pass (Dao 2023, "FlashAttention-2", section 4.1).
     """
     s, d, launch = config.seq_length, config.head_dim, machine.losses.launch
-    heads = tokens / s * config.num_heads / tp  # of all sequences
+    heads = tokens / s * config.num_heads / tp  # in all sequences
     if config.flash_attention:
         products = tokens * layer_scores(config) / tp / machine.rate
         return Pass(products / 2, launches=launch), Pass(products / 2 * 5 / 2, launches=launch)
@@ -225,7 +229,7 @@ def efficiency(
     recompute: Recompute = "nothing",
     overlap: bool = False,
 ) -> float:
-    """Return t(1) / (tp t(tp)) of one layer, its parallel efficiency on tp GPUs compared with a single GPU."""
+    """Return t(1) / (tp t(tp)), the parallel efficiency of one layer on tp GPUs compared with a single GPU."""
     alone = layer_time(config, machine, micro_batch=micro_batch, recompute=recompute).total
     shared = layer_time(
         config, machine, micro_batch=micro_batch, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute,
@@ -235,15 +239,16 @@ def efficiency(
 
 
 def _between_bytes(config: GPTConfig, tokens: int) -> tuple[int, int]:
-    """Return the bytes that two norms and two dropouts with their residuals read and write: (forward, backward)."""
+    """Return the (forward, backward) bytes that two norms and two dropouts with their residuals read and write."""
     forward, backward = (4 + 7, 6 + 11) if config.dropout else (4 + 6, 6 + 6)
     return 2 * forward * tokens * config.hidden_size, 2 * backward * tokens * config.hidden_size
 
 
 def _bookkeeping_bytes(config: GPTConfig, tokens: int, tp: int, between: int) -> tuple[float, float]:
-    """Return the bytes of autograd's own passes, forward and backward: each bias gradient reads dy of its layer.
+    """Return the (forward, backward) bytes that autograd's own passes over memory read and write.
 
-    Without FlashAttention, the context is copied to another layout, its gradient back, and those of Q, K and V as well.
+    Each bias gradient reads its layer's dy. Without FlashAttention, forward copies the context to another layout, and
+    backward copies the gradients of the context, Q, K and V.
     """
     h, qkv = config.hidden_size, config.hidden_size + 2 * config.kv_heads * config.head_dim
     biases = 2 * (tokens * (qkv + config.ffn_size) / tp + 2 * between * h) if config.bias else 0

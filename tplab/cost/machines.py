@@ -1,11 +1,11 @@
-"""Chapter 11: the machines whose times we predict: the speed of a single GPU, and the links between GPUs.
+"""Chapter 11: the machines whose times we predict, with the speed of a single GPU and the links between GPUs.
 
     matmuls             FLOPs / (flops · fraction)        fraction: share of the theoretical peak that large ones reach
     all other work      bytes read and written / bandwidth of the GPU's own memory
     a message           a Link: alpha + beta · bytes, one for GPUs in one node, one for GPUs in different nodes
 
-If a group of p ranks spans several nodes, with k of its ranks in each, it has k network adapters per node. So its ring
-can cross between nodes in k places at once, each with 1/k of the bytes: see `Machine.link`.
+If a group of p ranks spans several nodes, with k of its ranks in each, it can use k network adapters per node. So its
+ring can cross between nodes in k places at the same time, each with 1/k of the bytes (see `Machine.link`).
 
 `MACHINES` contains published figures, each with its source. `measure_machine` measures the same figures on the machine
 that it runs on.
@@ -27,9 +27,11 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Losses:
-    """What keeps a GPU from its best figures in a real layer. The default is no loss. See `without`.
+    """The losses that keep a GPU below its best figures in a real layer. There are none by default.
 
-    matmul_traffic    a matmul takes the time of its FLOPs and, in addition, of the bytes that it reads and writes
+    `without` removes some of them from a machine.
+
+    matmul_traffic    a matmul takes the time of its FLOPs plus the time of the bytes that it reads and writes
     multiprocessors   SMs that share the tiles of a matmul (wave quantization, see `tplab.cost.matmul`); 0: no tiles
     ring              share of the bandwidth inside a node that the large messages of a ring reach
     memory            share of the memory bandwidth that element-wise kernels reach
@@ -55,7 +57,7 @@ class Losses:
             raise ValueError(f"{self}: contention should be a share below 1, and nothing may be negative")
 
 
-TERMS: dict[str, dict[str, float]] = {  # each term of the model, and what it is without that term
+TERMS: dict[str, dict[str, float]] = {  # the terms of the model, each with the losses that switch it off
     "matmul traffic": {"matmul_traffic": False},
     "wave quantization": {"multiprocessors": 0},
     "ring bandwidth": {"ring": 1.0},
@@ -114,10 +116,11 @@ class Machine:
     def link(self, p: int, stride: int = 1) -> Link:
         """Return the link between neighbors in a ring of p ranks that are `stride` GPUs apart, filling node after node.
 
-        Within one node, it is `inside`. Over several nodes with k of the ranks in each, the ring crosses between nodes
-        in k places at once, so the link is `between` with k times its bandwidth, but no faster than `inside`. (NCCL
-        builds such rings, one per adapter.) Every step has the alpha of `between`, which overestimates the steps inside
-        a node. Raises ValueError for less than one rank, or a stride below 1.
+        Within one node, the link is `inside`, with its bandwidth times `losses.ring`. If the ring spans several nodes
+        with k of the ranks in each, it crosses between nodes in k places at the same time, so the link is `between`
+        with k times its bandwidth, but no faster than within a node. (NCCL builds such rings, one per adapter.) Every
+        step has the alpha of `between`, which overestimates the steps inside a node. Raises ValueError for less than
+        one rank, or a stride below 1.
         """
         if p < 1 or stride < 1:
             raise ValueError(f"a group has p >= 1 ranks that stand stride >= 1 GPUs apart, got {p=}, {stride=}")
@@ -149,10 +152,11 @@ _HOPPER_PEAK = "dense, that is half of the figure with sparsity: NVIDIA {} data 
 
 
 def _losses(multiprocessors: int) -> Losses:
-    """The losses of NVIDIA's GPUs with NVLink. The shares are those that Calculon's file gives for the A100.
+    """Return the losses of NVIDIA's GPUs with NVLink. Their shares are those in Calculon's file for the A100.
 
-    Calculon counts on 195 of NVLink's 300 GB/s (efficiency 0.65); `inside` are the 240 that NCCL reaches at best. A
-    kernel takes about 5 microseconds to launch (NVIDIA, "Getting Started with CUDA Graphs", developer blog, 2019).
+    Calculon assumes that 195 of NVLink's 300 GB/s are reached (efficiency 0.65), and `inside` is the 240 GB/s that NCCL
+    reaches at best. A kernel takes about 5 microseconds to launch (NVIDIA, "Getting Started with CUDA Graphs",
+    developer blog, 2019).
     """
     return Losses(True, multiprocessors, ring=195 / 240, memory=0.9, contention=0.15, launch=5e-6, bookkeeping=True)
 
@@ -213,7 +217,7 @@ MACHINES: dict[str, Machine] = {
 
 
 def without(machine: Machine, *terms: str) -> Machine:
-    """Return the machine as a model without some of the `TERMS` sees it. Raises ValueError for unknown terms."""
+    """Return the machine without the losses of some of the `TERMS`. Raises ValueError for unknown terms."""
     unknown = sorted({*terms} - {*TERMS})
     if unknown:
         raise ValueError(f"no term is called {unknown[0]!r}; the terms are {', '.join(TERMS)}")
@@ -243,12 +247,13 @@ def measure_machine(
     dtype: torch.dtype | None = None,
     group: ProcessGroup | None = None,
 ) -> Machine:
-    """Measure the machine that the group's ranks run on, a single node. All ranks call this and get the same result.
+    """Measure the machine that the group's ranks run on, which counts as a single node. All ranks must call this.
 
-    Rate and bandwidth are those of the slowest rank while all ranks are busy, as they are in a layer. `flops` is the
-    rate that matmuls reached, so `fraction` is 1, because the theoretical peak isn't known. Matmuls are in `dtype`;
-    None: bfloat16 on a GPU, float32 on a CPU. `between` is the same as `inside`, because there is no other node. Other
-    work on the machine makes every figure worse. Raises ValueError for a group of one rank, which has no link.
+    All ranks return the same speeds. Matmul rate and memory bandwidth are those of the slowest rank while all ranks are
+    busy, as they are in a layer. `flops` is the rate that matmuls reached, and `fraction` is 1, because the theoretical
+    peak isn't known. Matmuls are in `dtype` (None: bfloat16 on a GPU, float32 on a CPU). `between` is the same as
+    `inside`, because there is no other node. Other work on the machine makes every figure worse. Raises ValueError for
+    a group of one rank, which has no link.
     """
     p = dist.get_world_size(group)
     link = fit(measure_link(SIZES, rounds=rounds, group=group))
@@ -266,10 +271,10 @@ def measure_machine(
 
 
 def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.dtype | None = None) -> float:
-    """Measure the FLOP/s that this rank's device reaches in square matmuls, the best of those run within `seconds`.
+    """Measure the FLOP/s that this rank's device reaches in its fastest square matmul within `seconds`.
 
     side     number of rows and columns; None: 8192 on a GPU, 1024 on a CPU
-    dtype    of the matrices; None: bfloat16 on a GPU, float32 on a CPU
+    dtype    data type of the matrices; None: bfloat16 on a GPU, float32 on a CPU
     """
     on_gpu = device().type == "cuda"
     side = side or (8192 if on_gpu else 1024)
@@ -279,7 +284,7 @@ def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.d
 
 
 def memory_rate(size: int | None = None, seconds: float = 0.1) -> float:
-    """Measure how many bytes per second this rank's device reads and writes when copying `size` bytes, at best."""
+    """Measure how many bytes per second this rank's device reads and writes in its fastest copy of `size` bytes."""
     size = size or (2**30 if device().type == "cuda" else 2**26)
     source = torch.zeros(size, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)

@@ -3,12 +3,13 @@
     y [m, n] = x [m, k] w [k, n]        2 m n k FLOPs        2 (m k + k n + m n) bytes of 16-bit values
 
 A GPU computes y in tiles, each on one of its multiprocessors (SMs). All SMs work through one wave of tiles after
-another, and in the last wave some of them have nothing to do: 109 tiles take as long on 108 SMs as 216. With large
-tiles, x and w are read less often, but fewer tiles make for a worse last wave. A library such as cuBLAS knows both
-kinds and takes the faster one. (NVIDIA, "Matrix Multiplication Background User's Guide", sections 4 and 6.)
+another, and in the last wave some SMs have nothing to do, so 109 tiles take as long as 216 on 108 SMs. With large
+tiles, x and w are read less often, but because there are fewer tiles, the last wave wastes more time. A library such as
+cuBLAS has tiles of several sizes and chooses the fastest. (NVIDIA, "Matrix Multiplication Background User's Guide",
+sections 4 and 6.)
 
-The bytes are counted in addition to the FLOPs, as Calculon does ("no_overlap" in its A100 file): a matmul starts by
-loading tiles and ends by storing them, and every layer consists of matmuls that wait for each other.
+The time of the bytes is added to that of the FLOPs, as in Calculon ("no_overlap" in its A100 file), because a matmul
+starts by loading tiles and ends by storing them, and every layer consists of matmuls that wait for each other.
 """
 
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from math import ceil
 
 from tplab.cost.machines import Machine
 
-TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9))  # rows, columns, and the rate compared with the largest
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9))  # rows, columns, and the rate relative to the largest tiles
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """`count` independent matmuls of [m, k] and [k, n] in one kernel. Sizes are elements and may be fractional."""
+    """`count` independent matmuls of [m, k] and [k, n] in one kernel. Sizes are in elements and may be fractional."""
 
     m: float
     k: float
@@ -41,7 +42,7 @@ class Matmul:
         return Matmul(self.m, self.n, self.k, self.count), Matmul(self.k, self.m, self.n, self.count)
 
     def occupancy(self, multiprocessors: int) -> float:
-        """Return the share of the large matmuls' rate that the best tiles reach, or 1 without multiprocessors."""
+        """Return the share of the large matmuls' rate that the best tiles reach, or 1 if `multiprocessors` is 0."""
         if not multiprocessors:
             return 1.0
         return max(
@@ -51,7 +52,7 @@ class Matmul:
         )
 
     def seconds(self, machine: Machine, *, moves: float | None = None) -> float:
-        """Return the time on one GPU. `moves`: the bytes to count, if they aren't those of x, w and y."""
+        """Return the time on one GPU. `moves` is the number of bytes to count instead of those of x, w and y."""
         computing = self.flops / machine.rate / self.occupancy(machine.losses.multiprocessors)
         if not machine.losses.matmul_traffic:
             return computing

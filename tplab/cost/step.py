@@ -4,7 +4,7 @@ A step runs m micro-batches through pp stages of tp GPUs each, on dp replicas. I
 one micro-batch, forward and backward (`tplab.cost.layer`), the step is the sum of
 
     compute, tensor parallel   m t               matmuls, element-wise work, kernel launches, exposed communication
-    pipeline bubble            (pp-1) t / v      v chunks of layers per stage; exactly: the t of other stages, over v
+    pipeline bubble            (pp-1) t / v      v chunks of layers per stage; exactly, the other stages' times / v
     pipeline sends             2 (m v + pp - 1) messages of one micro-batch's [T, h]
     data parallel              all-reduce of one GPU's gradients, in 16 bits, over dp ranks
     optimizer                  (gradient + 2 state + weight) bytes per parameter / memory bandwidth
@@ -15,9 +15,10 @@ innermost, so its ranks are adjacent; stages are tp GPUs apart; replicas are tp 
     achieved FLOP/s per GPU       hardware FLOPs of the step / seconds / GPUs
     model-FLOPs utilization       model FLOPs of the step / seconds / GPUs / peak FLOP/s       (MFU)
 
-The model leaves out what `tplab.cost.layer` leaves out, the data loader, the all-reduce of a tied embedding's gradient
-between the first and last stages, and waiting for slower GPUs, which grows with their number. (Narayanan et al. 2021,
-section 3; Korthikanti et al. 2022, section 6.3; Chowdhery et al. 2022, "PaLM", for the MFU.)
+In addition to what `tplab.cost.layer` leaves out, the model omits the data loader, the all-reduce of a tied embedding's
+gradient between the first and last stages, and the time spent waiting for slower GPUs, which grows with the number of
+GPUs. (Narayanan et al. 2021, section 3; Korthikanti et al. 2022, section 6.3; Chowdhery et al. 2022, "PaLM", for the
+MFU.)
 """
 
 from dataclasses import dataclass, fields
@@ -85,7 +86,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The throughput of a step: `hardware` and `model` in FLOP/s per GPU, `hfu` and `mfu` as fractions of its peak."""
+    """The throughput of a step: `hardware` and `model` in FLOP/s per GPU, `hfu` and `mfu` as fractions of the peak."""
 
     seconds: float
     hardware: float
@@ -97,7 +98,7 @@ class Throughput:
 def step_time(
     config: GPTConfig, layout: Layout, machine: Machine, program: Program = Program(), recipe: Recipe = ADAM
 ) -> StepTime:
-    """Return the time of one step. Raises ValueError if the layout doesn't fit the model, or the chunks its stages."""
+    """Return the time of one step. Raises ValueError if the layout or its chunks don't fit the model."""
     m, v = layout.steps, layout.chunks
     micro_batches_in_flight(config, layout, 0)  # checks the chunks
     layer = layer_time(
@@ -142,8 +143,9 @@ def achieved(config: GPTConfig, layout: Layout, machine: Machine, seconds: float
 def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) -> Pass:
     """Return the time of the output layer and its loss, forward and backward, for a vocabulary sharded over tp ranks.
 
-    Bytes per logit: the forward pass writes it, reads it, writes it in float32 and reads that (12); the backward pass
-    reads it, writes it in 16 bits, and reads it for two matmuls (10). The all-reduces of the loss are left out.
+    Per logit, the forward pass writes 2 bytes, reads them, writes 4 bytes (float32), and reads those, which is 12
+    bytes. The backward pass reads 4 bytes, writes 2, and reads 2 for each of two matmuls, which is 10 bytes. The
+    all-reduces of the loss are left out.
     """
     tokens = micro_batch * config.seq_length
     forward = Matmul(tokens, config.hidden_size, config.vocab_size / tp)

@@ -5,7 +5,7 @@ flat_parameters   parameters concatenated into a flat vector that p ranks can sp
 data_parallel     gradients summed over the replicas, in buckets, during the backward pass
 grad_norm         the norm of a gradient that is spread over many ranks
 zero, zero3       ZeRO 1, 2 and 3
-zero_state        ZeRO's optimizer state as a plain optimizer has it, for checkpoints
+zero_state        ZeRO's optimizer state in the format of a plain optimizer, for checkpoints
 zero_cost         the memory and traffic of each ZeRO stage
 """
 

@@ -11,16 +11,19 @@ in that order and send each bucket as soon as it is full, while backward continu
     network                            [ bucket 0: 3 ][ bucket 1: 2 ][ bucket 2: 1 ]  finish()
 
 We use buckets because one message per bias would be dominated by latency, and a single message couldn't be sent before
-the end. Buckets are sent in a fixed order, whichever is full first. Otherwise, two ranks might sum different buckets.
+the end of backward. Buckets are sent in a fixed order, no matter which one is full first. Otherwise, two ranks might
+sum different buckets.
 
-The mean over ranks of means over tokens is the mean over all tokens only if every rank has the same number of tokens.
-If some have fewer (padding, -100), divide the sum of the losses by the tokens of all ranks, and sum the gradients:
+Averaging each rank's mean loss gives the mean over all tokens only if every rank has the same number of tokens. If some
+ranks have fewer, because of padding or targets of -100, divide the sum of the losses by the number of tokens on all
+ranks, and sum the gradients:
 
     data = DataParallel(model, average=False)
     loss = F.cross_entropy(logits, target, reduction="sum") / tokens_of_all(count)
 
-Each step all-reduces Ψ elements, for which each rank of a ring sends 2(p-1)/p Ψ. (Li et al. 2020, "PyTorch Distributed:
-Experiences on Accelerating Data Parallel Training"; torch: DistributedDataParallel.)
+Each step all-reduces Ψ elements, one per parameter of the model, so each rank of a ring sends 2(p-1)/p Ψ elements.
+(Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; torch:
+DistributedDataParallel.)
 """
 
 import weakref
@@ -41,7 +44,7 @@ from tplab.runtime import device
 
 
 def tokens_of_all(count: int, group: ProcessGroup | None = None) -> int:
-    """Return the total number of tokens on all ranks, given this rank's `count`, by an all-reduce of one number."""
+    """Return the total number of tokens on all ranks, given this rank's `count`. It all-reduces a single number."""
     if rank_and_size(group)[1] == 1:
         return count
     total = torch.tensor(count, device=device())
@@ -50,19 +53,20 @@ def tokens_of_all(count: int, group: ProcessGroup | None = None) -> int:
 
 
 class DataParallel:
-    """Reduces the gradients of a replicated model. It doesn't wrap the model, which you call as usual.
+    """Reduces the gradients of a replicated model. It doesn't wrap the model, so you call the model as usual.
 
         data = DataParallel(model)
         loss.backward()             # sends full buckets
         data.finish()               # sends the rest and waits for all buckets
         optimizer.step()
 
-    bucket_bytes    as in `in_buckets`: smaller buckets are sent earlier but need more calls (DDP's `bucket_cap_mb`)
-    average         compute the mean over the ranks; False: the sum. Then zero the gradients before each step, or the
-                    result of an earlier `finish` is summed again
-    reduce_dtype    sum in this dtype; None: the gradients' dtype. float32 avoids losing digits when the gradients of a
-                    bfloat16 model are summed over many ranks (Megatron's `grad_reduce_in_fp32`)
-    group           the ranks with the same part of the model, and no others
+    bucket_bytes    the maximum bucket size, as in `in_buckets`. Smaller buckets are sent earlier but need more calls
+                    (DDP's `bucket_cap_mb`)
+    average         whether to average the gradients over the ranks. If False, they are summed. Then zero them before
+                    each step, because otherwise the result of an earlier `finish` is summed again
+    reduce_dtype    the dtype to sum in; None means the gradients' own dtype. With float32, no digits are lost when the
+                    gradients of a bfloat16 model are summed over many ranks (Megatron's `grad_reduce_in_fp32`)
+    group           the ranks that have the same part of the model, and no others
 
     A parameter that no rank used in a step gets a gradient of zero, so an optimizer's momentum and weight decay still
     change it. To freeze it, use `requires_grad_(False)`.
@@ -71,8 +75,8 @@ class DataParallel:
     `started` counts the buckets sent since the last `finish`. After a bucket is sent, its gradients are None until
     `finish`, so that nothing can use unreduced gradients.
 
-    Raises ValueError if the group's ranks aren't replicas (`start_alike`), and for another backward or an optimizer's
-    step before `finish`.
+    Raises ValueError if the group's ranks aren't replicas (see `start_alike`), or if another backward or an optimizer
+    step runs before `finish`.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class DataParallel:
     def finish(self) -> None:
         """Wait for all buckets and put the reduced gradients into `.grad`. Call it on every rank once per step.
 
-        Raises ValueError if a parameter that was frozen at first is trained now, because it isn't in any bucket.
+        Raises ValueError if a parameter that was frozen at first has been unfrozen, because it isn't in any bucket.
         """
         if thawed := [list(parameter.shape) for parameter in self._frozen if parameter.requires_grad]:
             raise ValueError(
@@ -131,13 +135,13 @@ class DataParallel:
                 work.wait()
             numbers = vector.split([parameter.numel() for parameter in bucket])
             for parameter, gradient in zip(bucket, numbers, strict=True):
-                if parameter.requires_grad:  # it may have been frozen since
+                if parameter.requires_grad:  # it may have been frozen in the meantime
                     parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
             clear_taken(bucket)
         self._arrived, self._travelling = set(), []
 
     def abandon(self) -> None:
-        """Forget the gradients of an unfinished step, for example after an error in backward."""
+        """Discard the gradients of an unfinished step, for example after an error in backward."""
         for bucket in self.buckets:
             clear_taken(bucket)
             for parameter in bucket:
@@ -173,6 +177,6 @@ class DataParallel:
 
 
 def _check_finished(optimizer: Optimizer, *_: Any) -> None:
-    """Raise ValueError if an optimizer is about to skip parameters because their buckets are still under way."""
+    """Raise ValueError if an optimizer is about to skip parameters because their buckets are still being reduced."""
     for group in optimizer.param_groups:
         check_not_taken(group["params"], "update the weights")

@@ -1,7 +1,7 @@
 """Chapter 14: parameters in one flat vector, which p ranks can split evenly.
 
 Layers have all kinds of sizes, few of which are divisible by p. So we concatenate their parameters, append zeros, and
-split the vector into p equal shards, wherever the boundaries fall:
+split the vector into p equal shards, no matter where the boundaries fall:
 
     [ weight 0 ................ | bias 0 | weight 1 ............... | bias 1 | 0 0 ]
     [ shard of rank 0 ......... | shard of rank 1 ......... | shard of rank 2 .... ]        p = 3
@@ -27,7 +27,7 @@ BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
 
 class Piece(NamedTuple):
-    """This rank's part of a parameter's gradient: `values` [k], starting at element `start` of the flattened parameter.
+    """This rank's part of a parameter's gradient. `values` [k] start at element `start` of the flattened parameter.
 
     shape    the full parameter's shape, which the parameter itself may not have (ZeRO-3 frees it)
     """
@@ -39,10 +39,10 @@ class Piece(NamedTuple):
 
 
 class Flat:
-    """Layout of parameters of the same dtype in a vector [p n], of which each rank of a group has a shard [n].
+    """Layout of parameters with the same dtype in a flat vector [p n]. Each rank of a group has a shard [n] of it.
 
-    numel           the number of elements in all parameters
-    shard_numel     n, the number of elements per rank; p n is `numel` rounded up
+    numel           the total number of elements in the parameters
+    shard_numel     n, the number of elements per rank; p n is `numel` rounded up to a multiple of p
     Raises ValueError if the parameters have several dtypes, or if there are none.
     """
 
@@ -71,7 +71,7 @@ class Flat:
         return [part.view(shape) for part, shape in zip(numbers, self.shapes, strict=True)]
 
     def parts(self, vector: Tensor) -> list[Tensor]:
-        """Return the shards of all ranks, p of [n], as views of the vector [p n]."""
+        """Return the p shards [n] of all ranks, as views of the vector [p n]."""
         return list(vector.split(self.shard_numel)) if self.shard_numel else [vector] * self.world_size
 
     def shard(self, vector: Tensor) -> Tensor:
@@ -79,9 +79,9 @@ class Flat:
         return self.parts(vector)[self.rank]
 
     def reduce_scatter(self, vector: Tensor) -> tuple[Tensor, dist.Work | None]:
-        """Start to sum the ranks' vectors [p n]. Returns new memory for this rank's shard [n], and what to wait for.
+        """Start to sum the ranks' vectors [p n]. Returns this rank's shard [n] of the sum, in new memory, and the work.
 
-        Don't use either tensor before `work.wait()`. On a single rank, work is None.
+        Don't use the vector or the shard before `work.wait()`. On a single rank, work is None.
         """
         total = torch.empty(self.shard_numel, dtype=vector.dtype, device=vector.device)
         if self.world_size == 1:
@@ -110,10 +110,10 @@ class Flat:
 def in_buckets(
     parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES, separate: nn.Parameter | None = None
 ) -> list[list[nn.Parameter]]:
-    """Group the trainable parameters, last one first, into buckets of one dtype and at most `bucket_bytes` bytes.
+    """Group the trainable parameters, last ones first, into buckets of one dtype with at most `bucket_bytes` bytes.
 
     Backward reaches the last layers first, so the first bucket is the first to fill up. `separate` gets a bucket of its
-    own, and so does a parameter that is larger than `bucket_bytes`. Raises ValueError for bucket_bytes below 1.
+    own, and so does a parameter that is larger than `bucket_bytes`. Raises ValueError if bucket_bytes is below 1.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds one byte at least")
@@ -147,8 +147,8 @@ def broadcast(tensors: Iterable[Tensor], group: ProcessGroup | None = None) -> N
 def start_alike(parameters: Iterable[tuple[str, nn.Parameter]], group: ProcessGroup | None = None) -> None:
     """Check that the group's ranks are replicas, and copy the named parameters from rank 0 of the group to all of them.
 
-    Raises ValueError if the ranks have different parameters, like the stages of a pipeline, or different shards of the
-    same ones, like the ranks of tensor parallelism: then rank 0's would overwrite the others.
+    Raises ValueError if the ranks have different parameters, like pipeline stages, or different shards of the same
+    parameters, like tensor-parallel ranks, because rank 0's values would overwrite those of the others.
     """
     if rank_and_size(group)[1] == 1:
         return

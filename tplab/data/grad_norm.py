@@ -1,13 +1,13 @@
 """Chapter 14: the norm of a gradient that is spread over many ranks.
 
-Clipping needs the norm of the full gradient, with all parameters in one vector. On a mesh, no rank has all of it, and
-several ranks have copies of some of it. Each element must be counted exactly once:
+Clipping needs the norm of the full gradient, that is, of all parameters' gradients in one vector. On a mesh, no rank
+has the full gradient, and some parts of it exist on several ranks. Each element must be counted exactly once:
 
     sharded over tp                  every rank counts its shard
     replicated over tp               tp rank 0 counts it
     K, V heads on c ranks each       the first of the c counts them
     tied table, on two stages        the first stage counts it
-    replicas (dp)                    have the same gradients, so each one computes its norm separately
+    replicas (dp)                    they have the same gradients, so each one computes its norm separately
     shards of ZeRO, over dp          every rank counts its shard
 
     sum of squares here -> all-reduce over tp -> over pp (-> over dp) -> square root
@@ -36,10 +36,10 @@ def grad_norm(
     """Return the 2-norm of the full model's gradient. It is the same on all ranks of a replica.
 
     parameters    this rank's parameters; those without a gradient count as 0
-    mesh          from `tplab.data.grid.mesh`; None: this process has the full model
+    mesh          a mesh from `tplab.data.grid.mesh`; None means that this process has the full model
     tied          the embedding table that the first and last stages share, as in `Pipeline`
-    Traffic: an all-reduce of one number for tp, and one for pp. Raises ValueError if a parameter is sharded over other
-    ranks than the mesh's, or if data parallelism has taken a gradient that isn't back yet.
+    It all-reduces a single number over tp, and then over pp. Raises ValueError if a parameter is sharded over ranks
+    other than the mesh's tp ranks, or if data parallelism has taken a gradient out of `.grad` and not returned it yet.
     """
     parameters = list(dict.fromkeys(parameters))
     check_not_taken(parameters, "compute the gradient's norm")
@@ -52,7 +52,7 @@ def grad_norm(
 def grad_norm_of_pieces(
     pieces: Iterable[Piece], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
 ) -> Tensor:
-    """Like `grad_norm`, but for gradients that ZeRO shards over dp (`zero.pieces()`). Adds one all-reduce over dp."""
+    """Like `grad_norm`, but for gradients that ZeRO shards over dp (`zero.pieces()`). It also all-reduces over dp."""
     pieces = list(pieces)
     check_mesh((piece.parameter for piece in pieces), mesh)
     return _norm(pieces, mesh, ("tp", "pp", "dp"), tied)
@@ -77,7 +77,7 @@ def clip_grad_norm(
 
 @torch.no_grad()
 def clip(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Multiply each gradient by min(1, max_norm / norm) in place."""
+    """Multiply each gradient in place by min(1, max_norm / (norm + 1e-6)), as torch does."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for dtype, alike in _by_dtype(gradients).items():
         torch._foreach_mul_(alike, factor.to(dtype))  # one kernel for many tensors
@@ -104,7 +104,7 @@ def _norm(
 ) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=device())
     own: list[Tensor] = []
-    others: list[Tensor] = []  # another rank counts them, but if they aren't finite, every rank has to know
+    others: list[Tensor] = []  # other ranks count these, but every rank must notice if they aren't finite
     for parameter, shape, start, values in pieces:
         if parameter is tied and _place(mesh, "pp")[0] > 0:
             others.append(values)
@@ -121,7 +121,7 @@ def _norm(
         total += torch.stack(lengths).to(total).square().sum()
     for dtype, alike in _by_dtype(others).items():
         largest = torch._foreach_norm(alike, float("inf"), dtype=torch.promote_types(dtype, torch.float32))
-        total += 0 * torch.stack(largest).to(total).sum()  # NaN unless all are finite
+        total += 0 * torch.stack(largest).to(total).sum()  # adds NaN unless all elements are finite
     for name in dimensions:
         if mesh is not None and _place(mesh, name)[1] > 1:
             dist.all_reduce(total, group=mesh.get_group(name))
@@ -129,7 +129,7 @@ def _norm(
 
 
 def check_mesh(parameters: Iterable[nn.Parameter], mesh: DeviceMesh | None) -> None:
-    """Raise ValueError if a parameter is sharded over other ranks than those that the norm is summed over."""
+    """Raise ValueError if a parameter is sharded over ranks other than the tp ranks that the norm is summed over."""
     has_tp = mesh is not None and "tp" in (mesh.mesh_dim_names or ())
     given = group_ranks(mesh.get_group("tp")) if mesh is not None and has_tp else None
     for parameter in parameters:

@@ -10,10 +10,10 @@ Every rank has three coordinates. Ranks are numbered along tp first, then pp, th
                     dp 1  pp 0    4      5
                           pp 1    6      7
 
-tp is innermost because it communicates most: several all-reduces per layer, which nothing hides. Its ranks have
-consecutive numbers, so they are on the same node and use its fast links. dp is outermost because it communicates only
-once per step, overlapped with backward. (Narayanan et al. 2021, section 3; Megatron:
-parallel_state.initialize_model_parallel, which numbers dp before pp.)
+tp is innermost because it communicates most: each layer needs several all-reduces, and computation usually has to wait
+for them. A tp group has consecutive ranks, so they are on the same node and use its fast links. dp is outermost because
+it communicates only once per step, while backward is still running. (Narayanan et al. 2021, section 3; Megatron:
+parallel_state.initialize_model_parallel, which numbers ranks along dp before pp.)
 """
 
 from dataclasses import dataclass
@@ -38,9 +38,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of dp replicas of pp stages of tp ranks each. It only computes indices and needs no process group.
+    """A grid of dp replicas, each with pp stages of tp ranks. It only computes indices, so it needs no process group.
 
-    Raises ValueError for a size below 1, a rank or a place outside the grid, or an unknown dimension.
+    Raises ValueError for a size below 1, a rank or coordinates outside the grid, or an unknown dimension.
     """
 
     dp: int = 1
@@ -64,7 +64,7 @@ class Grid:
         return Place(rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp)
 
     def rank(self, dp: int = 0, pp: int = 0, tp: int = 0) -> int:
-        """Return the rank at these coordinates, as the inverse of `place`."""
+        """Return the rank at these coordinates. This is the inverse of `place`."""
         for name, index in zip(DIMENSIONS, (dp, pp, tp), strict=True):
             if not 0 <= index < getattr(self, name):
                 raise ValueError(f"there is no {name} {index} in {self}: they are 0 to {getattr(self, name) - 1}")
@@ -99,8 +99,8 @@ class Grid:
 def mesh(dp: int = 1, pp: int = 1, tp: int = 1) -> DeviceMesh:
     """Create the process groups of a grid and return them as a `DeviceMesh`, with `.get_group("tp")` and so on.
 
-    Every rank must call it with the same sizes, because creating a process group is collective. Raises ValueError
-    without a process group, or if the product of the sizes isn't the number of ranks.
+    Every rank must call it with the same sizes, because creating a process group is collective. Raises ValueError if
+    torch.distributed isn't initialized, or if the product of the sizes isn't the number of ranks.
     """
     grid = Grid(dp, pp, tp)
     if not dist.is_initialized():

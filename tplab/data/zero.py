@@ -15,7 +15,7 @@ all-reduce.
     gradients [p n] -> reduce-scatter -> shard [n] -> optimizer -> shard of W [n] -> all-gather -> W [p n]
 
 ZeRO-1 reduces after backward. ZeRO-2 reduces each bucket as soon as it is full and frees the full gradients. With m
-backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, the formulas are in `zero_cost`.
+backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, and formulas are in `zero_cost`.
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
 ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
@@ -69,14 +69,14 @@ class Unit:
         own_gradients(self.parameters, "ZeRO")
         self.master = nn.Parameter(self.shard.to(torch.promote_types(master_dtype or self.flat.dtype, self.flat.dtype)))
         self.gradient: Tensor | None = None
-        self._reducing: tuple[Tensor, Tensor, dist.Work | None] | None = None  # [n], [p n], what to wait for
+        self._reducing: tuple[Tensor, Tensor, dist.Work | None] | None = None  # [n], [p n], and the pending work
 
     def has_gradients(self) -> bool:
         """Return True if there are full gradients that haven't been reduced yet."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def reduce(self) -> None:
-        """Start to reduce the ranks' gradients, and take them out of `.grad`."""
+        """Start to reduce the gradients over the ranks, and take them out of `.grad`."""
         self.wait()
         whole = self.flat.flatten([parameter.grad for parameter in self.parameters])  # [p n]
         for parameter in self.parameters:
@@ -97,7 +97,7 @@ class Unit:
         return self._reducing is not None
 
     def wait(self) -> None:
-        """Wait for the reduction in progress, if any: keep this rank's shard, and free the full gradients."""
+        """Wait for the pending reduction, if any. Add this rank's shard to `gradient` and free the full gradients."""
         if self._reducing is None:
             return
         (part, _, work), self._reducing = self._reducing, None
@@ -106,7 +106,7 @@ class Unit:
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def before_step(self) -> None:
-        """Set the gradient that the optimizer uses: this rank's shard, in the dtype of the master weights.
+        """Give the optimizer this rank's shard of the gradient, in the dtype of the master weights.
 
         Weights that were loaded or changed since the last step replace their master weights. Raises ValueError if a
         parameter has been replaced, cast or frozen since the unit was made.
@@ -128,14 +128,14 @@ class Unit:
                 )
 
     def abandon(self) -> None:
-        """Forget the gradients of an unfinished step."""
+        """Discard the gradients of an unfinished step."""
         self._reducing = self.gradient = self.master.grad = None
         clear_taken(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
 
     def after_step(self) -> None:
-        """Copy the shard that the optimizer updated, and all-gather the full weights."""
+        """Copy the updated master weights (if any) to the shard, and all-gather the full weights."""
         if self.has_master:
             self.shard.copy_(self.master.detach())
             self.master.grad = None
@@ -146,23 +146,24 @@ class ZeRO1:
     """Optimizer whose state is sharded over the ranks: `ZeRO1(model.parameters(), torch.optim.AdamW, lr=1e-3)`.
 
         loss.backward()
-        zero.finish()           # reduces full gradients to shards; only needed before you read gradients, e.g. to clip
+        zero.finish()           # reduces full gradients to shards; only needed if you read gradients, e.g. to clip
         zero.step()
         zero.zero_grad()
 
     parameters         as for torch's optimizers: parameters, or param groups with their own options
     optimizer_class    any optimizer that works element by element, such as AdamW and SGD, but not LAMB or Adafactor
     bucket_bytes       the maximum number of bytes to reduce or gather in one call
-    average            compute the mean of the ranks' gradients; False: the sum
-    master_dtype       the optimizer updates a copy of its shard in this dtype: float32 for bfloat16 weights. Weights
-                       with more precision keep theirs
-    separate           a parameter that gets a bucket of its own, such as a pipeline's tied table: its shards are then
-                       the same on both stages that have it, so their gradients can be summed (`TrainingStep`)
-    defaults           options of the optimizer
+    average            whether to average the ranks' gradients; if False, they are summed
+    master_dtype       the dtype of the copy of the shard that the optimizer updates, such as float32 for bfloat16
+                       weights. Weights with more precision keep their own dtype
+    separate           a parameter that gets a bucket of its own, such as a pipeline's tied table. Both stages that have
+                       the table then split it in the same way, so their gradients can be summed (`TrainingStep`)
+    defaults           options for the optimizer
 
     The constructor copies rank 0's weights to all ranks, but not its buffers (see `flat_parameters.broadcast`).
-    `optimizer` is an ordinary optimizer, so you can use schedulers. `FullOptimizer` saves and loads its state. All
-    ranks must use the same parameters. An unused parameter gets a gradient of 0 if it shares a bucket with a used one.
+    `optimizer` is an ordinary torch optimizer, so you can use schedulers with it. `FullOptimizer` saves and loads its
+    state. In each step, all ranks must use the same parameters. An unused parameter gets a gradient of 0 if it shares a
+    bucket with a used one.
     """
 
     def __init__(
@@ -218,13 +219,13 @@ class ZeRO1:
         self.abandon()
 
     def abandon(self) -> None:
-        """Forget the gradients of an unfinished step, for example after an error in backward."""
+        """Discard the gradients of an unfinished step, for example after an error in backward."""
         self._order.clear()
         for unit in self.units:
             unit.abandon()
 
     def _check_order(self) -> None:
-        """Compare what the ranks have gathered and reduced so far, and what they have left."""
+        """Raise ValueError unless all ranks gathered and reduced the same units, and still have to reduce the same."""
         left = [number for number, unit in enumerate(self.units) if unit.has_gradients()]
         if not self.units or self.units[0].flat.world_size == 1:
             return
@@ -256,9 +257,9 @@ class ZeRO1:
 
 
 class ZeRO2(ZeRO1):
-    """ZeRO 1 without unsharded gradients: backward reduces and frees each bucket as soon as it is full.
+    """ZeRO 1 without unsharded gradients, because backward reduces and frees each bucket as soon as it is full.
 
-    A bucket is sent while backward computes the next one. Two buckets of full gradients exist at most.
+    A bucket is sent while backward computes the next one, so at most two buckets of full gradients exist at a time.
     """
 
     def __init__(self, parameters: Parameters, optimizer_class: Callable[..., Optimizer], **options: Any) -> None:
@@ -269,9 +270,9 @@ class ZeRO2(ZeRO1):
 def reduce_when_full(units: Sequence[Unit], order: list[tuple[str, int]]) -> None:
     """Register hooks that reduce each unit during backward, as soon as all its parameters have gradients.
 
-    order    gets the number of each unit that is sent
+    order    the list to which the number of each unit is appended when it is sent
 
-    Before one is sent, the previous one has to arrive. At the end of backward, all of them have.
+    A unit is sent only after the previous unit's reduction is complete. At the end of backward, all of them are.
     """
     in_flight: list[Unit] = []
 
@@ -282,7 +283,7 @@ def reduce_when_full(units: Sequence[Unit], order: list[tuple[str, int]]) -> Non
     def reduce(unit: Unit) -> None:
         if in_flight:
             wait()
-        else:  # the first one of this backward, or of what is left of it
+        else:  # no unit is in flight, so no wait() is queued for the rest of this backward
             Variable._execution_engine.queue_callback(wait)
         order.append(("reduce", units.index(unit)))
         unit.reduce()
@@ -299,7 +300,7 @@ def _gradient_is_there(unit: Unit, reduce: Callable[[Unit], None], parameter: nn
 
 
 def _listed(parameters: Any) -> list[nn.Parameter]:
-    """Return the parameters of a group: one, several, or `named_parameters()`."""
+    """Return a list of a group's parameters, which can be given as one tensor, several, or `named_parameters()`."""
     if isinstance(parameters, Tensor):
         return [parameters]  # type: ignore[list-item]
     return [given[1] if isinstance(given, tuple) else given for given in parameters]
@@ -312,7 +313,7 @@ def _check_once(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def as_groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return param groups whose "params" are lists. Raises ValueError if a parameter is in them twice."""
+    """Return param groups whose "params" are lists. Raises ValueError if a parameter is given twice."""
     given: list[Any] = list(parameters)
     groups = [dict(group) for group in given] if given and isinstance(given[0], Mapping) else [{"params": given}]
     groups = [{**group, "params": _listed(group["params"])} for group in groups]

@@ -1,10 +1,10 @@
-"""Chapter 14: ZeRO 3: no rank keeps the full model. A layer's weights exist only while the layer runs.
+"""Chapter 14: ZeRO 3, in which no rank keeps the full model. A layer's full weights exist only while the layer runs.
 
     forward     all-gather W of layer 1, run it, free W;  layer 2;  layer 3
     backward    all-gather W of layer 3, run it backward, reduce-scatter dW, free both;  layer 2;  layer 1
     step        the optimizer, on this rank's shards; nothing to send
 
-So a step sends 3Ψ elements, half as many again as plain data parallelism. A rank stores 1/p of everything, plus one or
+So a step sends 3Ψ elements, 1.5 times as many as plain data parallelism. A rank stores 1/p of everything, plus one or
 two full layers. Parameters outside the layers (embedding, final norm) form another unit, which stays gathered during
 the model's entire forward pass.
 
@@ -34,8 +34,8 @@ from tplab.data.zero import Parameters, Unit, ZeRO1, as_groups, reduce_when_full
 class ShardedUnit(Unit):
     """A unit that stores only its shard. `gather` fills in the full parameters, and `free` releases them.
 
-    backwards    the backward passes that have reached the unit's output, by autograd's number, until their gradients of
-                 the parameters are complete. A zero-bubble schedule may have several at a time
+    backwards    autograd's numbers of the backward passes that have reached the unit's output, and whose gradients for
+                 the parameters aren't complete yet. A zero-bubble schedule may have several at a time
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ShardedUnit(Unit):
 
     def reduce(self) -> None:
         super().reduce()
-        if self.backwards:  # W, the second half of a backward pass, has another number than I: then it's the oldest
+        if self.backwards:  # W, the second half of a split backward, has a new number, so take the oldest one
             now = torch._C._current_graph_task_id()
             self.backwards.pop(now if now in self.backwards else next(iter(self.backwards)))
         if not self.backwards:
@@ -90,17 +90,17 @@ class ShardedUnit(Unit):
 
 
 class ZeRO3(ZeRO1):
-    """ZeRO 1 that also shards weights and gradients: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
+    """Like ZeRO1, but also shards weights and gradients: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
 
-    layers           modules of the model, not nested; each is gathered separately. All other parameters, and those that
-                     several layers share, form one more unit, which is gathered while the model runs
-    parameters       param groups, as for torch's optimizers, of all trained parameters, or None: a single group. A
-                     layer is then one unit per group
-    peak_gathered    maximum bytes of full weights at any gather since the last step
+    layers           modules of the model, none inside another; each one is gathered separately. All other parameters,
+                     and those that several layers share, form one more unit, which is gathered while the model runs
+    parameters       param groups that contain all trained parameters, as for torch's optimizers; None means one group.
+                     A layer whose parameters are in several groups forms one unit per group
+    peak_gathered    the maximum number of bytes of full weights at any gather since the last step
 
     You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Between these calls,
-    parameters are empty, except inside `with zero.gathered():`. Other arguments are as in ZeRO1. Raises ValueError for
-    a layer that isn't in the model, or that is inside another layer.
+    parameters are empty, except inside `with zero.gathered():`. The other arguments are those of ZeRO1. Raises
+    ValueError for a layer that isn't in the model, or that is inside another layer.
     """
 
     units: list[ShardedUnit]  # type: ignore[assignment]
@@ -162,7 +162,7 @@ class ZeRO3(ZeRO1):
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Context manager that gathers the full weights for reading, saving or loading. Changes to them are kept."""
-        if all(unit.stays_whole for unit in self.units):  # inside another one
+        if all(unit.stays_whole for unit in self.units):  # already inside gathered()
             yield
             return
         for unit in self.units:
@@ -178,7 +178,7 @@ class ZeRO3(ZeRO1):
                 unit.free()
 
     def _check_gathered(self, *_: object) -> None:
-        """Raise ValueError if a state_dict would be read from, or written to, parameters that are empty."""
+        """Raise ValueError if a state_dict would be read from, or loaded into, empty parameters."""
         if not all(unit.stays_whole for unit in self.units):
             raise ValueError(
                 "ZeRO-3 keeps only shards of the weights: use the state_dict inside `with zero.gathered():`"
@@ -210,7 +210,7 @@ class ZeRO3(ZeRO1):
 
 
 def _tensors(output: object, of: str) -> list[Tensor]:
-    """Return all tensors in a module's output. Raises TypeError if there are none, but autograd is recording."""
+    """Return all tensors in a module's output. Raises TypeError if there are none while autograd is recording."""
     if is_dataclass(output):
         output = [getattr(output, field.name) for field in fields(output)]
     parts = tree_leaves(output)
@@ -226,7 +226,7 @@ def _tensors(output: object, of: str) -> list[Tensor]:
 
 
 def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Group the trainable parameters by layer. Those that are in no layer, or in several, belong to the model."""
+    """Group the trainable parameters by layer. Those in no layer, or in several, are assigned to the model."""
     inside: dict[nn.Module, nn.Module] = {}
     for layer in layers:
         for module in layer.modules():

@@ -1,4 +1,4 @@
-"""Chapter 14: the memory and the traffic of each stage of ZeRO, by formula.
+"""Chapter 14: formulas for the memory and the traffic of each ZeRO stage.
 
     stage   weights   gradients   optimizer   elements sent in a step with m backward passes
     0       Ψ         Ψ           Ψ           2Ψ          all-reduce, once
@@ -27,7 +27,7 @@ def zero_memory(stage: int, parameters: int, dp: int, recipe: Recipe = ADAM) -> 
 
 
 def zero_traffic(stage: int, parameters: int, micro_batches: int = 1) -> dict[str, int]:
-    """Return the elements per step for each kind of collective, counted the way `tplab.record` counts messages."""
+    """Return the number of elements per step for each kind of collective, counted as in `tplab.record`."""
     _check(stage, 1)
     return {
         0: {"all_reduce": parameters},
@@ -38,7 +38,7 @@ def zero_traffic(stage: int, parameters: int, micro_batches: int = 1) -> dict[st
 
 
 def ring_volume(traffic: dict[str, int], p: int) -> Fraction:
-    """Return the elements that each rank sends in a ring: (p-1)/p of each message, twice that for an all-reduce."""
+    """Return how many elements each rank of a ring sends: (p-1)/p of each message, and twice that for an all-reduce."""
     return sum(
         (Fraction((2 if kind == "all_reduce" else 1) * n * (p - 1), p) for kind, n in traffic.items()), Fraction()
     )

@@ -1,11 +1,12 @@
-"""Chapter 14: ZeRO's optimizer state as a plain optimizer has it, so that any run can continue with it.
+"""Chapter 14: ZeRO's optimizer state in the format of a plain optimizer, so that any run can continue with it.
 
-ZeRO's own state follows its buckets: one vector per bucket and rank, wherever the boundaries fall. Another number of
-replicas, or plain data parallelism, has other boundaries. So we save the state of each parameter, and split it again:
+ZeRO's own state consists of one vector per bucket and rank, which may start or end in the middle of a parameter. With
+another number of replicas, or with plain data parallelism, it's divided differently. So we save the state of each
+parameter, and split it again when we load it:
 
     exp_avg of a bucket    rank 0 [n], rank 1 [n], ..   -> all-gather -> [p n] -> one tensor per parameter, on the CPU
 
-One bucket at a time is gathered. (torch: ZeroRedundancyOptimizer.consolidate_state_dict; Megatron's distributed
+We gather one bucket at a time. (torch: ZeroRedundancyOptimizer.consolidate_state_dict; Megatron's distributed
 optimizer: "fully_reshardable".)
 """
 
@@ -21,28 +22,28 @@ from torch.optim import Optimizer
 from tplab.data.zero import Unit, ZeRO1
 from tplab.data.zero3 import ZeRO3
 
-MASTER = "master_weight"  # the key of the weights in `master_dtype`, if there are any
+MASTER = "master_weight"  # the state's key for the weights in `master_dtype`, if there are any
 
 State = dict[str, Any]
 
 
 @contextmanager
 def unsharded(optimizer: Optimizer | ZeRO1 | None) -> Iterator["Optimizer | FullOptimizer | None"]:
-    """Context manager in which all weights are there; yields the optimizer as checkpoints need it.
+    """Context manager that gathers ZeRO-3's weights and yields the optimizer in the form that checkpoints need.
 
-    All ranks of ZeRO's group enter it together. Without ZeRO, it does nothing.
+    All ranks of ZeRO's group must enter it together. Without ZeRO, it yields the optimizer unchanged.
     """
     with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
         yield FullOptimizer(optimizer) if isinstance(optimizer, ZeRO1) else optimizer
 
 
 class FullOptimizer:
-    """A ZeRO optimizer, seen as one of the unsharded parameters. Checkpoints save it and load it in this form.
+    """Presents a ZeRO optimizer as a plain optimizer of the full parameters. Checkpoints save and load it in this form.
 
         full = FullOptimizer(zero)
         full.gather()                                           # on all ranks of ZeRO's group
-        save_sharded("step-100", model, optimizer=full)         # on one replica's
-        load_sharded("step-100", model, optimizer=full)         # on all, and with any number of replicas
+        save_sharded("step-100", model, optimizer=full)         # on one replica's ranks
+        load_sharded("step-100", model, optimizer=full)         # on all ranks, with any number of replicas
 
     Saving and loading need the full weights, too: with ZeRO-3, do both inside `with zero.gathered():`, or use
     `unsharded` for any optimizer.
@@ -61,7 +62,7 @@ class FullOptimizer:
     def gather(self) -> None:
         """Gather the state on every rank, in CPU memory, one bucket at a time. All ranks of ZeRO's group call this.
 
-        Raises ValueError for state that isn't element by element, such as Adafactor's.
+        Raises ValueError for a state that isn't elementwise, such as Adafactor's.
         """
         self._state = {}
         for unit in self.zero.units:
@@ -73,7 +74,7 @@ class FullOptimizer:
                     self._state.setdefault(parameter, {})[key] = own
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `gather` found, as torch's optimizers do. Raises ValueError without `gather`."""
+        """Return the gathered state in torch's format. Raises ValueError if `gather` hasn't been called."""
         if self._state is None:
             raise ValueError("call gather() on all ranks first: each of them has only a shard of ZeRO's state")
         numbers = self._numbers()
@@ -81,9 +82,10 @@ class FullOptimizer:
         return {"state": {numbers[parameter]: own for parameter, own in self._state.items()}, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load this rank's shards of the `state_dict` of a plain optimizer, or of a `FullOptimizer`. Nothing is sent.
+        """Load this rank's shards from the `state_dict` of a plain optimizer, or of a `FullOptimizer`. Nothing is sent.
 
-        Raises ValueError if only some parameters of a bucket have state, or if their steps differ: a bucket has one.
+        Raises ValueError if the param groups have different sizes, if only some parameters of a bucket have state, or
+        if their steps differ, because a bucket has a single step.
         """
         numbers, inner = self._numbers(), self.zero.optimizer
         saved_lengths = [len(group["params"]) for group in state_dict["param_groups"]]
@@ -127,7 +129,7 @@ def _unsharded(unit: Unit, key: str, value: Any) -> list[Any]:
 
 
 def _shard(unit: Unit, key: str, values: Sequence[Any]) -> Any:
-    """Return this rank's shard, given the values of all parameters of the unit. Undoes `_unsharded`."""
+    """Return this rank's shard, given the values of all the unit's parameters. It undoes `_unsharded`."""
     missing = [list(shape) for shape, value in zip(unit.flat.shapes, values, strict=True) if value is None]
     if missing:
         raise ValueError(

@@ -4,8 +4,8 @@ transformer    ParallelTransformerLayer: attention and MLP with norms, dropout a
 model          ParallelGPT, from token ids to the loss
 generation     choose the next token from logits that are sharded over the ranks
 hugging_face   convert GPT-2, Llama, Qwen2 and Mistral checkpoints from and to Hugging Face's parameter names
-hugging_face_config    their config.json as a GPTConfig
-hugging_face_folder    load their safetensors, each rank only its own slices
+hugging_face_config    convert their config.json to a GPTConfig
+hugging_face_folder    load their safetensors files, of which each rank reads only its own slices
 """
 
 from tplab.gpt.generation import candidates, generate

@@ -6,8 +6,9 @@ so the ranks exchange p k candidates, and each rank chooses from those:
     rank 0   best of ids 0 .. v/p - 1        (logit, id)  \\
     rank 1   best of ids v/p .. 2 v/p - 1    (logit, id)  -> all-gather -> the best of p, on every rank
 
-With a KV cache, each step computes a single token and appends its keys and values to those of the rank's heads. Traffic
-per token for b texts: 2 L + 1 all-reduces of b h elements, all-gathers of 2 p b k.
+With a KV cache, each step computes a single token and appends its keys and values to those of the rank's heads. The
+traffic per token for b texts is 2 L + 1 all-reduces of b h elements and two all-gathers of b p k elements, followed by
+a broadcast of b ids if tokens are sampled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,10 +35,10 @@ def generate(
 ) -> Tensor:
     """Continue the prompts [b, s]. Returns the texts [b, s + max_new_tokens], the same on every rank.
 
-    prompt_lengths    length of each prompt if they differ; the tokens after it are overwritten
-    temperature       0: always the best token (greedy); else sample from softmax(logits / temperature)
+    prompt_lengths    the length of each prompt, if they differ; tokens after the end of a prompt are overwritten
+    temperature       0: always the best token (greedy); otherwise, sample from softmax(logits / temperature)
     top_k             sample only from the k best tokens
-    stop_id           fill a text up with this token after its first occurrence; return early once all texts have it
+    stop_id           after a text's first generated stop_id, fill the text up with it; return early once all have one
     vocab_size        choose only ids below it, for a tokenizer that has fewer tokens than the model
     generator         the generator that rank 0 samples with on behalf of all ranks; None: torch's default
 
@@ -68,7 +69,7 @@ def stream(
     """Yield the columns [b] that `generate` adds to the prompts, one after the other, as soon as each is known.
 
     If the prompts have different lengths, the first column is the one after the shortest prompt. All ranks must take
-    the same number of columns, because each one takes collectives.
+    the same number of columns, because each column needs collectives.
     """
     lengths = _check(prompt, max_new_tokens, prompt_lengths, temperature, top_k)
     b, s = prompt.shape
@@ -110,7 +111,8 @@ def choose(
     if greedy:
         return ids[:, 0]
     values = values.double()
-    odds = ((values - values[:, :1]) / temperature).softmax(-1)  # [b, k]; minus the largest, or 1e-310 would overflow
+    # the largest value is subtracted first, because dividing it by a temperature such as 1e-310 would overflow
+    odds = ((values - values[:, :1]) / temperature).softmax(-1)  # [b, k]
     token = ids.gather(1, torch.multinomial(odds, 1, generator=generator))[:, 0]  # [b]
     if model.world_size > 1:
         dist.broadcast(token, group=model.group, group_src=0)  # sampling is random, so one rank decides for all
@@ -120,7 +122,7 @@ def choose(
 def candidates(
     model: ParallelGPT, logits: Tensor, k: int | None, vocab_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits [b, k], best first, and ids [b, k] of the k best tokens in the full vocabulary (None: all).
+    """Return the logits [b, k], best first, and ids [b, k] of the k best tokens in the full vocabulary (k=None: all).
 
     Only ids below `vocab_size` are candidates (None: the model's). Ties are broken in favor of the lower id.
     """

@@ -1,14 +1,14 @@
 """Chapter 10: convert Hugging Face's GPT-2, Llama, Qwen2 and Mistral checkpoints to our names and back.
 
-    state = AutoModelForCausalLM.from_pretrained("gpt2").state_dict()          with the extra hugging-face
+    state = AutoModelForCausalLM.from_pretrained("gpt2").state_dict()          needs the extra hugging-face
     model = ParallelGPT(gpt_config("gpt2's config.json as a dict"))
     load_full_state_dict(model, from_hugging_face(state, model.config))        each rank takes its shards
 
 With `tplab.gpt.hugging_face_folder`, each rank reads its shards from the files instead, and nothing else. The tables
-below show three differences: the names; Llama's separate matrices for Q, K and V, and for gate and up, which we
-concatenate; and GPT-2's linear weights, which are stored as [in, out] (its Conv1D), so we transpose them. Mistral has
-Llama's names, and Qwen2 adds a bias to Q, K and V. (transformers, models/gpt2/modeling_gpt2.py,
-models/llama/modeling_llama.py and the like.)
+below show three differences. The names are different. Llama has separate matrices for Q, K and V, and for gate and up,
+which we concatenate. GPT-2 stores linear weights as [in, out] (its Conv1D), so we transpose them. Mistral uses Llama's
+names, and Qwen2 adds a bias to Q, K and V. (transformers, models/gpt2/modeling_gpt2.py, models/llama/modeling_llama.py
+and the like.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,11 +23,11 @@ from tplab.memory.config import GPTConfig
 
 @dataclass(frozen=True)
 class Row:
-    """Maps our parameter name to Hugging Face's, or to several that we concatenate. `{}` is the layer's number."""
+    """Maps our parameter name to one Hugging Face name, or to several that we concatenate. `{}` is the layer number."""
 
     ours: str
     theirs: tuple[str, ...]
-    turned: bool = False  # stored [in, out]
+    turned: bool = False  # stored as [in, out]
 
 
 def _both(ours: str, *theirs: str, turned: bool = False) -> list[Row]:
@@ -96,7 +96,7 @@ def from_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[st
 
 
 def to_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Convert our `full_state_dict` to Hugging Face's. Undoes `from_hugging_face`. A tied table has both names."""
+    """Convert our `full_state_dict` to Hugging Face's, undoing `from_hugging_face`. A tied table gets both names."""
     theirs: dict[str, Tensor] = {}
     for row in rows(config):
         whole = state[row.ours].t().contiguous() if row.turned else state[row.ours]
@@ -109,7 +109,7 @@ def to_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str,
 
 
 def rows(config: GPTConfig) -> list[Row]:
-    """Return the model's name table, expanded for all its layers. Raises ValueError unless it is a GPT-2 or a Llama."""
+    """Return the name table, with rows for all layers. Raises ValueError unless the model is a GPT-2 or a Llama."""
     if config.bias and config.qkv_bias:
         raise ValueError("qkv_bias is for models with bias=False, such as Qwen2; with bias=True, all layers have one")
     if (config.learned_positions, config.bias, config.gated) not in ((True, True, False), (False, False, True)):
@@ -127,20 +127,20 @@ def rows(config: GPTConfig) -> list[Row]:
 
 
 def stored_names(names: Iterable[str], config: GPTConfig) -> dict[str, str]:
-    """Map each name in the model with its output layer to the stored name, which may lack the model's prefix."""
+    """Map each name in the complete model (with the output layer) to the stored name, which may lack the prefix."""
     prefix = "transformer." if config.learned_positions else "model."
     return {n if n == "lm_head.weight" or n.startswith(prefix) else prefix + n: n for n in names}
 
 
 def without_place(names: Iterable[str], config: GPTConfig) -> list[str]:
-    """Return the names of tensors that the model doesn't have, other than buffers and a tied output layer's weight."""
+    """Return the names of tensors that the model doesn't have, except for buffers and a tied output layer's weight."""
     used = {name for row in rows(config) for name in row.theirs}
     used |= {"lm_head.weight"} if config.tied_embedding else set()
     return [name for name in names if name not in used and not name.endswith(BUFFERS)]
 
 
 def lengths(row: Row, config: GPTConfig) -> list[int]:
-    """Return the number of rows of each tensor that is concatenated, or nothing if there is only one."""
+    """Return the number of rows of each tensor that is concatenated, or an empty list if there is only one tensor."""
     if len(row.theirs) == 1:
         return []
     if len(row.theirs) == 2:
@@ -150,5 +150,5 @@ def lengths(row: Row, config: GPTConfig) -> list[int]:
 
 
 def family(config: GPTConfig) -> str:
-    """Return the name of the architecture for messages."""
+    """Return the architecture's name, for use in messages."""
     return "GPT-2" if config.learned_positions else "Qwen2" if config.qkv_bias else "Llama"

@@ -1,8 +1,8 @@
-"""Chapter 10: the `config.json` of Hugging Face's GPT-2, Llama, Qwen2 and Mistral as a GPTConfig.
+"""Chapter 10: convert the `config.json` of Hugging Face's GPT-2, Llama, Qwen2 and Mistral to a GPTConfig.
 
-Every field is used, or it must have the one value that our models compute with, or it doesn't affect the numbers. A
-field that isn't in any of these lists is an error, so nothing is ignored by accident. A missing field has the default
-of transformers' configuration class. (transformers, models/gpt2/configuration_gpt2.py and the like.)
+Each field of a config.json either is used, or must have a value that our models support, or doesn't affect the results.
+Any other field raises ValueError unless it is null, so nothing is ignored by accident. If an optional field is missing,
+it has the default of transformers' configuration class. (transformers, models/gpt2/configuration_gpt2.py and the like.)
 """
 
 from collections.abc import Mapping
@@ -42,9 +42,10 @@ _ROPE = {
 
 
 def gpt_config(config: Mapping[str, Any]) -> GPTConfig:
-    """Return the GPTConfig for the `config.json` of a GPT-2, Llama, Qwen2 or Mistral, as a dict (`config.to_dict()`).
+    """Return the GPTConfig for the `config.json` of a GPT-2, Llama, Qwen2 or Mistral, given as a dict.
 
-    Raises ValueError for other kinds of models, and for options that would make their results differ from ours.
+    `config.to_dict()` returns this dict. Raises ValueError for other kinds of models, and for options that would make
+    their results differ from ours.
     """
     kind = config.get("model_type")
     if kind == "gpt2":
@@ -84,7 +85,7 @@ def _llama(config: Mapping[str, Any], kind: str) -> GPTConfig:
 
 
 def _rotary(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
-    """Return the base and the scaling, from `rope_parameters` or, before transformers 5, `rope_scaling`."""
+    """Return the rotary base and scaling, from `rope_parameters` or, before transformers 5, from `rope_scaling`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _ROPE:
@@ -133,7 +134,7 @@ def _window(config: Mapping[str, Any], kind: str) -> int | None:
 
 
 def _only(config: Mapping[str, Any], used: set[str], allowed: Mapping[str, tuple]) -> None:
-    """Raise ValueError unless each field is used, or has a value that is allowed, or has no effect."""
+    """Raise ValueError unless each field is used, has an allowed value, has no effect or is None."""
     allowed = {**_ANY, **allowed}
     for name, value in config.items():
         if name in allowed and value not in allowed[name]:

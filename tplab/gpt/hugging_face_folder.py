@@ -5,13 +5,14 @@
     folder/model.safetensors.index.json      for each tensor, the file that has it
     folder/model-00001-of-00004.safetensors
 
-A safetensors file begins with the place of each tensor, so a slice can be read without the rest. Each chunk of a rank's
-shards (see `tplab.tensor.sharding.runs`) is a slice of one tensor, or of several that we concatenate. It is read and
-copied into the parameter, so at no time does a rank have more than its shards and one slice. There is no communication.
+A safetensors file begins with the position of each tensor, so a slice can be read without the rest. Each chunk of a
+rank's shards (see `tplab.tensor.sharding.runs`) is a slice of one tensor, or of several that we concatenate. Chunks are
+read one by one and copied into the parameter, so a rank never has more than its shards and one slice. There is no
+communication.
 
     bytes read by a rank = bytes of its shards, without padding, in the file's dtype
 
-The files can't run any code, unlike a pickle. (https://huggingface.co/docs/safetensors.)
+Unlike a pickle, the files can't run any code. (https://huggingface.co/docs/safetensors.)
 """
 
 import json
@@ -39,7 +40,7 @@ WITHOUT_EFFECT = {"dropout", "flash_attention"}  # fields of GPTConfig that weig
 def config_of_folder(folder: str | PathLike) -> GPTConfig:
     """Return the GPTConfig of a Hugging Face folder.
 
-    Raises FileNotFoundError if it has no config.json, and ValueError for a model that we don't have.
+    Raises FileNotFoundError if it has no config.json, and ValueError for a model that isn't supported.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -49,13 +50,14 @@ def config_of_folder(folder: str | PathLike) -> GPTConfig:
 
 @torch.no_grad()
 def load_folder(model: Any, folder: str | PathLike) -> int:
-    """Copy the weights of a Hugging Face folder into the model's shards; return how many bytes this rank has read.
+    """Copy the weights of a Hugging Face folder into the model's shards. Return how many bytes this rank has read.
 
-    The model is made with `ParallelGPT(config_of_folder(folder))`, or it is a pipeline stage of that, which reads only
-    its own layers. It may have another dropout, a shorter seq_length if its positions are rotary, and any dtype.
+    Create the model with `ParallelGPT(config_of_folder(folder))`, or pass a pipeline stage of it, which reads only its
+    own layers. The model may have a different dropout, any dtype and, if its positions are rotary, a shorter
+    seq_length.
 
-    Raises ValueError if its config, or the name or shape of a tensor, doesn't match, and FileNotFoundError if the
-    folder has no safetensors file.
+    Raises ValueError if the model's config, or the name or shape of a tensor, doesn't match, and FileNotFoundError if
+    the folder has no safetensors file.
     """
     folder, config, parameters = Path(folder), model.config, dict(model.named_parameters())
     rank, world_size = rank_and_size(model.group)
@@ -70,7 +72,7 @@ def load_folder(model: Any, folder: str | PathLike) -> int:
         table = [row for row in rows(config) if row.ours in parameters]
         for row in table:
             stored.check_shape(row, _whole_shape(parameters[row.ours], world_size), config)
-        for row in table:  # everything fits: nothing has changed before
+        for row in table:  # everything fits; nothing has been changed so far
             for view, offset in _chunks(parameters[row.ours], rank, world_size):
                 stored.fill(view, offset, row)
                 if row.ours == "embedding.weight" and config.tied_embedding and "lm_head.weight" in stored.files:
@@ -84,7 +86,7 @@ def _whole_shape(parameter: Tensor, world_size: int) -> list[int]:
 
 
 def _chunks(parameter: Tensor, rank: int, world_size: int) -> list[tuple[Tensor, list[int]]]:
-    """Return views of this rank's chunks, each with its offset in the full tensor, and fill padding with zeros."""
+    """Return views of this rank's chunks, each with its offset in the full tensor. Padding is filled with zeros."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     nowhere = [0] * parameter.dim()
     if sharding is None:
@@ -100,7 +102,7 @@ def _chunks(parameter: Tensor, rank: int, world_size: int) -> list[tuple[Tensor,
 
 
 class _Stored:
-    """The tensors of a folder, by the names of the model with its output layer. Only slices are read."""
+    """Reads slices of a folder's tensors by their names in the complete model (with the output layer)."""
 
     def __init__(self, folder: Path, config: GPTConfig, stack: ExitStack) -> None:
         try:
@@ -121,12 +123,12 @@ class _Stored:
         return self.files[name].get_slice(self.names[name])
 
     def shape(self, name: str, turned: bool) -> list[int]:
-        """Return the tensor's shape, or, if it is stored [in, out], that of its transpose."""
+        """Return the tensor's shape, or the shape of its transpose if it is stored as [in, out]."""
         shape = self.slice_of(name).get_shape()
         return shape[::-1] if turned else shape
 
     def check_names(self, config: GPTConfig) -> None:
-        """Raise ValueError if the model needs a tensor that isn't there, or doesn't have one that is."""
+        """Raise ValueError if a tensor that the model needs is missing, or if there is one that it doesn't have."""
         for row in rows(config):
             if missing := [name for name in row.theirs if name not in self.files]:
                 raise ValueError(f"{row.ours} should come from {', '.join(missing)}, which {self.folder} lacks")
@@ -134,7 +136,7 @@ class _Stored:
             raise ValueError(f"{len(left)} tensors of {self.folder} have no place in this {family(config)}: {left[:5]}")
 
     def check_shape(self, row: Row, needed: list[int], config: GPTConfig) -> None:
-        """Raise ValueError unless the tensors of a row make the parameter's full shape."""
+        """Raise ValueError unless a row's tensors, when concatenated, have the parameter's full shape."""
         for name, length in zip(row.theirs, lengths(row, config) or [needed[0]], strict=True):
             shape, wanted = self.shape(name, row.turned), [length, *needed[1:]]
             if shape != wanted:
@@ -169,7 +171,7 @@ class _Stored:
 def file_names(folder: Path) -> Mapping[str, str]:
     """Return {tensor name: file name}. For a single file, the only key is "".
 
-    Raises FileNotFoundError if the folder has no safetensors, and ValueError if its index names files elsewhere.
+    Raises FileNotFoundError if the folder has no safetensors, and ValueError if its index names files outside of it.
     """
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]

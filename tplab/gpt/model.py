@@ -1,17 +1,18 @@
-"""Chapter 10: a GPT on p ranks: embedding, layers, a final norm, and an output layer that uses the embedding's rows.
+"""Chapter 10: a GPT on p ranks, from the embedding to an output layer that can use the embedding's rows again.
 
     ids [b, s] -> embedding, g -> + positions, dropout -> layers -> norm -> f -> x E_r^T -> logits_r [b, s, v/p] -> loss
 
-Each rank has 1/p of the embedding, of Q, K and V, and of both MLP weights, plus all positions, norms and biases after
-g. Traffic of a training step on b s tokens, in elements:
+Each rank has 1/p of the embedding, of the attention weights and of the MLP weights, plus all position embeddings, norms
+and the biases that are added after g (the all-reduce of chapter 03). Traffic of a training step on b s tokens, in
+elements that are all-reduced:
 
                        forward                  backward
     embedding, head    b s h                    b s h
     L layers           2 L b s h                2 L b s h
     loss               about 2 b s + 1          none
 
-The same seed gives the same model for every p, and every p can load the same full checkpoint (`full_state_dict`).
-(Radford et al. 2019, GPT-2; Shoeybi et al. 2019, "Megatron-LM"; Megatron: GPTModel.)
+With the same seed, the model is the same for every p, and every p can load the same full checkpoint
+(`full_state_dict`). (Radford et al. 2019, GPT-2; Shoeybi et al. 2019, "Megatron-LM"; Megatron: GPTModel.)
 """
 
 import math
@@ -51,7 +52,7 @@ class ParallelGPT(GroupModule):
                               normal with std 0.02 / sqrt(2 L)
     check_ids                 as in VocabParallelEmbedding
     async_grad_allreduce      as in ColumnParallelLinear
-    options                   see `LayerOptions`; `init_method` is for every weight, None: normal with std 0.02
+    options                   see `LayerOptions`; `init_method` is for all other weights, None: normal with std 0.02
 
     Raises ValueError if the model can't be sharded over p ranks; the message lists the values of p that work.
     """
@@ -148,7 +149,7 @@ class ParallelGPT(GroupModule):
         cache: Sequence[LayerCache] | None = None,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """Return the output layer's input [b, s, h] for ids [b, s], which continue the text if there is a cache."""
+        """Return the output layer's input [b, s, h] for ids [b, s]. With a cache, the ids continue the cached text."""
         x = self._embed(ids, cache[0].text.length if cache else 0)  # [b, s, h]
         x = dropout(x, self.config.dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
         for number, layer in enumerate(self.layers):
@@ -160,7 +161,7 @@ class ParallelGPT(GroupModule):
         return self.final_norm(x).to(self.output_weight.dtype)
 
     def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
-        """Return this rank's logits [b, s, v/p], including padding, for x [b, s, h], or all [b, s, v] with `gather`."""
+        """Return this rank's logits [b, s, v/p], with padding, or all [b, s, v] with `gather`, given x [b, s, h]."""
         return parallel_logits(
             x, self.output_weight, gather=gather, vocab_size=self.config.vocab_size,
             async_grad_allreduce=self.async_grad_allreduce, group=self.group,

@@ -1,20 +1,22 @@
-"""Chapter 10: a transformer layer on p ranks: two parallel blocks, with replicated operations around them.
+"""Chapter 10: a transformer layer on p ranks, with two parallel blocks and replicated operations around them.
 
     x -+- norm -> f  attention  g -> + bias, dropout -(+)-+- norm -> f  MLP  g -> + bias, dropout -(+)-> z
        |                                               |  |                                        |
        +-----------------------------------------------+  +----------------------------------------+
 
-Norms, biases after g, dropout and the residual x [b, s, h] are replicated: each rank computes them in full, from the
-same values and with the same dropout mask. So their parameters get the same gradient on every rank, without traffic.
+Norms, biases after g (the all-reduce of chapter 03), dropout and the residual x [b, s, h] are replicated, so each rank
+computes them in full, from the same values and with the same dropout mask. Their parameters get the same gradient on
+every rank without any traffic.
 
-Post-LN is the same diagram, but with the residual taken *after* the norm. Vaswani's layer, LN(x + attention(x)), ends
-with the norm that the next one begins with, so the first norm belongs to the embedding, and the last is the final norm.
+Post-LN has the same diagram, but the residual is taken *after* the norm. Vaswani's layer, LN(x + attention(x)), ends
+with the norm that our next block begins with, so our first norm belongs to the embedding, and Vaswani's last norm is
+the final norm.
 
-A decoder that reads an encoder's output has a third block between the two: cross-attention, with its own norm.
+A decoder that reads an encoder's output has a third block between the two, cross-attention, with its own norm.
 
-Traffic of a layer: two all-reduces of b s h elements in forward and two in backward. With cross-attention, there are
-three each, and one more of b t h in backward for the memory. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure
-4; Megatron: ParallelTransformerLayer, TransformerLayer, bias_dropout_add.)
+Traffic of a layer: there are two all-reduces of b s h elements in forward and two in backward. With cross-attention,
+there are three in each, and another one of b t h elements in backward for the memory. (Shoeybi et al. 2019,
+"Megatron-LM", section 3 and figure 4; Megatron: ParallelTransformerLayer, TransformerLayer, bias_dropout_add.)
 """
 
 from collections.abc import Callable
@@ -76,7 +78,7 @@ class ParallelTransformerLayer(nn.Module):
     causal                each token attends only to itself and to earlier tokens; False for an encoder
     cross_attention       adds a third block, which reads a memory [b, t, h]
     num_kv_heads, ffn_hidden_size, activation, bias    as in ParallelAttention and ParallelMLP
-    rotary_base, rotary_scaling, sliding_window, qkv_bias    as in ParallelAttention; the first three only for x
+    rotary_base, rotary_scaling, sliding_window, qkv_bias    as in ParallelAttention; cross-attention uses only the last
     norm                  "layer" or "rms"; norm_eps is added to the variance
     hidden_dropout        dropout probability after each block, with the same mask on all ranks
     attention_dropout     dropout probability for the attention probabilities, with different masks on each rank
@@ -126,7 +128,7 @@ class ParallelTransformerLayer(nn.Module):
         self.region = options.get("region", TENSOR_PARALLEL)
         block: dict[str, Any] = {
             "bias": bias,
-            "skip_bias_add": True,  # added together with dropout and the residual
+            "skip_bias_add": True,  # the bias is added together with dropout and the residual
             "output_init_method": output_init_method,
             "async_grad_allreduce": async_grad_allreduce,
             **options,
@@ -202,7 +204,7 @@ class ParallelTransformerLayer(nn.Module):
         return normed if self.apply_residual_connection_post_layernorm else x, normed.to(norm.weight.dtype)
 
     def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
-        """Return residual + dropout(y + bias), the same on every rank."""
+        """Return residual + dropout(y + bias), which is the same on every rank unless the sequence is sharded."""
         y = y if bias is None else y + bias
         return residual + dropout(y, self.hidden_dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
 

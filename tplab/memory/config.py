@@ -3,9 +3,10 @@
     one layer  =  norm, attention (Q, K, V, out), norm, MLP ([gate,] up, down)
     the model  =  embedding [+ positions], num_layers layers, norm, output layer
 
-`cut` is the dimension of a weight that tensor parallelism shards: 0 for the rows of a column-parallel weight (stored
-[out, in], as in nn.Linear), 1 for a row-parallel weight, None for what every rank replicates: norms, positions, and the
-biases that are added after a sum over ranks. This is pure arithmetic, so nothing here needs torch.
+`cut` is the dimension along which tensor parallelism shards a weight. It's 0 for the rows of a column-parallel weight
+(stored [out, in], as in nn.Linear), 1 for a row-parallel weight, and None for replicated weights, which are the norms,
+the positions, and the biases that are added after a sum over ranks. This is pure arithmetic, so nothing here needs
+torch.
 """
 
 from dataclasses import dataclass, replace
@@ -17,10 +18,10 @@ Recompute = Literal["nothing", "attention", "layers"]  # what the backward pass 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryScaling:
-    """Llama 3.1's change of the rotary frequencies, for texts longer than those of the pre-training ("llama3").
+    """How Llama 3.1 changes the rotary frequencies for texts longer than those of its pre-training ("llama3").
 
-    Frequencies that turn less than low_freq_factor times over original_seq_length tokens are divided by `factor`. Those
-    that turn more than high_freq_factor times don't change. Between the two, the change is gradual.
+    Frequencies that make fewer than low_freq_factor turns over original_seq_length tokens are divided by `factor`.
+    Those that make more than high_freq_factor turns don't change. Between the two, the change is gradual.
     """
 
     factor: float
@@ -37,19 +38,19 @@ class RotaryScaling:
 class GPTConfig:
     """The sizes of a GPT. Raises ValueError for impossible sizes.
 
-    num_kv_heads:      heads of K and V (grouped-query attention); None: as many as num_heads
+    num_kv_heads:      number of K and V heads (grouped-query attention); None: the same as num_heads
     ffn_hidden_size:   inner size of the MLP; None: 4 * hidden_size
     gated:             the MLP has a third weight, the gate (SwiGLU)
-    activation:        of an MLP without a gate: "gelu", or "gelu_tanh", GPT-2's approximation of it
+    activation:        activation of an MLP without a gate: "gelu", or "gelu_tanh", GPT-2's approximation of GELU
     bias:              True: linear layers have a bias, and norms are LayerNorm; False: no bias, and RMSNorm
     tied_embedding:    the output layer uses the embedding's weight
     learned_positions: True: a learned vector for each of seq_length positions; False: rotary positions
     rotary_base:       the base of rotary positions
-    rotary_scaling:    a change of the rotary frequencies, as in Llama 3.1; None: none
+    rotary_scaling:    how the rotary frequencies are changed, as in Llama 3.1; None: not at all
     qkv_bias:          Q, K and V have a bias even if bias=False, as in Qwen2
-    sliding_window:    each token attends to so many tokens, itself and those before it, as in Mistral; None: to all
+    sliding_window:    how many tokens each token attends to, including itself, as in Mistral; None: all
     norm_eps:          the value that a norm adds to the variance
-    dropout:           probability, after the attention scores, attention, the MLP and the embedding
+    dropout:           probability of dropout after the attention scores, attention, the MLP and the embedding
     flash_attention:   the backward pass recomputes the scores instead of saving them
     """
 
@@ -126,9 +127,9 @@ PRESETS: dict[str, GPTConfig] = {
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter: its name, its shape, and the dimension that tensor parallelism shards (None: replicated).
+    """A parameter with its name, its shape, and the dimension that tensor parallelism shards (None: replicated).
 
-    unit: the smallest chunk of that dimension that a rank may have: the rows of one head, for K and V
+    unit: the smallest chunk of that dimension that a rank may have, such as the rows of one head for K and V
     """
 
     name: str
@@ -137,7 +138,7 @@ class Weight:
     unit: int = 1
 
     def on_rank(self, tp: int) -> int:
-        """Return the number of elements on each of tp ranks. Uneven sizes are rounded up, as padding does."""
+        """Return the number of elements on each of tp ranks. For uneven shards, it's rounded up, as with padding."""
         if self.cut is None:
             return prod(self.shape)
         pieces = ceil(self.shape[self.cut] / self.unit / tp)
@@ -166,7 +167,9 @@ def first_weights(config: GPTConfig) -> list[Weight]:
 
 
 def last_weights(config: GPTConfig, *, own_head: bool | None = None) -> list[Weight]:
-    """Return the weights after the last layer. own_head: the output layer has its own weight (None: unless it is tied).
+    """Return the weights after the last layer.
+
+    own_head: whether the output layer has its own weight (None: it does unless the embedding is tied)
 
     In a pipeline, the last stage keeps its own copy of a tied embedding.
     """
@@ -211,6 +214,6 @@ def _norm(name: str, config: GPTConfig) -> list[Weight]:
 
 
 def _linear(name: str, n_in: int, n_out: int, cut: int, config: GPTConfig, unit: int = 1) -> list[Weight]:
-    """Return a weight and its bias, which is sharded like the weight's rows, or replicated for row-parallel weights."""
+    """Return a weight and its bias, which is sharded with the weight's rows, or replicated for row-parallel weights."""
     weight = Weight(f"{name}.weight", (n_out, n_in), cut, unit)
     return [weight] + [Weight(f"{name}.bias", (n_out,), None if cut else 0, unit)] * config.bias

@@ -118,7 +118,7 @@ class Bill:
 
 
 def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
-    """Return the number of layers in a pipeline stage. If pp doesn't divide them, the first stages get one more."""
+    """Return the number of layers in a pipeline stage. If they don't divide evenly, the first stages get one more."""
     if pp > num_layers:
         raise ValueError(f"pp={pp} stages can't share {num_layers} layers: each stage needs one at least")
     if not 0 <= stage < pp:
@@ -127,7 +127,10 @@ def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
 
 
 def rank_parameters(config: GPTConfig, layout: Layout = Layout(), stage: int = 0) -> int:
-    """Return the number of parameters on one GPU of a pipeline stage. ValueError if tp or pp doesn't fit the model."""
+    """Return the number of parameters on one GPU of a pipeline stage.
+
+    Raises ValueError if tp or pp doesn't fit the model.
+    """
     check_tensor_parallel(config, layout.tp)
     of_layer = sum(weight.on_rank(layout.tp) for weight in layer_weights(config))
     ends = first_weights(config) if stage == 0 else []
@@ -147,19 +150,20 @@ def layer_activations(
 ) -> dict[str, int]:
     """Return the bytes that autograd saves for backward in one layer on one rank, by name, with 16-bit values.
 
-    sequence_parallel    shard what tensor parallelism replicates along the sequence
+    sequence_parallel    shard along the sequence what tensor parallelism alone replicates
     recompute            "attention": backward recomputes scores, softmax and their dropout from Q, K and V
                          (selective recomputation); "layers": it recomputes everything from the layer's input (full)
 
-    For a GPT with dropout, an MLP of 4h and no grouped queries, the sum is that of Korthikanti et al. 2022, table 2:
+    For a GPT with dropout, an MLP of size 4h and no grouped queries, the sum agrees with Korthikanti et al. 2022,
+    table 2:
 
         one rank                  sbh(34 + 5as/h)               with "attention"   sbh(34)
         tensor parallel           sbh(10 + 24/t + 5as/(ht))                        sbh(10 + 24/t)
         and sequence parallel     sbh(34/t + 5as/(ht))                             sbh(34/t)
         "layers"                  sbh(2), with sequence parallel sbh(2/t)
 
-    Like them, we omit the mean and variance of norms (two per token). A dropout mask takes one byte per element. Raises
-    ValueError if tp doesn't fit the model or the sequence.
+    Like that paper, we omit the mean and variance of each norm (two values per token). A dropout mask takes one byte
+    per element. Raises ValueError if tp doesn't fit the model or the sequence.
     """
     check_tensor_parallel(config, tp)
     if recompute not in get_args(Recompute):
@@ -196,7 +200,7 @@ def layer_activations(
 
 
 def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, stage: int | None = None) -> Bill:
-    """Return the peak memory of one GPU of a pipeline stage, by category. stage=None selects the stage that needs most.
+    """Return the peak memory of one GPU of a pipeline stage, by category. stage=None selects the most expensive stage.
 
     The last stage also stores the inputs of the final norm and the output layer, and the logits in float32, sharded
     over tp ranks. The first stage also stores the embedding's dropout mask. Library buffers aren't counted.
@@ -223,11 +227,12 @@ def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, st
 
 
 def micro_batches_in_flight(config: GPTConfig, layout: Layout, stage: int) -> float:
-    """Return the largest number of micro-batches whose activations a stage stores at the same time, in units of stages.
+    """Return the largest number of micro-batches whose activations a stage stores at the same time.
 
-    1F1B stores pp - stage of them. With v chunks per rank, the first rank starts 2(pp-1) + (v-1)pp + 1 chunks before
-    it finishes one, each 1/v of a stage, which is 1 + (pp-1)/(pp v) times as much (Narayanan et al. 2021, section 2.2;
-    Korthikanti et al. 2022, section 4.2.3). Raises ValueError if the layers or micro-batches can't be interleaved.
+    With 1F1B, a stage stores pp - stage of them. With v chunks per rank, the number can be a fraction. The first rank
+    starts 2(pp-1) + (v-1)pp + 1 chunks before it finishes one, and a chunk is 1/v of a stage, so it stores 1 +
+    (pp-1)/(pp v) times as much as with 1F1B (Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022, section
+    4.2.3). Raises ValueError if the layers or micro-batches can't be interleaved.
     """
     pp, v, m = layout.pp, layout.chunks, layout.steps
     if v == 1:

@@ -1,4 +1,4 @@
-"""Chapter 00: memory measured on real tensors: weights, gradients, optimizer states, saved activations, live memory.
+"""Chapter 00: measure real tensors' memory (weights, gradients, optimizer states, saved activations, live memory).
 
     parameter_bytes(model), gradient_bytes(model), optimizer_bytes(optimizer)
     with saved_for_backward(model) as kept: loss = model(x)     # kept.bytes: saved for the backward pass
@@ -41,7 +41,10 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 @dataclass
 class Kept:
-    """The memory that autograd saved: (shape, dtype, bytes) of each storage, in the order in which they were saved."""
+    """The memory that autograd saved.
+
+    pieces: the (shape, dtype, bytes) of each storage, in the order in which they were saved
+    """
 
     pieces: list[tuple[tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
 
@@ -75,7 +78,7 @@ class MemoryMeter(TorchDispatchMode):
     live, peak: bytes in use now, and their maximum
     curve:      live bytes after every change
     marks:      (index in the curve, name) of each `mark(name)`
-    capacity:   simulate a device with only this many bytes: torch.OutOfMemoryError is raised beyond it
+    capacity:   simulate a device with only this many bytes, which raises torch.OutOfMemoryError when they're used up
 
     It tracks tensors, but not the scratch memory of operations or memory that a GPU's allocator reserves.
     """
@@ -89,7 +92,7 @@ class MemoryMeter(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def mark(self, name: str) -> None:
-        """Name the phase that begins here: "forward", "backward", "optimizer step"."""
+        """Name the phase that begins here, such as "forward", "backward" or "optimizer step"."""
         self.marks.append((len(self.curve), name))
 
     def __torch_dispatch__(

@@ -1,7 +1,7 @@
-"""Chapter 00: a GPT in plain PyTorch, in a single process, whose memory can be measured and whose parameters counted.
+"""Chapter 00: a single-process GPT in plain PyTorch, for measuring its memory and counting its parameters.
 
-It has the parts of a large model, and follows every option of `GPTConfig` that changes the number of parameters. The
-names of its parts are those of the chapter. On device "meta", it costs no memory at any size.
+It has the parts of a large model, and supports every option of `GPTConfig` that changes the number of parameters,
+except qkv_bias. Its parts have the names that the chapter uses. On device "meta", it takes no memory at any size.
 """
 
 import math
@@ -14,12 +14,12 @@ from tplab.memory.config import GPTConfig
 
 
 def dropout(x: Tensor, p: float = 0.1) -> Tensor:
-    """Drop elements as on a GPU: the mask that is saved for the backward pass takes one byte per element."""
+    """Drop elements as on a GPU, where the mask that is saved for backward takes one byte per element."""
     return torch.native_dropout(x, p, True)[0]
 
 
 class Layer(nn.Module):
-    """A transformer layer: attention and an MLP, each after a norm, and each added to its own input."""
+    """A transformer layer that adds attention(norm(x)) to x, and then mlp(norm(x)) to the new x."""
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Layer(nn.Module):
     def attention(self, x: Tensor) -> Tensor:  # [b, s, h]
         s = x.shape[1]
         q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in (self.q, self.k, self.v))
-        if k.shape[1] < q.shape[1]:  # grouped-query attention: several heads of Q share one of K and V
+        if k.shape[1] < q.shape[1]:  # grouped-query attention: several Q heads share a K and a V head
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         future = torch.full((s, s), -math.inf, dtype=x.dtype, device=x.device).triu(1)
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim) + future  # [b, a, s, s]
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         return x + dropout(self.mlp(self.mlp_norm(x)))
 
 
-# What autograd saves in Layer.forward for a GPT like GPT-2, in this order.
+# What autograd saves in Layer.forward for a model like GPT-2, in the order of saving
 SAVED_BY_LAYER = (
     "input of the attention norm",
     "mean of the attention norm",
@@ -78,7 +78,7 @@ SAVED_BY_LAYER = (
 
 
 class GPT(nn.Module):
-    """A GPT. Its output is the loss: the mean cross-entropy of the next tokens."""
+    """A GPT whose output is the loss, that is, the mean cross-entropy of the next tokens."""
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()

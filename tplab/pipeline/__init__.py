@@ -1,7 +1,7 @@
 """Chapter 13: pipeline parallelism, which gives each rank some of the layers.
 
 schedules        GPipe, 1F1B, interleaved and zero-bubble schedules as lists of actions
-schedule_order   check that a schedule can run, and compute when each action starts
+schedule_order   check that a schedule can run, and compute when each action starts and ends
 p2p              the messages between stages
 split_backward   a backward pass in two halves, for zero-bubble schedules
 stages           a GPT as pipeline stages

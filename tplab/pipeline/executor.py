@@ -4,17 +4,17 @@ Every rank has its stages, which are ordinary modules, and works through its lis
 
     F    x = receive(output of the previous stage);  y = stage(x), kept;  send(y)
     B    dy = receive(gradient from the next stage);  backward from y with dy;  y is dropped;  send(dx)
-    I, W the same in two halves, see `tplab.pipeline.split_backward`; y is dropped after W
+    I, W the two halves of B (see `tplab.pipeline.split_backward`);  y is dropped after W
 
     ids, micro-batches k        rank 0: stage 0  -- y [b, s, h] -->  rank 1: stage 1  -> logits, loss
                                                 <-- dy [b, s, h] --
 
 The loss is the mean over all counted tokens of the batch. Micro-batches may have different numbers of tokens, so
-averaging each micro-batch would be wrong. Instead, each loss is a *sum*, divided by the total number of tokens. Then
+averaging their mean losses would be wrong. Instead, each loss is a *sum*, divided by the total number of tokens. Then
 the gradients of the micro-batches simply add up to those of the full batch on a single process.
 
-If the first stage's embedding and the last stage's output layer share a table, there are two copies of it. An
-all-reduce between these two ranks at the end gives both copies the sum of their gradients, so they stay identical.
+If the first stage's embedding and the last stage's output layer share a table, each of the two stages has a copy of it.
+At the end, an all-reduce between their ranks gives both copies the sum of their gradients, so they stay identical.
 (Narayanan et al. 2021; Megatron: forward_backward_pipelining_without_interleaving, finalize_model_grads;
 torch.distributed.pipelining.)
 """
@@ -44,23 +44,24 @@ def counted_tokens(target: Tensor) -> int:
 
 
 class Pipeline:
-    """One rank of a pipeline: a model that is split into stages, with one or more stages per rank of a group.
+    """One rank's part of a pipeline. The model is split into stages, and each rank of a group runs one or more of them.
 
-    stages      this rank's modules, one per chunk: stages r, r + p, .. for rank r; each takes and returns one tensor
-    schedule    see `tplab.pipeline.schedules`; the same on every rank
-    shape       shape of the tensors sent between stages, for one micro-batch, such as [b, s, h]; also dtype and device
+    stages      this rank's modules, one per chunk. Rank r has stages r, r + p, ..; each takes and returns one tensor
+    schedule    a schedule from `tplab.pipeline.schedules`, the same on every rank
+    shape       the shape of a micro-batch's tensor between stages, such as [b, s, h]; it has `dtype` and is on `device`
     loss_sum    (output of the last stage, target) -> the sum of the counted tokens' losses, a scalar
-    count       target -> the number of tokens that count
-    tied        the parameter that the first and last stages share, on the ranks of these stages; None elsewhere
-    channels    the ranks of the pipeline, `Channels(group)`, which several pipelines may share. None: all ranks
+    count       target -> the number of tokens that are counted in the loss
+    tied        this rank's copy of the parameter that the first and last stages share; None on ranks without a copy
+    channels    the pipeline's `Channels(group)`, which several pipelines may share; None means all ranks
     around      k -> the context manager in which this rank's forward of micro-batch k runs, such as `torch.autocast`
-    lanes       the name of `channels` before 0.2
+    lanes       the name that `channels` had before version 0.2
 
-    `peak_live` is the maximum number of live micro-batches, measured in the last run. Set `sums_tied` to False if
-    something else sums the gradients of the tied parameter's two copies after `step`, as a `TrainingStep` does.
+    `peak_live` is the largest number of micro-batches, counted per chunk, that were between forward and backward at the
+    same time in the last run. Set `sums_tied` to False if something else sums the gradients of the tied parameter's
+    two copies after `step`, as a `TrainingStep` does.
 
-    Raises ScheduleError for a schedule that can't run, ValueError if stages and schedule don't match the ranks, or if
-    only one of the tied copies is frozen.
+    Raises ScheduleError for a schedule that can't run, and ValueError if stages and schedule don't match the ranks, or
+    if only one of the tied copies is frozen.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class Pipeline:
     ) -> Tensor | None:
         """Run forward and backward on a batch, accumulating gradients. Returns the mean loss on the last rank.
 
-        inputs     the m micro-batches, on the first rank; targets likewise, on the last
-        total      the number of counted tokens in the batch, if other ranks have more of it (data parallelism)
+        inputs     the m micro-batches, needed on the first rank; `targets` are needed on the last rank
+        total      the number of counted tokens in the full batch, if data parallelism gives other replicas a part of it
         """
         finish = self._finish(targets, total)
         with self._tied_gradients():
@@ -127,7 +128,7 @@ class Pipeline:
         *,
         total: int | None = None,
     ) -> Tensor | None:
-        """Run forward only. Returns the mean loss on the last rank, None elsewhere. Arguments as in `step`."""
+        """Run forward only, with the arguments of `step`. Returns the mean loss on the last rank, None elsewhere."""
         losses = self._run(forward_only(self.schedule), inputs, self._finish(targets, total))
         return torch.stack(losses).sum() if self.is_last else None
 
@@ -138,7 +139,7 @@ class Pipeline:
         return outputs if self.is_last else None
 
     def _finish(self, targets: Sequence[Tensor] | None, total: int | None) -> Callable[[Tensor, int], Tensor]:
-        """Return the function that turns the last stage's output into the micro-batch's part of the mean loss."""
+        """Return a function that turns the last stage's output into the micro-batch's part of the mean loss."""
         if not self.is_last:
             return lambda y, k: y
         self._check_number("targets", targets)
@@ -170,7 +171,7 @@ class Pipeline:
 
     @contextmanager
     def _tied_gradients(self) -> Iterator[None]:
-        """Context manager that sums both tied copies' gradients from the block and adds them to any earlier ones."""
+        """Context manager that sums the gradients the tied copies get inside it, and adds the sum to earlier ones."""
         tied = self.tied if self.schedule.trains and self.sums_tied else None
         if tied is None or not tied.requires_grad or self.channels.ends is None:
             yield
@@ -194,7 +195,7 @@ class Pipeline:
 
 @dataclass
 class _Live:
-    """A micro-batch between forward and backward: its input, if it needs a gradient, and where backward starts."""
+    """A micro-batch between forward and backward, with its input (if that needs a gradient) and its output's edge."""
 
     x: Tensor | None
     y: GradientEdge | None
@@ -207,7 +208,7 @@ class _Run:
 
     finish      turns the last stage's output for micro-batch k into the caller's result
     around      as in `Pipeline`
-    live        the tensors saved by forward, by chunk and micro-batch
+    live        the micro-batches between forward and backward, by (chunk, micro-batch)
     finished    the results of `finish`, by micro-batch
     """
 

@@ -1,10 +1,10 @@
-"""Chapter 13: text generation by the stages of a pipeline, token by token.
+"""Chapter 13: generate text with the stages of a pipeline, token by token.
 
     stage 0   ids -> x  --[b, 1, h]-->  stage 1   x -> x  --[b, 1, h]-->  stage 2   x -> logits_r [b, v/p]
                                                                                     broadcast to all stages
 
-Only one stage computes at a time, because the next token needs the one before it. Every stage chooses the token from
-the same logits, so nothing else is sent. Traffic per token: one message per stage boundary, and a broadcast of the
+Only one stage computes at a time, because each token depends on the one before it. Every stage chooses the token from
+the same logits, so nothing else has to be sent. Each token takes one message per stage boundary, and a broadcast of the
 logits.
 """
 
@@ -22,9 +22,9 @@ from tplab.tensor.embedding import pad_vocab_size
 
 
 class PipelinedGPT(nn.Module):
-    """This rank's stage, as the model that `tplab.gpt.generation.generate` expects. All stages call that together.
+    """Wraps this rank's stage as the model for `tplab.gpt.generation.generate`. All stages must call it together.
 
-    stage    without sequence parallelism, because a single token can't be split
+    stage    a stage without sequence parallelism, because a single token can't be split
     group    the ranks of the pipeline, in the order of their stages
 
     To sample (temperature > 0), pass a generator with the same seed on all ranks. Otherwise, the stages would choose
@@ -44,7 +44,7 @@ class PipelinedGPT(nn.Module):
         return [layer.new_cache(batch_size, max_length) for layer in self.stage.layers.values()]  # type: ignore[operator]
 
     def features(self, ids: Tensor, *, cache: Sequence[LayerCache]) -> Tensor:
-        """Run all stages on ids [b, s], one after another. Returns this stage's output [b, s, h]."""
+        """Run the stages on ids [b, s], one after another. Returns the output [b, s, h] of this rank's stage."""
         place, count = rank_and_size(self.pipeline)
         x = ids
         if place > 0:

@@ -10,8 +10,8 @@ A schedule that works on paper must not hang because of the way its messages are
     the sender sets the order   NCCL has no tags, so messages in a channel arrive in the order in which they are sent.
                                 The receiver takes that order from the sender's list and posts its `irecv`s in it
 
-If a rank receives a result that was computed from one of its messages, that message must have arrived. The schedule
-tells which results prove which messages, so no acknowledgments are needed and few tensors have to be kept.
+If a rank receives a result that was computed from one of its own messages, that message must have arrived. The schedule
+determines which result confirms which message, so we need no acknowledgments and keep only a few tensors alive.
 """
 
 import warnings
@@ -31,15 +31,15 @@ from tplab.runtime import device
 class Channels:
     """Process groups that the ranks of a pipeline use to send messages to each other.
 
-    group    the ranks in the order of their stages; None: all ranks
+    group    the ranks in the order of their stages; None means all ranks
 
-    The ranks of the pipeline create it together. Creating process groups is slow, so several pipelines over the same
-    ranks should share one.
+    All ranks of the pipeline must create it together. Creating process groups is slow, so several pipelines over the
+    same ranks should share one `Channels`.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self.rank, self.world_size = rank_and_size(group)
-        self.ends: ProcessGroup | None = None  # the first and the last rank, for a tied parameter
+        self.ends: ProcessGroup | None = None  # of the first and the last rank, for a tied parameter
         self._groups: list[ProcessGroup] = []  # for messages to lower ranks, for messages to higher ranks
         if self.world_size > 1:
             last = self.world_size - 1
@@ -75,7 +75,7 @@ class Channels:
 
 
 def connections(p: int) -> list[tuple[int, int]]:
-    """The (sender, receiver) pairs of a pipeline of p ranks: neighbors, and the ends, which interleaving connects."""
+    """Return all (sender, receiver) pairs of p ranks: neighbors and, because of interleaving, the first and last."""
     pairs = [(rank, (rank + 1) % p) for rank in range(p if p > 2 else p - 1)]
     return [connection for a, b in pairs for connection in ((a, b), (b, a))]
 
@@ -83,7 +83,7 @@ def connections(p: int) -> list[tuple[int, int]]:
 class Messages:
     """The messages that a rank sends and receives while it runs a schedule once.
 
-    shape, dtype, device    of every message
+    shape, dtype, device    those of every message
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Messages:
     ) -> None:
         self._channels, self._schedule = channels, schedule
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._made: dict[Result, tuple[int, int]] = {}  # rank that computes it, index of its action
-        self._used: dict[Result, int] = {}  # index of its receiver's action
+        self._made: dict[Result, tuple[int, int]] = {}  # the rank that computes it, the index of its action
+        self._used: dict[Result, int] = {}  # the index of the receiver's action that uses it
         for rank, row in enumerate(schedule.actions):
             for place, action in enumerate(row):
                 if (given := schedule.gives(rank, action)) is not None:
@@ -100,7 +100,7 @@ class Messages:
                 if (needed := schedule.needs(rank, action)) is not None:
                     self._used[needed] = place
         self._coming = {sender: self._from(sender) for sender in range(channels.world_size)}
-        self._here: dict[Result, Tensor] = {}  # computed by this rank for itself
+        self._here: dict[Result, Tensor] = {}  # results that this rank computed for itself
         self._posted: dict[Result, tuple[dist.Work, Tensor]] = {}
         self._sent: list[tuple[Result, dist.Work, Tensor]] = []
 
@@ -159,7 +159,7 @@ class Messages:
 
 
 def __getattr__(name: str) -> type[Channels]:
-    """Support `Lanes`, the name of `Channels` before 0.2, which chapter 13 imported."""
+    """Support `Lanes`, the name that `Channels` had before version 0.2, when chapter 13 imported it."""
     if name != "Lanes":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn("Lanes is now tplab.pipeline.Channels", DeprecationWarning, stacklevel=2)

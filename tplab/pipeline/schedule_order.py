@@ -12,7 +12,8 @@ If actions wait for each other in a cycle, the schedule never ends. `check` dete
     rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1,
     which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0
 
-`simulate` runs a schedule with given durations, and `bubble` is the resulting idle time.
+`simulate` computes when each action starts and ends, given their durations. `bubble` computes the resulting idle time,
+as a fraction of the working time.
 """
 
 from collections import Counter
@@ -21,10 +22,10 @@ from dataclasses import dataclass
 
 from tplab.pipeline.schedules import KINDS, Action, Schedule
 
-DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # backward has two matmuls for each one in forward
+DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # backward has two matmuls for each matmul in forward
 
 Durations = Mapping[str, float] | Callable[[int, Action], float]
-Key = tuple[str, int, int]  # kind, with I as B; stage; micro-batch
+Key = tuple[str, int, int]  # kind (I counts as B), stage, micro-batch
 
 
 class ScheduleError(ValueError):
@@ -43,8 +44,8 @@ class Span:
 def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: float = 0.0) -> list[list[Span]]:
     """Return the start and end of each action, by rank.
 
-    durations    by kind, for all layers of a rank (with v chunks, an action takes 1/v of it), or a function
-                 (rank, action) -> duration
+    durations    how long each kind of action takes for all layers of a rank (with v chunks, an action takes 1/v of
+                 that), or a function (rank, action) -> duration
     message      the time it takes to send a result to another rank, while both ranks keep working
 
     Raises ScheduleError for schedules that `check` rejects.
@@ -52,7 +53,7 @@ def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: f
     _check_complete(schedule)
     lasts = durations if callable(durations) else _by_kind(durations, schedule.chunks)
     spans: list[list[Span]] = [[] for _ in schedule.actions]
-    done: dict[Key, tuple[int, float]] = {}  # its rank, and when it ended
+    done: dict[Key, tuple[int, float]] = {}  # the action's rank and end
     going = True
     while going:
         going = False
@@ -76,13 +77,13 @@ def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: f
 def check(schedule: Schedule) -> None:
     """Raise ScheduleError if actions are missing or duplicated, or if the order is impossible. The message says why.
 
-    Every micro-batch needs one F on each stage and either a B or both I and W (none of these if it is forward only).
+    Every micro-batch needs one F on each stage and either one B or both I and W. A forward-only schedule has only F.
     """
     simulate(schedule)
 
 
 def bubble(spans: list[list[Span]]) -> float:
-    """Return the ratio of idle to working time on all ranks, which is (p-1)/m for GPipe and 1F1B."""
+    """Return the ratio of idle time to working time over all ranks, which is (p-1)/m for GPipe and 1F1B."""
     every = [span for row in spans for span in row]
     total = max(span.end for span in every) - min(span.start for span in every)
     working = sum(span.end - span.start for span in every)

@@ -1,7 +1,7 @@
-"""Chapter 13: pipeline schedules: each rank's actions, in order, as data.
+"""Chapter 13: pipeline schedules as data, which list each rank's actions in order.
 
 The layers are split into stages; rank r has stage r. A batch is split into m micro-batches, and each one goes forward
-through all stages, then backward through all of them. Only the order is left to choose: a list of actions per rank.
+through all stages, then backward through all of them. A schedule only chooses the order of these actions on each rank.
 
     gpipe(2, 3)          rank 0    F0 F1 F2 B0 B1 B2
                          rank 1    F0 F1 F2 B0 B1 B2
@@ -21,10 +21,11 @@ With v chunks per rank, the model has p v stages, and rank r has stages r, r + p
     interleaved    (p-1)/(m v)               at most (2(p - r - 1) + (v-1) p + 1) / v
     zero_bubble    (p-1)/(3m)                min(m, p)
 
-The bubble is a rank's idle time divided by its working time; `pipeline.schedule_order` computes it. For zero_bubble, we
-assume m >= p, and F, I and W of the same length; in general, it is (p-1)(F + I - W) / (m (F + I + W)). (Huang et al.
-2018, "GPipe"; Narayanan et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scale language
-model training on GPU clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)
+The bubble is a rank's idle time divided by its working time; `pipeline.schedule_order` computes it. A micro-batch is
+live from its F to its B, or to its W if B is split. For zero_bubble, the table assumes that m >= p and that F, I and W
+take equally long; in general, the bubble is (p-1)(F + I - W) / (m (F + I + W)). (Huang et al. 2018, "GPipe"; Narayanan
+et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scale language model training on GPU
+clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ KINDS = ("F", "B", "I", "W")
 
 @dataclass(frozen=True)
 class Action:
-    """An action of a rank: `kind` F, B, I or W, for one micro-batch, in one of the rank's chunks."""
+    """An action of a rank on one micro-batch, in one of the rank's chunks. `kind` is F, B, I or W."""
 
     kind: str
     micro_batch: int
@@ -56,12 +57,12 @@ Result = tuple[str, int, int]  # "output" or "gradient" (of the input), the stag
 
 @dataclass(frozen=True)
 class Schedule:
-    """Each rank's actions, in order. `tplab.pipeline.schedule_order.check` tells whether they can run.
+    """Each rank's actions, in order. `tplab.pipeline.schedule_order.check` checks that they can run.
 
     actions          one list for each of the p ranks
     micro_batches    m
     chunks           v, the number of stages per rank
-    trains           False: forward only
+    trains           False if the schedule is forward only
     """
 
     name: str
@@ -85,7 +86,10 @@ class Schedule:
         return stage % self.world_size
 
     def needs(self, rank: int, action: Action) -> Result | None:
-        """Return the result needed from a neighbor (None for the first stage's F, the last stage's B, and W)."""
+        """Return the result that the action needs from a neighbor, or None.
+
+        The first stage's F, the last stage's B or I, and every W need no such result.
+        """
         stage = self.stage(rank, action.chunk)
         if action.kind == "F":
             return ("output", stage - 1, action.micro_batch) if stage > 0 else None
@@ -94,7 +98,10 @@ class Schedule:
         return ("gradient", stage + 1, action.micro_batch)
 
     def gives(self, rank: int, action: Action) -> Result | None:
-        """Return the result that a neighbor needs (None for the last stage's F, the first stage's B, and W)."""
+        """Return the result of the action that a neighbor needs, or None.
+
+        No neighbor needs a result of the last stage's F, of the first stage's B or I, or of any W.
+        """
         stage = self.stage(rank, action.chunk)
         if action.kind == "F":
             return ("output", stage, action.micro_batch) if stage < self.stages - 1 else None
@@ -156,7 +163,8 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
 def zero_bubble(p: int, m: int) -> Schedule:
     """Return the ZB-H1 schedule: 1F1B with B split into I, which runs early, and W, which fills idle time.
 
-    The previous stage waits for I. Rank r delays each W by r micro-batches, because more ranks wait for later stages.
+    I runs early because the previous stage is waiting for it. Rank r delays each W by r micro-batches, because more
+    ranks are waiting for the I of a later stage.
     """
     _check_sizes(p, m)
     rows = []
@@ -182,7 +190,7 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 def live(schedule: Schedule, rank: int) -> Iterator[int]:
-    """Yield, after each action of the rank, the number of micro-batches that wait for their B (or W, if B is split)."""
+    """Yield, after each action of the rank, how many micro-batches are live, that is, waiting for their B (or W)."""
     count = 0
     for action in schedule.actions[rank]:
         count += {"F": int(schedule.trains), "I": 0}.get(action.kind, -1)
@@ -190,12 +198,12 @@ def live(schedule: Schedule, rank: int) -> Iterator[int]:
 
 
 def peak_live(schedule: Schedule) -> list[int]:
-    """Return, for each rank, the maximum number of live micro-batches. With v chunks, each is 1/v as large."""
+    """Return each rank's maximum number of live micro-batches. With v chunks, each of them is 1/v as large."""
     return [max(live(schedule, rank), default=0) for rank in range(schedule.world_size)]
 
 
 def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
-    """Return the number and the bytes of the messages that each rank sends; each message has `message_bytes`."""
+    """Return how many messages and bytes each rank sends, if every message has `message_bytes` bytes."""
     totals = []
     for rank, row in enumerate(schedule.actions):
         results = [schedule.gives(rank, action) for action in row]

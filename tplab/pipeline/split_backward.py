@@ -8,11 +8,11 @@ matmuls are on side branches, each of which ends at a parameter:
              |                 |
             dA_2              dA_1              W: later, run only the side branches from each crossing
 
-torch computes only those gradients that the inputs of `torch.autograd.grad` need, so neither half repeats work of the
-other. There are two exceptions. If the path and a side branch meet in a Python autograd.Function, its entire backward
-runs in both halves; `async_grad_allreduce` is such a function, including its all-reduce. And if a weight is used at two
-crossings, W has to follow the main path once more to reach it. (torch.distributed.pipelining splits in the same way:
-stage_backward_input, stage_backward_weight.)
+torch computes only those gradients that the inputs of `torch.autograd.grad` need, so neither half repeats the other's
+work. There are two exceptions. If the path and a side branch meet in a Python autograd.Function, its entire backward
+runs in both halves. `async_grad_allreduce` uses such a function, so its all-reduce runs twice. And if a weight is used
+at two crossings, W has to follow the main path once more to reach it. (torch.distributed.pipelining splits backward in
+the same way: stage_backward_input, stage_backward_weight.)
 """
 
 from collections import Counter
@@ -22,16 +22,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-Weights = Callable[[], None]  # W: adds to the gradients of the parameters
+Weights = Callable[[], None]  # runs W, which adds to the gradients of the parameters
 
 
 def backward_of_input(y: GradientEdge, dy: Tensor | None, x: Tensor | None) -> tuple[Tensor | None, Weights]:
-    """Run I. Returns the gradient of the stage's input x, and W as a function to be called once, at any later time.
+    """Run I. Returns the gradient of the stage's input x, and a function that runs W, to be called once at any time.
 
-    y     the edge of the stage's output (`get_gradient_edge`); dy its gradient, None for a loss
-    x     None for the first stage, whose input has no gradient; then W does everything
+    y     the gradient edge of the stage's output (`get_gradient_edge`)
+    dy    the gradient of the stage's output, or None if the output is a loss
+    x     the stage's input; None for the first stage, whose input has no gradient, so W runs the entire backward
 
-    The graph is kept alive until W has run and is deleted.
+    The autograd graph stays alive until W has run and the returned function is deleted.
     """
     if x is None:
         return None, lambda: torch.autograd.backward(y, dy)

@@ -5,8 +5,8 @@
     last stage     x [b, s, h] -> layers, final norm, output layer -> logits_r [b, s, v/p]
 
 p is the number of ranks that share a stage by tensor parallelism. The output of a stage is replicated, so each of these
-ranks sends it to the rank of the next stage that has the same index there. With sequence parallelism, x is
-[b, s/p, h] everywhere, so each of them sends only its own tokens.
+ranks sends it to the rank with the same index in the next stage. With sequence parallelism, x is [b, s/p, h]
+everywhere, so each rank sends only its own tokens.
 
 Every parameter has the same name as in the full model. If the output layer is tied, the last stage has a copy of the
 embedding, with the same name. `Pipeline(tied=stage.tied)` keeps it identical to the first stage's.
@@ -32,10 +32,10 @@ from tplab.tensor.sharding import shard
 
 
 class GPTStage(nn.Module):
-    """Layers `first` to `stop` - 1 of a ParallelGPT, with its embedding or output layer on the first or last stage.
+    """Layers `first` to `stop` - 1 of a ParallelGPT, plus the embedding on the first stage and the head on the last.
 
     The stage shares the modules of `model`, which may be a SequenceParallelGPT. Only a tied embedding is copied.
-    rng     random states for dropout; None: torch's current state
+    rng     random states for dropout; None means torch's current state
     """
 
     def __init__(self, model: ParallelGPT, first: int, stop: int, rng: RNGTracker | None = None) -> None:
@@ -57,9 +57,9 @@ class GPTStage(nn.Module):
         return self.logits(x) if self.is_last else x
 
     def features(self, x: Tensor, cache: Sequence[LayerCache] | None = None) -> Tensor:
-        """Return the next stage's input [b, s, h], or the output layer's on the last stage.
+        """Return the input [b, s, h] of the next stage or, on the last stage, of the output layer.
 
-        cache    of this stage's layers, for generation; x then continues the text
+        cache    the caches of this stage's layers, for generation; then x contains only the next tokens of the text
         """
         if self.is_first:
             x = self._embed(x, cache[0].text.length if cache else 0)  # [b, s, h]
@@ -79,7 +79,7 @@ class GPTStage(nn.Module):
         )  # [b, s, v/p]
 
     def loss_sum(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of the tokens' losses, for logits [b, s, v/p] and target [b, s], as `Pipeline` needs it."""
+        """Return the sum of the tokens' losses, for logits [b, s, v/p] and target [b, s], for use in `Pipeline`."""
         return vocab_parallel_cross_entropy(
             logits, target, reduction="sum", vocab_size=self.config.vocab_size, group=self.group
         )
@@ -115,12 +115,12 @@ class GPTStage(nn.Module):
 
 
 def gpt_stages(model: ParallelGPT, num_stages: int | Sequence[int], rng: RNGTracker | None = None) -> list[GPTStage]:
-    """Split the model into stages. Each rank keeps its own and discards the rest.
+    """Split the model into stages and return all of them. Each rank keeps its own stages and discards the rest.
 
-    num_stages    the number of stages, which then have equally many layers, or a list of each stage's number of layers.
-                  The last stage also computes the output layer, so giving it fewer layers can balance the stages
+    num_stages    the number of stages, which then have equally many layers, or a list with each stage's number of
+                  layers. The last stage also computes the output layer, so fewer layers there can balance the stages
 
-    Raises ValueError if the layers can't be divided evenly, or if the list doesn't add up.
+    Raises ValueError if the layers can't be divided evenly, or if the list doesn't add up to the number of layers.
     """
     num_layers = len(model.layers)
     if isinstance(num_stages, int):

@@ -1,33 +1,34 @@
-"""The ground floor: start ranks, record their collectives, diagnose who is stuck where.
+"""The foundation of tplab: it starts ranks, records their collectives, and finds out which ranks are stuck and where.
 
 launcher    launch(): checks its arguments, starts one process per rank, and returns the results
-devices     which GPU each rank computes on, if any
+devices     chooses the backend, and the GPU that each rank computes on, if any
 forkserver  the process that has already imported torch and forks the ranks
-preload     repeats the imports of earlier ranks in the fork server
-setup_file  tells the ranks what to run
+preload     imports in the fork server what earlier ranks had to import
+setup_file  writes and reads the file that tells the ranks what to run
 rank        the code that runs in a rank's process
-hooks       wraps torch.distributed to call the recorder (functional_hooks: the same for DTensor and torch.compile)
-group_hooks  shows where ranks create groups and wait for each other to do so
-torch_hooks  shows the collectives that torch starts from C++, as DDP does
+hooks       wraps the methods of torch.distributed so that they call the recorder
+functional_hooks  does the same for the collectives of DTensor and torch.compile
+group_hooks  shows on the board when ranks create groups, because they wait for each other in these calls
+torch_hooks  shows on the board which collectives torch starts from C++, as DDP does
 recorder    records every collective before it starts
 naming      describes a collective as text and finds the line that calls it
-records     the classes of the recorded data: Collective, Record
+records     defines Collective, Record and Total, the classes of the recorded data
 stream_waits  measures how long a GPU's stream waits for collectives
 stream_watch  finds out which collective a rank with a GPU is blocked in
-threads     finds out whether any thread of a rank can still act
+threads     finds out whether any thread of a rank can still make progress
 board       the shared memory in which ranks announce what they are doing
 diagnosis   turns the board into a sentence such as "rank 2 never joined all_reduce #3"
 watch       follows a run until it ends, and writes the report if a rank fails or the ranks deadlock
 failures    formats a failed rank's traceback, with the notebook's cell and line
-shared_memory  all-reduces through memory that ranks share, instead of gloo
+shared_memory  all-reduces through memory that the ranks share, instead of through gloo
 transport   passes tensors and functions by value from one process to another
-blame       names the part of an argument or a function that can't be passed
+blame       names the part of an argument or a function that can't be sent to another process
 process     a rank as seen from the parent: its process, its pipes, and what it has reported
 results     the results of a run
 display     shows what the ranks print
 liveview    shows what every rank is doing during a run
 screen      updates a line of a terminal, or a widget, in place
-torchrun    launch() on ranks that torchrun has started
+torchrun    runs launch() on ranks that torchrun has started
 magic       the %%ranks cell magic
 """
 

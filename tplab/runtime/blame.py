@@ -1,6 +1,6 @@
 """Find the part of a value that can't be sent to another process, and describe where it is.
 
-args[1]['model'].lock, of type lock
+A description reads, for example, "args[1]['model'].lock, of type lock".
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 _DEEPEST = 6
-_MOST_PARTS = 1000  # of one container
+_MOST_PARTS = 1000  # how many parts of a container are searched
 
 
 def find_culprit(value: object, name: str, can_be_sent: Callable[[object], bool]) -> str:
@@ -37,12 +37,12 @@ def _parts(value: object, name: str) -> Iterator[tuple[str, object]]:
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function uses: variables of the enclosing functions, global variables, and default values."""
+    """Yield the closure variables, global variables and default values that a function uses, each with its name."""
     of = f"of {function.__name__}" if function.__name__ != "<lambda>" else "of the lambda"
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f"the variable {name} that the body {of} uses", cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # the variable hasn't been assigned yet
             continue
     for name in _globals_of(function):
         yield f"the global variable {name} that the body {of} uses", function.__globals__[name]

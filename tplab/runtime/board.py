@@ -1,14 +1,16 @@
-"""The shared memory in which every rank announces what it is about to do.
+"""The board: shared memory in which every rank announces what it's about to do.
 
 Each rank has one page, which only that rank writes and every process may read:
 
     | state | entered | wait 0 | ... | wait 7 | slot 0 | ... | slot 255 | channel 0 | ... | channel 16383 |
 
-A slot holds one entry: a collective, send or receive that the rank has entered. The slot index is computed from the
-entry's channel and number, so rank 1 finds rank 0's "all_reduce #3 of group 0" without searching. The parent can read
-the entry even if the rank is stuck in C++ or dead. A later entry may overwrite an earlier one, but the number of
-entries per channel is stored separately and is never lost. What a thread of the rank is blocked in is copied to a wait,
-so it stays readable while other threads go on. The channels are a hash table. Pages that are never used take no memory.
+A slot holds one entry: a collective, send or receive that the rank has entered. Its channel is the process group, or,
+for a message, the sender, receiver and tag. The entries of each channel are numbered. The slot index is computed
+from the channel and the number, so rank 1 finds rank 0's "all_reduce #3 of group 0" without searching. The parent can
+read the entry even if the rank is stuck in C++ or dead. A later entry may overwrite an earlier one, but the number of
+entries per channel is stored separately and is never lost. When a thread blocks in an entry, the entry is copied to a
+wait, where it stays readable even if other threads overwrite its slot. The channels form a hash table. Parts of a page
+that are never used take up no memory.
 
 Ranks write here before every collective, so writing must be fast. A program enters the same few collectives again and
 again, so the part of an entry that doesn't change (`Call`) is encoded only once.
@@ -32,8 +34,8 @@ _STATE, _ENTERED = 0, 1
 _WAITS_START = 4
 _SLOT_WORDS = SLOT_BYTES // _WORD
 _SLOTS_START = _WAITS_START + WAITS * _SLOT_WORDS
-_CHANNELS_START = _SLOTS_START + SLOTS * _SLOT_WORDS  # per channel: key of its name, number of entries so far
-_KEY, _NUMBER, _LENGTH, _TEXT = 0, 1, 2, 3  # a slot or wait: key (0: unused), number, length of the text, the text
+_CHANNELS_START = _SLOTS_START + SLOTS * _SLOT_WORDS  # a channel: key of its name, number of entries so far
+_KEY, _NUMBER, _LENGTH, _TEXT = 0, 1, 2, 3  # a slot or wait: key (0 if unused), number, text length, text
 _PAGE_WORDS = _CHANNELS_START + 2 * CHANNELS
 _ROOM = SLOT_BYTES - _TEXT * _WORD
 _SEPARATOR = "\x1f"
@@ -42,8 +44,9 @@ _SEPARATOR = "\x1f"
 class Entry(NamedTuple):
     """A collective, send or receive that a rank has entered, as read from the board.
 
-    `channel` and `number` identify the matching entries of other ranks: the n-th collective of a process group, or the
-    n-th message from one rank to another. `signature` describes the arguments that must match on all members.
+    `channel` and `number` identify the matching entries of other ranks, because each entry is the n-th collective of a
+    process group or the n-th message with its tag from one rank to another. `signature` describes the arguments that
+    must match on all members.
     """
 
     channel: str
@@ -61,10 +64,10 @@ class Entry(NamedTuple):
 
 
 class Call:
-    """An encoded entry without its number. It is reused every time the program executes the same line.
+    """An encoded entry without its number. It's reused every time the program executes the same line.
 
     text:  the encoded fields
-    same:  the beginning of `text`, which is identical on all members of a collective
+    same:  the beginning of `text`, which must be identical on all members of a collective
     """
 
     __slots__ = ("channel", "channel_key", "same", "text")
@@ -77,17 +80,17 @@ class Call:
         others = (_SEPARATOR.join((",".join(map(str, members)), str(peer))) + _SEPARATOR).encode()
         place = where.encode()
         room = _ROOM - len(self.same) - len(others)
-        text = self.same + others + place[max(0, len(place) - room) :]  # keep the end of a long path: it says more
+        text = self.same + others + place[max(0, len(place) - room) :]  # the end of a path says the most
         self.text = text[:_ROOM]
 
 
 def channel_of_messages(sender: int | None, receiver: int | None, tag: int | None) -> str:
-    """Return the channel of the messages with this tag from one rank to another. `sender` is None for any rank."""
+    """Return the channel of the messages with this tag from `sender` (None: from any rank) to `receiver`."""
     return f"{'any' if sender is None else sender}>{receiver} tag {tag}"
 
 
 def tag_of(entry: Entry) -> int:
-    """Return the tag of a message's entry."""
+    """Return the tag of the message that an entry describes."""
     return int(entry.channel.rpartition(" tag ")[2])
 
 
@@ -105,7 +108,7 @@ def _key(channel: str) -> int:
 
 
 def _entry_key(channel_key: int, number: int) -> int:
-    """Return a nonzero key. The multiplier is odd, so consecutive entries of a channel get different slots."""
+    """Return an entry's nonzero key. The multiplier is odd, so consecutive entries of a channel get different slots."""
     return (channel_key + 2654435761 * number) & 0xFFFFFFFF or 1
 
 
@@ -116,7 +119,7 @@ class Board:
         self.world_size = world_size
         self._memory = mmap.mmap(descriptor, board_bytes(world_size))
         self._words = memoryview(self._memory).cast("I")
-        self._channel_of: dict[str, int | None] = {}  # the words of each channel of the rank that writes here
+        self._channel_of: dict[str, int | None] = {}  # where the page of the writing rank counts each channel
         self._free_waits = list(range(WAITS))
 
     def close(self) -> None:
@@ -145,7 +148,7 @@ class Board:
 
     def _write(self, start: int, key: int, call: Call, number: int) -> None:
         words, text = self._words, call.text
-        words[start + _KEY] = 0  # readers ignore the entry while it is half written
+        words[start + _KEY] = 0  # readers ignore the entry while it's only half written
         body = (start + _TEXT) * _WORD
         self._memory[body : body + len(text)] = text
         words[start + _NUMBER] = number
@@ -153,7 +156,7 @@ class Board:
         words[start + _KEY] = key
 
     def begin_wait(self, rank: int, call: Call, number: int) -> int | None:
-        """Show that a thread of the rank is blocked in an entry. Returns the wait's index (None: all are taken)."""
+        """Show that a thread of the rank is blocked in an entry. Returns the wait's index, or None if none is free."""
         try:
             index = self._free_waits.pop(0)
         except IndexError:
@@ -167,7 +170,7 @@ class Board:
             self._words[rank * _PAGE_WORDS + _WAITS_START + index * _SLOT_WORDS + _KEY] = 0
             self._free_waits.insert(0, index)
 
-    # Read by everyone
+    # Read by any process
 
     def state(self, rank: int) -> str:
         return STATES[self._words[rank * _PAGE_WORDS + _STATE]]
@@ -177,7 +180,7 @@ class Board:
         return self._words[rank * _PAGE_WORDS + _ENTERED]
 
     def waits(self, rank: int) -> list[Entry]:
-        """Return the entries that threads of the rank are currently blocked in. Usually, there is one thread."""
+        """Return the entries that threads of the rank are currently blocked in. Usually, there's at most one."""
         page = rank * _PAGE_WORDS + _WAITS_START
         starts = range(page, page + WAITS * _SLOT_WORDS, _SLOT_WORDS)
         return [entry for start in starts if self._words[start + _KEY] and (entry := self._read(start))]
@@ -196,7 +199,7 @@ class Board:
         return self._words[place + 1] if self._words[place] == key else 0
 
     def _place_of_channel(self, page: int, key: int) -> int | None:
-        """Return where the page counts a channel: its own words or the first free ones (None: the table is full)."""
+        """Return the place of a channel's words, or else of the first free ones. Returns None if the table is full."""
         for probe in range(CHANNELS):
             place = page + _CHANNELS_START + 2 * ((key + probe) % CHANNELS)
             if self._words[place] in (0, key):
@@ -214,7 +217,7 @@ class Board:
         return _decode(text, number) if complete else None
 
     def find_other(self, rank: int, call: Call, number: int) -> Entry | None:
-        """Return the other rank's entry with this call's channel and number if it doesn't match the call, else None."""
+        """Return the entry of `rank` with this call's channel and number if it differs from the call, else None."""
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
         start = rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS
@@ -227,7 +230,7 @@ class Board:
         return other if other and (other.channel, other.number) == (call.channel, number) else None
 
     def entries(self, rank: int) -> list[Entry]:
-        """Return the rank's latest entries: at most SLOTS, in no particular order."""
+        """Return the rank's latest entries, at most SLOTS of them, in no particular order."""
         return [entry for slot in range(SLOTS) if (entry := self.read(rank, slot))]
 
 

@@ -1,4 +1,4 @@
-"""The device that each rank computes on, and the backend that carries its messages.
+"""Choose the device that each rank computes on, and the backend that carries its messages.
 
     NCCL, one GPU per rank      the default on a machine with eight GPUs, as many as the course ever needs
     gloo, on the CPU            the default on other machines
@@ -8,9 +8,9 @@
 
 The last two are for testing with fewer GPUs than ranks. Everything runs as it would on many GPUs, only more slowly.
 
-The default doesn't depend on the number of ranks, because a GPU draws other random numbers than the CPU. With two GPUs,
-a seed would give one model for p = 2 and another for p = 4. The environment variable TPLAB_BACKEND (nccl or gloo)
-overrides the default.
+The default doesn't depend on the number of ranks, because the same seed gives different random numbers on a GPU than on
+the CPU. If it did, a machine with two GPUs would initialize one model for p = 2 and a different one for p = 4. The
+environment variable TPLAB_BACKEND (nccl or gloo) overrides the default.
 """
 
 import os
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from tplab.runtime.display import say
 
 BACKENDS = ("auto", "gloo", "nccl")
-COURSE_RANKS = 8  # the most ranks that a chapter launches
+COURSE_RANKS = 8  # the largest number of ranks that any chapter launches
 VARIABLE = "TPLAB_BACKEND"
 
 
@@ -29,7 +29,7 @@ VARIABLE = "TPLAB_BACKEND"
 
 
 def choose(backend: str, world_size: int, share_gpus: bool = False) -> tuple[str, int]:
-    """Return the backend and the number of GPUs to use (0: CPU). Raises ValueError if the request can't be met."""
+    """Return the backend and the number of GPUs to use (0 for CPU). Raises ValueError if the request can't be met."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     is_default = backend == "auto"
@@ -62,7 +62,8 @@ def _from_environment() -> str | None:
 def backend_for(world_size: int) -> str:
     """Return "nccl" if this machine has a GPU for each of `world_size` ranks, otherwise "gloo".
 
-    For a program whose launches all have the same number of ranks, such as the capstone.
+    TPLAB_BACKEND overrides the result. This function is meant for programs whose launches all have the same number of
+    ranks, such as the capstone.
     """
     return _from_environment() or (
         "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= world_size else "gloo"
@@ -100,7 +101,7 @@ _has_gpu = False
 
 
 def take_gpu(rank: int, world_size: int, gpus: int) -> torch.device | None:
-    """Select and return this rank's GPU, or None on the CPU. Must be called before the process group is created."""
+    """Select and return this rank's GPU, or return None on the CPU. Call this before creating the process group."""
     global _has_gpu
     if not gpus:
         return None
@@ -112,9 +113,9 @@ def take_gpu(rank: int, world_size: int, gpus: int) -> torch.device | None:
 
 
 def finish_on_gpu() -> None:
-    """Wait until this rank's GPU has done all that was queued. Errors of the GPU are raised here at the latest.
+    """Wait until this rank's GPU has finished all queued work. GPU errors are raised here at the latest.
 
-    A rank that reported its return before this could have left another rank waiting, or a collective unfinished.
+    If a rank reported its return before that, it might still have an unfinished collective that others wait for.
     """
     if _has_gpu:
         torch.cuda.synchronize()

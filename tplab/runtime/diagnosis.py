@@ -2,9 +2,10 @@
 
 A rank that waits in a collective depends on the members that haven't entered it yet. It can continue only if each of
 them can still arrive, either because that member is computing or because it waits for something that can itself
-complete. A receive from any rank needs only one of them. All other waiting ranks are deadlocked, which we can tell
-without a time limit. A rank with several threads may wait in several places, and it continues if any of them completes.
-The board is only read.
+complete. For a receive from any rank, a single sender that can still arrive is enough. All other waiting ranks are
+deadlocked, which we can tell without a time limit. A rank with several threads may wait in several places, and it
+continues if any of these waits completes. This module only reads the board, the shared memory to which each rank writes
+an entry for every collective, send or receive that it enters.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ class RankState:
     """The state of one rank, as read from the board.
 
     state:    the state on the board, or "ended" if the process is gone
-    waits:    the entries that the rank is blocked in: none, or one per waiting thread
+    waits:    the entries that the rank is blocked in, one per waiting thread
     entries:  the rank's latest entries, by channel and number
     """
 
@@ -31,11 +32,11 @@ class RankState:
     state: str
     waits: list[Entry]
     entries: dict[tuple[str, int], Entry]
-    absent: dict[tuple[str, int], list[int]]  # for each entry and wait: the members that haven't arrived yet
+    absent: dict[tuple[str, int], list[int]]  # which members haven't arrived yet, per entry and wait
 
 
 def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
-    """Read the current states of all ranks from the board. `ended` lists the ranks whose process is gone."""
+    """Read the current states of all ranks from the board. `ended` lists the ranks whose processes are gone."""
     states = []
     for rank in range(board.world_size):
         entries = {(entry.channel, entry.number): entry for entry in board.entries(rank)}
@@ -75,7 +76,7 @@ def missing(entry: Entry, states: Sequence[RankState]) -> list[int]:
 def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = ()) -> list[int]:
     """Return the ranks that are waiting for something that can never complete.
 
-    can_act    ranks that wait in one thread, but may go on in another
+    can_act    the ranks that wait in one thread but can still make progress in another
     """
     may_go_on = {
         state.rank
@@ -103,9 +104,10 @@ def _can_complete(entry: Entry, may_go_on: set[int], states: Sequence[RankState]
 
 
 def _left_behind(states: Sequence[RankState]) -> list[int]:
-    """Return the running ranks whose collective can't complete, because a member has ended without joining it.
+    """Return the running ranks with a collective that can't complete because a member has ended without joining it.
 
-    They may not look blocked, because NCCL waits on the GPU, and functional collectives wait when their result is used.
+    These ranks may not look blocked, because NCCL waits on the GPU, and a functional collective waits only when its
+    result is used.
     """
     gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
     return sorted(
@@ -121,9 +123,9 @@ def _left_behind(states: Sequence[RankState]) -> list[int]:
 
 
 def lost_messages(states: Sequence[RankState]) -> list[Entry]:
-    """Return the pending receives whose sender started to send and has ended, usually without waiting for its isend.
+    """Return the pending receives whose sender started its send and then ended, usually without waiting for its isend.
 
-    A message may still arrive a moment later, so the result is meaningful only if nothing has moved for a long time.
+    Such a message may still arrive a moment later, so rely on the result only if no rank has made progress for a while.
     """
     gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
     return [
@@ -137,13 +139,13 @@ def lost_messages(states: Sequence[RankState]) -> list[Entry]:
 def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -> str:
     """Describe a run that is stuck or whose collectives differ between ranks.
 
-    stacks:  the "file:line:function" that each running rank is at
+    stacks:  where each running rank is, as "file:line:function"
     """
     return "\n".join([*_headlines(states), *(_line_of(state, states, stacks or {}) for state in states)])
 
 
 def skipped_groups(board: Board) -> str:
-    """Describe a finished run in which some ranks created fewer groups than others, or return "".
+    """Describe a finished run in which some ranks created fewer groups than others. Return "" for any other run.
 
     gloo lets the members of a group go on without the other ranks. NCCL may wait for them, and torch requires all ranks
     to call new_group: pytorch.org/docs/stable/distributed.html#groups.
@@ -229,7 +231,7 @@ def _headline(entry: Entry, states: Sequence[RankState]) -> str:
 
 
 def _with_another_tag(entry: Entry, states: Sequence[RankState]) -> Entry | None:
-    """Return a pending send for this receive, or receive for this send, that only differs in its tag."""
+    """Return a pending send for this receive (or a receive for this send) that differs only in its tag, or None."""
     (absent,) = missing(entry, states) or (None,)
     if absent is None:
         return None
@@ -255,12 +257,12 @@ def _first_difference(states: Sequence[RankState]) -> Entry | None:
 
 
 def _compared(entry: Entry, states: Sequence[RankState]) -> Sequence[int]:
-    """Return the ranks whose entry must be the same. All ranks must create all groups, also those they aren't in."""
+    """Return the ranks whose entry must match. All ranks must create every group, even the groups they aren't in."""
     return range(len(states)) if entry.channel == NEW_GROUP else entry.members
 
 
 def _open_entries(states: Sequence[RankState]) -> list[Entry]:
-    """Return one entry per operation that some members haven't joined. If ranks are waiting, use only their entries."""
+    """Return one entry per operation that some members haven't joined. If any ranks wait, use only their waits."""
     known: dict[tuple[str, int], Entry] = {}
     waiting = [entry for state in states for entry in state.waits]
     entered = [entry for state in states for entry in state.entries.values() if entry.number]

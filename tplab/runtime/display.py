@@ -1,4 +1,4 @@
-"""The output that the ranks print. It's shown during the run, and at the end it's always in rank order."""
+"""Show what the ranks print. The output appears during the run, and in the end it's always in rank order."""
 
 import sys
 import time
@@ -7,10 +7,10 @@ from typing import Any
 
 from tplab.runtime.failures import name_cells_in, rank_names
 
-KEPT_BYTES = 1 << 20  # per rank; longer output keeps only its beginning and end
-SHOWN_LINES = 40  # per rank in a notebook, from the beginning and from the end each
+KEPT_BYTES = 1 << 20  # per rank; if the output exceeds twice this, only its beginning and end are kept
+SHOWN_LINES = 40  # how many lines per rank a notebook shows from the beginning, and as many from the end
 REFRESH_SECONDS = 0.2
-GROUPED_FROM = 8  # more ranks than this that print the same are shown as one
+GROUPED_FROM = 8  # if more ranks than this print the same text, it's shown only once
 
 
 class Output:
@@ -91,7 +91,7 @@ class NotebookOutput(Output):
 
 
 class TerminalOutput(Output):
-    """Prints rank 0's output live and the other ranks' when the run ends, so the order is the same in every run."""
+    """Prints rank 0's output live and all other output when the run ends, so the order is the same in every run."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
@@ -125,9 +125,9 @@ class TerminalOutput(Output):
 
 
 def as_lines(text: str) -> list[str]:
-    """Return the lines of a text as a terminal would show them: after a carriage return, a line starts again.
+    """Return the lines of a text as a terminal would show them. After a carriage return, a line is overwritten.
 
-    Cells have their names in it, not those of the files that IPython makes up for them.
+    The file names that IPython makes up for notebook cells are replaced with the names of the cells.
     """
     if not text:
         return []
@@ -142,7 +142,7 @@ def _overwritten(line: str) -> str:
 
 
 def _grouped(texts: list[tuple[int, str]]) -> list[tuple[list[int], str]]:
-    """Group the ranks that printed the same, if there are more of them than a chapter ever launches."""
+    """Group ranks that printed the same text if there are more of them than any chapter launches (GROUPED_FROM)."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in texts:
         ranks_of.setdefault(text, []).append(rank)
@@ -151,7 +151,7 @@ def _grouped(texts: list[tuple[int, str]]) -> list[tuple[list[int], str]]:
 
 
 def _inside_output_widget() -> bool:
-    """Return True if an ipywidgets.Output, which ignores display updates, captures the display (as in `interact`)."""
+    """Return True if an ipywidgets.Output captures the display, as in `interact`. Then display updates are ignored."""
     module = sys.modules.get("ipywidgets.widgets.widget")
     return any(getattr(widget, "msg_id", "") for widget in list(getattr(module, "_instances", {}).values()))
 
@@ -163,10 +163,10 @@ def in_kernel() -> bool:
 
 
 def say(text: str) -> None:
-    """Print information: to stderr, except in a notebook, which would show it like an error."""
+    """Print information to stderr, or in a notebook to stdout, because notebooks show stderr like an error."""
     print(f"tplab: {text}", file=sys.stdout if in_kernel() else sys.stderr)
 
 
 def output_for(world_size: int) -> Output:
-    """Create the output for the current environment, a notebook or a terminal."""
+    """Create the Output for the current environment, which is either a notebook or a terminal."""
     return NotebookOutput(world_size) if in_kernel() else TerminalOutput(world_size)

@@ -1,7 +1,7 @@
-"""Error reports: turn the exception or exit status of a failed rank into the text that the learner reads.
+"""Turn the exception or exit status of a failed rank into the error report that the learner reads.
 
-A rank's traceback names the notebook's cell and line and leaves out the launcher's frames. The root cause comes first,
-so a rank that failed only because another rank died is listed after that rank.
+A rank's traceback names the notebook's cell and line and leaves out the launcher's frames. The report starts with the
+root cause. If a rank has died, errors of other ranks that only say that the connection was lost are left out.
 """
 
 import linecache
@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from typing import Any
 
 Frames = list[tuple[str, int, str]]  # file, line, function
-SHOWN_FRAMES = 10  # of a traceback, from its beginning and from its end each
-SHOWN_MESSAGE_LINES = 100  # of an exception's message
-SHOWN_REPORTS = 4  # of different errors on different ranks
+SHOWN_FRAMES = 10  # how many frames of a long traceback are shown from its beginning, and as many from its end
+SHOWN_MESSAGE_LINES = 100  # how many lines of an exception's message are shown
+SHOWN_REPORTS = 4  # how many different errors are shown if the ranks fail in different ways
 
 
 class RankError(RuntimeError):
-    """Raised when a rank fails. The message is the full report: the traceback, then where the other ranks were.
+    """Raised when a rank fails. The message is the full report, with the traceback and then where the ranks were.
 
-    rank:            the rank that failed first (None if the run as a whole failed)
-    cause_type:      class name of the exception, such as "ValueError" ("exit" or "signal" if the process ended)
-    cause_message:   message of the exception
+    rank:            the rank whose failure is reported first (None if the run as a whole failed)
+    cause_type:      class name of the exception, such as "ValueError" ("exit" or "signal" if the process ended, and
+                     "timeout" if the run took too long)
+    cause_message:   message of the exception, or how the process ended
     """
 
     def __init__(self, report: str, rank: int | None = None, cause_type: str = "", cause_message: str = "") -> None:
@@ -32,12 +33,12 @@ class RankError(RuntimeError):
         self.rank, self.cause_type, self.cause_message = rank, cause_type, cause_message
 
     def _render_traceback_(self) -> list[str]:
-        """Return the text that IPython shows instead of a traceback through the launcher, as a list of lines."""
+        """Return the text that IPython shows instead of a traceback through the launcher, as a list of strings."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class Deadlock(RankError):  # noqa: N818 (the name is the diagnosis)
-    """Raised when ranks wait for a collective that can't complete, because a rank never joins it or calls differ."""
+    """Raised when ranks wait for a collective or message that never completes, or when matching calls differ."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -48,7 +49,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def place(where: str) -> str:
-    """Format a call site "file:line:function" for a report: the notebook cell or file, the line, and its source."""
+    """Format a call site "file:line:function" for a report, with the notebook cell or file, the line and its source."""
     file, line, function = where.rsplit(":", 2)
     source = linecache.getline(file, int(line)).strip()
     inside = "" if function == "<module>" else f" in {function}"
@@ -59,7 +60,7 @@ _cell_names: dict[str, str] = {}
 
 
 def name_cell(file: str, name: str) -> None:
-    """Name a cell in reports. `tplab check` runs a chapter in parts, so its cells have no meaningful numbers."""
+    """Set a cell's name in reports. `tplab check` runs a chapter in parts, so its cells have no meaningful numbers."""
     _cell_names[file] = name
 
 
@@ -78,8 +79,8 @@ _CELL_FILE = r"[^\s\"]{0,250}ipykernel_\d+[/\\]\d+\.py"  # the file that IPython
 
 
 def name_cells_in(text: str) -> str:
-    """Replace the file names that IPython gives to cells, as in warnings and syntax errors, by the cells' names."""
-    if "ipykernel_" not in text:  # nearly always, and text may be long
+    """Replace the file names that IPython gives to cells, as in warnings and syntax errors, with the cells' names."""
+    if "ipykernel_" not in text:  # this is the usual case, and the text may be long
         return text
     return re.sub(rf'File "({_CELL_FILE})"|({_CELL_FILE})', lambda found: cell_of(found[1] or found[2]) or "", text)
 
@@ -87,7 +88,7 @@ def name_cells_in(text: str) -> str:
 def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
     """Format the result of `rank.describe_exception` the way Python prints a traceback.
 
-    Of consecutive frames in installed packages, only the last one is kept, so that the learner's code stands out.
+    If consecutive frames are in installed packages, only the last one is kept, so that the learner's code stands out.
     """
     parts = []
     for text, frames in chain:
@@ -99,7 +100,7 @@ def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
 
 
 def _without_installed(frames: Frames) -> Frames:
-    """Return the frames without those in installed packages that are followed by another such frame."""
+    """Return the frames, keeping only the last one of each series of frames in installed packages."""
     pairs = zip(frames, [*frames[1:], None], strict=False)
     return [frame for frame, after in pairs if not (is_installed(frame[0]) and after and is_installed(after[0]))]
 
@@ -109,7 +110,7 @@ def _without_repetition(frames: Frames) -> list[tuple[str, int, str] | str]:
     left_out = len(frames) - 2 * SHOWN_FRAMES
     if left_out <= 0:
         return list(frames)
-    about = f"over {left_out // 100 * 100}" if left_out > 100 else left_out  # the same on every rank
+    about = f"over {left_out // 100 * 100}" if left_out > 100 else left_out  # rounded, so it's the same on every rank
     note = f"  ... {about} more calls in between ..."
     return [*frames[:SHOWN_FRAMES], note, *frames[-SHOWN_FRAMES:]]
 

@@ -3,12 +3,12 @@
     notebook ──(a byte and seven file descriptors)──▶ fork server ──fork──▶ rank 0, rank 1, ...
 
 Importing torch takes seconds, but a fork takes only milliseconds. The server stores nothing about any run, uses no GPU
-and starts no threads, so a forked rank is as good as a fresh process. It runs in a separate session, so an interrupt of
-the notebook doesn't reach it. When the notebook ends, the socket closes, and the server kills all ranks and exits.
+and starts no threads, so a forked rank is as good as a fresh process. It runs in a separate session, so interrupting
+the notebook doesn't interrupt it. When the notebook ends, the socket closes, and the server kills all ranks and exits.
 
 While idle, it imports the rest of torch and the modules that earlier ranks had to import themselves (see `preload`).
 Then it forks a few spares of about a megabyte each. A spare is a process that has done nothing but these imports. It
-waits until it's needed, becomes a rank, and is never reused.
+waits until a rank is needed, then becomes that rank, and is never reused.
 
 For each rank, the server reports the process id, and later the exit status, through a pipe.
 """
@@ -41,11 +41,11 @@ _PRELOAD = (
     "torch.distributed.tensor.parallel",
 )
 _NEEDED = 3  # the number of these modules that must be imported before the first fork
-_SPARES = 4  # forked ahead, so that a launch of up to four ranks needn't wait for forks, which take milliseconds
+_SPARES = 4  # forked in advance, so that a launch of up to four ranks doesn't wait for forks, which take milliseconds
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
-_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports that each rank would otherwise have to do
+_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports, which every rank would otherwise have to repeat
 _STATUS = struct.Struct("<q")
-_DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
+_DESCRIPTORS = 6  # these follow the status pipe: control, output, crash, board, rendezvous, setup (see rank.main)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK = socket.MSG_PEEK | socket.MSG_DONTWAIT
@@ -85,7 +85,7 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """True if the server is running and this process has started or adopted it, not just inherited it by a fork."""
+        """True if the server is running and this process started or adopted it, rather than inheriting it in a fork."""
         try:
             return os.getpid() == self._owner and self._socket.recv(1, _LOOK) != b""
         except BlockingIOError:  # the server never sends anything, and its end of the socket is open
@@ -94,7 +94,7 @@ class ForkServer:
             return False
 
     def adopt(self) -> None:
-        """Take over a server that was inherited by a fork. Only one process at a time may launch ranks with it."""
+        """Take over a server inherited through a fork. Only one process at a time may launch ranks with it."""
         self._owner = os.getpid()
 
     def fork(self, descriptors: list[int]) -> int:
@@ -113,7 +113,7 @@ class ForkServer:
     def preload(self, modules: Sequence[preload.Module]) -> None:
         """Have the server import these modules as well, as soon as it's idle."""
         if modules:
-            with self._lock, contextlib.suppress(OSError):  # if it is gone, the next launch will say so
+            with self._lock, contextlib.suppress(OSError):  # if the server is gone, the next launch will say so
                 self._socket.sendall(_IMPORT + preload.pack(modules))
 
     def last_words(self) -> str:
@@ -141,13 +141,13 @@ def fork_server() -> ForkServer:
 
 
 def adopt() -> None:
-    """Use the fork server that this process inherited from its parent by a fork, instead of starting a new one."""
+    """Use the fork server that this process inherited from its parent through a fork, instead of starting a new one."""
     if _server is not None:
         _server.adopt()
 
 
 def read_status(descriptor: int) -> int | None:
-    """Read a number from a status pipe: the process id, then the exit status. Returns None if the server is gone."""
+    """Read the process id or, later, the exit status from a status pipe. Returns None if the server is gone."""
     data = os.read(descriptor, _STATUS.size)
     return _STATUS.unpack(data)[0] if len(data) == _STATUS.size else None
 
@@ -162,7 +162,7 @@ def serve(descriptor: int) -> None:
     wake.setblocking(False)
     woken.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children inherit it: they may be asked for a stack before they run
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children inherit this, so they survive an early request for a stack
     signal.set_wakeup_fd(wake.fileno())
     to_import, wanted = list(_PRELOAD), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
     family = _Family((control, woken, wake))
@@ -183,7 +183,7 @@ def serve(descriptor: int) -> None:
         selector.register(woken, selectors.EVENT_READ)
         while True:
             may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
-            may_import = not (may_fork and family.has_ranks)  # otherwise it would notice late that a rank has ended
+            may_import = not (may_fork and family.has_ranks)  # otherwise, the server would notice late if a rank ends
             has_work = may_import and (to_import or wanted) or family.wants_spare
             ready = {key.fileobj for key, _ in selector.select(0 if has_work else None)}
             if woken in ready:
@@ -210,7 +210,7 @@ def serve(descriptor: int) -> None:
 
 
 def _freeze() -> None:
-    """Exempt all existing objects from garbage collection, so that the ranks share their memory pages."""
+    """Exempt all existing objects from garbage collection, so that the ranks keep sharing the objects' memory pages."""
     import gc
 
     gc.collect()
@@ -218,11 +218,11 @@ def _freeze() -> None:
 
 
 class _Family:
-    """The server's child processes: the ranks, and spares that were forked in advance and wait to become ranks."""
+    """The server's child processes: the ranks, and the spares, which it forked in advance to become ranks later."""
 
     def __init__(self, own: tuple[socket.socket, ...]) -> None:
         self._own = own  # the server's sockets, which no child keeps
-        self._status_pipes: dict[int, int] = {}  # of the ranks by process id
+        self._status_pipes: dict[int, int] = {}  # the ranks' status pipes, by process id
         self._spares: dict[int, socket.socket] = {}
         self._outdated: set[int] = set()  # spares that are about to end
 
@@ -232,7 +232,7 @@ class _Family:
 
     @property
     def wants_spare(self) -> bool:
-        """True if a spare should be forked. This waits until no ranks are running, because they need the CPU."""
+        """True if a spare should be forked. None is forked while ranks are running, because they need the CPU."""
         return not self.has_ranks and len(self._spares) < _SPARES
 
     def fork_spare(self) -> None:
@@ -245,7 +245,7 @@ class _Family:
         self._spares[pid] = ours
 
     def end_spares(self) -> None:
-        """End the spares, because they lack the latest imports. New ones will be forked."""
+        """End the spares, because they lack the latest imports. The server will fork new ones."""
         for pid, sock in self._spares.items():
             self._outdated.add(pid)
             sock.close()  # this makes the spare exit
@@ -298,7 +298,7 @@ class _Family:
             if pid in self._spares:
                 self._spares.pop(pid).close()
                 continue
-            if pid not in self._status_pipes:  # started by a rank, and left behind, maybe with children of its own
+            if pid not in self._status_pipes:  # a rank started it and left it behind, maybe with its own children
                 self._end_what_is_left()
                 continue
             pipe = self._status_pipes.pop(pid)
@@ -308,7 +308,7 @@ class _Family:
             self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """Kill the processes that ranks left behind in sessions of their own, once no rank is running."""
+        """If no rank is running, kill the processes that ranks left behind in sessions of their own."""
         if self._status_pipes:
             return
         ours = self._spares.keys() | self._outdated
@@ -323,7 +323,10 @@ class _Family:
 
 
 def _die_with_parent() -> None:
-    """On Linux, ask the kernel to kill this process when the server ends. Elsewhere, the rank notices by itself."""
+    """On Linux, have the kernel kill this process when the server ends.
+
+    Elsewhere, the process exits when its socket closes. A spare's socket leads to the server, a rank's to the parent.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -342,8 +345,8 @@ def _children() -> set[int]:
 
 
 def _end_children_of_next() -> None:
-    """Kill all processes started by the next ended rank before it's reaped, while its process id can't be reused."""
-    if hasattr(os, "waitid"):  # on macOS since Python 3.13; older versions rely on the parent's cleanup
+    """Kill the processes that the next ended rank started. Before that rank is reaped, its id can't be reused."""
+    if hasattr(os, "waitid"):  # available on macOS since Python 3.13; in older versions, the parent cleans up
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):

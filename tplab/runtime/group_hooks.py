@@ -1,6 +1,7 @@
-"""Hooks for calls in which ranks wait for each other although no tensor is sent: creating a group, monitored_barrier.
+"""Hooks for calls in which ranks wait for each other without sending tensors, such as new_group and monitored_barrier.
 
-All ranks must create the same groups in the same order, so these calls are compared and shown like collectives.
+All ranks must create the same groups in the same order. The recorder therefore compares these calls between ranks and
+shows them on the board (the shared memory in which ranks announce what they're doing), as it does for collectives.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ Active = Callable[[], Recorder | None]
 
 
 def _wrap_new_group(active: Active) -> Callable[..., Any]:
-    """Wrap what `new_group`, `new_subgroups` and `init_device_mesh` call."""
+    """Wrap the function that `new_group`, `new_subgroups` and `init_device_mesh` call."""
     original = distributed_c10d._new_group_with_tag
 
     def new_group(ranks: Any = None, *args: Any, use_local_synchronization: bool = False, **kwargs: Any) -> Any:
@@ -28,7 +29,7 @@ def _wrap_new_group(active: Active) -> Callable[..., Any]:
         if recorder is None or (use_local_synchronization and recorder.rank not in given):
             return original(ranks, *args, **kwargs)
         members = tuple(sorted(given))
-        if use_local_synchronization:  # torch derives the name from the number of groups so far, which must be equal
+        if use_local_synchronization:  # torch derives the name from the number of groups so far, which must match
             number = len(distributed_c10d._world.pg_names)
             channel, signature, others = (
                 f"{NEW_GROUP} {members}",
@@ -40,7 +41,7 @@ def _wrap_new_group(active: Active) -> Callable[..., Any]:
             if dist.group.WORLD.bound_device_id is not None:  # type: ignore[union-attr]
                 members = world  # NCCL splits the communicator of all ranks
         entered = recorder.enter_call(NEW_GROUP, channel, signature, members, others)
-        if recorder.rank not in members:  # torch returns a placeholder at once
+        if recorder.rank not in members:  # torch returns a placeholder immediately
             recorder.refused()
             return original(ranks, *args, **kwargs)
         with recorder.blocked_in(entered):
@@ -66,7 +67,7 @@ def _wrap_method(name: str, active: Active) -> Callable[..., Any]:
 
 
 def set_default_timeout(timeout: timedelta) -> None:
-    """Give this timeout to all groups that are created without one, as those of a device mesh are."""
+    """Make this the timeout of all groups that are created without one, such as those of a device mesh."""
     distributed_c10d._get_default_timeout = lambda backend: timeout
 
 

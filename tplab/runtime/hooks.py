@@ -2,9 +2,10 @@
 
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
-Every function of torch.distributed ends in a Python method of `ProcessGroup`, so we wrap those methods. Functional
-collectives end elsewhere (see `functional_hooks`). Collectives that torch starts from C++, as in DDP's reducer, and the
-creation of groups aren't recorded, but the board shows them (see `torch_hooks` and `group_hooks`).
+Every function of torch.distributed eventually calls a Python method of `ProcessGroup`, so we wrap these methods.
+Functional collectives take a different path (see `functional_hooks`). We don't record the creation of groups or the
+collectives that torch starts from C++, as in DDP's reducer. They're only shown on the board, which is the shared memory
+in which ranks announce what they're doing (see `group_hooks` and `torch_hooks`).
 """
 
 import threading
@@ -52,7 +53,7 @@ def record(*, keep: bool = True) -> Iterator[Record]:
     The record is filled when the block ends. It stays empty if there is no process group.
 
     keep    If False, only this record keeps the collectives. Enclosing blocks and the run's `Results.record` don't see
-            them, so a program that runs for days doesn't fill the memory.
+            them, so a program that runs for days doesn't run out of memory.
     """
     if active is None and dist.is_initialized():
         activate(Recorder(dist.get_rank()))
@@ -86,8 +87,8 @@ def marked(stream: StreamWaits) -> Iterator[None]:
 def unrecorded() -> Iterator[None]:
     """Context manager that excludes this thread's collectives from recording and from deadlock detection.
 
-    This is for a thread that runs alongside the training thread, such as a checkpoint writer, whose collectives aren't
-    part of what the program communicates.
+    It's meant for a thread that runs alongside the training thread, such as a checkpoint writer, whose collectives
+    shouldn't count as the program's communication.
     """
     before, _thread.recorded = _thread.recorded, False
     try:
@@ -110,7 +111,7 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 def _op_name(options: Any) -> str | None:
     op = getattr(options, "reduceOp", None)
-    return None if op is None else _OPS.get(hash(op), "premul_sum")  # only NCCL has it; it takes a factor
+    return None if op is None else _OPS.get(hash(op), "premul_sum")  # this op exists only on NCCL and takes a factor
 
 
 # method: kind, index of the argument with the input tensors, whether the message is group-size times as large
@@ -162,7 +163,7 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
 
 
 def _started(recorder: Recorder, entered: Any, call: Callable[[], Any]) -> Any:
-    """Call the backend, and return the work."""
+    """Start the collective by calling the backend, and return its handle (a torch `Work`)."""
     try:
         with torch_hooks.recorded_already():
             work = call()
@@ -189,7 +190,7 @@ def _wrap_message(name: str) -> Callable[..., Any]:
 
 
 def _wrap_batches() -> None:
-    """On NCCL, `batch_isend_irecv` starts all messages at once and returns a single work for them."""
+    """Wrap batches. On NCCL, `batch_isend_irecv` starts all messages together and returns a single `Work` for them."""
     start, end = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
 
     def _start_coalescing(self: ProcessGroup, *args: Any) -> None:
@@ -236,7 +237,7 @@ def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 class NotAMember(BaseException):
     """Raised when a rank calls a collective on a group that it isn't a member of.
 
-    It isn't an Exception, because torch's logging catches those and then fails because of the missing group itself.
+    It isn't an Exception, because torch's logging would catch an Exception and then fail itself, for lack of a group.
     """
 
 

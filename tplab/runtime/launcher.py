@@ -1,11 +1,11 @@
-"""launch(fn, world_size): run fn on every rank, each in a fresh process, and return the results of all ranks.
+"""launch(fn, world_size) runs fn on every rank, each in a fresh process, and returns the results of all ranks.
 
     results = launch(train, 4, args=(config,))      # calls train(config) on every rank, with torch.distributed set up
     results[2]                                      # the value that rank 2 returned
 
-Each rank is forked from a warm server (see `forkserver`), reports its result through a socket, and announces what it is
-about to do in shared memory (see `board`). The parent shows what the ranks print and detects deadlocks. No matter how
-the run ends, no process, file descriptor or memory is left behind.
+Each rank is forked from a server that already has torch in memory (see `forkserver`), reports its result through a
+socket, and announces in shared memory what it's about to do (see `board`). The parent shows what the ranks print and
+detects deadlocks. No matter how the run ends, no process, file descriptor or memory is left behind.
 """
 
 import errno
@@ -52,18 +52,20 @@ def launch(
     fn:          any function, including a lambda, a closure or a function from a notebook cell. Arguments and results
                  are passed by value. Returned tensors are on the CPU, and detached if autograd computed them.
     world_size:  number of ranks, each of which is a separate process
-    backend:     "nccl" (one GPU per rank), "gloo" (CPU), or "auto": NCCL on a machine with at least eight GPUs, the
-                 course's largest number of ranks, otherwise gloo. The environment variable TPLAB_BACKEND overrides it.
+    backend:     "nccl" (one GPU per rank), "gloo" (CPU), or "auto", which chooses NCCL on a machine with at least eight
+                 GPUs (the largest number of ranks in the course), and gloo on any other machine. The environment
+                 variable TPLAB_BACKEND overrides "auto".
     share_gpus:  if True, ranks may share GPUs, with either backend. This is slow, and meant for tests with fewer GPUs
-                 than ranks. With gloo, send and receive don't accept GPU tensors. Has no effect under torchrun.
+                 than ranks. With gloo, send and receive don't accept GPU tensors.
     timeout:     seconds after which the run is stopped, with a report of where every rank was (None: no limit). The
-                 time until all ranks have started isn't counted. On GPUs, NCCL alone can take several seconds.
+                 time until all ranks have started isn't counted. On GPUs, NCCL alone can take several seconds to start.
 
     In a program started by torchrun, the ranks already exist. In that case, `fn` runs on this rank, and every rank gets
-    the results of all ranks.
+    the results of all ranks. There, `backend`, `share_gpus` and `timeout` have no effect.
 
-    Raises RankError if a rank raises or dies, Deadlock if ranks wait for something that never comes, and ValueError or
-    TypeError for invalid arguments, before anything starts.
+    Raises RankError if a rank raises an error or dies, or if the run takes too long. Raises Deadlock, which is a
+    RankError, if ranks wait for something that never comes or if matching calls differ. Invalid arguments raise
+    ValueError or TypeError before anything starts.
     """
     kwargs = {} if kwargs is None else kwargs
     world_size = _check_arguments(fn, world_size, args, kwargs, timeout)
@@ -205,7 +207,7 @@ def _closing(stack: ExitStack, descriptor: int) -> int:
 
 
 def _rendezvous(stack: ExitStack) -> tuple[int, str | None]:
-    """Open the file through which the ranks find each other: unnamed memory on Linux, else a temporary file."""
+    """Open the file through which the ranks find each other. On Linux it's unnamed memory, else a temporary file."""
     if sys.platform == "linux":
         return _closing(stack, anonymous_file()), None
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tplab-"))

@@ -1,10 +1,11 @@
-"""A live view of every rank during a run: which ranks are computing, and which are waiting, in what and for whom.
+"""A live view of a run, which shows what every rank is doing, such as computing or waiting for other ranks.
 
     rank 0  ● computing        rank 1  ○ waits in all_reduce #3 for rank 0        rank 2  ✓ finished        4.2 s
 
 In JupyterLab, the view is a row of boxes, in a widget that disappears when the run ends. In a terminal, it is one line,
 which is cleared when the run ends. Elsewhere, nothing is shown. A run shorter than SHOWN_AFTER seconds is never shown
-and costs nothing. `look` reads the board, `to_html` and `to_line` are pure, and the classes only draw the result.
+and costs nothing. `look` reads the board (the shared memory in which ranks announce what they're doing), `to_html` and
+`to_line` are pure functions, and the classes only draw the result.
 """
 
 import os
@@ -37,7 +38,7 @@ _STATES = {"starting": "starting", "running": "computing", "returned": "finished
 
 @dataclass(frozen=True)
 class Now:
-    """What a rank is doing: `inside` is its current collective ("all_reduce #3"), `absent` the ranks it waits for."""
+    """What a rank is doing. `inside` names its collective ("all_reduce #3"). `absent` lists the ranks it waits for."""
 
     rank: int
     doing: str
@@ -51,7 +52,7 @@ class Now:
 
 
 def look(board: Board, dead: Sequence[int] = ()) -> list[Now]:
-    """Read the state of every rank from the board. `dead` lists the ranks whose process is gone."""
+    """Read the state of every rank from the board. `dead` lists the ranks whose processes are gone."""
     return [_look(board, rank, rank in dead) for rank in range(board.world_size)]
 
 
@@ -76,7 +77,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def to_html(ranks: Sequence[Now], seconds: float) -> str:
-    """Render the states as a row of boxes, one per rank, and the elapsed time. Works in light and dark themes."""
+    """Render the states as a row of boxes, one per rank, then the elapsed time. Works in light and dark themes."""
     boxes = "".join(_box(rank) for rank in ranks)
     clock = f'<div style="opacity: 0.75; padding: 2px 4px;">{seconds:.1f} s</div>'
     style = "display: flex; flex-wrap: wrap; gap: 6px; align-items: center; line-height: 1.3; font-size: 12px; "
@@ -108,7 +109,7 @@ def _span(ranks: list[int]) -> str:
 
 
 class LiveView:
-    """Base class that shows nothing. Once a run takes long, subclasses repeatedly draw the states that `see` returns.
+    """Base class that shows nothing. After SHOWN_AFTER seconds, subclasses keep drawing the states that `see` returns.
 
     A view must never disturb the run that it shows, so it stops drawing for good after the first error.
     """
@@ -189,7 +190,7 @@ _other: Callable[[Callable[[], list[Now]]], LiveView] | None = None
 
 @contextmanager
 def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[None]:
-    """Context manager that shows every run inside the block in `make(see)`, for programs that have more to show."""
+    """Context manager in which every run is shown by the view that `make(see)` returns, for programs that show more."""
     global _other
     before, _other = _other, make
     try:
@@ -199,7 +200,7 @@ def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[No
 
 
 def place() -> Literal["page", "terminal", "nowhere"]:
-    """Return where a view would be visible now."""
+    """Return where a view would be visible now: on a notebook page, in a terminal, or nowhere."""
     if _has_page():
         return "page"
     terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"

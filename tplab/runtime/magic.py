@@ -1,4 +1,4 @@
-"""%%ranks 4: run a notebook cell on 4 ranks.
+"""The cell magic %%ranks, which runs a notebook cell on several ranks.
 
 %%ranks 4
 x = torch.ones(2) * rank
@@ -17,7 +17,7 @@ from tplab.runtime.launcher import launch
 
 
 def register_in_ipython() -> None:
-    """Register %%ranks if we run inside IPython, and start the fork server in advance while the learner reads."""
+    """In IPython, register %%ranks and start the fork server in advance, while the learner is still reading."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None:
         return
@@ -29,8 +29,9 @@ def register_in_ipython() -> None:
 def ranks(line: str, cell: str) -> Any:
     """%%ranks N: run the cell on N ranks.
 
-    The cell sees copies of the notebook's variables, plus `rank`, `world_size` and `dist` (torch.distributed). The
-    value of its last line is shown for every rank. Variables that the cell assigns exist only on the ranks.
+    The cell sees copies of the notebook's variables, plus `rank`, `world_size` and `dist` (torch.distributed). If
+    the cell ends in an expression, its value is shown for every rank. Variables that the cell assigns exist only on the
+    ranks.
     """
     import IPython
 

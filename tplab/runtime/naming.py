@@ -1,4 +1,4 @@
-"""Describe a collective: its tensors and arguments as text, and the line of the program that calls it."""
+"""Describe a collective's tensors and arguments as text, and find the line of the program that calls it."""
 
 import os
 import sys
@@ -63,7 +63,7 @@ def not_one_block(kind: str, tensor: Tensor) -> str:
 
 
 _LEARNERS, _LAYERS, _MACHINERY = range(3)
-_whose: dict[int, tuple[int, CodeType]] = {}  # by the id of the code object, which is unique as long as it lives
+_whose: dict[int, tuple[int, CodeType]] = {}  # by id of the code, which the value keeps alive
 
 
 def _find_out(code: CodeType) -> tuple[int, CodeType]:
@@ -79,12 +79,15 @@ def _find_out(code: CodeType) -> tuple[int, CodeType]:
 
 
 def hide(code: CodeType) -> None:
-    """Never name a line of this function as the one that called a collective, wherever the function is defined."""
+    """Never report a line of this function as the caller of a collective, no matter where the function is defined."""
     _whose[id(code)] = _MACHINERY, code
 
 
 def caller() -> FrameType | None:
-    """Return the innermost frame outside torch and tplab. If there is none, return the innermost in tplab's layers."""
+    """Return the innermost frame outside torch and tplab.
+
+    If there's none, return the innermost frame in tplab outside tplab.runtime, or None.
+    """
     frame: FrameType | None = sys._getframe(3)
     of_tplab = None
     while frame is not None:
@@ -106,7 +109,7 @@ def place_of(frame: FrameType | None) -> str:
 
 
 def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return a hashable key of shapes, dtypes and strides. Tensors with different descriptions have different keys."""
+    """Return shapes, dtypes and strides as a hashable key. Tensors with different descriptions have different keys."""
     if len(tensors) == 1:
         tensor = tensors[0]
         return tensor.shape, tensor.dtype, tensor.stride()
@@ -115,7 +118,7 @@ def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def flat(tensors: Any) -> Sequence[Tensor]:
     """Flatten nested lists of tensors, in order."""
-    if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is Tensor:  # nearly always
+    if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is Tensor:  # the usual case
         return tensors
     if isinstance(tensors, Tensor):
         return [tensors]

@@ -29,7 +29,7 @@ def imported_since(count: int) -> list[Module]:
     """Return the installed modules that this process has imported since len(sys.modules) was `count`.
 
     Only the new modules are examined. Even looking at an object changes its reference count, which makes a forked
-    process copy the object's memory page. For all modules, this would cost every rank several milliseconds.
+    process copy the object's memory page. Examining all modules would cost every rank several milliseconds.
     """
     new = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
     files = [(name, getattr(sys.modules[name], "__file__", None)) for name in reversed(new)]
@@ -40,7 +40,7 @@ class Wanted:
     """The queue of modules to import. Each module is tried only once.
 
     has_gpu    True if the ranks may use a GPU. CUDA doesn't work in a process whose parent has initialized it, so each
-               module is imported in a child process first, and skipped if that initializes CUDA there.
+               module is first imported in a child process, and skipped if the import fails or initializes CUDA there.
     """
 
     def __init__(self, has_gpu: bool) -> None:
@@ -71,7 +71,7 @@ class Wanted:
 
 
 def _initializes_cuda(name: str) -> bool:
-    """Return True if importing the module initializes CUDA. The import is tried in a child process."""
+    """Return True if importing the module initializes CUDA or fails. The import is tried in a child process."""
     child = os.fork()
     if not child:
         found = 1

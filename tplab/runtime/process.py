@@ -10,11 +10,11 @@ from tplab.runtime.forkserver import ForkServer, read_status
 
 
 class RankProcess:
-    """The process of a rank and its pipes. `watch` reads the pipes, because it waits for all ranks at once.
+    """The process of a rank and its pipes. `watch` reads the pipes, because it waits for all ranks together.
 
     message:  the rank's final message: ("result", ...), ("error", ...) or ("mismatch",); None until it arrives
     status:   exit status of the process (negative: signal number); None while it's alive
-    threads:  whether any of its threads can act, and where its main thread is; None until it answers
+    threads:  whether any of its threads can make progress, and where its main thread is; None until it answers
     crash:    the Python stack that faulthandler wrote, either on request or in a crash
     """
 
@@ -51,7 +51,7 @@ class RankProcess:
                 os.kill(self.pid, signal.SIGUSR1)
 
     def ask_for_threads(self) -> None:
-        """Have the rank look at its threads. It can't answer while a call holds Python's lock."""
+        """Ask the rank what its threads are doing. It can't answer while a call holds the global interpreter lock."""
         self.threads = None
         if self.alive:
             with contextlib.suppress(OSError):

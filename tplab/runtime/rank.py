@@ -28,7 +28,7 @@ from tplab.runtime.group_hooks import set_default_timeout
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.stream_watch import StreamWatch
 
-hooks.install()  # once, when the fork server imports this module, because it would take each rank milliseconds
+hooks.install()  # runs once, when the fork server imports this module, because it would cost each rank milliseconds
 
 _RUNTIME_FOLDER = os.path.dirname(__file__)
 _PARENT_DECIDES = datetime.timedelta(days=1)  # the parent detects a deadlock long before the backend times out
@@ -56,7 +56,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
     rank = -1
 
     def fail(*message: Any) -> None:
-        """Report the end of this rank's program and wait for the parent, which ends all ranks."""
+        """Report that this rank has failed, then wait for the parent to kill all ranks."""
         _flush()
         if status is not None:
             status.set_state(rank, "raised")
@@ -114,7 +114,7 @@ def _flush() -> None:
 
 
 def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any) -> None:
-    """Tell the parent what the threads do whenever it asks. When it's gone, kill this rank and all that it started."""
+    """Tell the parent what the threads are doing whenever it asks. When it's gone, kill this rank and its children."""
     main = threading.main_thread().ident
     assert main is not None
     with contextlib.suppress(EOFError, OSError):
@@ -124,12 +124,12 @@ def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any)
     os.killpg(0, signal.SIGKILL)
 
 
-# torch 2.13 renamed them, but older versions that tplab supports don't have the new names
+# torch 2.13 renamed these functions, but older versions that tplab supports don't have the new names
 _OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 
 
 def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
-    """Copy the parent's environment, folder, import path and thread count, and set the rank variables of torchrun."""
+    """Adopt the parent's environment, folder and import path, and set the thread count and torchrun's variables."""
     world_size = str(given["world_size"])
     os.environ.clear()
     os.environ.update(given["environment"])
@@ -141,7 +141,7 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
     torch.set_num_threads(given["threads"])
     warnings.filterwarnings("ignore", _OLD_NAMES, FutureWarning)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # otherwise, every rank inherits the server's state
+        sys.modules["numpy.random"].seed()  # otherwise, every rank would inherit the server's random state
 
 
 def _init_process_group(backend: str, store_path: str, rank: int, world_size: int, gpu: torch.device | None) -> None:
@@ -183,7 +183,7 @@ def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, 
 
 
 def _describe_part(error: BaseException, number: int) -> str:
-    """Describe an exception in a group: its message and where it was raised."""
+    """Describe one exception of a group by its message and the place where it was raised."""
     *_, (text, frames) = describe_exception(error)
     places = [f'at File "{file}", line {line}, in {function}\n' for file, line, function in frames[-1:]]
     return textwrap.indent(f"{number}. {text}{''.join(places)}", "  ")

@@ -71,7 +71,7 @@ class _Entered:
 
 
 class _Done:
-    """Says whether a work has completed."""
+    """Wraps a `Work` so that `query` returns whether it has completed."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -84,8 +84,8 @@ class Recorder:
     """Records the collectives of one rank. If there is a board, it also writes to the board.
 
     stream    measures how long the stream of this rank's GPU waits (None: not measured)
-    watch     finds out what a rank with a GPU is blocked in (None: it computes on the CPU)
-    report    called before a Mismatch is raised, so that the parent knows even if the program catches everything
+    watch     finds out what a rank with a GPU is blocked in (None if the rank computes on the CPU)
+    report    called before a Mismatch is raised, so that the parent hears of it even if the program catches everything
     """
 
     def __init__(self, rank: int, board: Board | None = None, origin: float | None = None) -> None:
@@ -101,7 +101,7 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
         self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
-        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # the usual case: it's waited for immediately
+        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # usually, the latest work is waited for next
         self._functional: dict[int, _Entered] = {}
         self._batch: list[_Entered] | None = None
 
@@ -130,10 +130,10 @@ class Recorder:
     def enter_call(
         self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int]
     ) -> _Entered:
-        """Enter a call in which ranks wait for each other, but which transfers no tensors. It isn't kept in the record.
+        """Enter a call in which ranks wait for each other without transferring tensors. It isn't kept in the record.
 
-        members    the ranks that wait for each other in it
-        others     the ranks whose matching call must be the same
+        members    the ranks that wait for each other in this call
+        others     the ranks whose matching call must be the same as this one
         """
         where = place_of(caller())
         call = Call(channel, kind, signature, members, where)
@@ -142,7 +142,7 @@ class Recorder:
 
     @contextmanager
     def blocked_in(self, entered: _Entered) -> Iterator[None]:
-        """Context manager for a call that returns once the other ranks have joined it."""
+        """Context manager for a call that returns only once the other ranks have joined it."""
         self._shows_wait(entered)
         try:
             yield
@@ -227,9 +227,9 @@ class Recorder:
     def started(self, entered: _Entered, work: Any) -> None:
         """Note that the backend has accepted the collective. `work` is its handle.
 
-        It's None if nothing is left to wait for. On NCCL, a collective with async_op=False is part of the stream.
+        It's None if there's nothing left to wait for, as on NCCL with async_op=False, where the stream itself waits.
         """
-        if self._batch is not None:  # it starts when the batch ends
+        if self._batch is not None:  # the collective starts when the batch ends
             self._batch.append(entered)
             return
         self._call_has_returned(entered)
@@ -244,7 +244,7 @@ class Recorder:
         self._latest = weakref.ref(work), entered
 
     def started_in_torch(self, entered: _Entered, work: Any) -> None:
-        """Note that C++ code of torch has started a collective. It waits for `work` without telling us."""
+        """Note that torch's C++ code has started a collective. That code waits for `work` without telling us."""
         if self.board is None:
             return
         watch = self.watch or self._watch_of_torch
@@ -275,7 +275,7 @@ class Recorder:
             self.waiting[threading.get_ident()] = entered
 
     def has_waited(self, entered: _Entered) -> None:
-        """Note that the collective has completed and the rank continues. On a GPU, only the stream may have to wait."""
+        """Note that the collective has completed and the rank continues. On a GPU, the stream may still be waiting."""
         self._stream_goes_on(entered)
         self._stream_waits_for(entered)
         self._no_longer_waits(entered)
@@ -285,7 +285,7 @@ class Recorder:
         self.completed(entered)
 
     def gave_up(self, entered: _Entered, error: BaseException) -> None:
-        """Note that waiting has raised an error. If another rank is gone, the board goes on showing the wait."""
+        """Note that waiting has raised an error. After a lost connection, the board keeps showing the wait."""
         if lost_connection(str(error)):
             self.waiting.pop(threading.get_ident(), None)
         else:
@@ -298,11 +298,11 @@ class Recorder:
             self.board.end_wait(self.rank, wait)
 
     def batch_begins(self) -> None:
-        """Note that the collectives that follow only start when the batch ends. They share the work that ends it."""
+        """Note that a batch begins. Its collectives and messages start when it ends, and they share a single `Work`."""
         self._batch = []
 
     def batch_ends(self, end: Callable[[], Any]) -> Any:
-        """Call the backend, which starts the batch, and return the work."""
+        """Start the batch by calling `end`, which calls the backend, and return the batch's `Work`."""
         batch, self._batch = self._batch or [], None
         if not batch:
             return end()
@@ -317,7 +317,7 @@ class Recorder:
         return work
 
     def refused(self) -> None:
-        """Note that the backend has raised an error instead of accepting the collective."""
+        """Note that the call to the backend is over, for example because it has raised an error."""
         if self.watch is not None:
             self.watch.called()
 
@@ -359,7 +359,7 @@ class Recorder:
         return self._functional.pop(output.untyped_storage().data_ptr(), None)
 
     def collectives(self, start: int = 0) -> list[Collective]:
-        """Return the collectives entered so far, without the first `start`."""
+        """Return the collectives entered so far, except for the first `start` of them."""
         return [entered.collective(self.rank, self.origin) for entered in self.entered[start:]]
 
     def forget(self, start: int) -> None:

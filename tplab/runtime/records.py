@@ -13,17 +13,18 @@ class Collective:
     rank:    the rank that entered it
     kind:    all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, barrier, send, recv
     group:   global ranks of its process group (for send and recv: of the sender and the receiver)
-    number:  n for the n-th collective of this group, starting at 1 (for the n-th message from sender to receiver)
-    shape:   shape of the tensor that this rank passed in
+    number:  n for the group's n-th collective, or for the n-th message with this tag from sender to receiver (from 1)
+    shape:   shape of the tensor that this rank passed in (of the first one if it passed several)
     dtype:   dtype of that tensor, such as "float32"
     bytes:   message size as nccl-tests counts it: the size of the tensor for all_reduce, broadcast, reduce, send and
-             recv; of all parts together for all_gather, gather, scatter, reduce_scatter and all_to_all
+             recv, and the total size of all parts for all_gather, gather, scatter, reduce_scatter and all_to_all
     op:      reduction operation, such as "sum"
     peer:    global rank of the root, of the receiver (for send) or of the sender (for recv)
     where:   call site as "file:line:function"
     start:   when the rank entered it, in seconds since the launch began
-    end:     when the blocking call, or wait(), returned, in seconds since the launch began (None: never)
-    waited:  seconds in between for which the rank was blocked. (On a GPU, the stream waits while the rank continues.)
+    end:     when the blocking call, or wait(), returned, in seconds since the launch began (None if it never did)
+    waited:  how many of the seconds between start and end the rank was blocked. On a GPU, this doesn't include waits of
+             the stream, because the rank continues meanwhile.
     """
 
     rank: int
@@ -86,7 +87,7 @@ class Record(Sequence[Collective]):
         return [collective for collective in self if collective.rank == rank]
 
     def totals(self, rank: int | None = None) -> dict[str, Total]:
-        """Return the calls and bytes per kind of collective for one rank (default: the first rank in the record)."""
+        """Return the calls and bytes per kind of collective for one rank (default: the lowest rank in the record)."""
         if rank is None:
             rank = min(self.ranks, default=0)
         totals: dict[str, Total] = {}

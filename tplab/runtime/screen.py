@@ -15,7 +15,7 @@ class LastLine:
         self._shown = False
 
     def show(self, line: Callable[[int], str]) -> None:
-        """Replace the current text by `line(width)`, which should have at most `width` characters."""
+        """Replace the current text with `line(width)`, which should have at most `width` characters."""
         sys.stderr.write("\r\x1b[K" + line(shutil.get_terminal_size().columns - 1))
         sys.stderr.flush()
         self._shown = True
@@ -50,7 +50,7 @@ class Widget:
         if self._widget is not None:
             self._widget.value = html
             return
-        import ipywidgets  # here, so that quick runs don't wait for it
+        import ipywidgets  # imported here so that quick runs don't wait for it
         from IPython.display import DisplayHandle
 
         self._widget = ipywidgets.HTML(html)

@@ -1,4 +1,5 @@
-"""The file that tells the ranks what to run. It may be larger than the 2 GiB that a single read or write transfers.
+"""The file that tells the ranks what to run. It may be larger than the 2 GiB that one read or write can transfer.
+It consists of three parts:
 
 | size of the settings | settings | function and arguments |
 """
@@ -12,7 +13,7 @@ _SIZE_BYTES = 8
 
 
 def write(descriptor: int, given: dict[str, Any], call: memoryview) -> None:
-    """Write the settings of the run and the call, as `transport.dumps` returned it."""
+    """Write the settings of the run, followed by the call, which `transport.dumps` has serialized."""
     settings = pickle.dumps(given)
     for part in (len(settings).to_bytes(_SIZE_BYTES, "little"), settings, call):
         view = memoryview(part)

@@ -1,6 +1,6 @@
 """Measure how long a GPU's stream waits for collectives, using marks on the stream.
 
-On a GPU, a rank queues work and continues, so it's the stream that waits, and the clock of this process doesn't see it.
+On a GPU, a rank queues work and continues. Only the stream waits, so this process can't time the wait with its clock.
 We therefore put a mark (`torch.cuda.Event`) on the stream before and after each place where a collective may delay it:
 
     stream   ── matmuls ──|── all_reduce ──|── matmuls ──              blocking: may run on this very stream
@@ -17,7 +17,7 @@ import torch
 
 
 class StreamWaits:
-    """Marks on the current stream of this rank's GPU while a block of a program runs, from `begin` to `end`."""
+    """Puts marks on the current stream of this rank's GPU while a block of the program runs, from `begin` to `end`."""
 
     def __init__(self, mark: type = torch.cuda.Event) -> None:
         self._mark = mark
@@ -48,7 +48,7 @@ class StreamWaits:
 
     @property
     def share(self) -> float:
-        """The fraction of the time from begin to end that the stream spent waiting. Only valid if `is_over`."""
+        """The fraction of the time from begin to end that the stream spent waiting. Only valid once `is_over`."""
         whole = self._begun.elapsed_time(self._ended)
         held = sum(since.elapsed_time(until) for since, until in self._pairs)
         return min(1.0, held / whole) if whole else 0.0  # each of these times is rounded to about half a microsecond

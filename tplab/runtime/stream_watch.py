@@ -1,16 +1,17 @@
-"""Find out in which collective a rank with a GPU is blocked, and put it on the board.
+"""Find out which collective a rank with a GPU is blocked in, and show it on the board, which other processes can read.
 
 On a GPU, `Work.wait()` doesn't block the CPU. It only makes the stream wait, and the program continues until it needs a
 value. So a rank that is stuck in a collective looks as if it were computing. A thread of the rank therefore checks
 
     whether the program has moved           it counts as blocked if ten looks in a row, over about a second, find it at
                                             the same bytecode instruction and it has entered no further collective
-    which collectives have completed        from an event that was recorded on the stream after each wait()
+    which collectives have completed        it queries an event that was recorded on the stream after each wait()
 
-If the program is blocked, the oldest collective that hasn't completed is what it waits for. The parent finds deadlocks
-from there, as on the CPU. A program that is only slow, say in a long matmul on the CPU, may look blocked, too. That by
-itself is no deadlock, because its collectives complete once the other ranks join. Only a rank that spends seconds in a
-single call on the CPU, with a collective unfinished that others join only after it goes on, is reported wrongly.
+If the program is blocked, it's waiting for the oldest collective that hasn't completed. The parent then finds deadlocks
+the way it does on the CPU. A program that's merely slow, say in a long matmul on the CPU, may look blocked, too. That
+alone doesn't count as a deadlock, because its collectives complete once the other ranks join them. The parent reports a
+false deadlock only if a rank spends seconds in a single call on the CPU while it has an unfinished collective that the
+other ranks join only after that call.
 """
 
 import contextlib
@@ -24,29 +25,29 @@ from typing import Any, Protocol
 from tplab.runtime.board import Board, Call
 
 LOOK_SECONDS = 0.1
-BLOCKED_LOOKS = 10  # how many looks in a row must find the program in the same place
+BLOCKED_LOOKS = 10  # how many consecutive looks must find the program in the same place
 
 
 _Number = tuple[Call, int]
 
 
 class Completion(Protocol):
-    """Says whether a collective has completed."""
+    """An object that can say whether a collective has completed."""
 
     def query(self) -> bool: ...
 
 
 class Event(Completion, Protocol):
-    """A `torch.cuda.Event`: a mark on the stream, which is reached when all work before it has completed."""
+    """A `torch.cuda.Event`: a mark that the stream reaches when all work before it has completed."""
 
     def record(self) -> None: ...
 
 
 class StreamWatch:
-    """Watches the calling thread of a rank.
+    """Watches the thread that creates this object.
 
     event         creates an event for the current stream
-    in_thread     called first in the watch's thread, to select the rank's GPU: a thread starts with GPU 0
+    in_thread     called first in the watching thread, to select the rank's GPU, because new threads start with GPU 0
     """
 
     def __init__(self, rank: int, board: Board, event: Any, in_thread: Callable[[], None] = lambda: None) -> None:
@@ -56,8 +57,8 @@ class StreamWatch:
         self._calling: _Number | None = None  # the collective whose call hasn't returned yet
         self._place: object = None
         self._times_there = 0
-        self._shown: _Number | None = None  # what this watch has put on the board,
-        self._wait: int | None = None  # and where
+        self._shown: _Number | None = None  # what this watch shows on the board
+        self._wait: int | None = None  # the index of the wait that shows it
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="stream watch").start()
@@ -65,7 +66,7 @@ class StreamWatch:
     # Called by the watched thread
 
     def calls(self, call: Call, number: int) -> None:
-        """Note that the rank calls the backend. The first message to a rank blocks here until both sides are ready."""
+        """Note that the rank calls the backend. The first message to a rank blocks there until both sides are ready."""
         self._calling = call, number
 
     def called(self) -> None:
@@ -73,20 +74,20 @@ class StreamWatch:
         self._calling = None
 
     def waits_for(self, call: Call, number: int) -> None:
-        """Note that the stream waits for a collective from here on."""
+        """Note that from now on, the stream waits for this collective."""
         event = self._new_event()
         event.record()
         self.completes(call, number, event)
 
     def completes(self, call: Call, number: int, event: "Completion") -> None:
-        """Note that the collective has been started, and that it has completed once `event.query()` is true."""
+        """Note that the collective has started. It has completed once `event.query()` returns True."""
         self._calling = None
         self._waited_for.append(((call, number), event))
 
-    # In the thread
+    # In the watching thread
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # an error of the GPU, which the program reports, too
+        with contextlib.suppress(Exception):  # a GPU error, which the program reports, too
             self._in_thread()
             while True:
                 time.sleep(LOOK_SECONDS)

@@ -1,8 +1,8 @@
-"""What the threads of a rank are doing, as seen by the rank itself when the parent asks.
+"""Find out what the threads of a rank are doing. The rank itself does this when the parent asks.
 
-A rank in which a thread waits for a message isn't stuck if another of its threads can still act. Threads of installed
-packages that only serve others, such as a progress bar's, don't count. A thread that waits for another thread without
-a time limit, as in `join()`, doesn't either.
+A rank in which one thread waits for a message isn't stuck if another of its threads can still make progress. Threads of
+installed packages that only serve other threads, such as a progress bar's, don't count. Neither do threads that wait
+for another thread without a time limit, as in `join()`.
 """
 
 import os
@@ -20,12 +20,12 @@ _TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NO_LIMIT = (None, -1)
 
 
-_serving: set[int] = set()  # ids of threads that only carry out what other threads have begun
+_serving: set[int] = set()  # ids of the threads that only carry out what other threads have begun
 
 
 @contextmanager
 def serving() -> Iterator[None]:
-    """Context manager in which this thread only carries out what another thread has begun, so it can't act itself."""
+    """Context manager for a thread that only carries out what another has begun, and makes no progress on its own."""
     _serving.add(threading.get_ident())
     try:
         yield
@@ -34,10 +34,10 @@ def serving() -> Iterator[None]:
 
 
 def look(main: int, is_blocked: Callable[[int], bool]) -> tuple[bool, str | None]:
-    """Return whether any thread can still act, and where the main thread is as "file:line:function".
+    """Return whether any thread can still make progress, and where the main thread is, as "file:line:function".
 
     main          id of the thread that runs the learner's function
-    is_blocked    says whether a thread is blocked in a collective, given its id
+    is_blocked    returns True if the thread with the given id is blocked in a collective
     """
     frames = {thread: _frames(frame) for thread, frame in sys._current_frames().items()}
     can_act = any(
@@ -69,7 +69,7 @@ def _can_act(stack: list[FrameType], is_main: bool) -> bool:
 
 
 def _is_learners(file: str) -> bool:
-    """Return True for files of the learner and of tplab, except for the launcher's own threads."""
+    """Return True for the learner's files and for tplab's, except for those in its runtime."""
     if file.startswith(("<", _RUNTIME)):
         return False
     return file.startswith(_TPLAB) or not is_installed(file)

@@ -1,10 +1,10 @@
-"""Hooks that show on the board which collectives torch starts from C++, as DistributedDataParallel does.
+"""Hooks that show on the board (see `board`) which collectives torch starts from C++, as DistributedDataParallel does.
 
     DDP's reducer ─▶ ProcessGroup::allreduce in C++ ─▶ c10d::allreduce_ ─▶ [board] ─▶ gloo or NCCL
 
-Such a collective doesn't pass through the methods that `hooks` wraps, but all collectives end in operators of the
-`c10d` namespace. We register a kernel for them under the autograd keys, which torch doesn't use for these operators.
-Calls that `hooks` has recorded skip these kernels, so they cost nothing there.
+Such a collective doesn't pass through the methods that `hooks` wraps, but it calls an operator of the `c10d` namespace,
+as all collectives do. For each operator that DDP uses, we register a kernel under the autograd keys, which torch leaves
+unused for these operators. Calls that `hooks` has already recorded skip these kernels, which cost them no time.
 
 The record doesn't contain these collectives, because they come from torch and not from the program.
 """
@@ -36,7 +36,7 @@ _OPS = {op.value: name.lower() for name, op in dist.ReduceOp.RedOpType.__members
 
 
 def recorded_already() -> Any:
-    """Context manager in which this thread's collectives skip the kernels."""
+    """Context manager that makes this thread's collectives skip the kernels registered here."""
     return torch._C._ExcludeDispatchKeyGuard(_OURS)
 
 

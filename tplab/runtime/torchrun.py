@@ -1,4 +1,4 @@
-"""launch() in a program that torchrun has started, so that the ranks already exist.
+"""Implements launch() for a program that torchrun has started, where the ranks already exist.
 
 torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), unchanged
 """
@@ -25,8 +25,8 @@ from tplab.runtime.group_hooks import set_default_timeout
 from tplab.runtime.records import Record
 from tplab.runtime.results import Results
 
-LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective before it gives up, unless its group says so
-PATIENCE = timedelta(days=1)  # how long it waits for the results of the others. torchrun ends it if one of them fails
+LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective of a group without its own timeout
+PATIENCE = timedelta(days=1)  # how long a rank waits for the others' results. torchrun ends it if another rank fails
 
 
 _went_well = False
@@ -35,7 +35,7 @@ _went_well = False
 def is_active() -> bool:
     """Return True if torchrun has started this process as a rank.
 
-    Every rank has RANK and WORLD_SIZE, but so does a shell or a notebook in which somebody tried a tutorial.
+    RANK and WORLD_SIZE alone don't prove it, because someone may have set them in a shell or notebook for a tutorial.
     """
     return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and "TPLAB_RANK" not in os.environ
 
@@ -83,7 +83,7 @@ _results: dist.ProcessGroup | None = None
 
 
 def _group_for_results() -> dist.ProcessGroup | None:
-    """Return a group of all ranks in which one may wait long for another, which may still evaluate or write files."""
+    """Return a group of all ranks with a long timeout, because some ranks may still be evaluating or writing files."""
     global _results
     if _results is None:
         _results = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -91,7 +91,7 @@ def _group_for_results() -> dist.ProcessGroup | None:
 
 
 def _init_process_group() -> None:
-    """Initialize NCCL if every rank on every machine can have its own GPU, otherwise gloo on all of them."""
+    """Initialize NCCL if every rank on every machine can have its own GPU, and otherwise gloo on all ranks."""
     atexit.register(_destroy_process_group)
     local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     store, rank, world_size = next(dist.rendezvous("env://", timeout=LOST_AFTER))
@@ -116,15 +116,16 @@ def _init_process_group() -> None:
 def roll_call(
     store: dist.Store, rank: int, world_size: int, text: str, patience: timedelta = LOST_AFTER
 ) -> tuple[str, list[str]]:
-    """Return a name that only these processes know, and the texts of all ranks. Every rank has to call it.
+    """Return a name that only these processes know, and the texts of all ranks. Every rank has to call this function.
 
     When torchrun restarts failed ranks, its store still holds what the old ranks wrote, such as the addresses at which
-    they listened. New ranks that read those wait for processes that are gone. So every process writes a random number,
-    rank 0 reads them all out, and a list counts only when every rank has found its own number in it. The number of
-    restarts wouldn't do, because torchrun counts them on each machine by itself.
+    they listened. New ranks that read these addresses would wait for processes that are gone. So every process writes a
+    random number to the store, rank 0 publishes a list of all numbers, and the list counts only once every rank has
+    found its own number in it. The number of restarts can't replace the random numbers, because torchrun counts the
+    restarts of each machine separately.
 
-    This can't be a collective, because the ranks have yet to agree on a backend. Raises TimeoutError if not all ranks
-    have called it within `patience`.
+    This can't be a collective, because the ranks have yet to agree on a backend. Raises TimeoutError if some ranks
+    haven't called it within `patience`.
     """
     mine = json.dumps([uuid.uuid4().hex, text])
     store.set(f"tplab/{rank}", mine)
@@ -164,9 +165,9 @@ def _destroy_process_group() -> None:
     """End the threads of the process group before Python shuts down, if every rank has returned from its last launch.
 
     Otherwise gloo's threads may release a tensor too late, which aborts the process (pytorch/pytorch#179291). After an
-    error, other ranks may still be waiting in a collective, and then destroying could hang (pytorch/torchtitan#1342).
+    error, ranks may still be waiting in a collective, and destroying the group could hang (pytorch/torchtitan#1342).
     """
-    failed = hasattr(sys, "last_type")  # which Python sets for an error that nobody caught
+    failed = hasattr(sys, "last_type")  # Python sets this for an uncaught error
     if dist.is_initialized() and _went_well and not failed:
         dist.destroy_process_group()
 
@@ -175,7 +176,7 @@ _NO_GPU = "there is no GPU"
 
 
 def _obstacle(gpus: int, ranks: int) -> str:
-    """Say why a rank on this machine can't use NCCL. Empty if it can."""
+    """Return the reason why a rank on this machine can't use NCCL, or "" if it can."""
     if backend_for(ranks) == "nccl" and gpus >= ranks:
         return ""
     if not gpus:

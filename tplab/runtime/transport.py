@@ -19,13 +19,13 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-# A module that torch creates without registering it. Unregistered, cloudpickle would take it for one of the notebook's
-# own and pickle its contents. `torch.autograd.function.once_differentiable` refers to it.
+# torch creates this module without registering it. Without this line, cloudpickle would mistake it for one of the
+# notebook's own modules and pickle its contents, because `torch.autograd.function.once_differentiable` refers to it.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 
 def dumps(value: object) -> memoryview:
-    """Serialize `value` to bytes. Raises the error of the pickler if a part of `value` can't be sent."""
+    """Serialize `value` to bytes. Raises the pickler's error if a part of `value` can't be sent."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getbuffer()
@@ -40,7 +40,7 @@ def can_be_sent(value: object) -> bool:
 
 
 def loads(data: bytes | memoryview, device: torch.device | None = None) -> Any:
-    """Deserialize a value. Its tensors are on the CPU, except that those from a GPU go to `device` if it's given."""
+    """Deserialize a value. Tensors arrive on the CPU, except that those from a GPU arrive on `device` if it's given."""
     global _gpu
     _gpu = device
     try:
@@ -63,7 +63,7 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, _OPERATORS):
             return operator.attrgetter(_name_of_operator(obj)), (torch,)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
-            return importlib.import_module, (obj.__name__,)  # torch.distributed.config, for one, has its own class
+            return importlib.import_module, (obj.__name__,)  # for example, torch.distributed.config has its own class
         if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         return super().reducer_override(obj)
@@ -73,7 +73,7 @@ _OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPac
 
 
 def _name_of_operator(obj: Any) -> str:
-    """Return the name of `torch.ops` or a part of it, as an attribute of torch."""
+    """Return the dotted name, relative to torch, of `torch.ops` or a part of it, such as "ops.aten.add"."""
     if isinstance(obj, torch._ops._Ops):
         return "ops"
     if isinstance(obj, torch._ops._OpNamespace):

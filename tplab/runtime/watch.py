@@ -43,14 +43,14 @@ from tplab.runtime.results import Results
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5  # how long a deadlock must last without any change to count as one
 LOST_SECONDS = 5.0  # how long a message may take after its sender has returned
-GRACE_SECONDS = 0.15  # after the first failure, because other ranks may be about to report theirs
-CAUSE_SECONDS = 10.0  # after an error that another rank must have caused, in case that rank reports late
+GRACE_SECONDS = 0.15  # how long to wait after the first failure, because other ranks may be about to report theirs
+CAUSE_SECONDS = 10.0  # how long to wait, after an error that another rank must have caused, for that rank's report
 STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
-STACK_REST_SECONDS = 0.05  # for the rest of a stack whose first part has arrived
+STACK_REST_SECONDS = 0.05  # how long to wait for the rest of a stack whose first part has arrived
 BUSY_SECONDS = 10.0  # how long a rank may compute while others wait for it, before we say so
-ASK_SECONDS = 1.0  # between two questions about threads
+ASK_SECONDS = 1.0  # how long to wait before the ranks are asked about their threads again
 LAST_OUTPUT_SECONDS = 2.0
-START_SECONDS = 120.0  # how long the ranks may take to start, which doesn't count against the timeout. NCCL needs time
+START_SECONDS = 120.0  # how long the ranks may take to start. NCCL is slow to start, so this isn't part of the timeout
 
 
 class Watch:
@@ -154,9 +154,9 @@ class Watch:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
 
     def _is_deadlocked(self, progress: object) -> bool:
-        """Return True if the ranks are deadlocked and none has moved while their states were read one by one.
+        """Return True if some ranks are deadlocked and no rank has moved while their states were read one by one.
 
-        A rank that waits in one thread may go on in another, so the ranks are asked about their threads.
+        A rank that waits in one thread may continue in another, so the ranks are asked about their threads.
         """
         states = snapshot(self.board)
         if not (stuck := deadlocked(states)) or time.monotonic() < self._ask_again_at:
@@ -173,7 +173,7 @@ class Watch:
         self._poll_until(lambda: all(rank.threads or not rank.alive for rank in ranks), STACK_SECONDS)
 
     def _tell_if_a_rank_is_busy(self, now: float) -> None:
-        """Say once per run which rank computes for a long time while others wait for it, and where."""
+        """Once per run, report which rank computes for a long time while others wait for it, and where it is."""
         entered = [(self.board.state(rank.rank), self.board.entered(rank.rank)) for rank in self.ranks]
         if entered != self._entered:
             self._entered, self._busy_since = entered, now
@@ -277,13 +277,13 @@ class Watch:
         return RankError("\n\n".join(parts), first.rank, kind, message)
 
     def _lacks_its_cause(self) -> bool:
-        """Return True if all reported errors are lost connections, and the rank that caused them hasn't failed yet."""
+        """Return True if all reported errors are lost connections and the rank that caused them isn't known yet."""
         told = [rank.message for rank in self.ranks if rank.message and rank.message[0] != "result"]
         lost = all(message[0] == "error" and lost_connection(message[1][-1][0]) for message in told)
         return lost and all(rank.alive or rank.message for rank in self.ranks)
 
     def _group_reports(self, dead: list[RankProcess], raised: list[RankProcess]) -> dict[str, list[int]]:
-        """Return the reports on failed ranks. Each report is mapped to the list of ranks that it applies to."""
+        """Return a dict that maps each report on failed ranks to the list of ranks that it applies to."""
         reports: dict[str, list[int]] = {}
         for rank in dead:
             where = innermost_user_frame(parse_stack(bytes(rank.crash)))

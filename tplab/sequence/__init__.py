@@ -1,7 +1,7 @@
 """Chapter 12: sequence parallelism, which shards the activations that tensor parallelism replicates.
 
 regions   the operators that replace f and g: all-gather and reduce-scatter along the sequence
-linear    a column-parallel matmul that gathers its input again in the backward pass
+linear    a column-parallel matmul that can gather its input again in the backward pass
 gpt       a GPT whose sequence is sharded over p ranks, and the all-reduce of its replicated parameters' gradients
 """
 

@@ -1,34 +1,35 @@
-"""Chapter 12: the layers of the earlier chapters, and a GPT, with the sequence sharded between their blocks.
+"""Chapter 12: a GPT made of the earlier chapters' layers, with the sequence sharded between their blocks.
 
     x [b, s/p, h] -+- norm -> all-gather  attention  reduce-scatter -> + bias, dropout -(+)- .. -> z [b, s/p, h]
                    |                                                                     |
                    +---------------------------------------------------------------------+
 
-Inside a block, nothing changes: the input is [b, s, h], and each rank computes full heads and columns. Between blocks,
-a rank has only its own tokens, so dropout there uses the state "sharded" (`tplab.tensor.rng`), which differs by rank.
+Inside a block, nothing changes: the input is [b, s, h], and each rank computes complete heads and columns. Between
+blocks, a rank has only its own tokens, so dropout there uses the state "sharded" (`tplab.tensor.rng`), which is
+different on each rank.
 
 One thing is new. Norms, biases after a reduce-scatter, and position embeddings are replicated, but each rank uses them
-only for its own tokens. So a rank's gradient is only one term of a sum, which has to be computed after backward:
+only for its own tokens. So each rank's gradient is only one term of a sum, which you have to compute after backward:
 
     loss.backward()
     allreduce_sequence_parallel_gradients(model)
     optimizer.step()
 
-With data parallelism as well, `tplab.cluster.TrainingStep` does all sums in the right order. Without this sum, nothing
-fails, but the copies drift apart, because each is trained only on its rank's tokens. These parameters are marked with
-`param.sequence_parallel = True` (Megatron's name).
+If you forget this sum, nothing fails, but the ranks' copies of these parameters drift apart, because each copy is
+trained only on its rank's tokens. The parameters are marked with `param.sequence_parallel = True` (Megatron's name). If
+you also use data parallelism, `tplab.cluster.TrainingStep` computes all sums in the right order.
 
-Traffic of one training step, in elements of the full [b, s, h]; one all-reduce counts as two of the others:
+Traffic of one training step, in collectives of the full [b, s, h]; an all-reduce counts as two of these:
 
                               forward                               backward
     embedding                 1 reduce-scatter                      1 all-gather
     block (two in a layer)    1 all-gather, 1 reduce-scatter        1 all-gather, 1 reduce-scatter
     head                      1 all-gather                          1 reduce-scatter
 
-Without sequence parallelism, the same model sends as much: one all-reduce each for the embedding and the head, and two
-per block. Only the all-reduce of the small gradients is new. With `gather_again`, autograd saves only this rank's
-tokens of a block's input and gathers them again in backward: 1/p of the memory for one more all-gather per block.
-(Korthikanti et al. 2022, section 4.2.2; Megatron: sequence_parallel, allreduce_layernorm_grads.)
+Without sequence parallelism, the same model sends the same amount: one all-reduce each for the embedding and the head,
+and two per block. Only the all-reduce of the small gradients is new. With `gather_again`, autograd saves only this
+rank's tokens of a block's input, and backward gathers the others again. This needs 1/p of the memory, but one more
+all-gather per block. (Korthikanti et al. 2022, section 4.2.2; Megatron: sequence_parallel, allreduce_layernorm_grads.)
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,8 +66,9 @@ def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup 
     """Sum the gradients of all parameters marked `sequence_parallel` over the ranks, with one all-reduce per dtype.
 
     Call it on every rank, once per step, after the last backward and before gradients are clipped or used. Calling it
-    twice would sum them twice. Parameters without a gradient are skipped; they must be the same on every rank. Raises
-    ValueError if none of them has a gradient, or if data parallelism has taken one (see `TrainingStep`).
+    twice would sum them twice. Parameters without a gradient are skipped, so the same parameters must have a gradient
+    on every rank. Raises ValueError if no parameter has a gradient, or if data parallelism has taken one (see
+    `TrainingStep`).
     """
     if rank_and_size(group)[1] == 1:
         return
@@ -83,7 +85,7 @@ def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup 
 
 @torch.no_grad()
 def sum_over_ranks(tensors: Iterable[Tensor], group: ProcessGroup | None = None) -> None:
-    """Sum each tensor over the ranks in place, with one all-reduce per dtype. Shapes are the same on every rank."""
+    """Sum each tensor over the ranks in place, with one all-reduce per dtype. All ranks must pass the same shapes."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
@@ -97,11 +99,12 @@ def sum_over_ranks(tensors: Iterable[Tensor], group: ProcessGroup | None = None)
 class SequenceParallelGPT(ParallelGPT):
     """A `ParallelGPT` with activations [b, s/p, h] between the blocks. Names, weights, logits and loss are the same.
 
-    gather_again    save only this rank's tokens of a block's input, and gather them again in the backward pass
-    options         as in ParallelGPT, except for the region
+    gather_again    save only this rank's tokens of a block's input, and gather the others again in the backward pass
+    options         as in ParallelGPT, except that `region` isn't an option
 
     After backward, call `allreduce_sequence_parallel_gradients(model, group)`. The sequence length, including padding,
-    must be a multiple of p. To generate, load the state_dict into a ParallelGPT, because one new token can't be split.
+    must be a multiple of p. To generate text, load the state_dict into a ParallelGPT, because a single new token can't
+    be split.
     """
 
     def __init__(self, config: GPTConfig, *, gather_again: bool = False, **options: Any) -> None:
@@ -117,7 +120,7 @@ class SequenceParallelGPT(ParallelGPT):
     ) -> Tensor:
         """Return the output layer's input for this rank's tokens, [b, s/p, h], given ids and key_padding_mask [b, s].
 
-        Raises ValueError if s isn't divisible by p, or if there is a cache.
+        Raises ValueError if s isn't divisible by p, or if a cache is passed.
         """
         if cache is not None:
             raise ValueError("the next token of a cache can't be cut into parts: generate with a ParallelGPT")
@@ -125,7 +128,7 @@ class SequenceParallelGPT(ParallelGPT):
         return super().features(ids, key_padding_mask=key_padding_mask, rng=rng)
 
     def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
-        """Return this rank's logits of all tokens [b, s, v/p], given x [b, s/p, h], or all [b, s, v] with `gather`."""
+        """Return this rank's logits [b, s, v/p] of all tokens, or all [b, s, v] with `gather`, given x [b, s/p, h]."""
         return parallel_logits(
             x, self.output_weight, gather=gather, vocab_size=self.config.vocab_size, linear=gather_linear,
             async_grad_allreduce=self.async_grad_allreduce, group=self.group,

@@ -1,16 +1,16 @@
 """Chapter 12: a column-parallel matmul whose x is sharded along the sequence: [b, s/p, in] -> [b, s, out/p].
 
 dW = dY^T X needs all tokens of X again. Autograd can save the gathered [b, s, in], which is p times as large as the
-rank's own part. Or it saves only this rank's tokens and gathers them again in backward, while dX is computed:
+rank's own part. Or autograd saves only this rank's tokens, and backward gathers the others again while it computes dX:
 
     gather_linear          forward   all-gather X, Y = X A                      saves X [b, s, in]
                            backward  dX = dY A^T, reduce-scatter dX
     gather_linear_again    forward   the same                                   saves this rank's X [b, s/p, in]
                            backward  all-gather X during dX = dY A^T, reduce-scatter dX during dW = dY^T X
 
-Both take the arguments of `tplab.tensor.region.column_linear` and replace it in the two regions of this chapter. A
-layer with `region=SEQUENCE_PARALLEL` (or `GATHER_AGAIN`) takes x [b, s/p, h] and returns y [b, s/p, h]. (Korthikanti et
-al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
+Both functions take the arguments of `tplab.tensor.region.column_linear` and replace it in the two regions of this
+chapter. A layer with `region=SEQUENCE_PARALLEL` (or `GATHER_AGAIN`) takes x [b, s/p, h] and returns y [b, s/p, h].
+(Korthikanti et al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ from tplab.tensor.sharding import unshard
 def gather_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
 ) -> Tensor:
-    """All-gather x [b, s/p, in] along the sequence and multiply it by this rank's columns. Returns [b, s, out/p].
+    """All-gather x [b, s/p, in] along the sequence, and multiply it by this rank's columns to get [b, s, out/p].
 
     async_grad_allreduce    overlap dW with the reduce-scatter of dX in backward; the result isn't twice differentiable
     """
@@ -49,7 +49,7 @@ def gather_linear(
 def gather_linear_again(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
 ) -> Tensor:
-    """Like `gather_linear`, but save only this rank's x. Backward always behaves as with `async_grad_allreduce`."""
+    """Like `gather_linear`, but save only this rank's x. Backward always overlaps its communication with matmuls."""
     if rank_and_size(group)[1] == 1:
         return F.linear(x, weight, bias)
     return _GatherLinear.apply(*in_autocast_dtype(x, weight, bias), group, False)
@@ -72,10 +72,10 @@ class _GatherLinear(Function):
         dx = dw = db = arriving = leaving = None
         if ctx.needs_input_grad[1] and not ctx.keep_whole:
             x = x.contiguous()
-            parts = [torch.empty_like(x) for _ in range(rank_and_size(ctx.group)[1])]  # p of [b, s/p, in]
+            parts = [torch.empty_like(x) for _ in range(rank_and_size(ctx.group)[1])]  # p tensors [b, s/p, in]
             arriving = dist.all_gather(parts, x, group=ctx.group, async_op=True)
         if ctx.needs_input_grad[0]:
-            dparts, dx = parts_and_place(dy @ weight, ctx.group)  # p of [b, s/p, in], partial; [b, s/p, in]
+            dparts, dx = parts_and_place(dy @ weight, ctx.group)  # p tensors [b, s/p, in], partial; [b, s/p, in]
             leaving = dist.reduce_scatter(dx, dparts, group=ctx.group, async_op=True)
         if arriving is not None:
             arriving.wait()

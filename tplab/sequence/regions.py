@@ -1,13 +1,14 @@
 """Chapter 12: the operators of sequence parallelism, which replace f and g and shard activations along the sequence.
 
-Tensor parallelism replicates norms, dropout and residuals: p ranks have the same [b, s, h] and repeat the same
+Tensor parallelism replicates norms, dropout and residuals, so p ranks have the same [b, s, h] and repeat the same
 computation. These operations treat each token independently, so each rank can process s/p of the tokens instead:
 
-    g, then f       [b, s, h] partial -> all-reduce -> [b, s, h] norm, dropout, residual, p times the same
+    g, then f       [b, s, h] partial -> all-reduce -> [b, s, h] norm, dropout, residual, repeated on p ranks
     here            [b, s, h] partial -> reduce-scatter -> [b, s/p, h] norm, .. -> all-gather -> [b, s, h]
 
-An all-reduce *is* a reduce-scatter and an all-gather, so the traffic is the same, but the activations in between take
-1/p of the memory. There are two pairs of operators again, and the backward of each is the forward of its partner:
+An all-reduce *is* a reduce-scatter followed by an all-gather, so the traffic is the same, but the activations in
+between take 1/p of the memory. Again, there are two pairs of operators, and the backward of each operator is the
+forward of its partner:
 
                     forward                                           backward
     gather          y = all-gather(x), x [b, s/p, h]                  dx = reduce-scatter(dy), dy [b, s, h] partial
@@ -20,13 +21,13 @@ An all-reduce *is* a reduce-scatter and an all-gather, so the traffic is the sam
 Which gather you need depends on the next computation. A sharded layer gives each rank one term of dy, so the terms have
 to be summed. A replicated computation gives each rank the full dy, and summing it would give p times the gradient.
 
-Traffic: one collective of the full [b, s, h] in forward or backward. In a ring, each rank sends (p-1)/p of its bytes.
+Traffic: each collective in the table moves the full [b, s, h]. In a ring, each rank sends (p-1)/p of its bytes.
 
 Here the sequence is dimension 1, and a shard of it isn't contiguous in memory if b > 1, so each operator makes an extra
 copy. That's why Megatron uses [s, b, h].
 
-As in `tplab.tensor.mappings`, no operator writes into its input, sums have the tensor's dtype, and with a single rank,
-or without a process group, each operator returns its input itself, so treat results as read-only. With several ranks,
+As in `tplab.tensor.mappings`, no operator writes to its input, and sums have the tensor's dtype. With a single rank, or
+without a process group, each operator returns the input itself, so treat results as read-only. With several ranks,
 results are new memory. (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
 section 4.2.2, where the first pair is called g and g-bar; megatron/core/tensor_parallel/mappings.py.)
 """
@@ -56,7 +57,7 @@ def gather_from_sequence_region(x: Tensor, group: ProcessGroup | None = None, *,
     """All-gather the ranks' tokens x [b, s/p, ..] to y [b, s, ..] on every rank.
 
     partial_grad    True: y is used by a sharded computation, so dy is partial, and backward reduce-scatters it.
-                    False: all ranks compute the same from y, so dy is replicated; backward takes this rank's part.
+                    False: all ranks compute the same from y, so dy is replicated, and backward takes this rank's part.
     (Megatron: tensor_parallel_output_grad.)
     """
     return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, partial_grad)
@@ -107,7 +108,10 @@ class _ReduceScatter(Function):
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Sum x [b, s, ..] over the ranks and return this rank's tokens [b, s/p, ..]. Not differentiable: see above."""
+    """Sum x [b, s, ..] over the ranks and return this rank's tokens [b, s/p, ..].
+
+    It isn't differentiable, unlike `reduce_scatter_to_sequence_region`.
+    """
     parts, total = parts_and_place(x, group)
     dist.reduce_scatter(total, parts, group=group)
     return total
@@ -117,7 +121,7 @@ def parts_and_place(x: Tensor, group: ProcessGroup | None = None) -> tuple[list[
     """Return the inputs of a reduce-scatter of x [b, s, ..], one [b, s/p, ..] per rank, and an empty output tensor."""
     p = rank_and_size(group)[1]
     tokens_per_rank(x.shape[1], p)
-    parts = [part.contiguous() for part in x.chunk(p, dim=1)]  # p of [b, s/p, ..]
+    parts = [part.contiguous() for part in x.chunk(p, dim=1)]  # p tensors [b, s/p, ..]
     return parts, torch.empty_like(parts[0])
 
 

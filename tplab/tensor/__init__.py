@@ -1,18 +1,18 @@
 """Chapters 02 to 09: tensor parallelism, from one split matrix to a whole vocabulary.
 
-02  sharding               which slice of a tensor belongs to a rank; the error when p doesn't divide a size
-    group_module           copies and pickles of modules that have a process group
+02  sharding               which slice of a tensor belongs to which rank, and the error if p doesn't divide a size
+    group_module           how modules that have a process group are copied and pickled
 03  mappings               f, g, scatter and gather, with their backward passes
 04  initialization         initial weights that are the same for every number of ranks
     full_state             convert full checkpoints to shards and back
     region                 how activations enter and leave a block of sharded weights
     linear                 ColumnParallelLinear, RowParallelLinear
     regression             a small problem that shows what a layer learns
-05  mlp                    ParallelMLP: one all-reduce in forward, one in backward
+05  mlp                    ParallelMLP, with one all-reduce in forward and one in backward
 06  attention_mask, qkv, rotary, kv_cache, attention
 07  id_check, embedding    the vocabulary-parallel embedding table, and the output layer that shares its weight
 08  cross_entropy, linear_cross_entropy
-09  generators, rng        dropout that is identical where ranks must agree and different where they must not
+09  generators, rng        dropout masks that are identical where ranks must agree and different everywhere else
 """
 
 from tplab.tensor import regression

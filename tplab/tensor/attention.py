@@ -1,21 +1,24 @@
-"""Chapter 06: tensor-parallel attention. Each rank has some of the heads; one all-reduce in forward, one in backward.
+"""Chapter 06: tensor-parallel attention, with the heads sharded over the ranks.
 
-Heads are independent: each one has its own columns of Q, K and V, its own softmax and its own rows of the output
-weight. Only the outputs of the heads are added up. So each rank computes complete heads, and g sums their outputs:
+Heads are independent, because each head has its own columns of Q, K and V, its own softmax and its own rows of the
+output weight. Only the heads' outputs are summed. So each rank computes complete heads, and g (chapter 03) sums their
+outputs over the ranks:
 
     x -> f -> q_r, k_r, v_r -> softmax(q k^T / sqrt(d) + mask) v, head by head -> y_r Wo_r^T -> g, + b -> z
 
     8 heads, p = 4:    rank 0: heads 0 1    rank 1: heads 2 3    rank 2: heads 4 5    rank 3: heads 6 7
 
-This is the MLP of chapter 05 with a different middle: column-parallel, then row-parallel, with no communication
-between. A head can't be split, because its scores sum over all of d, and softmax(P + Q) isn't softmax(P) + softmax(Q).
+The structure is the same as in the MLP of chapter 05: a column-parallel layer, then a row-parallel layer, with no
+communication in between. A single head can't be split, because its scores are sums over all of d, and softmax(P + Q)
+isn't softmax(P) + softmax(Q).
 
-Cross-attention takes Q from x, but K and V from a `memory` such as the encoder's output, so f is applied to both.
+Cross-attention takes Q from x, but K and V from a `memory` such as the encoder's output, so f is applied to both x and
+the memory.
 
-Traffic in elements: all-reduce of b s h in forward (g) and b s h in backward (f). Cross-attention adds b t h in
-backward for the memory. With fewer K and V heads than ranks, their weight gradient is also summed (see
-`tplab.tensor.qkv`). (Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019, "Megatron-LM", section 3 and figure
-3b; Megatron: ParallelAttention, SelfAttention, CrossAttention.)
+Traffic: there is one all-reduce of b s h elements in forward (g) and one in backward (f). Cross-attention also
+all-reduces b t h elements in backward for the memory. If there are fewer K and V heads than ranks, the gradient of
+their weights is also summed (see `tplab.tensor.qkv`). (Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019,
+"Megatron-LM", section 3 and figure 3b; Megatron: ParallelAttention, SelfAttention, CrossAttention.)
 """
 
 from collections.abc import Callable
@@ -38,7 +41,7 @@ from tplab.tensor.rotary import rotary_angles, rotate
 
 
 class RandomStates(Protocol):
-    """Random states for dropout. Inside `fork()`, each rank has a different state, so it drops different elements."""
+    """Random states for dropout. Inside `fork()`, each rank has its own state, so ranks drop different elements."""
 
     def fork(self) -> AbstractContextManager: ...
 
@@ -58,17 +61,17 @@ class ParallelAttention(nn.Module):
     dropout               dropout probability for the attention probabilities, used only in training
     rotary_base           base of the rotary position embedding of q and k (Llama 2: 10000); None: don't rotate
     rotary_scaling        changes the rotary frequencies, as in Llama 3.1 (`tplab.memory.config.RotaryScaling`)
-    sliding_window        with causal: each token attends to this many tokens, itself and those before it; None: all
-    qkv_bias              whether Q, K and V have a bias; None: as `bias`
+    sliding_window        if causal, a token attends to itself and the `sliding_window` - 1 tokens before it; None: all
+    qkv_bias              whether Q, K and V have a bias; None: same as `bias`
     skip_bias_add         return (z without bias, bias)
     output_init_method    initializes the full Wo in place; None: `init_method`
     async_grad_allreduce  as in ColumnParallelLinear
-    run_core              runs scores, softmax and dropout; chapter 10 passes one that recomputes them in backward
+    run_core              computes scores, softmax and dropout; chapter 10 passes one that recomputes them in backward
     options               see `LayerOptions`; `init_method` initializes the full [Wq; Wk; Wv]
 
     Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], or `q` and `kv` for cross-attention; `out` [h, num_heads d].
-    Raises ValueError if the heads can't be divided evenly over the ranks, with a message that lists the values of p
-    that work: `sharding.divide` writes it for the Q heads, `qkv.heads_on_rank` for the K and V heads.
+    Raises ValueError if the heads can't be divided evenly over the ranks. The message lists the values of p that work;
+    it comes from `sharding.divide` for the Q heads, and from `qkv.heads_on_rank` for the K and V heads.
     """
 
     def __init__(
@@ -142,9 +145,9 @@ class ParallelAttention(nn.Module):
         key_padding_mask    bool [b, t], True for padding (as in `nn.MultiheadAttention`)
         attn_mask           values added to the scores, [s, t] or [b, heads, s, t], replicated; may require a gradient
         positions           token positions for rotary embeddings, [s] or [b, s]; None: continue after the cached tokens
-        cache               from `new_cache`; x then has the next s tokens of a text whose earlier tokens are cached
-        rng                 random states for dropout whose `fork()` differs between ranks; None: torch's current state,
-                            with which ranks that have the same seed drop the same positions of different heads
+        cache               from `new_cache`; x then contains the s tokens that follow the cached tokens of the text
+        rng                 random states for dropout that differ between ranks inside `fork()`; None: torch's current
+                            state, with which ranks that use the same seed drop the same positions in different heads
         """
         self._check_inputs(x, memory, cache)
         if self.attention_type == "self":
@@ -199,7 +202,7 @@ class ParallelAttention(nn.Module):
         return self.run_core(core, q, k, v, rng)
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
-        """Return a cache for this rank's heads and `max_length` tokens (for cross-attention, tokens of the memory)."""
+        """Return a cache for `max_length` tokens (of the memory, for cross-attention) in this rank's heads."""
         weight = self.out.weight
         shape = (batch_size, self.kv_heads, max_length, self.head_dim)
         return KVCache(*shape, device=weight.device, dtype=dtype or weight.dtype)

@@ -1,4 +1,4 @@
-"""Chapter 06: which keys a query may attend to. There are t keys, and the s queries are the last s of the t positions.
+"""Chapter 06: which keys a query may attend to. There are t keys, and the s queries belong to the last s positions.
 
     causal, s = t = 4        with a cache: s = 2 new tokens, t = 5         keys 0 and 1 are padding
         x . . .                  x x x x .                                     . . x x
@@ -6,8 +6,9 @@
         x x x .                                                                . . x x
         x x x x                                                                . . x x
 
-In the middle case, `is_causal=True` of `scaled_dot_product_attention` would be wrong: it aligns the triangle at the top
-left, as if the new tokens were tokens 0 and 1. Each rank builds the same mask for its heads, from the full length.
+In the middle case, `is_causal=True` would make `scaled_dot_product_attention` use the wrong mask, because it aligns the
+triangle with the top left corner, as if the new tokens were tokens 0 and 1. Each rank has all s queries and all t keys
+of its own heads, so all ranks build the same mask.
 """
 
 import torch
@@ -23,12 +24,13 @@ def attention_mask(
     device: torch.device,
     window: int | None = None,
 ) -> tuple[Tensor | None, bool]:
-    """Return (`attn_mask`, `is_causal`) for `scaled_dot_product_attention`; `attn_mask` is None if none is needed.
+    """Return (`attn_mask`, `is_causal`) for `scaled_dot_product_attention`. `attn_mask` is None if it isn't needed.
 
     key_padding_mask    bool [b, t], True for padding, which no query attends to
     attn_mask           values added to the scores, [s, t] or [b, heads, s, t]; dimensions of size 1 are broadcast
-    window              with causal: each query attends to this many keys, its own and those before it; None: to all
-    The returned mask [.., s, t] is bool (True: may attend), or `attn_mask` with -inf at masked positions.
+    window              if causal, a query attends to its own key and the `window` - 1 keys before it; None: all
+    The returned mask is either bool (True: may attend) or `attn_mask` with -inf at masked positions. It broadcasts
+    to [b, heads, s, t].
     """
     may_look = None
     in_window = window is not None and t > window

@@ -8,24 +8,27 @@ The loss of a token with target t and logits z_1 .. z_v (v/p on each rank) needs
     S      sum of exp(z_i - m)                 all-reduce (sum), one value per token
     z_t    known only to the rank that has t   all-reduce (sum), one value per token
 
-The last two are sums, so they share one message. A mean over tokens is linear in z_t, so the ranks only have to send
-the *total* of z_t - m, a single value. Compare the traffic for n = b s tokens with that of the naive implementation:
+The last two values are sums, so they share one all-reduce. A mean over tokens is linear in z_t, so the ranks only have
+to send the *total* of z_t - m, which is a single value. Compare the traffic for n = b s tokens with that of the naive
+implementation:
 
     gather the logits, then F.cross_entropy     n v elements
     here, reduction="none"                      n (max) + 2 n (sums)
     here, reduction="mean" or "sum"             n (max) + n + 1 (sums)
 
-Maxima are sent in the dtype of the logits, which represents them exactly; sums are computed and sent in float32
-(float64 for float64). Label smoothing also needs sum_i (z_i - m). It enters the loss like z_t and is sent with it.
+Maxima are sent in the dtype of the logits, which represents them exactly. Sums are computed and sent in float32 (or in
+float64, if the logits are float64). Label smoothing also needs sum_i (z_i - m), which enters the loss in the same way
+as z_t and is sent with it.
 
-Each rank sums exp(z_i - m_r) with the maximum m_r of its own shard, while a few rows are in the cache, and multiplies
-the sum by exp(m_r - m) once m is known. So the logits are read once, and nothing of their size is allocated.
+Each rank works on a few rows at a time, so that they stay in the cache. For each row, it finds the maximum m_r of its
+own shard and sums exp(z_i - m_r). Once m is known, it multiplies the sum by exp(m_r - m). So the logits are read from
+memory only once, and no tensor of their size is allocated.
 
 The backward pass sends nothing, because S and m are known: dz_i = (exp(z_i - m) / S - 1[i = t]) dloss. Autograd saves
-the logits and three values per token, and the gradient is a second shard. With `overwrite_logits`, it overwrites the
-logits, so one shard is enough. In float32, forward already stores the exponentials there to avoid computing them twice.
-(Shoeybi et al. 2019, "Megatron-LM", section 3; Milakov and Gimelshein 2018, "Online normalizer calculation for
-softmax"; Megatron: vocab_parallel_cross_entropy.)
+the logits and three values per token, and the gradient needs as much memory as the logits. With `overwrite_logits`, the
+gradient overwrites the logits, so no second shard is allocated. If the logits are float32 or float64, forward already
+overwrites them with the exponentials, to avoid computing these twice. (Shoeybi et al. 2019, "Megatron-LM", section 3;
+Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Megatron: vocab_parallel_cross_entropy.)
 """
 
 from dataclasses import dataclass
@@ -57,21 +60,21 @@ def vocab_parallel_cross_entropy(
     check_target: bool | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Compute `F.cross_entropy` from this rank's logits [.., v/p] and targets [..], ids of the full vocabulary.
+    """Compute `F.cross_entropy` from this rank's logits [.., v/p] and the targets [..], ids of the full vocabulary.
 
     ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing covers the full vocabulary
-    vocab_size          ignore the columns after it, which only pad the vocabulary; their gradient is zero. None: as
-                        the mark `logits.tensor_parallel` says, which `parallel_logits` sets. In a copy without it, such
-                        as `logits.float()`, the logits of padding are still -inf, so it isn't counted, but label
-                        smoothing and targets in the padding then give an infinite loss
-    overwrite_logits    store the exponentials, then the gradient, in the memory of the logits. Nothing else may need
-                        them: another backward pass that uses the saved logits raises RuntimeError
+    vocab_size          the size of the vocabulary without padding. Columns after it are ignored, and their gradient is
+                        zero. None: the size in the mark `logits.tensor_parallel`, which `parallel_logits` sets. A copy
+                        such as `logits.float()` has no mark. Its padding still doesn't count, because it is -inf, but
+                        with label smoothing, or with a target in the padding, the loss is then infinite
+    overwrite_logits    store the exponentials, then the gradient, in the memory of the logits. Nothing else may use the
+                        logits then: if another backward pass needs them, it raises RuntimeError
     check_target        for targets outside the vocabulary, raise IndexError (True) or return NaN in loss and gradient
-                        (False). None: True on a CPU, False on a GPU, where the check would synchronize each call
+                        (False). None: True on a CPU, but False on a GPU, because the check would make the CPU wait
 
-    Returns the loss on every rank, a scalar or [..] for "none", in float32 (float64 for float64); it isn't twice
-    differentiable. Raises ValueError for invalid shapes and options, such as a `vocab_size` or
-    a group that contradicts the mark. (Megatron: same name, but no vocab_size.)
+    Returns the loss on every rank, as a scalar or, with reduction="none", as [..]. Its dtype is float32 (float64 if the
+    logits are float64), and it isn't twice differentiable. Raises ValueError for invalid shapes and options, such as a
+    `vocab_size` or a group that contradicts the mark. (Megatron: same name, but no vocab_size.)
     """
     if logits.dim() == 0 or logits.shape[:-1] != target.shape:
         raise ValueError(
@@ -119,7 +122,7 @@ class Options:
         return min(max(self.vocab_size - self.start, 0), columns)
 
     def hold_exponentials(self, z: Tensor) -> bool:
-        """Return True if forward overwrites z with exp(z - base). It doesn't in dtypes that would round the result."""
+        """Return True if forward overwrites z with exp(z - base), which it only does if z's dtype doesn't round it."""
         return self.overwrite_logits and z.dtype == _sum_dtype(z)
 
 
@@ -161,14 +164,14 @@ def wrong_targets(target: Tensor, options: Options, check: bool | None) -> Tenso
 def forward_of_rows(
     logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (loss, base, factor) for logits [n, v/p]. The loss is [n] for "none", otherwise the total over all rows.
+    """Return (loss, base, factor) for logits [n, v/p]. The loss is [n] if reduction="none", otherwise the total.
 
-    base [n] and factor [n] are for the gradient: softmax = exp(z - base) factor, and NaN for wrong targets. The logits
-    are overwritten if they `hold_exponentials`.
+    The gradient uses base [n] and factor [n], because softmax = exp(z - base) factor. The factor is NaN for wrong
+    targets. The logits are overwritten if `options.hold_exponentials` returns True.
     """
     z = logits[:, : options.width(logits.shape[1])]
     mine, column = _columns(target - options.start, z.shape[1])
-    aimed = z.gather(1, column[:, None])[:, 0] if z.shape[1] else z.new_zeros(len(z))  # [n]; before z is overwritten
+    aimed = z.gather(1, column[:, None])[:, 0] if z.shape[1] else z.new_zeros(len(z))  # [n]; read before z changes
     my_max, my_sum, my_total = _sweep(z, options)  # [n] each
 
     highest = _all_reduce(my_max.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(my_max.dtype)  # [n], m
@@ -177,7 +180,7 @@ def forward_of_rows(
     if options.smooth:
         aimed = aimed + options.smooth * (my_total + z.shape[1] * (base - highest))
     counted = target != options.ignore_index
-    aimed = aimed.masked_fill(~counted, 0).masked_fill(wrong, torch.nan)  # [n], this rank's share
+    aimed = aimed.masked_fill(~counted, 0).masked_fill(wrong, torch.nan)  # [n], this rank's term of the sum
     if options.reduction != "none":
         aimed = aimed.sum().view(1)
     sums = _all_reduce(torch.cat([my_sum * to_highest, aimed]), dist.ReduceOp.SUM, group)  # [n + 1] or [2 n]
@@ -190,7 +193,7 @@ def forward_of_rows(
 def gradient_of_rows(
     dlogits: Tensor, logits: Tensor, target: Tensor, base: Tensor, factor: Tensor, dloss: Tensor, options: Options
 ) -> None:
-    """Write the gradient to dlogits [n, v/p], which may be the logits themselves. dloss is [n], or [1] for all rows."""
+    """Write the gradient to dlogits [n, v/p], which may be the logits. dloss is [n], or [1] if all rows share it."""
     z = logits[:, : options.width(logits.shape[1])]
     dloss = dloss.expand(len(target)).masked_fill(target == options.ignore_index, 0)  # [n]
     mine, column = _columns(target - options.start, z.shape[1])
@@ -229,7 +232,7 @@ def _finite(largest: Tensor) -> Tensor:
 
 
 def _columns(column: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return two tensors for columns [n]: whether this rank has the column, and its index, or 0 if it doesn't."""
+    """Return a bool mask [n] of the columns that this rank has, and `column` [n] with 0 in place of all others."""
     foreign = outside(column, width)
     return ~foreign, column.masked_fill(foreign, 0)
 

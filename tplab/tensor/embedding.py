@@ -1,28 +1,29 @@
 """Chapter 07: the embedding table, sharded by rows, and the output layer that uses the same rows.
 
-Each rank has the rows of the ids from start to stop, with all h columns. It looks up the ids that it has and puts zeros
-where another rank has the row. Then g sums the results, and exactly one rank contributes to each vector.
+Each rank has the rows for ids start to stop - 1, with all h columns. It looks up the ids whose rows it has, and uses
+zeros for all other ids. Then g sums the results over the ranks, and exactly one rank contributes to each vector.
 
     E [v, h], v = 6, p = 2         ids    [  1    4    0  ]
     rank 0: rows 0 1 2      E_0, masked   [ E[1]  0   E[0] ]
     rank 1: rows 3 4 5      E_1, masked   [  0   E[4]  0   ]     -> g -> [ E[1] E[4] E[0] ] on every rank
 
-The output layer also has one vector per token, logits = X E^T, and may use the same E (Press and Wolf 2017). Here E^T
-is split by columns, which makes it a column-parallel layer. The loss of chapter 08 uses its sharded logits directly.
+The output layer, logits = X E^T, also has one vector per id, and it may use the same E (Press and Wolf 2017). E^T is
+split by columns, which makes this a column-parallel layer. The loss of chapter 08 uses the sharded logits directly.
 
     X -> f -> X E_r^T -> logits_r [b, s, v/p]
 
-Both uses add to the gradient of the same parameter, each on the rank that has the row, so tying adds no traffic.
+The lookup and the output layer both add to the gradient of the same parameter. Each does so on the rank that has the
+row, so tying the weights adds no traffic.
 
                        forward                           backward
     embedding          all-reduce of b s h elements      none
     parallel_logits    none (gather: all-gather)         all-reduce of b s h elements
 
 v is padded to a multiple of 128 p, so that all ranks have the same number of rows and matmuls run efficiently. Padding
-is never looked up, trained or saved in a checkpoint: `full_state_dict` returns E [v, h] for any p. Its logits are -inf,
-so no softmax counts it, whatever happens to the logits in between. The weight's mark, `weight.tensor_parallel`, has the
-size of the vocabulary, and so has that of the logits, from which the loss of chapter 08 reads it. (Shoeybi et al. 2019,
-"Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
+is never looked up, trained or saved in a checkpoint, so `full_state_dict` returns E [v, h] for any p. The padding's
+logits are -inf, so any softmax ignores them, no matter how the logits are processed in between. The size of the
+vocabulary is stored in the weight's mark, `weight.tensor_parallel`, and in the logits' mark, where the loss of chapter
+08 finds it. (Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ from tplab.tensor.sharding import Block, ShardedModule, Sharding, check_group
 
 
 def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int:
-    """Return the number of rows of the padded table: `vocab_size` rounded up to a multiple of `multiple` times p.
+    """Return the number of rows of the padded table, which is `vocab_size` rounded up to a multiple of `multiple` * p.
 
     For example, pad_vocab_size(50257, 2) is 50432, which is 197 times 256.
     """
@@ -61,7 +62,7 @@ class VocabParallelEmbedding(ShardedModule):
     init_method      initializes the full table in place; None: normal distribution, as in nn.Embedding
     per_rank_init    draw only this rank's rows (see `tplab.tensor.initialization`)
 
-    Parameter: `weight` [v/p, h], with v padded. Rank r has rows `start` to `stop` - 1. Raises ValueError for a
+    The parameter is `weight` [v/p, h], with v padded. Rank r has rows `start` to `stop` - 1. Raises ValueError for a
     padding_idx outside the vocabulary. (Megatron: same name, but ids outside the vocabulary get a vector of zeros.)
     """
 
@@ -96,7 +97,7 @@ class VocabParallelEmbedding(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize the weight with `init_method` or as `nn.Embedding` does; zeros for padding_idx and padding."""
+        """Reinitialize the weight with `init_method` or like `nn.Embedding`, with zeros for padding_idx and padding."""
         init_parameter(self.weight, self.init_method or nn.init.normal_, self.group, per_rank=self.per_rank_init)
         with torch.no_grad():
             self.weight[max(0, self.num_embeddings - self.start) :].zero_()
@@ -134,18 +135,19 @@ def parallel_logits(
     linear: Callable[..., Tensor] = column_linear,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Return this rank's logits x E_r^T [.., v/p], given x [.., h] (replicated) and its rows of the table [v/p, h].
+    """Return this rank's logits x E_r^T [.., v/p], given x [.., h] (replicated) and its rows E_r [v/p, h] of the table.
 
     bias                    [v/p], this rank's shard of a bias
-    gather                  return all logits [.., v] on every rank, without padding, for sampling: one all-gather
-    vocab_size              the number of ids that aren't padding; None: as the weight's `tensor_parallel` says, or all
+    gather                  return all logits [.., v] on every rank, without padding, with one all-gather (for sampling)
+    vocab_size              number of ids that aren't padding; None: the number in the mark `weight.tensor_parallel`,
+                            or all ids if there is no mark
     async_grad_allreduce    as in ColumnParallelLinear
-    linear                  the matmul; `tplab.sequence.linear.gather_linear` if x has only this rank's tokens
+    linear                  computes the matmul; `tplab.sequence.linear.gather_linear` if x has only this rank's tokens
 
-    Without `gather`, the logits of padding are -inf, and `logits.tensor_parallel` says how they are sharded. For a tied
-    output layer, pass `embedding.weight`. A copy of it, such as `weight.bfloat16()`, has no mark, so it needs
-    `vocab_size`. Raises ValueError without it if the weight was computed from another tensor, and if `vocab_size` or
-    the group contradicts the mark. (Megatron: parallel_lm_logits.)
+    Without `gather`, the logits of padding are -inf, and `logits.tensor_parallel` says how padded logits are sharded.
+    For a tied output layer, pass `embedding.weight`. A copy such as `weight.bfloat16()` has no mark, so it needs
+    `vocab_size`. Raises ValueError if `vocab_size` is missing for a weight that was computed from another tensor, or if
+    `vocab_size` or the group contradicts the mark. (Megatron: parallel_lm_logits.)
     """
     if x.shape[-1:] != weight.shape[-1:]:
         raise ValueError(f"x {list(x.shape)} should be [.., {weight.shape[-1]}], for a table {list(weight.shape)}")
@@ -154,7 +156,7 @@ def parallel_logits(
     own = min(max(vocab_size - rank * rows, 0), rows)  # this rank's rows that aren't padding
     if own < rows and not gather:
         bias = torch.zeros_like(weight[:, 0]) if bias is None else bias.clone()
-        bias[own:] = -torch.inf  # added in the matmul, so it takes no memory
+        bias[own:] = -torch.inf  # added in the matmul, so no extra memory is needed
     logits = linear(x, weight, bias, group, async_grad_allreduce)  # [.., v/p]
     if gather:
         return gather_from_region(logits, group)[..., :vocab_size]
@@ -165,13 +167,13 @@ def parallel_logits(
 
 
 def vocabulary(name: str, shard: Tensor, dim: int, vocab_size: int | None, group: ProcessGroup | None) -> int:
-    """Return the size of the vocabulary of which a table has one row, or logits one column, per id.
+    """Return the size of the vocabulary, given a shard of a table (one row per id) or of logits (one column per id).
 
     dim            the dimension that is sharded
-    vocab_size     the size if the caller gave it; None: the size in the mark `shard.tensor_parallel`. Without a mark,
+    vocab_size     the size that the caller passed; None: the size in the mark `shard.tensor_parallel`. Without a mark,
                    nothing is padding.
-    Raises ValueError if the caller's size or group contradicts the mark, if the size doesn't fit the shards, or if it
-    is unknown and the table was computed from another tensor, which may have had a mark.
+    Raises ValueError if the caller's size or group contradicts the mark, if the size doesn't fit the shards, or if the
+    size is unknown and the table was computed from another tensor, which may have had a mark.
     """
     check_group(name, shard, group)
     columns, p = shard.shape[dim], rank_and_size(group)[1]

@@ -1,10 +1,10 @@
-"""Chapter 04: convert full checkpoints to shards and back, for any module whose shards have `param.tensor_parallel`.
+"""Chapter 04: convert full checkpoints to shards and back, for modules that mark shards with `param.tensor_parallel`.
 
     full_state_dict        shards on p ranks  ->  the state_dict of the unsharded module, on every rank
     load_full_state_dict   that state_dict    ->  each rank's shards, for any p
 
-So you can continue on 2 ranks what was trained on 4: `load_full_state_dict(model_2, full_state_dict(model_4))`. You can
-also compare a sharded layer with plain torch, which is what Megatron's tests kept `master_weight` for.
+So you can train on 4 ranks and continue on 2: `load_full_state_dict(model_2, full_state_dict(model_4))`. You can also
+compare a sharded layer with plain torch, which Megatron's tests used `master_weight` for.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
 
     All ranks of the group must call it, because it runs one all-gather per sharded parameter. Replicated parameters and
     buffers are copied from this rank. The returned tensors share no memory with the module. If `fully_shard` (FSDP2)
-    split them again, all of its ranks must call it, too. Raises ValueError if the shards are on other ranks than those
-    of the group.
+    has split the parameters further, all of its ranks must call it, too. Raises ValueError if the shards are on
+    different ranks than the group's.
     """
     world_size = rank_and_size(group)[1]
     state, own = {}, module.state_dict(keep_vars=True)
@@ -49,9 +49,9 @@ def load_full_state_dict(
 ) -> None:
     """Copy a full state_dict, from `full_state_dict` or from a plain torch module, into the module's shards.
 
-    There is no communication: each rank takes its shards of the same `state`, which isn't modified. Raises ValueError
-    if a tensor doesn't have the shape of the full parameter or the shards are on other ranks than those of the group
-    and, like `torch.nn.Module.load_state_dict`, RuntimeError if `strict` is set and the names differ.
+    There is no communication, because each rank takes its shards of the same `state`, which isn't modified. Raises
+    ValueError if a tensor doesn't have the full parameter's shape, or if the shards are on different ranks than the
+    group's. Like `torch.nn.Module.load_state_dict`, raises RuntimeError if `strict` is set and the names differ.
     """
     rank, world_size = rank_and_size(group)
     own = module.state_dict(keep_vars=True)
@@ -67,9 +67,10 @@ def load_full_state_dict(
 
 
 def is_on_ranks_of_shards(name: str, parameter: DTensor) -> bool:
-    """Return True if the DTensor's local tensor is this rank's shard, False if it is split further, as by FSDP2.
+    """Return True if the DTensor's local tensor is this rank's shard, or False if it is split further, as by FSDP2.
 
-    Raises ValueError if its mesh has only some of the ranks that have the shards, or others besides them.
+    Raises ValueError if the ranks of the shards are unknown, or if the DTensor's mesh neither has exactly these ranks
+    nor has just one rank in common with them.
     """
     sharding, mesh = _sharding_of(parameter), set(parameter.device_mesh.mesh.flatten().tolist())
     if sharding is None:
@@ -106,7 +107,7 @@ def _as_dtensor(name: str, shard: Tensor, own: DTensor) -> DTensor:
     mesh, placements, shard = own.device_mesh, own.placements, shard.to(own.device)
     if is_on_ranks_of_shards(name, own):
         return DTensor.from_local(shard, mesh, placements, run_check=False, shape=own.shape, stride=own.stride())
-    return distribute_tensor(shard, mesh, placements, src_data_rank=None)  # each rank takes its part of its own tensor
+    return distribute_tensor(shard, mesh, placements, src_data_rank=None)  # each rank takes a slice of its own copy
 
 
 def _check_is_whole(name: str, given: Tensor, own: list[int], sharding: Sharding, world_size: int) -> None:

@@ -13,7 +13,7 @@ State = dict[str, Tensor]  # the generators' states, as bytes: "cpu", and "cuda"
 
 
 def generators_in_use() -> dict[str, torch.Generator]:
-    """Return the generators that torch draws from: the CPU's and, if a GPU is in use, that of this rank's GPU."""
+    """Return the generators that torch draws from: the CPU's generator and, if a GPU is in use, this rank's GPU's."""
     generators = {"cpu": torch.default_generator}
     if torch.cuda.is_initialized() or device().type == "cuda":
         torch.cuda.init()

@@ -1,9 +1,10 @@
-"""Chapter 02: modules that have a process group, and still can be copied and pickled.
+"""Chapter 02: modules that have a process group and can still be copied and pickled.
 
-A process group is a set of connections between running processes, so it can be neither copied nor pickled. A copy uses
-the same group. A pickle, such as that of `torch.save(model)`, stores the group's ranks in its place, and unpickling
-looks for a group with these ranks in its own process. It raises RuntimeError if there is none, because a shard without
-its group would compute as if it were the full layer.
+A process group is a set of connections between running processes, so it can be neither copied nor pickled. A copy of a
+module uses the same group. A pickle, such as a file written by `torch.save(model)`, stores the ranks of the group
+instead. Unpickling then looks for a group with these ranks in the current process. If there is none, or if the process
+has a different rank, it raises RuntimeError, because a shard without its group would compute as if it were the full
+layer.
 """
 
 import copy
@@ -17,7 +18,7 @@ from tplab.collectives.by_hand import rank_and_size
 
 
 class SavedGroup(NamedTuple):
-    """A process group in a pickle: the global ranks of its members, and that of the process that pickled it."""
+    """Stands in for a process group in a pickle: the members' global ranks, and that of the process that pickled it."""
 
     ranks: tuple[int, ...]
     rank: int
@@ -42,8 +43,8 @@ class GroupModule(nn.Module):
 
 
 def group_ranks(group: ProcessGroup | None = None) -> tuple[int, ...]:
-    """Return the global ranks of a process group, in the group's order. Without any process group, this is (0,)."""
-    rank_and_size(group)  # an error on a rank that isn't a member
+    """Return the global ranks of a process group, in the group's order, or (0,) if there isn't any process group."""
+    rank_and_size(group)  # raises ValueError on a rank that isn't a member
     return tuple(dist.get_process_group_ranks(group)) if dist.is_available() and dist.is_initialized() else (0,)
 
 

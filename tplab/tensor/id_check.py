@@ -4,15 +4,15 @@ Each rank masks the ids that aren't among its rows and assumes that another rank
 would become a vector of zeros, and a target that no rank has would get log-sum-exp as its loss. Both look like ordinary
 values, so training would continue. That's why all ids are checked first:
 
-    "now"      IndexError in this call. The default on a CPU. On a GPU, each call would have to synchronize.
-    "later"    NaN in this call, and IndexError in the next one. The default on a GPU.
+    "now"      raises IndexError in this call; the default on a CPU. On a GPU, each call would have to synchronize.
+    "later"    returns NaN in this call, and raises IndexError in the next one; the default on a GPU.
 
 "later" copies three numbers from the GPU asynchronously and reads them when the next call begins. By then, the GPU has
 long finished the copy and still has the rest of the step in its queue, so the CPU and the GPU don't wait for each
 other. All ranks see the same ids, so they raise in the same call. Until then, results are NaN and can't be mistaken for
 valid ones. Plain torch would kill the process with a device-side assert.
 
-A compiled graph supports neither: `torch._assert_async` aborts the program without naming the id.
+A compiled graph supports neither. It uses `torch._assert_async`, which stops the program without naming the id.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def raise_first(what: str, ids: Tensor, wrong: Tensor, size: int) -> None:
 
 
 class IdCheck:
-    """Check the ids of each call, "now" or "later" (in the next call). If `when` is None, it depends on the device."""
+    """Checks the ids of a call "now", or "later" when the next call begins. If `when` is None, the device decides."""
 
     def __init__(self, size: int, when: When | None = None) -> None:
         if when not in (None, "now", "later"):
@@ -66,7 +66,7 @@ class IdCheck:
     def __call__(self, ids: Tensor) -> Tensor | None:
         """Check the ids. Return None if the check is complete, or a bool mask [..] of wrong ids if it is still pending.
 
-        Raises IndexError for an id of this call ("now") or of the previous call ("later").
+        Raises IndexError for a wrong id in this call ("now") or in the previous call ("later").
         """
         self.raise_late()
         when = self.when or ("later" if ids.is_cuda else "now")
@@ -75,7 +75,7 @@ class IdCheck:
             raise_first("id", ids, wrong, self.size)
             return None
         if ids.numel() and not ids.is_meta:
-            report = _first(ids, wrong).to("cpu", non_blocking=True)  # into pinned memory, if from a GPU
+            report = _first(ids, wrong).to("cpu", non_blocking=True)  # from a GPU, into pinned memory
             event = torch.cuda.current_stream(ids.device).record_event() if ids.is_cuda else None
             self._report = report, event, ids.shape
         return wrong
@@ -101,5 +101,5 @@ class IdCheck:
 def _first(ids: Tensor, wrong: Tensor) -> Tensor:
     """Return [1 if any id is wrong, flat index of the first wrong id, that id], on the device of the ids."""
     flat = wrong.reshape(-1).to(torch.uint8)
-    place = flat.argmax()  # the first of equal maxima
+    place = flat.argmax()  # argmax returns the first of several equal maxima
     return torch.stack([flat.take(place).long(), place, ids.reshape(-1).take(place).long()])

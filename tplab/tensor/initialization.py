@@ -1,13 +1,14 @@
 """Chapter 04: initialize a shard from a master weight, or draw it separately on each rank.
 
     master      each rank draws the full W [out, in] from the same seed and keeps its shard; W is the same for every p
-    per rank    each rank draws only its shard, from its own seed and with the std of the full W; no rank ever has W
+    per rank    each rank draws only its shard, from its own seed, with the std of the full W; no rank ever has all of W
 
-Both need the same seed on all ranks (`torch.manual_seed(1)`), and leave all ranks in the same random state, so that
-replicated parameters are equal.
+Both methods need the same seed on all ranks (`torch.manual_seed(1)`). They leave all ranks in the same random state, so
+that replicated parameters are equal.
 
-Drawing per rank is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), and an init method that sees the shard
-[out/p, in] uses out/p instead of out: 0.0255 instead of 0.0198 at p = 2. With equal seeds, all shards would be equal.
+Drawing per rank is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), but an init method that sees only the shard
+[out/p, in] uses out/p instead of out. For W [4096, 1024] and p = 2, it gets 0.0255 instead of 0.0198. And if the ranks
+drew with equal seeds, all shards would be equal.
 """
 
 import math
@@ -30,17 +31,18 @@ InitMethod = Callable[[Tensor], object]
 def init_parameter(
     parameter: nn.Parameter, init_method: InitMethod, group: ProcessGroup | None = None, *, per_rank: bool = False
 ) -> None:
-    """Fill a parameter in place, as `init_method(tensor)` (in the style of `torch.nn.init`) would fill the full one.
+    """Fill a parameter in place the way `init_method`, such as one from `torch.nn.init`, fills the full parameter.
 
-    A replicated parameter is filled on every rank. A shard (`parameter.tensor_parallel`) gets its part of the master
-    weight, or is drawn directly if `per_rank`. Then `init_method` must consist of in-place draws and arithmetic with
-    numbers, otherwise ValueError is raised. For example, orthogonal_ needs the full matrix.
+    A replicated parameter is filled on every rank. A shard (`parameter.tensor_parallel`) gets its slice of the master
+    weight, or is drawn directly if `per_rank` is set. In that case, `init_method` may use only in-place draws and
+    arithmetic with numbers; anything else raises ValueError. For example, orthogonal_ can't be used, because it needs
+    the full matrix.
     """
     check_group("the parameter", parameter, group)
     rank, world_size = rank_and_size(group)
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     shape = list(parameter.shape) if sharding is None else sharding.whole_shape(parameter.shape, world_size)
-    if sharding is None or (world_size == 1 and shape == list(parameter.shape)):  # padded shards are larger
+    if sharding is None or (world_size == 1 and shape == list(parameter.shape)):  # a padded shard is larger
         init_method(parameter)
         return
     if not per_rank or world_size == 1:
@@ -82,7 +84,7 @@ def init_linear(
 
 def _draw_shard(parameter: Tensor, shape: list[int], init_method: InitMethod, seed: int) -> None:
     """Call the init method with a tensor of the full shape, but fill only the shard."""
-    stand_in = parameter.new_empty(shape, device="meta")  # no memory, only the shape that determines the std
+    stand_in = parameter.new_empty(shape, device="meta")  # has only the shape, which determines the std, but no memory
     with _DrawOnShard(parameter, seed) as drawing:
         init_method(stand_in)
     if not drawing.started:  # trunc_normal_ and orthogonal_ return immediately if a tensor has no memory

@@ -5,11 +5,11 @@ all tokens at the start, and each step writes its keys and values in place:
 
     keys [b, kv_heads/p, max_length, d]      | k0 | k1 | k2 | new |  .  |  .  |     length 3 -> 4
 
-Each rank caches its own K and V heads without any communication, so p ranks share the memory.
+Each rank caches its own K and V heads, so the memory is divided over the p ranks, and there is no communication.
 
     bytes of one layer on one rank  =  2 b max_length d (kv_heads/p) times the element size
 
-With fewer K and V heads than ranks, each rank caches one head, so more ranks don't make the cache smaller.
+If there are fewer K and V heads than ranks, each rank caches one head, so adding ranks doesn't make the cache smaller.
 """
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 class KVCache:
     """Cache of one layer's keys and values on this rank, [b, heads, max_length, d], filled up to `length`.
 
-    Created by `ParallelAttention.new_cache`. Supports only generation, without gradients.
+    Create it with `ParallelAttention.new_cache`. It supports only generation, without gradients.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class KVCache:
         return self._values[:, :, : self.length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [b, heads, s, d] of s new tokens in place; return views of all cached ones.
+        """Append the keys and values [b, heads, s, d] of s new tokens in place. Return views of all cached ones.
 
-        Raises ValueError if they don't fit, RuntimeError if they require a gradient, which the next write would break.
+        Raises ValueError if they don't fit, and RuntimeError if they require a gradient, because the next write would
+        break it.
         """
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise RuntimeError(
@@ -73,7 +74,7 @@ class KVCache:
         return self.keys, self.values
 
     def truncate(self, length: int = 0) -> None:
-        """Keep only the first `length` tokens and free the slots of the rest. Raises ValueError if there are fewer."""
+        """Keep only the first `length` tokens and free the other slots. Raises ValueError if fewer are cached."""
         if not 0 <= length <= self.length:
             raise ValueError(f"can't keep {length} of {self.length} cached tokens")
         self.length = length

@@ -1,22 +1,25 @@
 """Chapter 04: a linear layer, Y = X A + b, on p ranks.
 
-Column-parallel: split A [in, out] by columns. Each rank takes the full X and computes complete columns of Y.
+Column-parallel: we split A [in, out] by columns. Each rank takes the full X and computes complete columns of Y. (f and
+g are the operators of chapter 03.)
 
     X [ A_0 | A_1 ] + [ b_0 | b_1 ] = [ X A_0 + b_0 | X A_1 + b_1 ]          X -> f -> matmul, + b_r -> Y_r
 
-Row-parallel: split A by rows, and X by columns to match. Each rank computes one term of the full Y, and g sums them.
+Row-parallel: we split A by rows, and X by columns to match. Each rank computes one term of the full Y, and g sums the
+terms.
 
     [ X_0 | X_1 ] [ A_0 ]
                   [ A_1 ] + b = X_0 A_0 + X_1 A_1 + b                        X_r -> matmul -> g, + b -> Y
 
-torch stores A transposed, as weight [out, in]. So column-parallel shards dim 0 of `weight` and `bias`. Row-parallel
-shards dim 1 of `weight` and replicates `bias`, which is added once, after the sum.
+torch stores A transposed, as weight [out, in]. So a column-parallel layer shards dim 0 of `weight` and `bias`. A
+row-parallel layer shards dim 1 of `weight` and replicates `bias`, which is added once, after the sum.
 
     layer     forward traffic                        backward traffic
     column    none (gather_output: all-gather Y)     all-reduce of dX, as many elements as X
     row       all-reduce of Y                        none (input_is_parallel=False: all-gather dX)
 
-If all ranks set the same seed before creating layers, every p gets the same matrix (`tplab.tensor.initialization`).
+If all ranks set the same seed before creating layers, the matrix is the same for every p
+(`tplab.tensor.initialization`).
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
@@ -43,7 +46,7 @@ class LayerOptions(TypedDict, total=False):
     init_method      initializes the full weight in place; None: as `nn.Linear` does
     per_rank_init    draw only this rank's shard (see `tplab.tensor.initialization`)
     region           how x enters and y leaves the layer (see `tplab.tensor.region`)
-    group            the ranks that share the layer; None: all
+    group            the ranks that share the layer; None: all ranks
     """
 
     init_method: InitMethod | None
@@ -55,7 +58,7 @@ class LayerOptions(TypedDict, total=False):
 
 
 class _ParallelLinear(ShardedModule):
-    """Base class of both layers: a weight sharded along `dim`, its initialization, and conversion to `nn.Linear`."""
+    """Base class of both layers. Shards a weight along `dim`, initializes it, and converts from and to `nn.Linear`."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -99,7 +102,7 @@ class _ParallelLinear(ShardedModule):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
-        """Shard an `nn.Linear` that is equal on all ranks, without communication. Options as in the constructor."""
+        """Shard an `nn.Linear` that is equal on all ranks, without communication. For options, see the constructor."""
         options.setdefault("dtype", linear.weight.dtype)
         device = options.pop("device", linear.weight.device)
         bias = linear.bias is not None
@@ -108,7 +111,7 @@ class _ParallelLinear(ShardedModule):
         return layer.requires_grad_(linear.weight.requires_grad).train(linear.training)
 
     def to_linear(self) -> nn.Linear:
-        """Return the full layer as an `nn.Linear` on every rank. All ranks must call it: one all-gather per shard."""
+        """Return the full layer as an `nn.Linear` on every rank. All ranks must call this to gather the shards."""
         bias, weight = self.bias is not None, self.weight
         linear = nn.Linear(self.in_features, self.out_features, bias, device="meta", dtype=weight.dtype)
         linear.load_state_dict(full_state_dict(self, self.group), assign=True)
@@ -129,15 +132,15 @@ class _ParallelLinear(ShardedModule):
 class ColumnParallelLinear(_ParallelLinear):
     """Y = X A + b with A split by columns. Maps x [.., in] (replicated) to this rank's columns of y, [.., out/p].
 
-    gather_output           return the full y [.., out] on every rank: one all-gather
+    gather_output           return the full y [.., out] on every rank, with one all-gather
     skip_bias_add           return (y without bias, bias), so that the caller can add the bias later
     stride                  A consists of `stride` matrices side by side, each of which is split
-    async_grad_allreduce    in backward, overlap the all-reduce of dX with computing dW. The layer is then not twice
-                            differentiable, and under autocast the sum is taken in the lower precision. torch.compile
-                            schedules them itself, with or without this option.
+    async_grad_allreduce    in backward, overlap the all-reduce of dX with the computation of dW. The layer is then not
+                            twice differentiable, and under autocast dX is summed in the lower precision. torch.compile
+                            ignores this option and schedules both by itself
     options                 see `LayerOptions`
 
-    Raises ValueError if out_features isn't divisible by stride and p. (Megatron: the same name.)
+    Raises ValueError if out_features isn't divisible by stride times p. (Megatron: the same name.)
     """
 
     def __init__(
@@ -165,19 +168,19 @@ class ColumnParallelLinear(_ParallelLinear):
         if self.gather_output:
             y = gather_from_region(y, self.group, stride=self.stride)  # [.., out]
             if self.skip_bias_add and bias is not None:
-                bias = gather_from_region(bias, self.group, stride=self.stride)  # [out], to fit y
+                bias = gather_from_region(bias, self.group, stride=self.stride)  # [out], to match y
         return (y, bias) if self.skip_bias_add else y
 
 
 class RowParallelLinear(_ParallelLinear):
     """Y = X A + b with A split by rows. Maps this rank's columns of x, [.., in/p], to the full y [.., out], replicated.
 
-    input_is_parallel             False: x [.., in] is replicated, and each rank takes its part of it
+    input_is_parallel             False: x [.., in] is replicated, and each rank takes its own slice
     skip_bias_add                 return (y without bias, bias)
     stride                        A consists of `stride` matrices stacked vertically, each of which is split, like x
     options                       see `LayerOptions`
 
-    Raises ValueError if in_features isn't divisible by stride and p. (Megatron: the same name.)
+    Raises ValueError if in_features isn't divisible by stride times p. (Megatron: the same name.)
     """
 
     def __init__(

@@ -1,15 +1,15 @@
 """Chapter 08: the output layer fused with its loss, in blocks of tokens, so that all logits never exist at once.
 
-With the loss of `tplab.tensor.cross_entropy`, a rank has one or two shards of logits, [n, v/p]. For a vocabulary of
-128256, 8 ranks and 8192 tokens in bfloat16, each takes 263 MB. Only the loss reads the logits, so they can be computed,
-used and discarded in blocks of tokens:
+With the loss of `tplab.tensor.cross_entropy`, a rank needs memory for one or two shards of logits, [n, v/p]. For a
+vocabulary of 128256, 8 ranks and 8192 tokens in bfloat16, each shard takes 263 MB. Only the loss reads the logits, so
+they can be computed, used and discarded in blocks of tokens:
 
     for each block X_b [c, h]      Z = X_b E_r^T [c, v/p],   its loss, and dZ over Z        (two all-reduces, 2 c + 1)
                                    dX_b = dZ E_r [c, h],     dE_r += dZ^T X_b [v/p, h]
 
-So the gradients are ready at the end of forward. The backward pass multiplies them by dloss, and f sums dX. As usual,
-this takes three matmuls, and the traffic is the same except for one more value per block. Each block reads and writes
-dE_r once, so very small blocks are slow.
+So the gradients are ready at the end of forward. The backward pass multiplies them by dloss and, to apply f, sums dX
+over the ranks. Like the unfused version, this takes three matmuls, and the traffic is the same except for one more
+value per block. Each block reads and writes dE_r once, so very small blocks are slow.
 
     memory beyond x, E_r, their gradients:     c v/p  instead of  n v/p
 (Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is computed on several ranks.)
@@ -48,13 +48,14 @@ def parallel_linear_cross_entropy(
     """Compute vocab_parallel_cross_entropy(parallel_logits(x, weight), target) for x [.., h] and weight [v/p, h].
 
     tokens_at_once    c, the number of tokens per block; None: `default_tokens_at_once`
-    vocab_size        the number of ids that aren't padding; None: as the weight's `tensor_parallel` says, or all
+    vocab_size        number of ids that aren't padding; None: the number in the mark `weight.tensor_parallel`, or, if
+                      there is no mark, all ids
     sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
     All other options, and the result, are as in `vocab_parallel_cross_entropy`.
 
     The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
     second backward raises RuntimeError, because the first one multiplies the gradients in place. Raises ValueError for
-    reduction="none", because it has a separate dloss for each token.
+    reduction="none", because each token would then have its own dloss, which forward doesn't know.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
@@ -69,15 +70,16 @@ def parallel_linear_cross_entropy(
     wrong = wrong_targets(target, options, check_target)
     x, weight = in_autocast_dtype(x, weight)
     with torch.autocast(x.device.type, enabled=False):
-        # in evaluation, parameters still require gradients, and inside of forward, gradients are always disabled
+        # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
         needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight)]
         return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, needed, sum_gradient, group)
 
 
 def default_tokens_at_once(columns: int) -> int:
-    """Return the number of tokens per block for a shard of `columns` = v/p ids: 4 million logits, or 512 tokens.
+    """Return the number of tokens per block for a shard of `columns` = v/p ids.
 
-    Larger blocks need more memory, and smaller ones more all-reduces, which wait for the slowest rank each time.
+    A block has about 4 million logits, but at least 512 tokens. Larger blocks need more memory. Smaller blocks need
+    more all-reduces, each of which waits for the slowest rank.
     """
     return max(512, 2**22 // columns)
 
@@ -93,7 +95,7 @@ class _LinearCrossEntropy(Function):
         need_dx, need_dw = needed
         dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None  # [n, h]
         dw: Tensor | None = None  # [v/p, h]
-        logits = rows.new_empty(min(tokens_at_once, len(rows)), len(weight))  # [c, v/p], the same memory for all blocks
+        logits = rows.new_empty(min(tokens_at_once, len(rows)), len(weight))  # [c, v/p], memory reused by all blocks
         total: Tensor | float = 0.0
         for first in range(0, max(1, len(rows)), tokens_at_once):
             block = slice(first, first + tokens_at_once)
@@ -103,7 +105,7 @@ class _LinearCrossEntropy(Function):
             if not (need_dx or need_dw):
                 continue
             dloss = 1 / count.to(loss.dtype).view(1)
-            gradient_of_rows(z, z, target[block], base, factor, dloss, options)  # z is dz now
+            gradient_of_rows(z, z, target[block], base, factor, dloss, options)  # now z contains dz
             if dx is not None:
                 torch.mm(z, weight, out=dx[block])  # [c, h], partial
             if need_dw:

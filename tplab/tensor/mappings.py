@@ -1,8 +1,8 @@
 """Chapter 03: the conjugate operators f and g, scatter and gather.
 
 Wherever a replicated tensor meets a sharded computation, one of four operators connects them. They come in two pairs.
-The backward of each is the forward of its partner, because the transpose of a sum over the ranks is a copy to each of
-them.
+The backward of each operator is the forward of its partner, because the transpose of a sum over the ranks is a copy to
+each rank.
 
               forward                                      backward
     f         x [.., h] replicated -> the same             dx = all-reduce(dy), dy [.., h] partial
@@ -12,18 +12,19 @@ them.
     gather    y = all-gather(x), x [.., h/p]               dy [.., h] replicated -> my part [.., h/p]
 
 Replicated means that every rank has the same full tensor. Partial means that every rank has one term of a sum. Each
-operator runs one collective: g and gather in forward, f and scatter in backward. In a ring, each rank sends 2(p-1)/p of
-the full tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather.
+operator runs one collective: g and gather run it in forward, f and scatter in backward. In a ring, each rank sends
+2(p-1)/p of the full tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather.
 
 As in Megatron and torch's DTensor, sums have the dtype of the tensor. In bfloat16, each of the p terms and each
-intermediate sum has 8 bits of precision (256 + 1 = 256). For more, cast to float32 before g, which doubles the traffic.
+intermediate sum has only 8 bits of precision, so 256 + 1 = 256. For more precision, cast to float32 before g, which
+doubles the traffic.
 
-No operator writes into its input, because collectives run on a contiguous copy. Treat results as read-only, like those
-of torch's `contiguous` and `reshape`: f returns a view of its input, and with a single rank, or without a process
-group, each operator returns its input itself. Otherwise, g, scatter and gather return new memory. torch.compile
-captures the operators in one graph, because it replaces `dist.all_reduce` by the functional form of the collective.
-(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3; megatron/core/tensor_parallel/mappings.py, where the names
-end in `_tensor_model_parallel_region`.)
+Except for `reduce_fresh`, no operator writes to its input, because collectives run on a contiguous copy. Treat results
+as read-only, like those of torch's `contiguous` and `reshape`, because they may share memory with the input: f returns
+a view of its input, and with a single rank, or without a process group, each operator returns the input itself.
+Otherwise, g, scatter and gather return new memory. torch.compile captures the operators in one graph, because it
+replaces `dist.all_reduce` with the functional form of the collective. (Shoeybi et al. 2019, "Megatron-LM", section 3
+and figure 3; megatron/core/tensor_parallel/mappings.py, where the names end in `_tensor_model_parallel_region`.)
 """
 
 from typing import Any
@@ -41,41 +42,41 @@ from tplab.tensor.sharding import shard, unshard
 def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Operator f: return x [..] (replicated) unchanged. In backward, all-reduce the gradient dy [..].
 
-    Use it where a replicated x enters a sharded computation, because each rank's gradient of x covers only its own
-    shard.
+    Use it where a replicated x enters a sharded computation. There, each rank's gradient of x comes only from its own
+    shard, so the gradients have to be summed.
     """
     return x if rank_and_size(group)[1] == 1 else _Copy.apply(x, group)
 
 
 def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Operator g: return the sum of x [..] over all ranks, by an all-reduce. In backward, return dy [..] unchanged.
+    """Operator g: return the sum of x [..] over all ranks, using an all-reduce. In backward, return dy [..] unchanged.
 
-    Use it where a sharded computation ends in a sum. The backward needs no reduction, because all ranks have the same
+    Use it where a sharded computation ends in a sum. Backward doesn't need a reduction, because all ranks have the same
     dy.
     """
     return x if rank_and_size(group)[1] == 1 else _Reduce.apply(x, group)
 
 
 def reduce_fresh(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Operator g, overwriting x [..] with the sum, which saves a copy.
+    """Operator g, but overwrite x [..] with the sum where possible, which saves a copy.
 
-    Only for a tensor that nothing else uses, such as the output of a matmul: whatever reads x later gets the sum.
+    Use it only for a tensor that nothing else uses, such as a matmul's output, because later reads of x get the sum.
     """
     return x if rank_and_size(group)[1] == 1 else _Reduce.apply(x, group, not torch.compiler.is_compiling())
 
 
 def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
-    """Return this rank's part [.., h/p] of x [.., h], which is replicated. In backward, all-gather dy to [.., h].
+    """Return this rank's shard [.., h/p] of x [.., h], which is replicated. In backward, all-gather dy to [.., h].
 
-    `stride` is as in `tplab.tensor.sharding`. Raises ValueError if h isn't divisible by p.
+    `stride` has the same meaning as in `tplab.tensor.sharding`. Raises ValueError if h isn't divisible by p.
     """
     return x if rank_and_size(group)[1] == 1 else _Scatter.apply(x, group, stride)
 
 
 def gather_from_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
-    """All-gather the ranks' parts x [.., h/p] to [.., h] on every rank. In backward, return this rank's part of dy.
+    """All-gather the ranks' shards x [.., h/p] to [.., h] on every rank. In backward, return this rank's shard of dy.
 
-    `stride` is as in `tplab.tensor.sharding`.
+    `stride` has the same meaning as in `tplab.tensor.sharding`.
     """
     return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, stride)
 
@@ -129,14 +130,14 @@ class _Gather(Function):
 
 
 def all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Return the sum of x over the ranks in a new tensor, unlike `dist.all_reduce`. Not differentiable: use g."""
+    """Return the sum of x over the ranks in a new tensor, unlike `dist.all_reduce`. Only g is differentiable."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
 def all_gather(x: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
-    """Return a list of x from every rank, in rank order. Not differentiable: use gather for that."""
+    """Return a list of x from every rank, in rank order. It isn't differentiable, unlike `gather_from_region`."""
     x = x.contiguous()
     parts = [torch.empty_like(x) for _ in range(rank_and_size(group)[1])]
     dist.all_gather(parts, x, group=group)

@@ -8,11 +8,11 @@ activation is element-wise, so each rank applies it to its own columns, and noth
 If we split A by rows instead, each rank would have one term of X A, and act(P + Q) isn't act(P) + act(Q).
 
 SwiGLU has two matrices in the first layer, the gate G and the value U: Z = (silu(X G) * X U) B. They form one
-column-parallel layer of width 2 f with stride 2, so that each rank has the same columns of both.
+column-parallel layer of width 2 f with stride 2, so that each rank has the same columns of G and U.
 
-Traffic: one all-reduce of b s h elements in forward (g), one in backward (f). Gathering Y and splitting it again would
-take four collectives. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a; Shazeer 2020, "GLU variants";
-Megatron: ParallelMLP, MLP.)
+Traffic: there is one all-reduce of b s h elements in forward (g) and one in backward (f). Gathering Y and splitting it
+again would take four collectives. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a; Shazeer 2020, "GLU
+variants"; Megatron: ParallelMLP, MLP.)
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class ParallelMLP(nn.Module):
     ffn_hidden_size       f, the inner width; None: 4 h
     activation            "gelu" (exact), "gelu_tanh" or "swiglu"
     skip_bias_add         return (z without bias, bias)
-    output_init_method    initializes the full B in place; None: `init_method` (GPT-2, Megatron: scaled by 1/sqrt(2 L))
+    output_init_method    initializes the full B in place; None: `init_method` (GPT-2 and Megatron scale by 1/sqrt(2 L))
     async_grad_allreduce  as in ColumnParallelLinear
     options               see `LayerOptions`; `init_method` initializes the full A, or the full [G | U]
 

@@ -1,21 +1,24 @@
 """Chapter 06: queries, keys and values in one matmul, X [Wq; Wk; Wv]^T, with complete heads on each rank.
 
-The three matrices are stacked vertically, as in `nn.MultiheadAttention`, and each of them is split by heads:
+The three matrices are stacked vertically, as in `nn.MultiheadAttention`, and each matrix is split by heads:
 
-    4 heads, 2 of K and V      p = 2     rank 0  [ q0 q1 | k0 | v0 ]     rank 1  [ q2 q3 | k1 | v1 ]
+    4 Q heads, 2 KV heads      p = 2     rank 0  [ q0 q1 | k0 | v0 ]     rank 1  [ q2 q3 | k1 | v1 ]
 
                                p = 4     rank 0  [ q0 | k0 | v0 ]        rank 2  [ q2 | k1 | v1 ]
                                          rank 1  [ q1 | k0 | v0 ]        rank 3  [ q3 | k1 | v1 ]
 
 If we split the stack in the middle instead, [ q0 q1 q2 q3 | k0 k1 v0 v1 ], rank 0 would use queries as keys. A new
-model would still train, because its rows are random, but it couldn't load a trained checkpoint or run with another p.
-(Megatron sorts the rows by groups of heads, q0 q1 k0 v0 | q2 q3 k1 v1, so that one plain split is correct.)
+model would still train, because its rows are random anyway, but it couldn't load a trained checkpoint or run with a
+different p. (Megatron sorts the rows by groups of heads, q0 q1 k0 v0 | q2 q3 k1 v1, so that one plain split is
+correct.)
 
-Grouped-query attention has fewer K and V heads than Q heads (Ainslie et al. 2023, arXiv 2305.13245). If it also has
-fewer than p, then c = p / num_kv_heads neighboring ranks have copies of the same head. Each copy sees only its rank's
-queries, so dWk and dWv are summed over the c ranks, which keeps the copies equal. This is f, applied to a weight.
+Grouped-query attention has fewer K and V heads than Q heads (Ainslie et al. 2023, arXiv 2305.13245). If there are also
+fewer K and V heads than ranks, then c = p / num_kv_heads neighboring ranks have copies of the same head. Each copy sees
+only its rank's queries, so dWk and dWv are summed over the c ranks, which keeps the copies equal. In other words, f
+(chapter 03) is applied to a weight.
 
-    backward traffic: all-reduce of dX over p, as many elements as X; with copies also dWk, dWv [2 d, in] over c ranks
+Traffic: in backward, dX, which has as many elements as X, is all-reduced over the p ranks. If heads are copied, dWk and
+dWv [2 d, in] are also all-reduced, over c ranks.
 """
 
 from functools import cache
@@ -36,9 +39,9 @@ from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide
 
 
 def heads_on_rank(num_heads: int, num_kv_heads: int, world_size: int) -> tuple[int, int]:
-    """Return (Q heads per rank, K and V heads per rank). Raises ValueError, listing the valid p, if p doesn't work.
+    """Return (Q heads per rank, K and V heads per rank). If p doesn't work, raise ValueError with the values that do.
 
-    Head i of Q uses head i // (num_heads / num_kv_heads) of K and V, which is on the same rank.
+    Head i of Q uses head i // (num_heads / num_kv_heads) of K and V, and both heads are on the same rank.
     """
     if min(num_heads, num_kv_heads) < 1 or num_heads % num_kv_heads:
         raise ValueError(
@@ -58,11 +61,12 @@ def heads_on_rank(num_heads: int, num_kv_heads: int, world_size: int) -> tuple[i
 
 
 class QKVParallelLinear(ShardedModule):
-    """Projection of x [b, s, in] (replicated) to this rank's q [b, n, s, d], k and v [b, m, s, d].
+    """Projects x [b, s, in] (replicated) to this rank's q [b, n, s, d], k and v [b, m, s, d].
 
-    Each rank has n = num_heads/p heads of Q and m = num_kv_heads/p of K and V, or m = 1 if there are fewer than p. With
-    num_heads = 0, only K and V are projected, for cross-attention. Parameters: `weight` [(n + 2 m) d, in] and `bias`,
-    shards of [Wq; Wk; Wv]. For options, see ColumnParallelLinear. If heads are copied, all ranks must create the layer.
+    Each rank has n = num_heads/p heads of Q and m = num_kv_heads/p heads of K and V, or m = 1 if there are fewer of
+    these than ranks. With num_heads = 0, only K and V are projected, for cross-attention. The parameters `weight` [(n +
+    2 m) d, in] and `bias` are shards of [Wq; Wk; Wv]. For options, see ColumnParallelLinear. If heads are copied, all
+    ranks must create the layer.
     """
 
     weight: nn.Parameter
@@ -102,7 +106,7 @@ class QKVParallelLinear(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize as one `nn.Linear` for the full [Wq; Wk; Wv]; copies of a head get equal values."""
+        """Reinitialize like one `nn.Linear` with weight [Wq; Wk; Wv]. Copies of a head get equal values."""
         init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +127,7 @@ class QKVParallelLinear(ShardedModule):
         return _SumOverCopies.apply(parameter, self.heads[0] * self.head_dim, self.copies_group)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"copies_group": None}  # the first forward after unpickling creates it
+        return super().__getstate__() | {"copies_group": None}  # the first forward after unpickling creates it again
 
     def extra_repr(self) -> str:
         kind = f"{self.copies} copies of each K, V head, " if self.copies > 1 else ""
@@ -131,7 +135,7 @@ class QKVParallelLinear(ShardedModule):
 
 
 class _SumOverCopies(Function):
-    """Operator f for the rows of K and V: in backward, sum their gradient over the ranks that have copies."""
+    """Operator f for the rows of K and V, which sums their gradient over the ranks that have copies of these rows."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, first_row: int, group: ProcessGroup) -> Tensor:
@@ -145,7 +149,7 @@ class _SumOverCopies(Function):
 
 
 def copies_group(group: ProcessGroup | None, copies: int) -> ProcessGroup:
-    """Return the group of neighbors that share this rank's K and V heads. All ranks of `group` create it together."""
+    """Return the group of neighbors that share this rank's K and V heads. All ranks of `group` must call this."""
     return _neighbours(group or dist.group.WORLD, copies)
 
 

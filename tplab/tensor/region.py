@@ -3,8 +3,9 @@
     x -> f, matmul -> this rank's columns                       column_linear
     this rank's term -> g -> y, the same on every rank          reduce_fresh
 
-Every parallel layer has a `region` that determines both. With `TENSOR_PARALLEL`, x and y are replicated. Chapter 12
-adds `SEQUENCE_PARALLEL`, in which each rank has only its own tokens of x and y.
+f and g are the operators of `tplab.tensor.mappings`. Every parallel layer has a `region`, which determines how x enters
+the layer and how y leaves it. With `TENSOR_PARALLEL`, x and y are replicated. Chapter 12 adds `SEQUENCE_PARALLEL`, in
+which each rank has only its own tokens of x and y.
 """
 
 from collections.abc import Callable
@@ -28,9 +29,9 @@ class Region:
     """The operators at both ends of a block of sharded weights.
 
     column_linear        (x, weight, bias, group, async_grad_allreduce) -> y [.., out/p]; includes f
-    leave                (y, group) -> y; applies g. Nothing else may use the tensor that it is given
-    sequence_parallel    x and y contain only this rank's tokens, [b, s/p, h]. Then dropout between two blocks differs
-                         between ranks, and parameters used there get gradients only from this rank's tokens
+    leave                (y, group) -> y; applies g and may overwrite its input, so nothing else may use that tensor
+    sequence_parallel    True if x and y contain only this rank's tokens, [b, s/p, h]. Dropout between two blocks then
+                         differs between ranks, and parameters used there get gradients only from this rank's tokens
     """
 
     column_linear: Callable[..., Tensor]
@@ -38,7 +39,7 @@ class Region:
     sequence_parallel: bool = False
 
     def mark(self, module: nn.Module, *names: str) -> None:
-        """Set `param.sequence_parallel = True` on parameters of a module that are used between two blocks.
+        """Set `param.sequence_parallel = True` on the named parameters of a module, which are used between two blocks.
 
         Without sequence parallelism, this does nothing. The names are also stored on the module, because copy.deepcopy
         and to_empty create new parameters without the attribute.

@@ -2,7 +2,8 @@
 
 Where activations are replicated, all ranks must drop the same positions, or the replicas would diverge. Where they are
 sharded, each rank must drop different positions. If all ranks had the same random state, rank 1 would drop the same
-positions in its heads as rank 0 in other heads, and p ranks would draw only 1/p of the random numbers the model needs.
+positions in its heads as rank 0 does in other heads, and only 1/p of the random numbers that the model needs would be
+drawn.
 
     one row of activations, p = 2      rank 0        rank 1
     replicated [h], same mask          x . x x       x . x x
@@ -18,9 +19,9 @@ So each rank has three random states, all derived from one seed:
     with tracker.fork("sharded"):
         y = F.dropout(y, 0.1)           # drawn from this rank's own state; the current one doesn't change
 
-`fork` loads the state into torch's generators. When the block ends, even with an exception, it saves the advanced state
-and restores the previous one. "replicated" is separate from the current state, because a rank that draws one more
-number from the current state, for example for a log message, would otherwise have different masks from then on.
+`fork` loads the state into torch's generators. When the block ends, even with an exception, `fork` saves the advanced
+state and restores the previous one. "replicated" is separate from the current state. Otherwise, if one rank drew an
+extra number from the current state, for example for a log message, its masks would differ from then on.
 
 Activation checkpointing runs a layer a second time in backward and must drop the same positions again. torch's own
 checkpointing restores only the current state. So the second run would draw a new mask from "sharded", which raises no
@@ -45,7 +46,7 @@ from tplab.tensor.generators import State, copy_of, generators_in_use, read_stat
 
 REPLICATED_OFFSET = 1359
 SHARDED_OFFSET = 2718
-CPU_SEEDS = 2**32  # the CPU's generator uses the last 32 bits of a seed
+CPU_SEEDS = 2**32  # the CPU's generator uses only the low 32 bits of a seed
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class _Stream:
 
 
 class RNGTracker:
-    """Named random states that torch uses inside `fork`. `seed_all` creates a tracker with the two that layers need.
+    """Named random states, one of which torch uses inside `fork`. `seed_all` adds the two states that layers need.
 
     A state covers the CPU and this rank's GPU. There is no communication.
     """
@@ -87,7 +88,7 @@ class RNGTracker:
 
     @contextmanager
     def fork(self, name: str = "sharded") -> Iterator[None]:
-        """Context manager in which torch draws from the state `name`, continuing where the last fork left off.
+        """Context manager that makes torch draw from the state `name`, continuing where the last fork left off.
 
         After the block, the previous state is restored. Forks can be nested, even with the same name. Raises ValueError
         if there is no such state, and RuntimeError if the GPU is used for the first time inside the block.
@@ -118,8 +119,8 @@ class RNGTracker:
     def state_dict(self) -> dict[str, State]:
         """Return copies of the states for a checkpoint. States that are `per_rank` have names such as "sharded.rank2".
 
-        A complete checkpoint contains the names of all ranks. You can save them with `torch.distributed.checkpoint` or
-        put them all into a single file. Torch's current state isn't included: see `torch.get_rng_state()`.
+        A complete checkpoint contains the states of all ranks. You can save them with `torch.distributed.checkpoint` or
+        put them all into a single file. Torch's current state isn't included; use `torch.get_rng_state()` for it.
         """
         generators = generators_in_use()
         if self._current is not None:
@@ -127,12 +128,12 @@ class RNGTracker:
         return {self._key(name): copy_of(self._state(name, generators)) for name in self._streams}
 
     def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
-        """Restore the states that `state_dict` returned on this rank, or pick them from a dict with those of all ranks.
+        """Restore the states that `state_dict` returned on this rank, or pick them from a dict with all ranks' states.
 
-        If there are more ranks than in the saved run, some states are missing. `strict=False` leaves these unchanged.
-        If `seed_all` created them with the seed of the saved run, they differ from all others. If the saved run had no
-        GPU, a GPU's state starts from the seed. Raises ValueError if `strict` is set and a state of this rank is
-        missing, and RuntimeError inside `fork`.
+        If there are more ranks than in the saved run, some ranks find no state. With `strict=False`, their states stay
+        as they are. They differ from all other states if `seed_all` created them with the saved run's seed. If the
+        saved run had no GPU, a GPU's state starts from the seed. Raises ValueError if `strict` is set and a state of
+        this rank is missing, and RuntimeError inside `fork`.
         """
         if self._current is not None:
             raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
@@ -154,7 +155,7 @@ class RNGTracker:
         return stream.seeds[self.rank if stream.per_rank else 0]
 
     def _state(self, name: str, generators: dict[str, torch.Generator]) -> State:
-        """Return the state `name` for each generator. Devices that were never used are still at their seed."""
+        """Return the state `name` for each generator. A device that was never used starts from the seed."""
         state = dict(self._states[name])
         for kind, generator in generators.items():
             if kind not in state:
@@ -169,14 +170,14 @@ def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
     """Set torch's current state to `seed` and return a tracker with the states "replicated" and "sharded".
 
     All ranks of the group must use the same seed. Independent model replicas or pipeline stages need seeds 10,000
-    apart: if they were 1 apart, rank 1 of the first would draw the same masks as rank 0 of the second.
+    apart. If their seeds were 1 apart, rank 1 of the first would draw the same masks as rank 0 of the second.
     """
     torch.manual_seed(seed)
     return states_from(seed, group)
 
 
 def states_from(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
-    """Return the tracker that `seed_all` returns, and leave torch's current state alone."""
+    """Return a tracker like that of `seed_all`, but leave torch's current state unchanged."""
     tracker = RNGTracker(group)
     tracker.add("replicated", seed + REPLICATED_OFFSET)
     tracker.add("sharded", seed + SHARDED_OFFSET, per_rank=True)
@@ -186,7 +187,7 @@ def states_from(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
 def dropout(
     x: Tensor, p: float = 0.5, training: bool = True, *, sharded: bool, rng: RNGTracker | None = None
 ) -> Tensor:
-    """Apply `F.dropout` to x [..], with different masks on each rank if `sharded`, or else the same mask on all ranks.
+    """Apply `F.dropout` to x [..], with a different mask on each rank if `sharded`, otherwise with the same one.
 
     rng: the states to draw from; None: torch's current state, whether or not x is sharded.
     """
@@ -200,8 +201,8 @@ def checkpoint(function: Callable, *args: Any, tracker: RNGTracker, **kwargs: An
     """Run function(*args, **kwargs) and save only its inputs. Backward runs it again, with the same dropout masks.
 
     Works like `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`, and accepts the same options. The second
-    run doesn't change any random state. It stops as soon as backward has what it needs, so a g at the very end of the
-    function isn't sent again, but a g before a dropout is.
+    run doesn't change any random state. It stops as soon as backward has what it needs, so the all-reduce of a g at the
+    very end of the function isn't repeated, but that of a g before a dropout is.
     """
 
     def contexts() -> tuple:
@@ -212,7 +213,7 @@ def checkpoint(function: Callable, *args: Any, tracker: RNGTracker, **kwargs: An
 
 
 class _Replay:
-    """Context manager that restores the tracker's states from when it was created. It can be entered repeatedly."""
+    """Context manager that restores the tracker's states as of its own creation. It can be entered repeatedly."""
 
     def __init__(self, tracker: RNGTracker) -> None:
         self.tracker = tracker

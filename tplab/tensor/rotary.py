@@ -1,15 +1,15 @@
 """Chapter 06: rotary position embeddings, which rotate pairs of query and key elements depending on the position.
 
-A head's vector [d] has d/2 pairs. Pair i of the token at position m is rotated by the angle m w_i, w_i = base^(-2i/d):
+A head's vector [d] has d/2 pairs. Pair i of the token at position m is rotated by m w_i, where w_i = base^(-2i/d):
 
     [ a' ]   [ cos m w_i   -sin m w_i ] [ a ]          the first pair rotates fastest, one radian per token;
     [ b' ] = [ sin m w_i    cos m w_i ] [ b ]          the last one hardly moves
 
 The dot product of a rotated query at m and a rotated key at n depends on the positions only through m - n, so a score
 encodes the distance between two tokens. Like Llama, we pair element i with element i + d/2 (half-split). The paper
-pairs 2i with 2i + 1, so weights aren't interchangeable. All heads use the same angles, so ranks don't matter here. (Su
-et al. 2021, "RoFormer", arXiv 2104.09864, section 3.2; transformers, models/llama/modeling_llama.py and,
-for Llama 3.1, modeling_rope_utils.py.)
+pairs 2i with 2i + 1, so weights trained with one pairing don't work with the other. All heads use the same angles, so
+nothing here depends on the rank. (Su et al. 2021, "RoFormer", arXiv 2104.09864, section 3.2; transformers,
+models/llama/modeling_llama.py and, for Llama 3.1, modeling_rope_utils.py.)
 """
 
 import math
@@ -38,7 +38,7 @@ def rotary_angles(
 
 
 def scaled(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Divide low frequencies [d/2] by the factor, keep high ones, and interpolate between them, as Llama 3.1 does."""
+    """Divide low frequencies [d/2] by the factor, keep high ones, and interpolate in between, as Llama 3.1 does."""
     turns = scaling.original_seq_length / (2 * math.pi / frequencies)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)

@@ -9,8 +9,9 @@ split, and a rank has one shard of each. `stride` is the number of matrices:
 
     [ G | U ] along dim 1, p = 2, stride = 2:    rank 0: [ G_0 | U_0 ]    rank 1: [ G_1 | U_1 ]
 
-In attention, the matrices differ in size, and a head must not be split. A `Block` describes each matrix. Here, Q has 4
-heads, and K and V have 2. If there are more ranks than heads, neighboring ranks have copies of the same head:
+In attention, the matrices differ in size, and a head must not be split, so each matrix is described by a `Block`. Here,
+Q has 4 heads, and K and V have 2. If there are more ranks than K and V heads, neighboring ranks have copies of the same
+head:
 
     blocks Q, K, V of 4, 2, 2 units, p = 2:    rank 0: Q 0 1, K 0, V 0    rank 1: Q 2 3, K 1, V 1
     p = 4:    rank 0: Q 0, K 0, V 0    rank 1: Q 1, K 0, V 0    rank 2: Q 2, K 1, V 1    rank 3: Q 3, K 1, V 1
@@ -34,13 +35,14 @@ from tplab.tensor.group_module import GroupModule, group_ranks, wrong_process
 
 @dataclass(frozen=True)
 class Block:
-    """One matrix of a fused tensor. Its `size` entries form units of `unit` that aren't split, such as a head's rows.
+    """One matrix of a fused tensor. Its `size` entries form units of `unit` entries that stay together, such as heads.
 
-    All ranks get the same number of units. With fewer units than ranks, each unit is on `copies(p)` neighboring ranks.
-    `copies` and `shard_length` raise ValueError if p doesn't allow either. The same block can be used for every p.
+    All ranks get the same number of units. If there are fewer units than ranks, `copies(p)` neighboring ranks have the
+    same unit. `copies` and `shard_length` raise ValueError if the units can be neither divided over p ranks nor copied
+    to them evenly. The same block can be used for every p.
 
-    `padded` is for vocabularies: zeros are appended to the `size` entries, until all ranks have the same number of
-    complete units. Only shards contain the zeros. The full tensor doesn't, so it is the same for every p.
+    `padded` is for vocabularies: zeros are appended to the `size` entries until all ranks have the same number of
+    complete units. Only the shards contain these zeros. The full tensor doesn't, so it is the same for every p.
     """
 
     size: int
@@ -52,7 +54,7 @@ class Block:
             raise ValueError(f"a block of size={self.size} isn't made of whole units of {self.unit}")
 
     def copies(self, world_size: int) -> int:
-        """Return the number of ranks that have the same part of this block."""
+        """Return the number of ranks that have the same shard of this block."""
         if self.padded:
             return 1
         units = self.size // self.unit
@@ -72,7 +74,7 @@ class Block:
         return self.size * self.copies(world_size) // world_size
 
     def pad(self, matrix: Tensor, dim: int, world_size: int) -> Tensor:
-        """Append the zeros that a padded block has over p ranks. A matrix of any other block is returned unchanged."""
+        """Append the zeros that a padded block needs on p ranks. For any other block, return the matrix unchanged."""
         if not self.padded:
             return matrix
         shape = list(matrix.shape)
@@ -84,13 +86,13 @@ class Block:
 class Sharding:
     """How a parameter is split along `dim`: into `stride` equal blocks, or into `blocks`, each divided over the ranks.
 
-    A parameter of which each rank has only a shard is marked: `param.tensor_parallel = Sharding(dim=0)`. A parameter
-    without this attribute is replicated, so every rank has all of it. (Megatron's names for this:
+    If each rank has only a shard of a parameter, it is marked with `param.tensor_parallel = Sharding(dim=0)`. A
+    parameter without this attribute is replicated, so every rank has all of it. (Megatron's names for this:
     tensor_model_parallel, partition_dim, partition_stride.)
 
-    `ranks` are the global ranks that have the shards, in order. A `ShardedModule` fills them in, so that a function can
-    notice that it was given another process group (`check_group`). None: unknown. They don't say how the parameter is
-    split, so shardings that differ only in their ranks are equal.
+    `ranks` are the global ranks that have the shards, in order, or None if they are unknown. A `ShardedModule` fills
+    them in, so that a function that gets a different process group can notice it (`check_group`). They don't affect how
+    the parameter is split, so shardings that differ only in their ranks are equal.
     """
 
     dim: int
@@ -102,7 +104,7 @@ class Sharding:
         return f"Sharding(dim={self.dim}, " + (f"blocks={self.blocks})" if self.blocks else f"stride={self.stride})")
 
     def shard(self, whole: Tensor, rank: int, world_size: int) -> Tensor:
-        """Return the shard of `whole` that belongs to `rank`. Like the function `shard`, but also supports `blocks`."""
+        """Return the shard of `whole` that belongs to `rank`, like the function `shard`. Also supports `blocks`."""
         if not self.blocks:
             return shard(whole, self.dim, rank, world_size, stride=self.stride)
         sizes, copies = [block.size for block in self.blocks], [block.copies(world_size) for block in self.blocks]
@@ -113,7 +115,7 @@ class Sharding:
         return torch.cat([shard(m, self.dim, rank // c, world_size // c) for m, c in matrices], self.dim)
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        """Return the full tensor, given the shards of all ranks in rank order. Of several copies, the first is used."""
+        """Return the full tensor, given the shards of all ranks in rank order. If there are copies, use the first."""
         if not self.blocks:
             return unshard(shards, self.dim, stride=self.stride)
         lengths = [block.shard_length(len(shards)) for block in self.blocks]
@@ -133,9 +135,9 @@ class Sharding:
 def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
     """Return (offset in the full tensor, offset in the shard, length) of each contiguous run of entries on `rank`.
 
-    To find the runs among `size` entries, shard the numbers 1 to size, so that zeros are padding. A run also ends where
-    a block ends. Otherwise, a rank with the last head of Q and the only head of K would have both in a single chunk,
-    which would overlap with other ranks' chunks of K without matching any of them.
+    To find the runs, we shard the numbers 1 to `size`, so a zero in the shard is padding. A run also ends where a block
+    ends. Otherwise, a rank with the last head of Q and the only head of K would have both in a single chunk, which
+    would overlap with other ranks' chunks of K without matching any of them.
     """
     mine = replace(sharding, dim=0).shard(torch.arange(1, size + 1, device="cpu"), rank, world_size)
     places = mine.nonzero().flatten()
@@ -149,7 +151,7 @@ def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tupl
 
 
 def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:
-    """Return `size / world_size`. Raises ValueError, listing the world sizes that work, if it isn't an integer.
+    """Return `size / world_size`. If it isn't an integer, raise ValueError and list the world sizes that work.
 
     `name` and `unit` describe what is being divided: divide(12, 8, name="num_heads", unit="heads").
     """
@@ -164,7 +166,7 @@ def divide(size: int, world_size: int, *, name: str = "size", unit: str = "eleme
 
 
 def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the range [start, stop) of 0 .. size that belongs to `rank`. ValueError if p doesn't divide size."""
+    """Return the range [start, stop) of 0 .. size for `rank`. Raises ValueError if p doesn't divide size."""
     length = divide(size, world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} isn't one of {world_size} ranks: they are numbered 0 to {world_size - 1}")
@@ -174,8 +176,8 @@ def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
 def shard(tensor: Tensor, dim: int, rank: int, world_size: int, *, stride: int = 1) -> Tensor:
     """Return the shard [.., n/p, ..] of `tensor` [.., n, ..] that belongs to `rank`, as a contiguous copy.
 
-    Because it is a copy, writing into a shard never changes the full tensor, and the full tensor can be freed.
-    Differentiable. Raises ValueError if n isn't divisible by stride and p.
+    Because it is a copy, writing into a shard never changes the full tensor, and the full tensor can be freed. The
+    function is differentiable. Raises ValueError if n isn't divisible by stride times p.
     """
     dim = _checked_dim(tensor, dim)
     block = _block_length(tensor.shape[dim], stride)
@@ -188,7 +190,7 @@ def shard(tensor: Tensor, dim: int, rank: int, world_size: int, *, stride: int =
 def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
     """Return the full tensor [.., n, ..], given the shards [.., n/p, ..] of all ranks in rank order. Undoes `shard`.
 
-    Differentiable. Raises ValueError if there are no shards, or if their shapes differ.
+    The function is differentiable. Raises ValueError if there are no shards, or if their shapes differ.
     """
     if not shards:
         raise ValueError("unshard needs the shards of all ranks, in rank order, got none")
@@ -197,14 +199,14 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
         raise ValueError(f"all shards must have the same shape, got {shapes} for ranks 0 to {len(shards) - 1}")
     dim = _checked_dim(shards[0], dim)
     block = _block_length(shards[0].shape[dim], stride)
-    parts = [part.unflatten(dim, (stride, block)) for part in shards]  # p of [.., stride, n/(stride p), ..]
+    parts = [part.unflatten(dim, (stride, block)) for part in shards]  # p tensors [.., stride, n/(stride p), ..]
     return torch.cat(parts, dim + 1).flatten(dim, dim + 1)  # [.., n, ..]
 
 
 def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
-    """Return the global ranks that have the shards of a parameter, or None if it is replicated or they are unknown.
+    """Return the global ranks that have the shards of a parameter, or None if it's replicated or they're unknown.
 
-    A single rank means that this rank has the full parameter. Ranks are unknown if a layer only set
+    A single rank means that this rank has the full parameter. The ranks are unknown if a layer only set
     `param.tensor_parallel = Sharding(dim)`, without `ranks`.
     """
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
@@ -212,7 +214,7 @@ def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
 
 
 def check_group(name: str, parameter: Tensor, group: ProcessGroup | None) -> None:
-    """Raise ValueError if a parameter's shards are known to be on other ranks than those of the group."""
+    """Raise ValueError if a parameter's shards are known to be on different ranks than the group's."""
     if (own := shard_ranks(parameter)) is None:
         return
     given = group_ranks(group)
@@ -241,7 +243,7 @@ class ShardedModule(GroupModule):
         self.shardings: dict[str, Sharding] = {}
 
     def register_shard(self, name: str, parameter: nn.Parameter, sharding: Sharding) -> None:
-        """Register a parameter of which this rank has the shard described by `sharding`, of those in `self.group`."""
+        """Register this rank's shard of a parameter that is split over `self.group` as described by `sharding`."""
         self.shardings[name] = replace(sharding, ranks=group_ranks(self.group))
         self.register_parameter(name, parameter)
 
@@ -257,7 +259,7 @@ class ShardedModule(GroupModule):
             if (parameter := self._parameters.get(name)) is not None:
                 parameter.tensor_parallel = sharding  # type: ignore[attr-defined]
 
-    def _apply(self, fn: Callable, recurse: bool = True) -> Self:  # to, to_empty, double, ...
+    def _apply(self, fn: Callable, recurse: bool = True) -> Self:  # called by to, to_empty, double, ...
         module = super()._apply(fn, recurse)
         self._mark_shards()
         return module

@@ -9,8 +9,8 @@
 
 |..| is the total length of a set of times, so overlapping operations count only once. Times come from torch's profiler,
 which uses one clock for both lanes. The kind, bytes and line of a collective come from `tplab.record`. A hidden share
-of 1 means that no rank waited, not that communication was free, because it may slow down a matmul that runs at the same
-time. `tplab.trace.chrome` exports traces to a viewer.
+of 1 means that the rank never waited, but not that communication was free, because it may slow down a matmul that runs
+at the same time. `tplab.trace.chrome` exports traces to a viewer.
 """
 
 import os
@@ -37,7 +37,7 @@ class Span:
     """An operation or a collective of a rank. Times are in seconds since the launch began.
 
     name:   "mm", "all_reduce", or the name of a GPU's kernel
-    about:  other details: shapes of the inputs; bytes, group and line of a collective
+    about:  other details, such as the shapes of an operation's inputs, or the bytes, group and line of a collective
     """
 
     lane: Lane
@@ -96,9 +96,9 @@ def trace_rank() -> Iterator[RankTrace]:
         traces = launch(step, 2)
 
     On a CPU, torch's operations count as computation, and a collective is in flight from the call until the backend has
-    finished it, no matter when the rank waits for it. A message counts only while the rank waits for it. On a GPU,
-    kernels are traced; NCCL's kernels count as communication. Run the block once before you trace it, because
-    everything takes longer the first time.
+    finished it, no matter when the rank waits for it. A message between two ranks counts only while the rank waits for
+    it. On a GPU, kernels are traced, and NCCL's kernels count as communication. Run the block once before you trace it,
+    because everything takes longer the first time.
     """
     on_gpu = device().type == "cuda"
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise, every profile prints that it starts and stops
@@ -124,7 +124,7 @@ _PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
 def _mark() -> tuple[float, float]:
-    """Add a mark to the profile; return the times just before and after it, by the record's clock."""
+    """Add a mark to the profile, and return the times just before and after it on the record's clock."""
     early = _now()
     with record_function(_MARK):
         pass
@@ -174,7 +174,7 @@ def _belongs_to_another(event: Any) -> bool:
 def _worker(event: Any) -> Any:
     """Return the step that takes most of an operation's time, such as native_layer_norm for layer_norm.
 
-    For matmul, that's always mm or bmm, even if the rank had to wait for a core between the two.
+    For a matmul, that's always mm or bmm, even if the rank spent more time waiting for a core.
     """
     while event.cpu_children:
         product = next((child for child in event.cpu_children if child.name in _PRODUCTS), None)
@@ -190,8 +190,9 @@ def _worker(event: Any) -> Any:
 def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: float) -> Iterator[Span]:
     """Yield the span of each collective, from the rank's call to the end of the backend's event.
 
-    If there isn't one event per collective (a backend without events), the times in the record are used. A message
-    between two ranks counts while this rank waits for it, because neither rank can tell when it is under way.
+    If the number of events differs from the number of collectives (some backends have no events), the times in the
+    record are used. A message between two ranks counts while this rank waits for it, because neither rank can tell when
+    it is under way.
     """
     in_order = sorted(events, key=lambda event: event.time_range.start)
     started = [event for event in in_order if event.name.startswith("c10d::") and not _belongs_to_another(event)]

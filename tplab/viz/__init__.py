@@ -1,7 +1,7 @@
 """Pictures of what runs returned, and controls that change them.
 
-The functions here draw what other modules computed and compute nothing themselves. Their file is in parentheses where
-it has a different name:
+The functions here draw what other modules computed, and compute nothing themselves. If a function's file has another
+name, the list shows it in parentheses:
 
     matrices                     small tensors with their values
     split                        a tensor split into one shard per rank
@@ -36,8 +36,8 @@ it has a different name:
     explore (controls)           sliders for the arguments of a function
     play (controls)              a Play button for the steps of a run, below the same sliders
 
-A rank has the same (colorblind-safe) color in every picture, along with its number. Every function returns a `Picture`,
-a matplotlib Figure that a notebook displays when it is a cell's last line.
+A rank has the same (colorblind-safe) color in every picture, along with its number. A function that draws one picture
+returns a `Picture`, which is a matplotlib Figure that a notebook displays if it's on a cell's last line.
 """
 
 import warnings
@@ -111,7 +111,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Support two renamed functions until 0.3, so that notebooks written before 0.2 keep working."""
+    """Support the old names of two functions until 0.3, so that notebooks written before 0.2 keep working."""
     renamed = {"held": "layouts", "kept": "saved_activations"}
     if name not in renamed:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

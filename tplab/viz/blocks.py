@@ -14,7 +14,7 @@ _MOST_CELLS = 16  # cells are drawn up to this many rows or columns
 def block(
     axes: Axes, x: float, y: float, width: float, height: float, rank: int | None, cells: tuple[int, int] = (1, 1)
 ) -> None:
-    """Draw a rectangle in the rank's color, with its upper left corner at (x, y), and its cells (rows, columns)."""
+    """Draw a rectangle in the rank's color, with its upper left corner at (x, y), split into (rows, columns) cells."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=rank_fill(rank), edgecolor="none"))
     hatch_color = rank_color(rank) + "66"
     axes.add_patch(

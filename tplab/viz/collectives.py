@@ -1,6 +1,6 @@
 """The data of each rank before and after a collective, and what moves around a ring, step by step.
 
-Both pictures color each number by the ranks that it came from, which is encoded in the number itself. Rank r's values
+Both pictures color each number by the ranks that it came from, which the number itself encodes. Rank r's values
 have a digit only at the decimal place 10^r (3, 30, 300, 3000, ...), so the sum 3303 has terms from ranks 0, 2 and 3.
 """
 
@@ -14,14 +14,15 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from tplab.viz.blocks import text_width
 from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, rank_color, rank_fill, rank_hatch, style
 
-_HEIGHT = 0.27  # of a cell, in inches
+_HEIGHT = 0.27  # height of a cell, in inches
 _MARGIN = 0.12
 
 
 def collective(results: Sequence[Any], *, name: str = "collective", title: str | None = None) -> Picture:
     """Draw what every rank had before and after a collective, given the (before, after) that `launch` returns.
 
-    Each is a tensor or a list of tensors, drawn as one column of cells, or None for a rank that has nothing.
+    `before` and `after` are each a tensor or a list of tensors, drawn as one column of cells, or None if a rank has
+    nothing.
     """
     sides = [[_texts(result[side]) for result in results] for side in (0, 1)]
     p, rows = len(results), max(len(column) for side in sides for column in side) or 1
@@ -63,7 +64,7 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
 
 
 def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Picture:
-    """Draw sums that go around a ring. results[r] contains rank r's sum, one number, at the start and after each step.
+    """Draw sums that go around a ring. results[r] has rank r's sum, a single number, at the start and after each step.
 
     Arrows point to the right neighbor. Raises ValueError if a value isn't a single number.
     """
@@ -164,5 +165,5 @@ def _texts(value: Any) -> list[str]:
 
 
 def _sources(text: str) -> list[int]:
-    """Decode a sum of multiples of 10**rank: return the ranks whose digit isn't zero."""
+    """Decode a sum of multiples of 10**rank, and return the ranks whose digit isn't zero."""
     return [place for place, digit in enumerate(reversed(text.lstrip("-"))) if digit != "0"]

@@ -77,7 +77,7 @@ def rank_fill(rank: int | None) -> Any:
 
 
 class Picture(Figure):
-    """A figure that a notebook displays only once, sharp on every screen. It has no window that has to be closed."""
+    """A figure that a notebook displays only once, and sharply on every screen. It has no window to close."""
 
     _DPI = 144
     caption = "picture"

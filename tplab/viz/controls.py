@@ -6,8 +6,8 @@ from typing import Any, overload
 
 from tplab.viz.colors import Picture
 
-# Hidden, until JupyterLab marks the sliders as disconnected or, in a notebook opened anew, doesn't find them at all. In
-# a page without JupyterLab's commands, the button runs nothing, so the text says what to do without it.
+# This is hidden until JupyterLab marks the sliders as disconnected or, in a reopened notebook, doesn't find them at
+# all. On a page without JupyterLab's commands, the button does nothing, so the text says what to do without it.
 _LOST = """\
 <style>
 .tplab-explore.jupyter-widgets-disconnected::before,
@@ -28,7 +28,7 @@ _STEP = "step"
 
 
 class Frames(Sequence[Picture]):
-    """The pictures of a run, in order. draw(i) draws the i-th one when it is asked for."""
+    """The pictures of a run, in order. draw(i) draws the i-th picture when it's needed."""
 
     def __init__(self, count: int, draw: Callable[[int], Picture]) -> None:
         self._count, self._draw = count, draw
@@ -51,8 +51,8 @@ def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = N
         viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
     The sliders start at the values in `start`, or else at the first value of each argument. Outside a notebook, there
-    are no sliders, and the function's result for these values is returned. Raises ValueError for an argument without
-    values, and for a start value that isn't one of them.
+    are no sliders, and `explore` returns the function's result for these values. Raises ValueError for an argument
+    without values, and for a start value that isn't one of them.
     """
     first = _first(choices, dict(start or {}), "explore")
     if not _in_notebook():
@@ -71,14 +71,15 @@ def play(
     seconds: float = 1.0,
     **choices: Sequence[Any],
 ) -> Any:
-    """Show function(**values), a sequence of pictures, one at a time: a Play button goes through them.
+    """Show the pictures in the sequence function(**values) one at a time, with a Play button that goes through them.
 
         viz.play(record_a_run, p=(2, 4), start={"p": 4, "step": 3})
 
-    Below one slider per argument, as in `explore`, there's a slider for the step, the picture's place in the sequence.
-    `start` may name a step for the first sequence. When another slider moves, the function is called again, and the new
-    sequence starts at step 0. The Play button shows a new picture every `seconds`. Outside a notebook, the picture to
-    start with is returned. Raises ValueError like `explore`, and if there is no picture or no such step.
+    There's one slider per argument, as in `explore`, and below them a slider for the step, which is the picture's place
+    in the sequence. `start` may contain a step for the first sequence. When an argument's slider moves, the function is
+    called again, and the new sequence starts at step 0. The Play button shows a new picture every `seconds`. Outside a
+    notebook, `play` returns the picture at the starting step. Raises ValueError like `explore`, and if the sequence has
+    no such step.
     """
     given = dict(start or {})
     step = given.pop(_STEP, 0)
@@ -118,7 +119,7 @@ def play(
 
 
 class _Control:
-    """Shows what show() returns, below the widgets that change it."""
+    """Shows the result of draw() below the widgets that change it."""
 
     def __init__(self, draw: Callable[[], Any]) -> None:
         import ipywidgets
@@ -134,7 +135,7 @@ class _Control:
             display(shown)
 
     def update(self, _: Any) -> None:
-        with self.output:  # which also shows an error, instead of raising it
+        with self.output:  # the output also shows an error instead of raising it
             self.show()
 
     def below(self, *widgets: Any) -> Any:
@@ -149,7 +150,7 @@ class _Control:
             except Exception as error:
                 failure = error
         if failure:
-            raise failure  # by the cell, so that Run All treats it like any other error
+            raise failure  # the cell raises it, so that Run All treats it like any other error
         display({"text/html": _LOST, "text/plain": ""}, metadata={"tplab": "page only"}, raw=True)
         box = ipywidgets.VBox([*widgets, self.output])
         box.add_class("tplab-explore")
@@ -157,7 +158,7 @@ class _Control:
 
 
 def _first(choices: Mapping[str, Sequence[Any]], start: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the value at which each argument starts. Raises ValueError for a value that there isn't."""
+    """Return each argument's starting value. Raises ValueError for a value that isn't among the argument's choices."""
     empty = [argument for argument, values in choices.items() if not len(values)]
     if not choices or empty:
         raise ValueError(f"{name} needs at least one value to choose from{f' for {empty[0]}' if empty else ''}")

@@ -23,9 +23,10 @@ def time_bars(
 ) -> Picture:
     """Draw one stacked bar per label: {"p = 8": {"compute": 3e-3, "communicate": 1e-3}}, in seconds.
 
-    notes: text after each bar, such as {"p = 8": "80 %"}; bars without a note show their sum scale: seconds at the
-    right edge, to draw several pictures to the same scale (None: the longest bar) Raises ValueError without rows, or
-    for more than eight different parts.
+    notes: text after each bar, such as {"p = 8": "80 %"}; bars without a note show their sum
+    scale: seconds at the right edge, for drawing several pictures to the same scale (None: the longest bar)
+
+    Raises ValueError without rows, or for more than eight different parts.
     """
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     if not names or len(names) > len(_LOOKS):

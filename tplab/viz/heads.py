@@ -1,4 +1,4 @@
-"""The attention heads on each rank: a row of Q heads, and below it the K and V heads that they use.
+"""The attention heads on each rank, with a row of Q heads, and the K and V heads that they use below it.
 
 rank 0        rank 1
 q0   q1       q2   q3

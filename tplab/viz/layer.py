@@ -1,4 +1,4 @@
-"""A transformer layer on p ranks: what every rank repeats, what is split, and its four communication operators.
+"""A transformer layer on p ranks, with what every rank repeats, what is split, and its four communication operators.
 
 x -+- norm -> f -> attention -> g -> + bias, dropout -> (+) ->     one row for attention, one for the MLP
    +-----------------------------------------------------+
@@ -25,9 +25,9 @@ def layer(
 ) -> Picture:
     """Draw a layer with the collectives that one rank recorded in its forward and backward passes.
 
-    forward:  the attention's collectives, then the MLP's (both empty: nothing was sent)
-    backward: the MLP's collectives, then the attention's
-    post:     the residual is taken after the norm
+    forward:  the attention's collective, then the MLP's (empty if nothing was sent)
+    backward: the MLP's collective, then the attention's (empty if nothing was sent)
+    post:     whether the residual is taken after the norm
     """
     for name, calls in (("forward", forward), ("backward", backward)):
         if len(calls) not in (0, 2):
@@ -79,7 +79,7 @@ def _row(
 
 
 def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) -> None:
-    """Write below an operator what was sent there, and in which pass."""
+    """Write below an operator what it sent, and in which pass."""
     below = y + 0.62
     direction = "forward →" if ahead else "← backward"
     text = f"{direction}\n" + "\n".join(f"{call.kind}, {units.size(call.bytes)}" for call in calls)

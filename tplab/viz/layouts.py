@@ -1,4 +1,4 @@
-"""The layout of tensors on each rank, step by step: all or some tokens, all or some columns, sums or terms."""
+"""The layout of tensors on each rank, step by step: all or some tokens, all or some columns, and sums or terms."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,9 +16,9 @@ _LEFT, _TOP, _CELL, _TALL = 0.72, 0.78, 0.94, 0.56  # inches: first column, firs
 def layouts(steps: Sequence[Mapping[str, Any]], *, ranks: int, title: str | None = None) -> Picture:
     """Draw a column per tensor and a row per rank. The filled part of each frame is the rank's part of the tensor.
 
-    steps: in order. {"name": "norm(x)", "whole": (tokens, columns), "part": (tokens, columns)}: if the part is
-           smaller, the tensor is split in rank order; "summand": True if the ranks' parts have to be summed;
-           "sent": the collectives between the previous step and this one
+    steps: the tensors in order, each as {"name": "norm(x)", "whole": (tokens, columns), "part": (tokens, columns)}.
+           If the part is smaller, the tensor is split in rank order. Optional entries: "summand" is True if the
+           ranks' parts have to be summed, and "sent" has the collectives between the previous step and this one
     """
     if len(steps) < 2:
         raise ValueError(f"layouts draws how a tensor goes on from step to step; got {len(steps)}")

@@ -1,4 +1,4 @@
-"""A look-up in a table that is sharded by rows: what each rank finds, where it puts zeros, and the sum."""
+"""A look-up in a table that is sharded by rows, with what each rank finds, where it puts zeros, and the sum."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,12 +24,12 @@ def lookup(
     tokens: Sequence[str] = (),
     title: str | None = None,
 ) -> Picture:
-    """Draw a masked look-up of `ids` on every rank: its rows at the top, its masked vectors below, then the sum.
+    """Draw a masked look-up of `ids`, with each rank's rows on top, its masked vectors below, and the sum on the right.
 
     parts:      each rank's results: "start", the id of its first row; "table" [rows, h], its rows;
                 "foreign" [s], True where another rank has the row; "vectors" [s, h], before the sum; "out"
                 [s, h], after the sum
-    vocab_size: rows of this id and higher ids are drawn as padding
+    vocab_size: rows with this id or a higher one are drawn as padding
     tokens:     names for the ids, shown next to them
     """
     tables = [torch.as_tensor(part["table"]) for part in parts]

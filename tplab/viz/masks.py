@@ -10,7 +10,7 @@ from torch import Tensor
 from tplab.viz.blocks import shape_text, text_width
 from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, rank_color, style, tint
 
-_MOST = 32  # maximum rows and columns of a mask that are still distinguishable
+_MOST = 32  # in a mask with more rows or columns, positions can't be distinguished
 _GAP = 0.3
 _LEFT = 0.15
 

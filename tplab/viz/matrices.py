@@ -12,12 +12,12 @@ from torch import Tensor
 from tplab.viz.blocks import block, shape_text, text_width
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
-_MOST = 10  # maximum rows and columns shown of a tensor; dots stand for the rest
+_MOST = 10  # the most rows and columns of a tensor that are shown; dots stand for the rest
 _CELL_HEIGHT = 0.27
 _GAP = 0.38
 _DOTS = "…"
 
-_MOST_READ = 12  # values of a matrix that its description lists
+_MOST_READ = 12  # a description lists the values of matrices with up to this many
 
 
 @dataclass
@@ -103,7 +103,7 @@ def _lines(entries: Sequence[_Entry]) -> list[list[_Entry]]:
 
 
 def _values(cells: Sequence[Sequence[str]]) -> str:
-    """Return the values in words, or nothing for a matrix that's too large to be read aloud."""
+    """Return the values in words, or "" for a matrix that's too large to be read aloud."""
     if sum(map(len, cells)) > _MOST_READ:
         return ""
     return " has " + ("; ".join("the row " + ", ".join(row) for row in cells) or "no values")

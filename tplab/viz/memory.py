@@ -23,7 +23,7 @@ _GB, _MB = 10**9, 10**6
 def bill(
     bills: Mapping[str, Any], *, capacity: int | None = None, title: str | None = None, scale: float | None = None
 ) -> Picture:
-    """Draw one stacked bar per label: weights, gradients, optimizer state, activations, in GB of 10^9 bytes.
+    """Draw one stacked bar per label with weights, gradients, optimizer state and activations, in GB (10^9 bytes).
 
     If all bars are below 0.1 GB, the unit is MB.
 

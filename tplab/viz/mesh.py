@@ -16,7 +16,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 8, title: str | None = None) -> Picture:
     """Draw the groups of each axis. Ranks of a group have the same color and letter, and each node has a frame.
 
-    groups: for each axis, all its groups as lists of ranks, {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
+    groups: for each axis, all its groups as lists of ranks, such as {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
     """
     ranks = sorted({rank for group in next(iter(groups.values()), ()) for rank in group})
     if not ranks:

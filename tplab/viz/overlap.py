@@ -1,4 +1,4 @@
-"""Computation and communication of each rank over time: two lanes per rank, one run below another, all to scale."""
+"""Computation and communication of each rank over time, with two lanes per rank, and all runs to the same scale."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,10 +13,12 @@ _ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
 
 
 def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None) -> Picture:
-    """Plot what `tplab.trace.trace_rank` recorded in each run: computation is solid, communication is hatched.
+    """Plot what `tplab.trace.trace_rank` recorded in each run. Computation is solid, and communication is hatched.
 
-    runs: by name, the traces of all ranks. The share of hidden communication is shown above each run. Raises ValueError
-    for a run in which nothing was traced.
+    runs: by name, the traces of all ranks
+
+    The share of communication that was hidden is shown above each run. Raises ValueError for a run in which nothing was
+    traced.
     """
     if not runs:
         raise ValueError("nothing was traced: overlap needs at least one run")

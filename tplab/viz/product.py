@@ -1,6 +1,6 @@
 """A matmul in blocks.
 
-column:  X · [A_0 | A_1] = [X A_0 | X A_1]          the parts of the result are concatenated
+column:  X · [A_0 | A_1] = [X A_0 | X A_1]               the parts of the result are concatenated
 row:     [X_0 | X_1] · [A_0 ; A_1] = X_0 A_0 + X_1 A_1   every term is as large as the result
 """
 
@@ -21,7 +21,8 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 class _Part:
     """One matrix of the formula.
 
-    ranks: the ranks that its blocks belong to (None: all ranks); cut: None, "columns" or "rows"
+    ranks: the ranks that its blocks belong to (None: all ranks)
+    cut:   how it's split, by "columns" or "rows" (None: not at all)
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The steps of a ring all-reduce, one picture per step: the ranks in a circle, what each has, and the bytes per link.
 
-A slot is a chunk of a rank's tensor. It has a stripe for each rank in its sum, rank 0 at the top, so that the place of
-a stripe tells its rank, and not only its color. A gold frame means that all ranks are in the sum. A sum that isn't
-complete moves on when it's sent, and leaves an empty slot.
+A slot is a chunk of a rank's tensor. It has a stripe for each rank in its sum, with rank 0 at the top, so that both the
+position and the color of a stripe show its rank. A gold frame means that all ranks are in the sum. An incomplete sum
+moves on when it's sent, and leaves an empty slot.
 """
 
 import math
@@ -61,7 +61,7 @@ def _draw(run: Any, step: int) -> Picture:
 
 
 class _Circle:
-    """Where the p ranks stand: on an ellipse around (x, y), rank 0 at the top, the others clockwise."""
+    """The positions of p ranks on an ellipse around (x, y), with rank 0 at the top and the others clockwise."""
 
     def __init__(self, x: float, y: float, across: float, down: float, p: int) -> None:
         self.x, self.y, self.across, self.down, self.p = x, y, across, down, p
@@ -73,19 +73,19 @@ class _Circle:
         return self.x + self.across * math.sin(angle), self.y - self.down * math.cos(angle)
 
     def away(self, turn: float) -> tuple[float, float]:
-        """Return the direction, of length 1, that leads out of the ellipse there."""
+        """Return the unit vector that points out of the ellipse, `turn` ranks clockwise from rank 0."""
         angle = 2 * math.pi * turn / self.p
         x, y = math.sin(angle) / self.across, -math.cos(angle) / self.down
         return x / math.hypot(x, y), y / math.hypot(x, y)
 
     def between(self, source: int, target: int) -> tuple[float, int]:
-        """Return where the middle of the link between two neighbors is, and its direction: 1 is clockwise."""
+        """Return the `turn` at the middle of the link between two neighbors, and its direction (1 is clockwise)."""
         direction = 1 if (target - source) % self.p == 1 else -1
         return source + direction / 2, direction
 
 
 def _rank(axes: Axes, circle: _Circle, rank: int, chunks: Sequence[frozenset[int]], new: set[int]) -> None:
-    """Draw a rank's slots with their numbers below. An ink frame marks the chunk that it has just received."""
+    """Draw a rank's slots with the chunks' numbers below. The number of a chunk that it has just received is bold."""
     x, y = circle.at(rank)
     left, top = x - circle.slot_width * circle.p / 2, y - _SLOT_HEIGHT / 2
     corner, around = (left - 0.04, top - 0.24), (2 * (x - left) + 0.08, _SLOT_HEIGHT + 0.42)
@@ -100,7 +100,7 @@ def _rank(axes: Axes, circle: _Circle, rank: int, chunks: Sequence[frozenset[int
 
 
 def _slot(axes: Axes, x: float, y: float, width: float, ranks: frozenset[int], p: int) -> None:
-    """Draw a chunk: a stripe per rank in its sum, in a gold frame if none is missing, or nothing if it moved on."""
+    """Draw a chunk with a stripe per rank in its sum, and a gold frame if it's complete. It's empty if it moved on."""
     inset, high = 0.02, _SLOT_HEIGHT / p
     x, width = x + inset, width - 2 * inset
     axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="white", edgecolor="none", zorder=3))
@@ -112,7 +112,7 @@ def _slot(axes: Axes, x: float, y: float, width: float, ranks: frozenset[int], p
 
 
 def _link(axes: Axes, circle: _Circle, message: Any, carried: int, moved: bool) -> None:
-    """Draw a link's direction, its message in this step, as it was when it was sent, and all its bytes so far."""
+    """Draw a link's direction, the message that it carried in this step (as it was sent), and all its bytes so far."""
     turn, direction = circle.between(message.source, message.target)
     (x, y), (out_x, out_y) = circle.at(turn), circle.away(turn)
     along, beside = (-out_y * direction, out_x * direction), (x + 0.36 * out_x, y + 0.36 * out_y)
@@ -144,7 +144,7 @@ def _tell(axes: Axes, circle: _Circle, run: Any, step: int) -> None:
 
 
 def _described(run: Any, step: int) -> str:
-    """Say what a picture shows. Computed from the run, like the picture."""
+    """Return a text that says what a picture shows. It's computed from the run, like the picture."""
     complete = frozenset(range(len(run.held[0])))
     carried = {
         sum(sent.bytes for row in run.messages[:step] for sent in row if sent.source == rank) for rank in complete

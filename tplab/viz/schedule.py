@@ -20,9 +20,10 @@ _ENOUGH = 0.11  # inches that a number needs
 
 
 def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
-    """Draw the result of `tplab.pipeline.simulate`. Each action is a box of its duration, with its micro-batch.
+    """Draw the result of `tplab.pipeline.simulate`. Each action is a box as long as its duration.
 
-    F is light, B and I are dark, W is light and hatched. Boxes of higher chunks are lower.
+    The boxes contain micro-batch numbers. F is light, B and I are dark, W is light and hatched. Chunks with higher
+    numbers have flatter boxes.
     """
     if not any(spans):
         raise ValueError("there are no actions to draw")

@@ -1,4 +1,4 @@
-"""A softmax assembled from shards: each rank's logits, their exponentials, and its share of the probability."""
+"""A softmax assembled from shards, with each rank's logits, their exponentials, and its share of the probability."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -12,7 +12,7 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
 
     Accepts the result of `launch`, or a record. Bytes are message sizes, counted the way nccl-tests counts them.
 
-    scale: bytes of the longest bar that fits, to draw several pictures to the same scale (None: the longest bar here)
+    scale: bytes of the longest bar that fits, for drawing pictures to the same scale (None: the longest bar here)
     """
     record: Record = getattr(record_or_results, "record", record_or_results)
     ranks = record.ranks

@@ -24,7 +24,7 @@ def training(
 ) -> Picture:
     """Plot the (step, loss) points of a run, with rings for held-out text, and optionally (step, tokens/s) from zero.
 
-    ylabel, from_zero    for a first curve that isn't a loss
+    ylabel, from_zero    label of the first curve if it isn't a loss, and whether its axis starts at zero
     """
     with style():
         picture = Picture(figsize=(WIDTH, 2.75 + 0.25 * bool(title)), layout="constrained")
@@ -68,7 +68,7 @@ def compared(
 ) -> Picture:
     """Plot the losses of several runs in one chart, and below it the difference between the last run and the first.
 
-    steps    the steps of the losses; None: 1, 2, 3 .. If some are left out, the remaining ones are marked with dots
+    steps    the steps of the losses; None: 1, 2, 3 .. If some steps are missing, the others are marked with dots
     """
     at = list(range(1, len(difference) + 1) if steps is None else steps)
     dots: dict[str, Any] = {} if at == list(range(1, len(at) + 1)) else {"marker": "o", "markersize": 4}
@@ -108,7 +108,7 @@ def compared(
 def scaling(
     lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up", ideal: bool = True, title: str | None = None
 ) -> Picture:
-    """Plot a number over the number of ranks, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
+    """Plot a value such as the speed-up over the number of ranks, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
 
     The first line is bold; the others are for comparison. ideal: add a thin line for perfect scaling.
     """
