@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tplab.cluster.alternatives import LARGEST, Change, change_needed, reasons, runners_up
-from tplab.cluster.plan import plans, program_of
+from tplab.cluster.plan import layouts, plans, program_of
 from tplab.collectives.links import Link
 from tplab.cost.machines import MACHINES, Machine
 from tplab.cost.step import step_time
@@ -26,7 +26,7 @@ def test_the_next_best_divide_the_model_in_other_ways():
 
 def test_each_other_choice_is_timed_with_everything_else_unchanged():
     best, seen = FOUND[0], 0
-    for option, others in reasons(FOUND).items():
+    for option, others in reasons(GPT_3, FOUND).items():
         for value, longer in others:
             layout = dataclasses.replace(best.layout, **{option: value})
             if option == "micro_batch":
@@ -42,6 +42,26 @@ def test_each_other_choice_is_timed_with_everything_else_unchanged():
                 assert longer >= 0
             seen += 1
     assert seen >= 6
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "sequences"),
+    [
+        ("Llama 3 8B", "H200 DGX", 8),  # each replica has a single sequence, so twice the micro-batch is more than that
+        ("GPT-2 1.5B", "V100 DGX-2H", 24),  # with twice the micro-batch, the interleaved chunks don't divide the steps
+    ],
+)
+def test_only_possible_layouts_are_among_the_other_choices(model, gpu, sequences):
+    config = PRESETS[model]
+    found = plans(config, 8, MACHINES[gpu], sequences=sequences)
+    best = found[0].layout
+    possible = set(layouts(config, 8, sequences))
+    doubled = best.sequences / (best.dp * 2 * best.micro_batch)
+    assert doubled < 1 or doubled % best.pp, "the example doesn't show what it should"
+    assert 2 * best.micro_batch not in [value for value, _ in reasons(config, found).get("micro_batch", [])]
+    for option, others in reasons(config, found).items():
+        for value, _ in others if option != "micro_batch" else ():
+            assert dataclasses.replace(best, **{option: value}) in possible
 
 
 def changed(change: Change, factor: float) -> Machine:

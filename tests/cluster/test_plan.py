@@ -197,7 +197,7 @@ def test_the_command_prints_the_best_layouts_first(capsys):
     assert first[6:9] == [f"{size / 1e9:.1f}" for size in (state, need.activations, need.total)]
     assert first[9:12] == [f"{best.time.total:.3g}", f"{reached.model / 1e12:.0f}", f"{reached.mfu:.0%}"]
     assert f"init_device_mesh('cuda', ({layout.dp}, {layout.pp}, {layout.tp})" in text
-    assert f"{layout.steps} micro-batches of {layout.micro_batch}." in text
+    assert f"micro_batch={layout.micro_batch}, micro_batches={layout.steps}." in text
     matmuls = best.time.products
     assert f"Where the time goes: matmuls {matmuls:.3g} s {matmuls / best.time.total:.1%} ████" in text
     assert "The same layout with one other choice: without sequence parallelism doesn't fit" in text

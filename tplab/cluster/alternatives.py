@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tplab.cluster.plan import Plan, best_of_each_split
+from tplab.cluster.plan import Plan, best_of_each_split, layouts
 from tplab.collectives.links import Link
 from tplab.cost.machines import Machine
 from tplab.cost.step import Program, step_time
@@ -40,13 +40,15 @@ def runners_up(found: list[Plan], count: int = 3) -> list[Plan]:
     return best_of_each_split(found)[1 : count + 1]
 
 
-def reasons(found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:
+def reasons(config: GPTConfig, found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:
     """Return, for each option of the best plan, its other values and how much longer a step then takes (0.04 is 4%).
 
     The split over GPUs and all other options stay the same. None in place of the number means that the changed layout
-    isn't among the plans `found`, usually because it needs too much memory. We try half and twice the micro-batch.
+    needs too much memory. We try half and twice the micro-batch. Values for which there's no such layout are left out:
+    twice the micro-batch, for example, if the number of sequences isn't divisible.
     """
     best, fits = found[0].layout, {plan.layout: plan.time.total for plan in found}
+    possible = set(layouts(config, best.gpus, best.sequences))
     changed: dict[str, list[tuple[object, float | None]]] = {}
     for option in OPTIONS:
         chosen = getattr(best, option)
@@ -56,9 +58,12 @@ def reasons(found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:
         for value in sorted(values, key=str):
             layout = replace(best, **{option: value})
             if option == "micro_batch":
+                if best.sequences < best.dp * value:
+                    continue
                 layout = replace(layout, micro_batches=best.sequences // (best.dp * value))
-            longer = fits[layout] / fits[best] - 1 if layout in fits else None
-            changed.setdefault(option, []).append((value, longer))
+            if layout in possible:
+                longer = fits[layout] / fits[best] - 1 if layout in fits else None
+                changed.setdefault(option, []).append((value, longer))
     return changed
 
 

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(Text(heading(options.model, config, cluster, options.gpus, sequences), style="bold"))
     console.print(Text(f"Fastest: {in_words(shown[0])}\n"))
     console.print(Text(f"{where_the_time_goes(shown[0])}\n"))
-    console.print(Text(f"{why(found)}\n"))
+    console.print(Text(f"{why(config, found)}\n"))
     console.print(table(shown[: options.top]))
     if others := against_the_best(config, found, cluster, options.shard_optimizer):
         console.print(Text(f"\n{others}"))
@@ -133,12 +133,12 @@ def where_the_time_goes(plan: "Plan") -> str:
     return "\n".join(lines)
 
 
-def why(found: "list[Plan]") -> str:
+def why(config: "GPTConfig", found: "list[Plan]") -> str:
     """Return, for each option of the fastest layout, how much longer a step would take with other choices."""
     from tplab.cluster.alternatives import reasons
 
     lines = []
-    for option, others in reasons(found).items():
+    for option, others in reasons(config, found).items():
         for value, longer in others:
             named = OPTIONS[option][value] if option in OPTIONS else f"{option.replace('_', '-')} {value}"
             cost = "doesn't fit" if longer is None else "just as fast" if abs(longer) < 5e-4 else f"{longer:+.1%}"
@@ -201,7 +201,7 @@ def footing(shown: "list[Plan]", top: int) -> str:
         "average (chapter 11). On other GPUs they are estimates, and 7 to 11 % fast for Megatron's published runs on "
         "H100s. Plans that differ by less than that are equally good, so try the first few.\n"
         f"The first as a mesh: init_device_mesh('cuda', ({best.dp}, {best.pp}, {best.tp}), "
-        f"mesh_dim_names=('dp', 'pp', 'tp')), {best.steps} micro-batches of {best.micro_batch}."
+        f"mesh_dim_names=('dp', 'pp', 'tp')), micro_batch={best.micro_batch}, micro_batches={best.steps}."
     )
 
 
