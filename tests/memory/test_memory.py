@@ -41,7 +41,7 @@ from tplab.memory.meter import (
     saved_for_backward,
     tensor_bytes,
 )
-from tplab.memory.small_gpt import SAVED_BY_LAYER, Layer
+from tplab.memory.small_gpt import GPT, SAVED_BY_LAYER, Layer
 from tplab.pipeline.schedules import interleaved, one_f_one_b
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -164,6 +164,12 @@ def test_published_parameter_counts_to_within_half_a_percent(name, published) ->
 def test_a_published_model_has_the_parameters_of_its_plain_torch_twin(name) -> None:
     with torch.device("meta"):
         assert parameter_count(PRESETS[name]) == numel(PlainGPT(PRESETS[name]))
+
+
+@pytest.mark.parametrize("config", [*RANDOM[:8], replace(SMALL, bias=False, qkv_bias=True)])
+def test_the_gpt_that_chapter_00_measures_has_the_parameters_of_the_bill(config) -> None:
+    with torch.device("meta"):
+        assert parameter_count(config) == numel(GPT(config))
 
 
 @pytest.mark.parametrize("config", RANDOM)

@@ -1,7 +1,7 @@
 """Chapter 00: a single-process GPT in plain PyTorch, for measuring its memory and counting its parameters.
 
-It has the parts of a large model, and supports every option of `GPTConfig` that changes the number of parameters,
-except qkv_bias. Its parts have the names that the chapter uses. On device "meta", it takes no memory at any size.
+It has the parts of a large model, and supports every option of `GPTConfig` that changes the number of parameters. Its
+parts have the names that the chapter uses. On device "meta", it takes no memory at any size.
 """
 
 import math
@@ -27,7 +27,7 @@ class Layer(nn.Module):
         norm = nn.LayerNorm if c.bias else nn.RMSNorm
         self.head_dim = c.head_dim
         self.attention_norm = norm(h)
-        self.q, self.k, self.v = (nn.Linear(h, size, bias=c.bias) for size in (h, keys, keys))
+        self.q, self.k, self.v = (nn.Linear(h, size, bias=c.bias or c.qkv_bias) for size in (h, keys, keys))
         self.out = nn.Linear(h, h, bias=c.bias)
         self.mlp_norm = norm(h)
         self.up = nn.Linear(h, c.ffn_size, bias=c.bias)
