@@ -169,7 +169,7 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
 
 
 def gathered(value: T, group: ProcessGroup | None) -> list[T]:
-    """Return a list of all ranks' values in the group, or of only this rank's value if `group` is None."""
+    """Return a list of the values of all ranks in the group. If `group` is None, it has only this rank's value."""
     values = [value] if group is None else [value] * group.size()
     if group is not None:
         dist.all_gather_object(values, value, group)

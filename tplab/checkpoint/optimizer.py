@@ -73,7 +73,7 @@ def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str
 
 
 def named_groups(optimizer: OptimizerState, model: nn.Module) -> list[dict[str, Any]]:
-    """Return the optimizer's `param_groups`, reduced to `params`, with names in place of parameters."""
+    """Return the optimizer's `param_groups` with only the entry `params`, which lists the parameters' names."""
     return [{"params": names} for names in _groups(optimizer, model)]
 
 
@@ -140,7 +140,7 @@ def load_optimizer(
     groups: Sequence[Mapping[str, Any]],
     loaded: Mapping[str, Any],
 ) -> None:
-    """Load the optimizer's state from its placeholders, once they are filled, using its own `load_state_dict`.
+    """Load the optimizer's state from the filled placeholders, using the optimizer's own `load_state_dict`.
 
     Implementation choices (`fused`, `foreach`, `capturable`) aren't loaded, so they keep their current values.
     """
@@ -176,7 +176,7 @@ def _groups(optimizer: OptimizerState, model: nn.Module) -> list[list[str]]:
 def _sharding_of(
     name: str, key: str, shape: Sequence[int], parameter: nn.Parameter, parameter_shape: Sequence[int]
 ) -> Sharding | None:
-    """Return a state tensor's sharding: its parameter's, or None for a scalar. Raises ValueError if shapes differ."""
+    """Return the sharding of a state tensor's parameter, or None for a scalar. Raises ValueError if shapes differ."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     if sharding is None or len(shape) == 0:
         return None

@@ -7,7 +7,7 @@ overlaps:
     saved on 2 ranks       [ 0 1 2 3 4 5 | 6 7 8 9 10 11 ]
     loaded on 3 ranks      [ 0 1 2 3 | 4 5 6 7 | 8 9 10 11 ]       rank 1 reads 4 5 from one file, 6 7 from the other
 
-A DTensor, torch's own sharded tensor, is one chunk per rank, and it knows its offset. A shard of a fused tensor
+A DTensor, torch's own sharded tensor, has one chunk per rank and knows that chunk's offset. A shard of a fused tensor
 consists of several chunks (see `tplab.tensor.sharding.runs`).
 """
 
@@ -71,7 +71,8 @@ class Pieces:
 def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int) -> Pieces:
     """Return the `Pieces` of `rank`, given its shard. Without a `sharding`, the full tensor is a single chunk.
 
-    A DTensor knows its own offset, but a given `sharding` takes precedence, because it knows about padding and blocks.
+    A DTensor knows its own offset, but `sharding`, if given, takes precedence, because only a `Sharding` describes
+    padding and blocks.
     """
     tensor = tensor.detach()
     own = held(tensor)

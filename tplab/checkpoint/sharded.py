@@ -13,8 +13,9 @@ first of them writes it. Rows that only pad a vocabulary aren't written at all:
 So the checkpoint contains the full tensors of the unsharded model, and nothing in it depends on p. Whether it is loaded
 on 1 rank or 8, each rank asks for the rows that it needs, no matter which file has them (`tplab.checkpoint.pieces`).
 
-The optimizer's state is saved the same way. Adam's averages have the shape of their parameter, so they are sharded like
-it. They are saved under the parameter's name, because its number in the optimizer isn't stable.
+The optimizer's state is saved the same way. Adam's averages have the same shape as their parameter, so they are sharded
+in the same way. They are saved under the parameter's name, because the parameter's number in the optimizer isn't
+stable.
 
 The format is that of `torch.distributed.checkpoint` (DCP), with the names that torch uses on a single process:
 
@@ -24,7 +25,8 @@ Other tools can read it, even for an unsharded model: `dcp.load({"model": plain.
 `dcp_to_torch_save(path, "model.pt")` for a single `torch.load` file. Both run any code hidden in the files, which
 `load_sharded` doesn't (see `tplab.checkpoint.files`), so use them only for checkpoints from people you trust.
 
-We use planners instead of DTensors because a DTensor is one chunk per rank, but a fused, copied or padded shard isn't.
+We use planners instead of DTensors because a DTensor has one chunk per rank, which can't describe fused, copied or
+padded shards.
 (Megatron: `ShardedTensor.from_rank_offsets` and dist_checkpointing.)
 """
 
@@ -129,7 +131,7 @@ def stage_sharded(
     group: ProcessGroup | None = None,
     replica: ProcessGroup | None = None,
 ) -> Staged:
-    """Do the first half of `save_sharded`, which reads the model and runs every check that could fail because of it."""
+    """Do the first half of `save_sharded`, which reads the model and runs all checks that don't involve the disk."""
     content, ties = together(lambda: _content(model, optimizer, rng, extra, group), replica or group)
     if replica is not None and optimizer is not None:
         content["optimizer"]["param_groups"] = of_all_stages(content["optimizer"]["param_groups"], replica)
@@ -164,16 +166,16 @@ def load_sharded(
 ) -> dict[str, Any]:
     """Load in place what `save_sharded` saved on any number of ranks, and return its `extra`.
 
-    All ranks of the model's group must call it. If `model` is a pipeline stage, all ranks of `replica` must, as in
-    `save_sharded`. Without `optimizer` or `rng`, their saved states are ignored. Values are converted to the model's
-    dtypes and devices.
+    All ranks of the model's group must call it. If `model` is a pipeline stage, all ranks of `replica` must call it, as
+    with `save_sharded`. Without `optimizer` or `rng`, their saved states are ignored. Values are converted to the
+    model's dtypes and devices.
 
     With `rng`, all ranks restore the random streams that are the same on all ranks. A rank's own stream is restored on
     the rank with the same number. Ranks beyond those that were saved keep the state from `seed_all`.
 
-    Raises FileNotFoundError if the checkpoint is missing or incomplete, and ValueError if it is of a different model or
-    optimizer; in both cases, nothing has changed. Raises RuntimeError if a file can't be read; in that case, the model
-    may be partially loaded.
+    Raises FileNotFoundError if the checkpoint is missing or incomplete, and ValueError if it belongs to a different
+    model or optimizer; in both cases, nothing is modified. Raises RuntimeError if a file can't be read; in that case,
+    the model may be partially loaded.
     """
     rank, world_size = rank_and_size(group)
     everyone = replica or group
@@ -240,7 +242,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: ProcessGroup | None) -> dict[str, Any]:
-    """Return the model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model.
+    """Return the model's tensors as placeholders. Raises ValueError if the checkpoint belongs to a different model.
 
     names    all names in the full model's state_dict
     """

@@ -1,8 +1,9 @@
 """Chapter 14: why one plan is the fastest, and what would have to change for another one to win.
 
 `reasons` changes one option of the best plan at a time and computes how much slower it gets. The options are sequence
-parallelism, recomputation, the number of chunks, and the micro-batch. `change_needed` computes by how much one speed of
-the machine (or the batch) would have to change until another plan is as fast. Both only evaluate the cost model again.
+parallelism, recomputation, the number of chunks, and the micro-batch. `change_needed` computes how much one of the
+machine's speeds (or the batch size) would have to change for another plan to be equally fast. Both only evaluate the
+cost model again.
 """
 
 import math
@@ -23,7 +24,7 @@ OPTIONS = ("sequence_parallel", "recompute", "chunks", "micro_batch")
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one speed, or of the batch, by a `factor` that makes another plan as fast as the best one."""
+    """A change of one speed, or of the batch size, by a `factor` that makes another plan as fast as the best one."""
 
     what: str
     factor: float
@@ -41,7 +42,7 @@ def runners_up(found: list[Plan], count: int = 3) -> list[Plan]:
 
 
 def reasons(config: GPTConfig, found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:
-    """Return, for each option of the best plan, its other values and how much longer a step then takes (0.04 is 4%).
+    """For each option of the best plan, return its other values and how much longer a step takes (0.04 is 4%).
 
     The split over GPUs and all other options stay the same. None in place of the number means that the changed layout
     needs too much memory. We try half and twice the micro-batch. Values for which there's no such layout are left out:

@@ -10,7 +10,7 @@ up, over micro-batches and replicas, and we never take a mean of means. The trai
 single-process run, except that the numbers are added in a different order. (Narayanan et al. 2021, "Efficient
 large-scale language model training on GPU clusters", which calls this PTD-P.)
 
-Dropout's random states are computed from the micro-batch's number within the run, as in the capstone. So a checkpoint
+Dropout's random states are derived from the micro-batch's index within the run, as in the capstone. So a checkpoint
 only has to store the number of steps. A resumed run drops the same elements as an uninterrupted one, even with another
 dp, as long as the full batch has the same micro-batches. If anything else changes which elements are dropped, such as
 tp or pp, `load` warns and names the cause.
@@ -194,10 +194,10 @@ class Training3D:
         }
 
     def _seed_dropout(self, k: int) -> AbstractContextManager:
-        """Set the random states for the forward of micro-batch k of this replica."""
+        """Set the random states for the forward pass of this replica's micro-batch k."""
         if not self.stage.config.dropout:
             return nullcontext()
-        # the micro-batch's number within the run
+        # the micro-batch's index within the run
         number = (self.steps * self.grid.dp + self.place.dp) * self.micro_batches + k
         self.stage.rng = states_from(self.seed + SEEDS_APART * (1 + number * self.grid.pp + self.place.pp), self.tp)
         return nullcontext()

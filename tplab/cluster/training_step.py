@@ -70,7 +70,7 @@ class TrainingStep:
     may still give it a gradient of zero, so momentum and weight decay can change it.
 
     The optimizer's own `step` raises RuntimeError, because the gradients aren't complete outside of `update`. So does a
-    backward outside of `micro_batch`, because its gradients could be lost or counted in the wrong step. If a
+    backward pass outside of `micro_batch`, because its gradients could be lost or counted in the wrong step. If a
     micro-batch raises an error, the step is abandoned, and the next one starts without gradients. Freeze and cast the
     model before you create this. If parameters are frozen or unfrozen later, `update` raises ValueError.
 
@@ -141,10 +141,10 @@ class TrainingStep:
 
     @contextmanager
     def micro_batch(self, *, last: bool = True) -> Iterator[None]:
-        """Context manager for the backward of a micro-batch. During a step's last one, DataParallel sends its buckets.
+        """Context manager for a micro-batch's backward pass. In the last one of a step, DataParallel sends its buckets.
 
-        With plain data parallelism (zero=0 without a pipeline), a micro-batch after the last one raises ValueError. An
-        error inside the block abandons the step.
+        With plain data parallelism (zero=0 without a pipeline), running another micro-batch after the one marked as
+        `last` raises ValueError. An error inside the block abandons the step.
         """
         if self._is_last and self.data is not None and self.pipeline is None:
             raise ValueError(

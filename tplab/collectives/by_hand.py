@@ -123,7 +123,7 @@ def reduce_scatter_steps(
 def ring_all_gather(chunk: Tensor, group: ProcessGroup | None = None, *, size: int | None = None) -> Tensor:
     """Concatenate the chunks [n/p, ..] of all ranks in rank order. Returns [n, ..] on every rank.
 
-    size: n, if the chunks are split as in `chunk_sizes(n, p)`; None: all chunks have the shape of this rank's chunk
+    size: n, if the chunks are split as in `chunk_sizes(n, p)`; if None, all chunks have the shape of this rank's chunk
 
     This takes p - 1 steps, in which each rank sends all chunks except its right neighbor's. Raises ValueError if this
     rank's chunk doesn't have the size that `chunk_sizes` gives it.
@@ -160,9 +160,9 @@ def ring_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Return a new tensor with the sum of x [..] over the ranks, using a reduce up a binomial tree and a broadcast.
 
-    This takes 2 ceil(log2 p) steps, each of which sends all of x. On the way up, for each distance d = 1, 2, 4, ..,
-    every rank that is an odd multiple of d sends its sum to rank - d. Ranks never wait in a cycle, so plain send and
-    recv work.
+    This takes 2 ceil(log2 p) steps, each of which sends all of x. On the way up the tree, for each distance d = 1, 2,
+    4, .., every rank that is an odd multiple of d sends its sum to the rank whose number is smaller by d. Ranks never
+    wait in a cycle, so plain send and recv work.
     """
     rank, p = rank_and_size(group)
     total = x.clone(memory_format=torch.contiguous_format)

@@ -113,7 +113,7 @@ _IN_A_ROW = 4
 
 
 def measure_link(sizes: Sequence[int] = SIZES, *, rounds: int = 10, group: ProcessGroup | None = None) -> list[Point]:
-    """Measure (bytes, seconds) for messages between the first two ranks of the group. All its ranks must call this.
+    """Measure (bytes, seconds) for messages between the group's first two ranks. All ranks of the group must call this.
 
     Each time is half of the shortest of many round trips, because other work on the machine can only make a round trip
     longer. Each round covers all sizes, so that a busy moment doesn't affect all measurements of one size. A round

@@ -1,8 +1,9 @@
 """Notes on parameters: who reduces their gradients, and whether a gradient has been taken out of `.grad`.
 
 Data parallelism takes gradients while backward is still running: DataParallel puts them into buckets, and ZeRO reduces
-them to shards. Until they are back, `.grad` is None, which usually means that a parameter wasn't used. Functions that
-read `.grad` call `check_not_taken` first, because otherwise they would skip the parameter without saying so.
+them to shards. Until the gradients are back, `.grad` is None, which usually means that a parameter wasn't used.
+Functions that read `.grad` call `check_not_taken` first, because otherwise they would skip the parameter without saying
+so.
 
 Only one object may reduce a parameter's gradients, because a second one would find none, or reduce them twice.
 """
@@ -34,7 +35,7 @@ def mark_taken(parameters: Iterable[nn.Parameter], advice: str) -> None:
 
 
 def clear_taken(parameters: Iterable[nn.Parameter]) -> None:
-    """Remove the notes of `mark_taken`."""
+    """Remove the notes that `mark_taken` made."""
     for parameter in parameters:
         parameter.__dict__.pop(_NOTE, None)
 

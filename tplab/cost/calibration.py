@@ -1,9 +1,9 @@
 """Chapter 11: calibrate the model for the machine at hand, with the kernels of one layer at their real sizes.
 
-On a data-center GPU, a few fractions of the peak speeds are precise enough (`tplab.cost.machines.Losses`). A laptop has
-no such peaks, because a matmul's speed depends on its sizes, GELU and attention compute more than they read, and a
-collective shares the cores with the matmuls. So we measure each kernel of a layer on all ranks at the same time, and
-predict that a step takes the sum of their times:
+On a data-center GPU, predictions are accurate enough if we assume that kernels reach fixed fractions of the peak speeds
+(`tplab.cost.machines.Losses`). A laptop has no such peaks, because a matmul's speed depends on its sizes, GELU and
+attention compute more than they read, and a collective shares the cores with the matmuls. So we measure each kernel of
+a layer on all ranks at the same time, and predict that a step takes the sum of their times:
 
     layers           matmuls, element-wise kernels and attention, forward and backward
     output           the output layer and its loss, forward and backward
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Seconds that the kernels of one layer take for one micro-batch on one of tp ranks, each as (forward, backward).
+    """Times in seconds of one layer's kernels for a micro-batch on one of the tp ranks, each as (forward, backward).
 
     `output` is forward and backward together, and `optimizer` is the time per parameter. `summed` describes the
     all-reduces that the rank waits for, and `beside` those that run during a matmul. With one rank, both are 0.
@@ -75,7 +75,7 @@ def measure_kernels(
     group: ProcessGroup | None = None,
     rounds: int = ROUNDS,
 ) -> Kernels:
-    """Measure one layer's kernels for a micro-batch on one of tp ranks. All ranks of the group measure together.
+    """Measure one layer's kernels for a micro-batch on one of the tp ranks. The group's ranks measure together.
 
     parameters   number of parameters per rank, for timing the optimizer, which gets at most `LARGEST`
 
@@ -158,7 +158,10 @@ def _optimizer(parameters: int, group: ProcessGroup | None, rounds: int) -> floa
 def _all_reduces(
     tokens: int, h: int, ffn: int, dtype: torch.dtype, group: ProcessGroup | None, rounds: int
 ) -> tuple[Line, Line]:
-    """Return the times of all-reduces that the rank waits for, and of those during a matmul, without the matmuls."""
+    """Return the times of all-reduces that the rank waits for, and of all-reduces that run during a matmul.
+
+    The time of the matmuls themselves isn't included.
+    """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return Line(), Line()
     x, weight = (torch.randn(*shape, device=device(), dtype=dtype) for shape in ((tokens, h), (ffn, h)))
@@ -183,7 +186,7 @@ def _all_reduces(
 
 
 def _means(functions: list[Callable[[], object]], group: ProcessGroup | None, rounds: int) -> list[float]:
-    """Return the mean seconds per call of each function. The functions take turns of `IN_A_ROW` calls each.
+    """Return the mean time per call of each function, in seconds. The functions take turns of `IN_A_ROW` calls each.
 
     There are no barriers within a turn, as in a step. Now and then a rank has to wait for a long time because another
     rank is late. The mean includes these waits, because they add up over a step.

@@ -25,7 +25,7 @@ Algorithm = Literal["ring", "tree"]
 
 
 def all_reduce(link: Link, size: float, p: int, algorithm: Algorithm = "ring") -> float:
-    """Return the seconds for an all-reduce of a tensor of `size` bytes over p ranks."""
+    """Return the time in seconds of an all-reduce of a tensor of `size` bytes over p ranks."""
     _check(size, p)
     if algorithm not in ("ring", "tree"):
         raise ValueError(f"algorithm={algorithm!r} is neither 'ring' nor 'tree'")
@@ -33,31 +33,31 @@ def all_reduce(link: Link, size: float, p: int, algorithm: Algorithm = "ring") -
 
 
 def all_gather(link: Link, size: float, p: int) -> float:
-    """Return the seconds for a ring all-gather whose result has `size` bytes."""
+    """Return the time in seconds of a ring all-gather whose result has `size` bytes."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def reduce_scatter(link: Link, size: float, p: int) -> float:
-    """Return the seconds for a ring reduce-scatter of `size` bytes, after which every rank has 1/p of them."""
+    """Return the time in seconds of a ring reduce-scatter of `size` bytes, which leaves 1/p of the sum on each rank."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def broadcast(link: Link, size: float, p: int) -> float:
-    """Return the seconds to broadcast `size` bytes from one rank to all p ranks along a binomial tree."""
+    """Return the time in seconds to broadcast `size` bytes from one rank to all p ranks along a binomial tree."""
     _check(size, p)
     return tree_depth(p) * link.seconds(size)
 
 
 def all_to_all(link: Link, size: float, p: int) -> float:
-    """Return the seconds for an all-to-all in which each rank sends `size`/p bytes to each rank, one after another."""
+    """Return the time in seconds of an all-to-all in which each rank sends `size`/p bytes to each rank, one by one."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def send(link: Link, size: float, p: int = 2) -> float:
-    """Return the seconds for a message of `size` bytes, or 0 if p is 1, because a single rank sends nothing."""
+    """Return the time in seconds of a message of `size` bytes, or 0 if p is 1, because a single rank sends nothing."""
     _check(size, p)
     return link.seconds(size) if p > 1 else 0.0
 

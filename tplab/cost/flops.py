@@ -28,7 +28,7 @@ from tplab.memory.config import GPTConfig, Recompute
 
 
 def layer_products(config: GPTConfig) -> int:
-    """Return the forward FLOPs per token of the matmuls with one layer's weights."""
+    """Return the forward FLOPs per token for the matmuls that involve one layer's weights."""
     return column_products(config)["Q, K and V"] + column_products(config)["MLP"] + _row_products(config)
 
 

@@ -46,7 +46,7 @@ from tplab.memory.memory_bill import layer_activations
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of one pass through a layer, or through several layers, by category."""
+    """The time in seconds of one pass through a layer, or through several layers, by category."""
 
     products: float = 0.0
     elementwise: float = 0.0
@@ -60,7 +60,7 @@ class Pass:
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication that aren't hidden."""
+        """The time in seconds of the communication that isn't hidden."""
         return self.communication - self.hidden
 
     @property
@@ -82,7 +82,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds that one layer takes for one micro-batch. `recompute` is the part of forward that backward repeats."""
+    """A layer's time for one micro-batch, in seconds. `recompute` is the part of forward that backward repeats."""
 
     forward: Pass
     recompute: Pass
@@ -108,7 +108,7 @@ class Overlap:
 
     @property
     def hidden(self) -> float:
-        """The seconds that the overlap saves: the shorter of the two times.
+        """The time in seconds that the overlap saves, which is the shorter of the two times.
 
         Contention is subtracted from the communication's time, because it makes the matmul slower.
         """
@@ -171,7 +171,7 @@ def layer_time(
 
 
 def layer_matmuls(config: GPTConfig, tokens: int, tp: int) -> dict[str, Matmul]:
-    """Return the forward matmuls with one layer's weights on one of tp ranks, by name. Gate and up are one matmul."""
+    """Return one tp rank's forward matmuls that involve a layer's weights, by name. Gate and up are one matmul."""
     h, kv, ffn = config.hidden_size, config.kv_heads * config.head_dim, config.ffn_size
     return {
         "Q, K and V": Matmul(tokens, h, (h + 2 * kv) / tp),

@@ -7,8 +7,8 @@
 If a group of p ranks spans several nodes, with k of its ranks in each, it can use k network adapters per node. So its
 ring can cross between nodes in k places at the same time, each with 1/k of the bytes (see `Machine.link`).
 
-`MACHINES` contains published figures, each with its source. `measure_machine` measures the same figures on the machine
-that it runs on.
+`MACHINES` contains published figures, each with its source. `measure_machine` measures the same quantities on the
+machine that it runs on.
 """
 
 from collections.abc import Callable

@@ -51,7 +51,7 @@ class Program:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a training step, by category."""
+    """The time of a training step in seconds, by category."""
 
     products: float
     elementwise: float
@@ -156,7 +156,7 @@ def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) 
 
 
 def _stage_time(config: GPTConfig, layout: Layout, machine: Machine, layer: LayerTime, stage: int) -> Pass:
-    """Return the seconds of one micro-batch on one stage, forward and backward."""
+    """Return the time in seconds of one micro-batch on one stage, forward and backward."""
     time = layer.whole * layers_of_stage(config.num_layers, layout.pp, stage)
     if machine.losses.bookkeeping and layout.steps > 1:  # adding 16-bit gradients reads two and writes one
         time += Pass(elementwise=6 * rank_parameters(config, layout, stage) / machine.memory_rate)
@@ -167,7 +167,7 @@ def _stage_time(config: GPTConfig, layout: Layout, machine: Machine, layer: Laye
 
 
 def _send_time(config: GPTConfig, layout: Layout, machine: Machine, scatter_gather: bool) -> float:
-    """Return the time to send a micro-batch to the next stage, over the network if the stages are in several nodes."""
+    """Return the time to send a micro-batch to the next stage, over the network if that's on a different node."""
     if layout.pp == 1:
         return 0.0
     link = machine.inside if layout.tp * layout.pp <= machine.gpus_per_node else machine.between

@@ -141,7 +141,7 @@ class DataParallel:
         self._arrived, self._travelling = set(), []
 
     def abandon(self) -> None:
-        """Discard the gradients of an unfinished step, for example after an error in backward."""
+        """Discard the gradients of an unfinished step, for example after an error in the backward pass."""
         for bucket in self.buckets:
             clear_taken(bucket)
             for parameter in bucket:

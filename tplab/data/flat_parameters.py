@@ -79,7 +79,7 @@ class Flat:
         return self.parts(vector)[self.rank]
 
     def reduce_scatter(self, vector: Tensor) -> tuple[Tensor, dist.Work | None]:
-        """Start to sum the ranks' vectors [p n]. Returns this rank's shard [n] of the sum, in new memory, and the work.
+        """Start summing the ranks' vectors [p n]. Returns this rank's shard [n] of the sum (new memory), and the work.
 
         Don't use the vector or the shard before `work.wait()`. On a single rank, work is None.
         """

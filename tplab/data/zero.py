@@ -76,7 +76,7 @@ class Unit:
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def reduce(self) -> None:
-        """Start to reduce the gradients over the ranks, and take them out of `.grad`."""
+        """Start reducing the gradients across the ranks, and set `.grad` to None."""
         self.wait()
         whole = self.flat.flatten([parameter.grad for parameter in self.parameters])  # [p n]
         for parameter in self.parameters:
@@ -219,13 +219,13 @@ class ZeRO1:
         self.abandon()
 
     def abandon(self) -> None:
-        """Discard the gradients of an unfinished step, for example after an error in backward."""
+        """Discard the gradients of an unfinished step, for example after an error in the backward pass."""
         self._order.clear()
         for unit in self.units:
             unit.abandon()
 
     def _check_order(self) -> None:
-        """Raise ValueError unless all ranks gathered and reduced the same units, and still have to reduce the same."""
+        """Raise ValueError unless all ranks gathered and reduced the same units, and have the same ones left."""
         left = [number for number, unit in enumerate(self.units) if unit.has_gradients()]
         if not self.units or self.units[0].flat.world_size == 1:
             return
@@ -300,7 +300,7 @@ def _gradient_is_there(unit: Unit, reduce: Callable[[Unit], None], parameter: nn
 
 
 def _listed(parameters: Any) -> list[nn.Parameter]:
-    """Return a list of a group's parameters, which can be given as one tensor, several, or `named_parameters()`."""
+    """Return a group's parameters as a list. They can be given as one or several tensors, or `named_parameters()`."""
     if isinstance(parameters, Tensor):
         return [parameters]  # type: ignore[list-item]
     return [given[1] if isinstance(given, tuple) else given for given in parameters]

@@ -98,9 +98,9 @@ class ZeRO3(ZeRO1):
                      A layer whose parameters are in several groups forms one unit per group
     peak_gathered    the maximum number of bytes of full weights at any gather since the last step
 
-    You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Between these calls,
-    parameters are empty, except inside `with zero.gathered():`. The other arguments are those of ZeRO1. Raises
-    ValueError for a layer that isn't in the model, or that is inside another layer.
+    You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Outside these calls
+    and `with zero.gathered():`, the parameters are empty. The other arguments are those of ZeRO1. Raises ValueError for
+    a layer that isn't in the model, or that is inside another layer.
     """
 
     units: list[ShardedUnit]  # type: ignore[assignment]
@@ -161,7 +161,7 @@ class ZeRO3(ZeRO1):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Context manager that gathers the full weights for reading, saving or loading. Changes to them are kept."""
+        """Context manager that gathers the full weights for reading, saving or loading. Changed weights are kept."""
         if all(unit.stays_whole for unit in self.units):  # already inside gathered()
             yield
             return
@@ -250,6 +250,6 @@ def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, l
 def _alike(
     parameters: Sequence[nn.Parameter], separate: nn.Parameter | None, place: Mapping[nn.Parameter, int]
 ) -> list[list[nn.Parameter]]:
-    """Group parameters by dtype and param group (`place`), with `separate` on its own."""
+    """Group parameters by dtype and param group (`place`). `separate` gets a group of its own."""
     kinds = [(parameter is separate, parameter.dtype, place[parameter]) for parameter in parameters]
     return [[p for p, its in zip(parameters, kinds, strict=True) if its == kind] for kind in dict.fromkeys(kinds)]

@@ -19,7 +19,7 @@ STAGES = (0, 1, 2, 3)
 
 
 def zero_memory(stage: int, parameters: int, dp: int, recipe: Recipe = ADAM) -> dict[str, float]:
-    """Return the bytes on each of dp ranks, by category. Stage 0 is plain data parallelism."""
+    """Return the number of bytes on each of the dp ranks, by category. Stage 0 is plain data parallelism."""
     _check(stage, dp)
     whole = {"weights": recipe.weights, "gradients": recipe.gradients, "optimizer": recipe.optimizer}
     cut_from = {"weights": 3, "gradients": 2, "optimizer": 1}

@@ -71,7 +71,7 @@ BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # in old c
 def from_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Convert a full Hugging Face state_dict for `load_full_state_dict`.
 
-    Raises ValueError if names don't match, or if the embedding is tied and the output layer's weight isn't equal to it.
+    Raises ValueError if names don't match, or if the embedding is tied but differs from the output layer's weight.
     """
     names = stored_names(state, config)
     mine: dict[str, Tensor] = {}

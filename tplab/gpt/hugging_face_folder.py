@@ -128,7 +128,7 @@ class _Stored:
         return shape[::-1] if turned else shape
 
     def check_names(self, config: GPTConfig) -> None:
-        """Raise ValueError if a tensor that the model needs is missing, or if there is one that it doesn't have."""
+        """Raise ValueError if a tensor that the model needs is missing, or if a stored tensor isn't in the model."""
         for row in rows(config):
             if missing := [name for name in row.theirs if name not in self.files]:
                 raise ValueError(f"{row.ours} should come from {', '.join(missing)}, which {self.folder} lacks")

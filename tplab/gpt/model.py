@@ -1,4 +1,4 @@
-"""Chapter 10: a GPT on p ranks, from the embedding to an output layer that can use the embedding's rows again.
+"""Chapter 10: a GPT on p ranks, from the embedding to an output layer that can reuse the embedding's rows.
 
     ids [b, s] -> embedding, g -> + positions, dropout -> layers -> norm -> f -> x E_r^T -> logits_r [b, s, v/p] -> loss
 
@@ -180,7 +180,7 @@ class ParallelGPT(GroupModule):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
-        """Return one cache per layer for the keys and values of `max_length` tokens in this rank's heads."""
+        """Return one KV cache per layer for this rank's heads, with room for `max_length` tokens."""
         layers: Any = self.layers
         return [layer.new_cache(batch_size, max_length, dtype=dtype) for layer in layers]
 

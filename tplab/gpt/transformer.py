@@ -14,9 +14,10 @@ the final norm.
 
 A decoder that reads an encoder's output has a third block between the two, cross-attention, with its own norm.
 
-Traffic of a layer: there are two all-reduces of b s h elements in forward and two in backward. With cross-attention,
-there are three in each, and another one of b t h elements in backward for the memory. (Shoeybi et al. 2019,
-"Megatron-LM", section 3 and figure 4; Megatron: ParallelTransformerLayer, TransformerLayer, bias_dropout_add.)
+Traffic of a layer: there are two all-reduces of b s h elements in the forward pass and two in the backward pass. With
+cross-attention, there are three in each pass, and the backward pass has another one of b t h elements for the memory.
+(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 4; Megatron: ParallelTransformerLayer, TransformerLayer,
+bias_dropout_add.)
 """
 
 from collections.abc import Callable
@@ -82,7 +83,7 @@ class ParallelTransformerLayer(nn.Module):
     norm                  "layer" or "rms"; norm_eps is added to the variance
     hidden_dropout        dropout probability after each block, with the same mask on all ranks
     attention_dropout     dropout probability for the attention probabilities, with different masks on each rank
-    apply_residual_connection_post_layernorm    take the residual after the norm (post-LN; Megatron's name)
+    apply_residual_connection_post_layernorm    take the residual after the norm (post-LN; the name is Megatron's)
     recompute_attention   save only Q, K and V; backward recomputes the scores, softmax and dropout from them, with the
                           same mask (selective recomputation)
     output_init_method    for weights that write to the residual; `init_method` is for those that read x
@@ -193,7 +194,7 @@ class ParallelTransformerLayer(nn.Module):
     def new_cache(
         self, batch_size: int, max_length: int, memory_length: int = 0, dtype: torch.dtype | None = None
     ) -> LayerCache:
-        """Return a cache for `max_length` tokens and a memory of `memory_length` tokens in this rank's heads."""
+        """Return a cache for this rank's heads, with room for `max_length` text and `memory_length` memory tokens."""
         text = self.attention.new_cache(batch_size, max_length, dtype)
         cross = self.cross_attention
         return LayerCache(text, None if cross is None else cross.new_cache(batch_size, memory_length, dtype))

@@ -20,8 +20,9 @@ Recompute = Literal["nothing", "attention", "layers"]  # what the backward pass 
 class RotaryScaling:
     """How Llama 3.1 changes the rotary frequencies for texts longer than those of its pre-training ("llama3").
 
-    Frequencies that make fewer than low_freq_factor turns over original_seq_length tokens are divided by `factor`.
-    Those that make more than high_freq_factor turns don't change. Between the two, the change is gradual.
+    A frequency that completes fewer than `low_freq_factor` turns over `original_seq_length` tokens is divided by
+    `factor`. One that completes more than `high_freq_factor` turns doesn't change. Between the two, the change is
+    gradual.
     """
 
     factor: float
@@ -138,7 +139,7 @@ class Weight:
     unit: int = 1
 
     def on_rank(self, tp: int) -> int:
-        """Return the number of elements on each of tp ranks. For uneven shards, it's rounded up, as with padding."""
+        """Return the number of elements per rank, for tp ranks. For uneven shards, it's rounded up, as with padding."""
         if self.cut is None:
             return prod(self.shape)
         pieces = ceil(self.shape[self.cut] / self.unit / tp)

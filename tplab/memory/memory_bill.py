@@ -148,7 +148,7 @@ def layer_activations(
     sequence_parallel: bool = False,
     recompute: Recompute = "nothing",
 ) -> dict[str, int]:
-    """Return the bytes that autograd saves for backward in one layer on one rank, by name, with 16-bit values.
+    """Return the bytes that autograd saves for one layer's backward pass on one rank, by name, with 16-bit values.
 
     sequence_parallel    shard along the sequence what tensor parallelism alone replicates
     recompute            "attention": backward recomputes scores, softmax and their dropout from Q, K and V
@@ -248,7 +248,7 @@ def micro_batches_in_flight(config: GPTConfig, layout: Layout, stage: int) -> fl
 def smallest_p(
     config: GPTConfig, capacity: int, *, micro_batch: int = 1, largest: int = 8, recipe: Recipe = ADAM
 ) -> int:
-    """Return the smallest tensor-parallel size up to `largest` with which every rank needs at most `capacity` bytes.
+    """Return the smallest tensor-parallel size up to `largest` for which every rank needs at most `capacity` bytes.
 
     If there is none, raises ValueError with the bytes needed at the best size.
     """

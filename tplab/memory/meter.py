@@ -55,7 +55,7 @@ class Kept:
 
 @contextmanager
 def saved_for_backward(module: nn.Module | None = None) -> Iterator[Kept]:
-    """Context manager that records the tensors that autograd saves for backward, except the module's parameters."""
+    """Context manager that records what autograd saves for the backward pass, except the module's parameters."""
     parameters = {_key(parameter) for parameter in module.parameters()} if module else set()
     kept, seen = Kept(), {}
 
@@ -123,5 +123,8 @@ class MemoryMeter(TorchDispatchMode):
 
 
 def _key(tensor: Tensor) -> int:
-    """Return a number that identifies the tensor's memory while it's alive, the same for tensors that share memory."""
+    """Return a number that identifies the tensor's memory until this memory is freed.
+
+    Tensors that share memory have the same number.
+    """
     return tensor.untyped_storage()._cdata

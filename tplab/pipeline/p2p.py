@@ -83,7 +83,7 @@ def connections(p: int) -> list[tuple[int, int]]:
 class Messages:
     """The messages that a rank sends and receives while it runs a schedule once.
 
-    shape, dtype, device    those of every message
+    shape, dtype, device    the shape, dtype and device of every message
     """
 
     def __init__(

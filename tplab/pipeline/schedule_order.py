@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from tplab.pipeline.schedules import KINDS, Action, Schedule
 
-DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # backward has two matmuls for each matmul in forward
+DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # a backward pass has two matmuls per matmul in the forward pass
 
 Durations = Mapping[str, float] | Callable[[int, Action], float]
 Key = tuple[str, int, int]  # kind (I counts as B), stage, micro-batch

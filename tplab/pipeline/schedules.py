@@ -121,14 +121,14 @@ class Schedule:
 
 
 def gpipe(p: int, m: int) -> Schedule:
-    """Return the GPipe schedule: all forwards, then all backwards."""
+    """Return the GPipe schedule, which runs all forward passes, then all backward passes."""
     _check_sizes(p, m)
     row = [Action("F", k) for k in range(m)] + [Action("B", k) for k in range(m)]
     return _schedule(f"GPipe, p = {p}, m = {m}", [row] * p, m)
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """Return the 1F1B schedule: p - rank - 1 forwards, then alternately one forward and one backward, then the rest.
+    """Return the 1F1B schedule: p - rank - 1 forward passes, then one forward and one backward in turn, then the rest.
 
     Each micro-batch runs backward as early as possible, so at most p - rank micro-batches are live.
     """
@@ -213,7 +213,7 @@ def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
 
 
 def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> list[Action]:
-    """Return `warm_up` forwards, then alternately one forward and one backward, then the remaining backwards."""
+    """Return `warm_up` forward passes, then one forward and one backward in turn, then the remaining backward ones."""
     warm_up = min(warm_up, len(forwards))
     row = list(forwards[:warm_up])
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):

@@ -8,11 +8,11 @@ matmuls are on side branches, each of which ends at a parameter:
              |                 |
             dA_2              dA_1              W: later, run only the side branches from each crossing
 
-torch computes only those gradients that the inputs of `torch.autograd.grad` need, so neither half repeats the other's
-work. There are two exceptions. If the path and a side branch meet in a Python autograd.Function, its entire backward
-runs in both halves. `async_grad_allreduce` uses such a function, so its all-reduce runs twice. And if a weight is used
-at two crossings, W has to follow the main path once more to reach it. (torch.distributed.pipelining splits backward in
-the same way: stage_backward_input, stage_backward_weight.)
+torch computes only the gradients needed for the inputs passed to `torch.autograd.grad`, so neither half repeats the
+other's work. There are two exceptions. If the path and a side branch meet in a Python autograd.Function, its entire
+backward runs in both halves. `async_grad_allreduce` uses such a function, so its all-reduce runs twice. And if a weight
+is used at two crossings, W has to follow the main path once more to reach it. (torch.distributed.pipelining splits
+backward in the same way: stage_backward_input, stage_backward_weight.)
 """
 
 from collections import Counter
@@ -65,7 +65,8 @@ def _note(notes: dict[Node, Sequence[Tensor | None]], node: Node) -> Callable[[S
 def _crossings(top: Node, bottom: Node) -> tuple[dict[Node, list[Tensor]], list[Tensor]]:
     """Find the nodes on the path from `top` to `bottom` that have side branches.
 
-    Returns a dict from each node to the parameters that only it reaches, and the parameters that several nodes reach.
+    Returns a dict from each node to the parameters that only this node reaches, and the parameters that several nodes
+    reach.
     """
     order = _children_first(top)
     road: set[Node] = {bottom}

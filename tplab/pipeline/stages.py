@@ -4,8 +4,8 @@
     in between     x [b, s, h] -> layers -> x [b, s, h]
     last stage     x [b, s, h] -> layers, final norm, output layer -> logits_r [b, s, v/p]
 
-p is the number of ranks that share a stage by tensor parallelism. The output of a stage is replicated, so each of these
-ranks sends it to the rank with the same index in the next stage. With sequence parallelism, x is [b, s/p, h]
+p is the number of ranks that share a stage through tensor parallelism. The output of a stage is replicated, so each of
+these ranks sends it to the rank with the same index in the next stage. With sequence parallelism, x is [b, s/p, h]
 everywhere, so each rank sends only its own tokens.
 
 Every parameter has the same name as in the full model. If the output layer is tied, the last stage has a copy of the

@@ -4,13 +4,13 @@ Each rank has one page, which only that rank writes and every process may read:
 
     | state | entered | wait 0 | ... | wait 7 | slot 0 | ... | slot 255 | channel 0 | ... | channel 16383 |
 
-A slot holds one entry: a collective, send or receive that the rank has entered. Its channel is the process group, or,
-for a message, the sender, receiver and tag. The entries of each channel are numbered. The slot index is computed
-from the channel and the number, so rank 1 finds rank 0's "all_reduce #3 of group 0" without searching. The parent can
-read the entry even if the rank is stuck in C++ or dead. A later entry may overwrite an earlier one, but the number of
-entries per channel is stored separately and is never lost. When a thread blocks in an entry, the entry is copied to a
-wait, where it stays readable even if other threads overwrite its slot. The channels form a hash table. Parts of a page
-that are never used take up no memory.
+A slot holds one entry, which is a collective, a send or a receive that the rank has entered. A collective's channel is
+its process group. A message's channel consists of the sender, the receiver and the tag. The entries of each channel are
+numbered. The slot index is computed from the channel and the number, so rank 1 finds rank 0's "all_reduce #3 of group
+0" without searching. The parent can read the entry even if the rank is stuck in C++ or dead. A later entry may
+overwrite an earlier one, but the number of entries per channel is stored separately and is never lost. When a thread
+blocks in an entry, the entry is copied to a wait, where it stays readable even if other threads overwrite its slot. The
+channels form a hash table. Parts of a page that are never used take up no memory.
 
 Ranks write here before every collective, so writing must be fast. A program enters the same few collectives again and
 again, so the part of an entry that doesn't change (`Call`) is encoded only once.
@@ -42,7 +42,7 @@ _SEPARATOR = "\x1f"
 
 
 class Entry(NamedTuple):
-    """A collective, send or receive that a rank has entered, as read from the board.
+    """A collective, a send or a receive that a rank has entered, as read from the board.
 
     `channel` and `number` identify the matching entries of other ranks, because each entry is the n-th collective of a
     process group or the n-th message with its tag from one rank to another. `signature` describes the arguments that
@@ -180,7 +180,7 @@ class Board:
         return self._words[rank * _PAGE_WORDS + _ENTERED]
 
     def waits(self, rank: int) -> list[Entry]:
-        """Return the entries that threads of the rank are currently blocked in. Usually, there's at most one."""
+        """Return the entries in which the rank's threads are currently blocked. Usually, there's at most one."""
         page = rank * _PAGE_WORDS + _WAITS_START
         starts = range(page, page + WAITS * _SLOT_WORDS, _SLOT_WORDS)
         return [entry for start in starts if self._words[start + _KEY] and (entry := self._read(start))]

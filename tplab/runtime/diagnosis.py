@@ -5,7 +5,7 @@ them can still arrive, either because that member is computing or because it wai
 complete. For a receive from any rank, a single sender that can still arrive is enough. All other waiting ranks are
 deadlocked, which we can tell without a time limit. A rank with several threads may wait in several places, and it
 continues if any of these waits completes. This module only reads the board, the shared memory to which each rank writes
-an entry for every collective, send or receive that it enters.
+an entry for every collective, every send and every receive that it enters.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class RankState:
     """The state of one rank, as read from the board.
 
     state:    the state on the board, or "ended" if the process is gone
-    waits:    the entries that the rank is blocked in, one per waiting thread
+    waits:    the entries in which the rank is blocked, one per waiting thread
     entries:  the rank's latest entries, by channel and number
     """
 

@@ -163,7 +163,7 @@ def in_kernel() -> bool:
 
 
 def say(text: str) -> None:
-    """Print information to stderr, or in a notebook to stdout, because notebooks show stderr like an error."""
+    """Print information to stderr, but to stdout in a notebook, because notebooks make stderr look like an error."""
     print(f"tplab: {text}", file=sys.stdout if in_kernel() else sys.stderr)
 
 

@@ -7,8 +7,8 @@ and starts no threads, so a forked rank is as good as a fresh process. It runs i
 the notebook doesn't interrupt it. When the notebook ends, the socket closes, and the server kills all ranks and exits.
 
 While idle, it imports the rest of torch and the modules that earlier ranks had to import themselves (see `preload`).
-Then it forks a few spares of about a megabyte each. A spare is a process that has done nothing but these imports. It
-waits until a rank is needed, then becomes that rank, and is never reused.
+Then it forks a few spares of about a megabyte each. A spare is a process that has run only these imports. It waits
+until a rank is needed, then becomes that rank, and is never reused.
 
 For each rank, the server reports the process id, and later the exit status, through a pipe.
 """

@@ -52,8 +52,8 @@ def record(*, keep: bool = True) -> Iterator[Record]:
 
     The record is filled when the block ends. It stays empty if there is no process group.
 
-    keep    If False, only this record keeps the collectives. Enclosing blocks and the run's `Results.record` don't see
-            them, so a program that runs for days doesn't run out of memory.
+    keep    If False, the collectives are kept only in this record. Enclosing blocks and the run's `Results.record`
+            don't see them, so a program that runs for days doesn't run out of memory.
     """
     if active is None and dist.is_initialized():
         activate(Recorder(dist.get_rank()))

@@ -50,7 +50,7 @@ def launch(
     """Run `fn(*args, **kwargs)` on `world_size` ranks and return the results of all ranks, in rank order.
 
     fn:          any function, including a lambda, a closure or a function from a notebook cell. Arguments and results
-                 are passed by value. Returned tensors are on the CPU, and detached if autograd computed them.
+                 are passed by value. Returned tensors are on the CPU, and detached from their autograd graph.
     world_size:  number of ranks, each of which is a separate process
     backend:     "nccl" (one GPU per rank), "gloo" (CPU), or "auto", which chooses NCCL on a machine with at least eight
                  GPUs (the largest number of ranks in the course), and gloo on any other machine. The environment

@@ -200,7 +200,7 @@ def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[No
 
 
 def place() -> Literal["page", "terminal", "nowhere"]:
-    """Return where a view would be visible now: on a notebook page, in a terminal, or nowhere."""
+    """Return where a view would currently be displayed: on a notebook page, in a terminal, or nowhere."""
     if _has_page():
         return "page"
     terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective, send or receive, as entered by one rank.
+    """A collective, a send or a receive that one rank has entered.
 
     rank:    the rank that entered it
     kind:    all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, barrier, send, recv

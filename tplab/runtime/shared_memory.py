@@ -13,8 +13,8 @@ If every rank has a core of its own, a waiting rank polls the pipes for 2 ms bef
 takes longer than most waits.
 
 A group has two sets of slots, which its all-reduces use alternately. After a rank has written to one set, it may write
-to this set again only two all-reduces later. The all-reduce in between can't finish before every rank has joined it,
-and a rank joins it only after reading the first set. So no rank overwrites values that another rank still needs.
+to this set again only two all-reduces later. The all-reduce in between finishes only after every rank has joined, and
+each rank reads the first set before joining. So no rank overwrites values that another rank still needs.
 """
 
 import mmap
@@ -214,7 +214,7 @@ class Sum(dist.Work):
         self._size, self._looks, self._patience = x.nbytes, group.looks, group.patience
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the other ranks, and sum the slots. Raises RuntimeError if a rank has exited or the time is up."""
+        """Wait for the other ranks, then sum the slots. Raises RuntimeError if a rank has exited or the time is up."""
         sleeps = time.monotonic() + self._looks
         while self._missing:
             if not self._look(0) and time.monotonic() >= sleeps and not self._look(self._patience):

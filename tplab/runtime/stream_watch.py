@@ -8,7 +8,7 @@ value. So a rank that is stuck in a collective looks as if it were computing. A 
     which collectives have completed        it queries an event that was recorded on the stream after each wait()
 
 If the program is blocked, it's waiting for the oldest collective that hasn't completed. The parent then finds deadlocks
-the way it does on the CPU. A program that's merely slow, say in a long matmul on the CPU, may look blocked, too. That
+the way it does on the CPU. A program that's merely slow, say in a long matmul on the CPU, may also look blocked. That
 alone doesn't count as a deadlock, because its collectives complete once the other ranks join them. The parent reports a
 false deadlock only if a rank spends seconds in a single call on the CPU while it has an unfinished collective that the
 other ranks join only after that call.
@@ -32,13 +32,13 @@ _Number = tuple[Call, int]
 
 
 class Completion(Protocol):
-    """An object that can say whether a collective has completed."""
+    """An object that can tell whether a collective has completed."""
 
     def query(self) -> bool: ...
 
 
 class Event(Completion, Protocol):
-    """A `torch.cuda.Event`: a mark that the stream reaches when all work before it has completed."""
+    """A `torch.cuda.Event`, which is a marker that the stream reaches once all earlier work has completed."""
 
     def record(self) -> None: ...
 

@@ -25,7 +25,7 @@ _serving: set[int] = set()  # ids of the threads that only carry out what other 
 
 @contextmanager
 def serving() -> Iterator[None]:
-    """Context manager for a thread that only carries out what another has begun, and makes no progress on its own."""
+    """Context manager for a thread that only serves another thread and makes no progress on its own."""
     _serving.add(threading.get_ident())
     try:
         yield

@@ -2,8 +2,8 @@
 
 A function from a notebook or from `__main__` is sent as code (with cloudpickle), and a function from a module by name.
 A function wrapped in `functools.cache` is sent the same way, without its cached results. A tensor is sent as raw bytes.
-It arrives with newly allocated storage and the same dtype, shape, requires_grad and attributes. A tensor that autograd
-computed arrives detached, because its graph isn't sent.
+It arrives with newly allocated storage and the same dtype, shape, requires_grad and attributes. A tensor with an
+autograd graph arrives detached, because the graph isn't sent.
 """
 
 import functools

@@ -283,7 +283,7 @@ class Watch:
         return lost and all(rank.alive or rank.message for rank in self.ranks)
 
     def _group_reports(self, dead: list[RankProcess], raised: list[RankProcess]) -> dict[str, list[int]]:
-        """Return a dict that maps each report on failed ranks to the list of ranks that it applies to."""
+        """Return a dict that maps each failure report to the list of failed ranks that it describes."""
         reports: dict[str, list[int]] = {}
         for rank in dead:
             where = innermost_user_frame(parse_stack(bytes(rank.crash)))

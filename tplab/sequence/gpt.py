@@ -16,8 +16,8 @@ only for its own tokens. So each rank's gradient is only one term of a sum, whic
     optimizer.step()
 
 If you forget this sum, nothing fails, but the ranks' copies of these parameters drift apart, because each copy is
-trained only on its rank's tokens. The parameters are marked with `param.sequence_parallel = True` (Megatron's name). If
-you also use data parallelism, `tplab.cluster.TrainingStep` computes all sums in the right order.
+trained only on its rank's tokens. The parameters are marked with `param.sequence_parallel = True` (the name that
+Megatron uses). If you also use data parallelism, `tplab.cluster.TrainingStep` computes all sums in the right order.
 
 Traffic of one training step, in collectives of the full [b, s, h]; an all-reduce counts as two of these:
 

@@ -46,7 +46,7 @@ from tplab.tensor.sharding import divide, shard, unshard
 
 
 def scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Return this rank's tokens [b, s/p, ..] of the replicated x [b, s, ..]. In backward, all-gather the gradient.
+    """Return this rank's tokens [b, s/p, ..] of the replicated x [b, s, ..]. The backward pass all-gathers dy.
 
     Raises ValueError if s isn't divisible by p.
     """
@@ -64,7 +64,7 @@ def gather_from_sequence_region(x: Tensor, group: ProcessGroup | None = None, *,
 
 
 def reduce_scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Sum x [b, s, ..] over the ranks and return this rank's tokens [b, s/p, ..]. In backward, all-gather the gradient.
+    """Sum x [b, s, ..] over the ranks and return this rank's tokens [b, s/p, ..]. The backward pass all-gathers dy.
 
     Raises ValueError if s isn't divisible by p.
     """
@@ -118,7 +118,7 @@ def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def parts_and_place(x: Tensor, group: ProcessGroup | None = None) -> tuple[list[Tensor], Tensor]:
-    """Return the inputs of a reduce-scatter of x [b, s, ..], one [b, s/p, ..] per rank, and an empty output tensor."""
+    """Split x [b, s, ..] into one reduce-scatter input [b, s/p, ..] per rank. Also return an uninitialized output."""
     p = rank_and_size(group)[1]
     tokens_per_rank(x.shape[1], p)
     parts = [part.contiguous() for part in x.chunk(p, dim=1)]  # p tensors [b, s/p, ..]

@@ -8,7 +8,7 @@
     region                 how activations enter and leave a block of sharded weights
     linear                 ColumnParallelLinear, RowParallelLinear
     regression             a small problem that shows what a layer learns
-05  mlp                    ParallelMLP, with one all-reduce in forward and one in backward
+05  mlp                    ParallelMLP, with one all-reduce in the forward pass and one in the backward pass
 06  attention_mask, qkv, rotary, kv_cache, attention
 07  id_check, embedding    the vocabulary-parallel embedding table, and the output layer that shares its weight
 08  cross_entropy, linear_cross_entropy

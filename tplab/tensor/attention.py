@@ -15,10 +15,11 @@ isn't softmax(P) + softmax(Q).
 Cross-attention takes Q from x, but K and V from a `memory` such as the encoder's output, so f is applied to both x and
 the memory.
 
-Traffic: there is one all-reduce of b s h elements in forward (g) and one in backward (f). Cross-attention also
-all-reduces b t h elements in backward for the memory. If there are fewer K and V heads than ranks, the gradient of
-their weights is also summed (see `tplab.tensor.qkv`). (Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019,
-"Megatron-LM", section 3 and figure 3b; Megatron: ParallelAttention, SelfAttention, CrossAttention.)
+Traffic: there is one all-reduce of b s h elements in the forward pass (g) and one in the backward pass (f).
+Cross-attention also all-reduces b t h elements in the backward pass for the memory. If there are fewer K and V heads
+than ranks, the gradient of their weights is also summed (see `tplab.tensor.qkv`). (Vaswani et al. 2017, arXiv
+1706.03762; Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3b; Megatron: ParallelAttention, SelfAttention,
+CrossAttention.)
 """
 
 from collections.abc import Callable
@@ -202,7 +203,7 @@ class ParallelAttention(nn.Module):
         return self.run_core(core, q, k, v, rng)
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
-        """Return a cache for `max_length` tokens (of the memory, for cross-attention) in this rank's heads."""
+        """Return a cache for this rank's heads, with room for `max_length` tokens (cross-attention: of the memory)."""
         weight = self.out.weight
         shape = (batch_size, self.kv_heads, max_length, self.head_dim)
         return KVCache(*shape, device=weight.device, dtype=dtype or weight.dtype)

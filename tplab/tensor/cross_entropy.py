@@ -8,9 +8,9 @@ The loss of a token with target t and logits z_1 .. z_v (v/p on each rank) needs
     S      sum of exp(z_i - m)                 all-reduce (sum), one value per token
     z_t    known only to the rank that has t   all-reduce (sum), one value per token
 
-The last two values are sums, so they share one all-reduce. A mean over tokens is linear in z_t, so the ranks only have
-to send the *total* of z_t - m, which is a single value. Compare the traffic for n = b s tokens with that of the naive
-implementation:
+The last two values are sums, so they share one all-reduce. A mean over tokens is linear in z_t. So instead of one value
+of z_t - m per token, the ranks send only the *total* over all tokens. Compare the traffic for n = b s tokens with that
+of the naive implementation:
 
     gather the logits, then F.cross_entropy     n v elements
     here, reduction="none"                      n (max) + 2 n (sums)

@@ -12,8 +12,8 @@ split by columns, which makes this a column-parallel layer. The loss of chapter 
 
     X -> f -> X E_r^T -> logits_r [b, s, v/p]
 
-The lookup and the output layer both add to the gradient of the same parameter. Each does so on the rank that has the
-row, so tying the weights adds no traffic.
+The lookup and the output layer both add to the gradient of the same parameter. For each row, both terms are computed on
+the rank that has the row, so tying the weights adds no traffic.
 
                        forward                           backward
     embedding          all-reduce of b s h elements      none
@@ -97,7 +97,10 @@ class VocabParallelEmbedding(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialize the weight with `init_method` or like `nn.Embedding`, with zeros for padding_idx and padding."""
+        """Reinitialize the weight with `init_method`, or the way `nn.Embedding` does.
+
+        The padding and the row for padding_idx are set to zero.
+        """
         init_parameter(self.weight, self.init_method or nn.init.normal_, self.group, per_rank=self.per_rank_init)
         with torch.no_grad():
             self.weight[max(0, self.num_embeddings - self.start) :].zero_()

@@ -18,7 +18,7 @@ from tplab.collectives.by_hand import rank_and_size
 
 
 class SavedGroup(NamedTuple):
-    """Stands in for a process group in a pickle: the members' global ranks, and that of the process that pickled it."""
+    """Replaces a process group in a pickle. It has the members' global ranks and the pickling process's global rank."""
 
     ranks: tuple[int, ...]
     rank: int

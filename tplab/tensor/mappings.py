@@ -12,8 +12,8 @@ each rank.
     gather    y = all-gather(x), x [.., h/p]               dy [.., h] replicated -> my part [.., h/p]
 
 Replicated means that every rank has the same full tensor. Partial means that every rank has one term of a sum. Each
-operator runs one collective: g and gather run it in forward, f and scatter in backward. In a ring, each rank sends
-2(p-1)/p of the full tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather.
+operator runs one collective: g and gather run it in the forward pass, f and scatter in the backward pass. In a ring,
+each rank sends 2(p-1)/p of the full tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather.
 
 As in Megatron and torch's DTensor, sums have the dtype of the tensor. In bfloat16, each of the p terms and each
 intermediate sum has only 8 bits of precision, so 256 + 1 = 256. For more precision, cast to float32 before g, which
@@ -40,7 +40,7 @@ from tplab.tensor.sharding import shard, unshard
 
 
 def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Operator f: return x [..] (replicated) unchanged. In backward, all-reduce the gradient dy [..].
+    """Operator f: return x [..] (replicated) unchanged. In the backward pass, all-reduce the gradient dy [..].
 
     Use it where a replicated x enters a sharded computation. There, each rank's gradient of x comes only from its own
     shard, so the gradients have to be summed.
@@ -49,7 +49,7 @@ def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Operator g: return the sum of x [..] over all ranks, using an all-reduce. In backward, return dy [..] unchanged.
+    """Operator g: return the sum of x [..] over all ranks, using an all-reduce. The backward pass returns dy unchanged.
 
     Use it where a sharded computation ends in a sum. Backward doesn't need a reduction, because all ranks have the same
     dy.
@@ -66,7 +66,7 @@ def reduce_fresh(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
-    """Return this rank's shard [.., h/p] of x [.., h], which is replicated. In backward, all-gather dy to [.., h].
+    """Return this rank's shard [.., h/p] of x [.., h], which is replicated. The backward pass all-gathers dy.
 
     `stride` has the same meaning as in `tplab.tensor.sharding`. Raises ValueError if h isn't divisible by p.
     """
@@ -74,7 +74,7 @@ def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: i
 
 
 def gather_from_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
-    """All-gather the ranks' shards x [.., h/p] to [.., h] on every rank. In backward, return this rank's shard of dy.
+    """All-gather the ranks' shards x [.., h/p] to [.., h] on every rank. Backward returns this rank's shard of dy.
 
     `stride` has the same meaning as in `tplab.tensor.sharding`.
     """

@@ -1,4 +1,4 @@
-"""Chapter 05: the MLP of a transformer, Z = act(X A) B, with one all-reduce in forward and one in backward.
+"""Chapter 05: a transformer's MLP, Z = act(X A) B, with one all-reduce each in the forward and backward passes.
 
 If we split A by columns and B by rows, the first layer's output is already split the way the second layer needs it. The
 activation is element-wise, so each rank applies it to its own columns, and nothing has to be sent in between.
@@ -10,9 +10,9 @@ If we split A by rows instead, each rank would have one term of X A, and act(P +
 SwiGLU has two matrices in the first layer, the gate G and the value U: Z = (silu(X G) * X U) B. They form one
 column-parallel layer of width 2 f with stride 2, so that each rank has the same columns of G and U.
 
-Traffic: there is one all-reduce of b s h elements in forward (g) and one in backward (f). Gathering Y and splitting it
-again would take four collectives. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a; Shazeer 2020, "GLU
-variants"; Megatron: ParallelMLP, MLP.)
+Traffic: there is one all-reduce of b s h elements in the forward pass (g) and one in the backward pass (f). Gathering Y
+and splitting it again would take four collectives. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a;
+Shazeer 2020, "GLU variants"; Megatron: ParallelMLP, MLP.)
 """
 
 from collections.abc import Callable

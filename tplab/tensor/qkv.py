@@ -17,8 +17,8 @@ fewer K and V heads than ranks, then c = p / num_kv_heads neighboring ranks have
 only its rank's queries, so dWk and dWv are summed over the c ranks, which keeps the copies equal. In other words, f
 (chapter 03) is applied to a weight.
 
-Traffic: in backward, dX, which has as many elements as X, is all-reduced over the p ranks. If heads are copied, dWk and
-dWv [2 d, in] are also all-reduced, over c ranks.
+Traffic: in the backward pass, dX, which has as many elements as X, is all-reduced over the p ranks. If heads are
+copied, dWk and dWv [2 d, in] are also all-reduced, over c ranks.
 """
 
 from functools import cache

@@ -23,9 +23,9 @@ So each rank has three random states, all derived from one seed:
 state and restores the previous one. "replicated" is separate from the current state. Otherwise, if one rank drew an
 extra number from the current state, for example for a log message, its masks would differ from then on.
 
-Activation checkpointing runs a layer a second time in backward and must drop the same positions again. torch's own
-checkpointing restores only the current state. So the second run would draw a new mask from "sharded", which raises no
-error but gives wrong gradients. `checkpoint` restores all states. (Shoeybi et al. 2019, "Megatron-LM", section 3;
+Activation checkpointing runs a layer a second time in the backward pass and must drop the same positions again. torch's
+own checkpointing restores only the current state. So the second run would draw a new mask from "sharded", which raises
+no error but gives wrong gradients. `checkpoint` restores all states. (Shoeybi et al. 2019, "Megatron-LM", section 3;
 Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and checkpoint, in
 megatron/core/tensor_parallel/random.py.)
 """
@@ -88,7 +88,7 @@ class RNGTracker:
 
     @contextmanager
     def fork(self, name: str = "sharded") -> Iterator[None]:
-        """Context manager that makes torch draw from the state `name`, continuing where the last fork left off.
+        """Context manager that makes torch draw random numbers from state `name`, continuing after its last fork.
 
         After the block, the previous state is restored. Forks can be nested, even with the same name. Raises ValueError
         if there is no such state, and RuntimeError if the GPU is used for the first time inside the block.
@@ -177,7 +177,7 @@ def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
 
 
 def states_from(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
-    """Return a tracker like that of `seed_all`, but leave torch's current state unchanged."""
+    """Return a tracker like the one that `seed_all` returns, but leave torch's current state unchanged."""
     tracker = RNGTracker(group)
     tracker.add("replicated", seed + REPLICATED_OFFSET)
     tracker.add("sharded", seed + SHARDED_OFFSET, per_rank=True)
@@ -189,7 +189,7 @@ def dropout(
 ) -> Tensor:
     """Apply `F.dropout` to x [..], with a different mask on each rank if `sharded`, otherwise with the same one.
 
-    rng: the states to draw from; None: torch's current state, whether or not x is sharded.
+    rng: the states to draw from. If None, torch's current state is used, whether or not x is sharded.
     """
     if rng is None or not training or not p:
         return F.dropout(x, p, training)

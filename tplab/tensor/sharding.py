@@ -35,11 +35,11 @@ from tplab.tensor.group_module import GroupModule, group_ranks, wrong_process
 
 @dataclass(frozen=True)
 class Block:
-    """One matrix of a fused tensor. Its `size` entries form units of `unit` entries that stay together, such as heads.
+    """One matrix of a fused tensor. Its `size` entries are grouped into units, such as heads, of `unit` entries each.
 
-    All ranks get the same number of units. If there are fewer units than ranks, `copies(p)` neighboring ranks have the
-    same unit. `copies` and `shard_length` raise ValueError if the units can be neither divided over p ranks nor copied
-    to them evenly. The same block can be used for every p.
+    A unit is never split, and all ranks get the same number of units. If there are fewer units than ranks, `copies(p)`
+    neighboring ranks have the same unit. `copies` and `shard_length` raise ValueError if the units can be neither
+    divided over p ranks nor copied to them evenly. The same block can be used for every p.
 
     `padded` is for vocabularies: zeros are appended to the `size` entries until all ranks have the same number of
     complete units. Only the shards contain these zeros. The full tensor doesn't, so it is the same for every p.
@@ -135,9 +135,9 @@ class Sharding:
 def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
     """Return (offset in the full tensor, offset in the shard, length) of each contiguous run of entries on `rank`.
 
-    To find the runs, we shard the numbers 1 to `size`, so a zero in the shard is padding. A run also ends where a block
-    ends. Otherwise, a rank with the last head of Q and the only head of K would have both in a single chunk, which
-    would overlap with other ranks' chunks of K without matching any of them.
+    To find the runs, we shard the numbers 1 to `size`, so a zero in the shard is padding. A run of entries also ends
+    where a block ends. Otherwise, a rank with the last head of Q and the only head of K would have both in a single
+    chunk, which would overlap with other ranks' chunks of K without matching any of them.
     """
     mine = replace(sharding, dim=0).shard(torch.arange(1, size + 1, device="cpu"), rank, world_size)
     places = mine.nonzero().flatten()
@@ -204,7 +204,7 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
 
 
 def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
-    """Return the global ranks that have the shards of a parameter, or None if it's replicated or they're unknown.
+    """Return the global ranks that have a parameter's shards, or None if it's replicated or the ranks are unknown.
 
     A single rank means that this rank has the full parameter. The ranks are unknown if a layer only set
     `param.tensor_parallel = Sharding(dim)`, without `ranks`.

@@ -34,7 +34,7 @@ Times = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Span:
-    """An operation or a collective of a rank. Times are in seconds since the launch began.
+    """An operation or collective that a rank ran. Times are in seconds since the launch began.
 
     name:   "mm", "all_reduce", or the name of a GPU's kernel
     about:  other details, such as the shapes of an operation's inputs, or the bytes, group and line of a collective
@@ -63,17 +63,17 @@ class RankTrace:
         return max(span.end for span in self.spans) - min(span.start for span in self.spans)
 
     def seconds(self, lane: Lane) -> float:
-        """Return the seconds in which the rank computed, or in which some collective was in flight on it."""
+        """Return the time in seconds during which the rank computed, or some collective was in flight on it."""
         return _length(_times(self.lane(lane)))
 
     @property
     def hidden(self) -> float:
-        """Seconds in which a collective is in flight while the rank computes: |C ∩ W|."""
+        """Seconds during which a collective is in flight while the rank computes: |C ∩ W|."""
         return _length(_common(_times(self.lane("communicate")), _times(self.lane("compute"))))
 
     @property
     def exposed(self) -> float:
-        """Seconds in which a collective is in flight and the rank computes nothing: |C| - |C ∩ W|."""
+        """Seconds during which a collective is in flight and the rank computes nothing: |C| - |C ∩ W|."""
         return self.seconds("communicate") - self.hidden
 
     @property

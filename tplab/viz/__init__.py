@@ -18,7 +18,7 @@ name, the list shows it in parentheses:
     ring_run                     a recorded ring all-reduce: a picture per step, with the bytes per link, for play
     times                        seconds over bytes: measured points and lines, on logarithmic axes
     heads                        the attention heads on each rank, with the K and V heads below their queries
-    layouts                      what each rank has in each step: some tokens, some columns, a term of a sum
+    layouts                      which tokens and columns each rank has in each step, and whether they must be summed
     saved_activations            what autograd saves for a layer, by category
     bill (memory)                what a GPU has to store, by category, compared with its memory
     live_memory (memory)         the memory in use at each moment of a run

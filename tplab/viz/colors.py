@@ -77,7 +77,7 @@ def rank_fill(rank: int | None) -> Any:
 
 
 class Picture(Figure):
-    """A figure that a notebook displays only once, and sharply on every screen. It has no window to close."""
+    """A figure that a notebook displays only once, and that looks sharp on every screen. It has no window to close."""
 
     _DPI = 144
     caption = "picture"

@@ -51,8 +51,8 @@ def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = N
         viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
     The sliders start at the values in `start`, or else at the first value of each argument. Outside a notebook, there
-    are no sliders, and `explore` returns the function's result for these values. Raises ValueError for an argument
-    without values, and for a start value that isn't one of them.
+    are no sliders, and `explore` returns the function's result for these values. Raises ValueError for an argument with
+    no possible values, and for a start value that isn't one of the argument's values.
     """
     first = _first(choices, dict(start or {}), "explore")
     if not _in_notebook():
@@ -78,8 +78,8 @@ def play(
     There's one slider per argument, as in `explore`, and below them a slider for the step, which is the picture's place
     in the sequence. `start` may contain a step for the first sequence. When an argument's slider moves, the function is
     called again, and the new sequence starts at step 0. The Play button shows a new picture every `seconds`. Outside a
-    notebook, `play` returns the picture at the starting step. Raises ValueError like `explore`, and if the sequence has
-    no such step.
+    notebook, `play` returns the picture at the starting step. Raises ValueError in the same cases as `explore`, and
+    also if the first sequence doesn't have the starting step.
     """
     given = dict(start or {})
     step = given.pop(_STEP, 0)

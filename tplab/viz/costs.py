@@ -26,7 +26,7 @@ def time_bars(
     notes: text after each bar, such as {"p = 8": "80 %"}; bars without a note show their sum
     scale: seconds at the right edge, for drawing several pictures to the same scale (None: the longest bar)
 
-    Raises ValueError without rows, or for more than eight different parts.
+    Raises ValueError if there are no rows, or more than eight different parts.
     """
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     if not names or len(names) > len(_LOOKS):

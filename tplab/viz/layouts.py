@@ -1,4 +1,4 @@
-"""The layout of tensors on each rank, step by step: all or some tokens, all or some columns, and sums or terms."""
+"""The tokens and columns that each rank has in each step, and whether the ranks' values still have to be summed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -109,7 +109,7 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
 
 
 def _part(axes: Any, place: int, left: float, width: float, name: str, capacity: float | None) -> None:
-    """Draw one segment of a bar, in red beyond the capacity."""
+    """Draw one segment of a bar, with the part above the capacity in red."""
     color, hatch = _PARTS.get(name, ("#FFFFFF", "xxxx"))
     limit = float("inf") if capacity is None else capacity
     inside = max(0.0, min(left + width, limit) - left)

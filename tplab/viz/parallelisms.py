@@ -131,7 +131,7 @@ def _tensor(p: int) -> list[_Lane]:
 
 
 def _pipeline(p: int) -> list[_Lane]:
-    """Return the lanes of a pipeline with as many micro-batches as ranks: first all forwards, then all backwards."""
+    """Return the lanes of a pipeline with p micro-batches: all forward passes, and then all backward passes."""
     lanes: list[_Lane] = []
     for rank in range(p):
         forward = [(float(rank + i), 1.0, f"F{i}") for i in range(p)]

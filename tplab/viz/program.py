@@ -18,7 +18,7 @@ def program(rows: Mapping[str, Row], *, talking: Collection[str] = (), title: st
 
     rows:    for each row, its boxes as (name, text below the name)
     talking: names of the boxes in which ranks communicate, which are hatched
-    Raises ValueError without rows, for an empty row, and for a name in `talking` that no box has.
+    Raises ValueError if there are no rows, if a row is empty, or if `talking` has a name that no box has.
     """
     if not rows or not all(rows.values()):
         raise ValueError("program draws rows with one box at least")

@@ -8,7 +8,7 @@ from tplab.viz.colors import FAINT, WIDTH, Picture, chart, rank_color, rank_hatc
 
 
 def traffic(record_or_results: Any, *, title: str | None = None, scale: int | None = None) -> Picture:
-    """Draw bars for the bytes of each rank's collectives, by kind, labeled with calls and bytes.
+    """Draw one bar of bytes per rank and kind of collective, labeled with the number of calls and bytes.
 
     Accepts the result of `launch`, or a record. Bytes are message sizes, counted the way nccl-tests counts them.
 
