@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from tplab.capstone.checkpoints.manifest import check_files, read_manifest
-from tplab.capstone.data.token_files import TokenFiles
+from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS, checkpoints_of
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings

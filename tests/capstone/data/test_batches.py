@@ -51,13 +51,6 @@ def test_in_an_epoch_each_window_comes_once_and_the_next_one_has_another_order()
     assert len({epoch.min() for epoch in places}) > 1
 
 
-def test_the_epoch_of_a_step_is_that_of_its_first_row() -> None:
-    data = batches(batch_size=30)  # 99 windows: rows 90 to 119 lie in two epochs
-    assert [data.epoch(step) for step in range(8)] == [step * 30 // 99 for step in range(8)]
-    assert data.epoch(3) == 0
-    assert data.epoch(4) == 1
-
-
 def test_a_batch_is_a_function_of_arguments_and_step_alone() -> None:
     torch.manual_seed(1)
     forwards, state = batches(), torch.get_rng_state()

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests import ROOT
 from tests.wrong_answers import wrong_answers
 from tplab.capstone.own_layers.find import Answers, find_answers
-from tplab.capstone.own_layers.link import ANSWERS
+from tplab.capstone.own_layers.link import needed
 from tplab.course.learner import library
 from tplab.course.learner.course_files import MARKER, MEMORY, Course, all_chapters
 from tplab.course.notebooks.cells import Cell, read_notebook
@@ -25,7 +25,7 @@ class Libraries:
         (self.base.memory / MARKER).write_text("{}")
         for number, files in all_chapters(self.base).items():
             cells = read_notebook(files.reference)
-            mine = [exercise for exercise in ANSWERS if chapter_of(exercise) == number]
+            mine = [exercise for exercise in needed() if chapter_of(exercise) == number]
             library.add_passed(self.base, cells, cells, mine)
 
     def course(self, sources: dict[str, str]) -> Course:

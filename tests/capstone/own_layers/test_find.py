@@ -11,7 +11,7 @@ from tests.capstone.a_few_steps import SMALL, make, variant
 from tests.capstone.own_layers.libraries import Libraries, solution
 from tplab import launch
 from tplab.capstone.own_layers.find import NotReady, find_answers
-from tplab.capstone.own_layers.link import ANSWERS, needed, used
+from tplab.capstone.own_layers.link import needed, used
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course, all_chapters
 from tplab.course.learner.start import start
@@ -57,7 +57,7 @@ def rewrite(course: Course, exercise: str, source: str) -> None:
 def test_what_is_in_the_library_is_the_learners_unless_it_was_copied(libraries):
     course = libraries.course({"5.2": MINE})
     answers = find_answers(course.folder)
-    assert set(answers.whose) == set(ANSWERS)
+    assert set(answers.whose) == set(needed())
     assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
     assert answers.checked["5.2"].startswith("passed on 20")
     for name, text in answers.files.items():
@@ -69,7 +69,7 @@ def test_what_is_in_the_library_is_the_learners_unless_it_was_copied(libraries):
 def test_a_blank_course_lists_all_that_is_to_do_and_the_command(started):
     with pytest.raises(NotReady) as error:
         find_answers(started.folder)
-    for exercise in ANSWERS:
+    for exercise in needed():
         assert f"  {exercise} " in str(error.value)
     assert "tplab check 3 4 5 6 7 8 10 11 12 14" in str(error.value)
     assert "ColumnParallelLinear: isn't written yet" in str(error.value)
@@ -104,19 +104,18 @@ def half(started, libraries) -> Course:
     """A learner's folder with blank notebooks, and a library that ends with chapter 6. 5.2 is in their own words."""
     course = libraries.course({"5.2": MINE})
     shutil.copytree(started.folder, course.folder, dirs_exist_ok=True, ignore=lambda folder, names: [library.STORE])
-    forget(course, *(exercise for exercise in ANSWERS if exercise not in HALF))
+    forget(course, *(exercise for exercise in needed() if exercise not in HALF))
     return course
 
 
-def test_half_of_the_answers_train_and_it_is_said_which(half):
-    said: list[str] = []
+def test_half_of_the_answers_train_and_it_is_said_which(half, capsys):
     settings = variant(layers="mine", tp=2)
-    answers = find_answers(half.folder, settings, say=said.append)
+    answers = find_answers(half.folder, settings)
     rest = [exercise for exercise in needed(settings) if exercise not in HALF]
     assert {exercise for exercise, whose in answers.whose.items() if whose == "yours"} == {"5.2"}
     assert all(answers.checked[exercise] == "in place of one that isn't written yet" for exercise in rest)
     assert "# as I understand it" in answers.files["mlp.py"]
-    told = said[-1]
+    told = capsys.readouterr().out.splitlines()[-1]
     assert told.startswith(f"1 of the {len(answers.whose)} answers is yours: 5.2. ")
     copied = ", ".join(exercise for exercise in HALF[:-1] if exercise != "5.2")
     assert f"Your library has the course's solutions for {copied} and 6.2." in told
@@ -124,16 +123,16 @@ def test_half_of_the_answers_train_and_it_is_said_which(half):
     assert told.endswith(f"For {missing}, the course's solution is used, because your own answer isn't written yet.")
 
 
-def test_an_answer_that_fails_is_refused_or_replaced_if_one_says_so(half):
+def test_an_answer_that_fails_is_refused_or_replaced_if_one_says_so(half, capsys):
     rewrite(half, "8.5", solution("8.5") + "\n# not checked yet\n")
     settings = variant(layers="mine", tp=2)
     with pytest.raises(NotReady, match="--missing tplab") as error:
         find_answers(half.folder, settings)
     assert [line[:6] for line in str(error.value).splitlines() if line.startswith("  ")] == ["  8.5 "]
-    said: list[str] = []
-    answers = find_answers(half.folder, replace(settings, missing="tplab"), say=said.append)
+    answers = find_answers(half.folder, replace(settings, missing="tplab"))
     assert (answers.whose["8.5"], answers.whose["5.2"]) == ("the course's solution", "yours")
-    assert "For 8.5, the course's solution is used, because your own answer hasn't passed its check." in said[-1]
+    said = capsys.readouterr().out
+    assert "For 8.5, the course's solution is used, because your own answer hasn't passed its check." in said
     with pytest.raises(NotReady) as error:
         find_answers(half.folder, replace(settings, missing="error"))
     assert len([line for line in str(error.value).splitlines() if line.startswith("  ")]) == len(needed(settings)) - 7
@@ -155,13 +154,13 @@ def test_one_missing_answer_is_enough(libraries):
     assert "borrow" not in answers.files["cross_entropy.py"]
 
 
-def test_a_newer_answer_in_the_notebook_is_said(started, libraries):
+def test_a_newer_answer_in_the_notebook_is_said(started, libraries, capsys):
     course = libraries.course({})
     shutil.copytree(started.folder, course.folder, dirs_exist_ok=True, ignore=lambda folder, names: [library.STORE])
     library.write(course, library.load(course))
     rewrite(course, "5.2", MINE)
-    lines = []
-    find_answers(course.folder, SMALL, say=lines.append)
+    find_answers(course.folder, SMALL)
+    lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" on ")[0] for line in lines if "5.2" in line.split()] == ["You changed 5.2 after it passed"]
 
 
@@ -174,7 +173,7 @@ def test_a_package_edited_by_hand_is_refused(libraries):
 
 
 def test_only_what_the_settings_need_is_asked_for():
-    assert set(needed()) == set(ANSWERS)
+    assert len(needed()) == 22
     plain = needed(variant(tp=2))
     assert "3.2" in plain
     assert not {"11.3", "12.1", "12.3"} & set(plain)

@@ -49,23 +49,17 @@ class Batches:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the (ids, targets) of all replicas for a step 0, 1, 2, ...: [batch_size, seq_length] int64 each."""
-        return self._rows(step * self.batch_size, self.batch_size)
+        return self.own(step, 0, 1)
 
     def own(self, step: int, replica: int, replicas: int) -> tuple[Tensor, Tensor]:
         """Return the rows of `batch(step)` that one replica trains on: [batch_size / replicas, seq_length] each."""
         if not 0 <= replica < replicas:
             raise ValueError(f"replica={replica} should be between 0 and {replicas - 1}")
-        each = divide(self.batch_size, replicas)
-        return self._rows(step * self.batch_size + replica * each, each)
-
-    def epoch(self, step: int) -> int:
-        """Return the number of complete epochs before the first row of this step's batch."""
-        return step * self.batch_size // self.windows
-
-    def _rows(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        if first < 0:
-            raise ValueError(f"step={first // self.batch_size} should be 0 or more")
-        rows = [self.tokens[begin : begin + self.seq_length + 1] for begin in self._begins(first, count)]
+        if step < 0:
+            raise ValueError(f"step={step} should be 0 or more")
+        count = divide(self.batch_size, replicas)
+        begins = self._begins(step * self.batch_size + replica * count, count)
+        rows = [self.tokens[begin : begin + self.seq_length + 1] for begin in begins]
         windows = torch.from_numpy(np.stack(rows).astype(np.int64))  # [count, s + 1]
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
@@ -84,20 +78,16 @@ class Batches:
 def shuffled(places: Sequence[int], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the elements at positions `places` of the permutation of 0 .. size - 1 that `keys` determines."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))  # bits; the network's numbers are below 4 · size
+    low = (np.uint64(1) << half) - np.uint64(1)
     numbers = np.asarray(places, dtype=np.uint64)
     outside = np.ones(len(numbers), dtype=bool)
     while outside.any():
-        numbers[outside] = _network(numbers[outside], half, keys)
+        left, right = numbers[outside] >> half, numbers[outside] & low
+        for key in keys:
+            left, right = right, left ^ (_mixed(right + key) & low)
+        numbers[outside] = (left << half) | right
         outside = numbers >= size
     return numbers.astype(np.int64)
-
-
-def _network(numbers: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    low = (np.uint64(1) << half) - np.uint64(1)
-    left, right = numbers >> half, numbers & low
-    for key in keys:
-        left, right = right, left ^ (_mixed(right + key) & low)
-    return (left << half) | right
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -13,6 +13,8 @@ validated on a document that it was trained on.
 import ast
 import hashlib
 import sysconfig
+from codecs import getincrementaldecoder
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,8 +68,15 @@ def gather(data: str | None = None, limit: int | None = None, without: Iterable[
     collected, left = Collected(), limit
     for path in _files(folder, data is None, {path.resolve() for path in without}, collected):
         name = path.relative_to(folder).as_posix() if path != folder else path.name
-        text, whole = _read(path, left, name, collected)
-        parts = _topics(text) if data is None and name == _TOPICS and text else [Document(name, text)]
+        try:
+            text, whole = _read(path, left)
+        except OSError as error:
+            collected.skip(name, f"can't be read: {error.strerror}")
+            continue
+        except ValueError as error:
+            collected.skip(name, str(error))
+            continue
+        parts = _topics(text) if data is None and name == _TOPICS else [Document(name, text)]
         collected.documents += [part for part in parts if part.text]
         if left is not None:
             left = left - len(text.encode()) if whole else 0
@@ -90,7 +99,17 @@ def skipped_text(skipped: dict[str, list[str]]) -> str:
 def in_parts(documents: Sequence[Document]) -> list[Document]:
     """Split documents that are longer than `LONGEST` or 1/20 of all text, at line ends if possible."""
     most = max(1, min(LONGEST, sum(len(document.text) for document in documents) // 20))
-    return [part for document in documents for part in _parts(document, most)]
+    parts = []
+    for document in documents:
+        text, start = document.text, 0
+        while start < len(text):
+            end = start + most
+            if end < len(text):
+                line_end = text.rfind("\n", start, end) + 1
+                end = line_end if line_end > start + most // 2 else end
+            parts.append(Document(document.name, text[start:end]))
+            start = end
+    return parts
 
 
 def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
@@ -99,10 +118,10 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
     The choice depends only on the digests of the texts: in digest order, documents that fit are taken until there are
     enough. Raises ValueError unless there are at least two different texts.
     """
-    digests = [hashlib.sha256(document.text.encode()).digest() for document in documents]
-    sizes: dict[bytes, int] = {}
-    for document, digest in zip(documents, digests, strict=True):
-        sizes[digest] = sizes.get(digest, 0) + len(document.text)
+    sides = [(document, hashlib.sha256(document.text.encode()).digest()) for document in documents]
+    sizes: Counter[bytes] = Counter()
+    for document, digest in sides:
+        sizes[digest] += len(document.text)
     if len(sizes) < 2:
         same = "there's only one document" if len(documents) == 1 else f"all {len(documents)} documents are the same"
         raise ValueError(f"some documents have to be held out for evaluation, but {same}. Add a different document")
@@ -112,7 +131,6 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
             taken += sizes[digest]
             held.add(digest)
     held = held or {min(sizes, key=lambda digest: (sizes[digest], digest))}
-    sides = list(zip(documents, digests, strict=True))
     return [d for d, digest in sides if digest not in held], [d for d, digest in sides if digest in held]
 
 
@@ -132,30 +150,21 @@ def _files(folder: Path, library: bool, without: set[Path], collected: Collected
     return files_below(folder, wanted, unreadable)
 
 
-def _read(path: Path, limit: int | None, name: str, collected: Collected) -> tuple[str, bool]:
-    """Return (text of the first `limit` bytes, whether that's the full file). A file that isn't text is skipped."""
-    try:
-        if not path.is_file():
-            collected.skip(name, "not a regular file")
-            return "", True
-        with open(path, "rb") as file:
-            data = file.read(_HEAD)
-            if b"\0" not in data:
-                data += file.read(-1 if limit is None else max(0, limit + 1 - len(data)))
-    except OSError as error:
-        collected.skip(name, f"can't be read: {error.strerror}")
-        return "", True
+def _read(path: Path, limit: int | None) -> tuple[str, bool]:
+    """Return (text of the first `limit` bytes, whether that's the full file). Raises ValueError if it isn't text."""
+    if not path.is_file():
+        raise ValueError("not a regular file")
+    with open(path, "rb") as file:
+        data = file.read(_HEAD)
+        if b"\0" not in data:
+            data += file.read(-1 if limit is None else max(0, limit + 1 - len(data)))
     if b"\0" in data:
-        collected.skip(name, "binary")
-        return "", True
+        raise ValueError("binary")
     whole = limit is None or len(data) <= limit
-    try:
-        return data[:limit].decode(), whole
-    except UnicodeDecodeError as error:
-        if not whole and error.reason == "unexpected end of data":  # the limit falls inside a character
-            return data[: error.start].decode(), whole
-        collected.skip(name, "not UTF-8")
-        return "", True
+    try:  # the limit may fall inside a character, which is then left out
+        return getincrementaldecoder("utf-8")().decode(data[:limit], final=whole), whole
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
 
 
 def _topics(source: str) -> list[Document]:
@@ -166,16 +175,3 @@ def _topics(source: str) -> list[Document]:
     except (SyntaxError, ValueError, StopIteration):  # truncated by a limit, or different in a later Python
         return [Document(_TOPICS, source)]
     return [Document(f"pydoc_data/{name}", text) for name, text in topics]
-
-
-def _parts(document: Document, most: int) -> Iterator[Document]:
-    text, start, number = document.text, 0, 0
-    while start < len(text):
-        end = start + most
-        if end < len(text):
-            line_end = text.rfind("\n", start, end) + 1
-            end = line_end if line_end > start + most // 2 else end
-        yield Document(
-            document.name if end >= len(text) and not start else f"{document.name}#{number}", text[start:end]
-        )
-        start, number = end, number + 1

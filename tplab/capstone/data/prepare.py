@@ -2,7 +2,10 @@
 
     runs/laptop/tokens             a link to the run's folder of token files, such as
     runs/tokens/3f9a6c0d52e81b47   one folder per text and tokenizer, named after their fingerprint
-        tokenizer.json, train.bin, validation.bin, manifest.json      (see `token_files`)
+        tokenizer.json             for Hugging Face's `tokenizers`: trained on the text, or of the model to start from
+        train.bin                  consecutive ids, little-endian, 2 bytes each (4 if there are more than 65,536)
+        validation.bin             the same for documents that the model isn't trained on
+        manifest.json              size and SHA-256 of the other files, and a description of the text
 
 Even after a kill, the folder is either complete or missing. If several processes need it at the same time, one of them
 makes it while the others wait for a lock, which is released when that process ends.
@@ -16,8 +19,8 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +30,10 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from tplab.capstone.checkpoints.atomic_folders import link, locked, new_folder, write
-from tplab.capstone.checkpoints.manifest import write_manifest
+from tplab.capstone.checkpoints.manifest import check_files, read_manifest, write_manifest
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.corpus import Collected, Document, gather, in_parts, skipped_text, split
-from tplab.capstone.data.token_files import TokenFiles
-from tplab.capstone.data.tokenizer import (
-    END_OF_TEXT,
-    MIN_FREQUENCY,
-    encode,
-    read_tokenizer,
-    size_of,
-    train_tokenizer,
-)
+from tplab.capstone.data.tokenizer import MIN_FREQUENCY, encode, pretrained, read_tokenizer, size_of, train_tokenizer
 from tplab.capstone.progress import Show, progress
 from tplab.capstone.settings.run_folder import checkpoints_in
 from tplab.capstone.settings.settings import Settings
@@ -49,6 +44,59 @@ __all__ = ["Batches", "TokenFiles", "prepare"]
 PATIENCE = timedelta(days=1)  # how long ranks wait for the token files
 FORMAT = 1  # increase this when the same text would give different files
 _AT_ONCE = 1 << 20  # characters to encode together
+
+
+class TokenFiles:
+    """Token files created by `prepare`.
+
+    tokenizer               converts text to ids and back
+    train, validation       memory-mapped vectors of ids; only the parts that are read get loaded
+    vocab_size              number of ids, which is smaller than in the settings if the text has too few pairs
+    end_of_text             the id between documents
+    fingerprint, about      identifier of text and tokenizer; the contents of manifest.json
+
+    A model may still use the larger vocabulary of the settings, so that its sizes stay as planned and divisible by tp.
+    Ids from `vocab_size` on never occur in the text, and only sampling has to avoid them.
+
+    Raises FileNotFoundError or ValueError if files are missing, truncated or (with `check`) changed since they were
+    written. The message says what to delete.
+    """
+
+    def __init__(self, folder: str | Path, check: bool = True) -> None:
+        self.folder = Path(folder)
+        old = self.folder / "about.json"  # what earlier versions wrote instead of a manifest
+        try:
+            self.about = json.loads(old.read_bytes())["about"] if old.exists() else read_manifest(self.folder)
+            check_files(self.folder, self.about, sums=check)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"the token files are damaged: {error}. Delete {self.folder.resolve()}, and the next run will create "
+                "them again"
+            ) from error
+        self.fingerprint: str = self.about["fingerprint"]
+        self.vocab_size: int = self.about["vocab_size"]
+        self.end_of_text: int = self.about.get("end_of_text", 0)
+        self.train, self.validation = (
+            np.memmap(self.folder / name, dtype=self.about["dtype"], mode="r")
+            for name in ("train.bin", "validation.bin")
+        )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return read_tokenizer(self.folder / "tokenizer.json")
+
+    def __str__(self) -> str:
+        text, fewer = self.about["text"], self.about["asked_vocab_size"] - self.vocab_size
+        megabytes = (text["train_bytes"] + text["validation_bytes"]) / 1e6
+        each = text["validation_bytes"] / len(self.validation)
+        told = (
+            f"The text has {megabytes:.2f} MB in {text['documents']:,} documents. That's {len(self.train):,} tokens "
+            f"for training and {len(self.validation):,} held-out tokens, with {each:.2f} bytes per token and a "
+            f"vocabulary of {self.vocab_size:,}"
+        )
+        if fewer:
+            told += f" ({fewer:,} fewer than requested, because the text has too few pairs)"
+        return told + (f". Skipped: {text['skipped']}." if text["skipped"] else ".")
 
 
 def prepare(settings: Settings) -> TokenFiles:
@@ -75,33 +123,34 @@ def prepare(settings: Settings) -> TokenFiles:
 
 
 def _found_or_made(settings: Settings) -> TokenFiles:
+    run, own = Path(settings.folder), Path(settings.folder, "tokens")
+    shared = Path(os.path.abspath(run)).parent / "tokens"  # beside the run's folder, even if that is given as "."
+    resumes = checkpoints_in(run)
     with progress() as show:
-        return _files_of(settings, show)
-
-
-def _files_of(settings: Settings, show: Show) -> TokenFiles:
-    run, shared = Path(settings.folder), _shared(settings)
-    began_with = _of_run(run)
-    if began_with and (run / "tokens").is_dir():
+        if resumes and own.is_dir():
+            show("checking the tokens")
+            return TokenFiles(own)
+        show("reading the text")
+        collected = gather(settings.data, settings.data_limit, without=[run, shared])  # a run's own files are no text
+        parts = in_parts(collected.documents)
+        ready = None if settings.start_from is None else pretrained(Path(settings.start_from), settings.vocab_size)
+        kind = [ready[0].to_str(), ready[1]] if ready else [settings.vocab_size, MIN_FREQUENCY]
+        fingerprint = _fingerprint(parts, kind)
+        if resumes and own.is_symlink() and (began_with := own.readlink().name) != fingerprint:
+            raise ValueError(
+                f"the run in {run} has checkpoints, and it was trained on the token files {began_with}, which are no "
+                f"longer in {shared}. The text has changed since then, because it would now become {fingerprint}: "
+                f"{collected}, with Python {platform.python_version()}. Restore the old text, or start a new run in "
+                "another folder"
+            )
+        folder = shared / fingerprint
+        if not folder.is_dir():
+            show(f"waiting for another process that writes to {shared}")
+            with locked(shared):
+                if not folder.is_dir():
+                    _make(folder, collected, parts, ready, settings, show)
         show("checking the tokens")
-        return TokenFiles(run / "tokens")
-    show("reading the text")
-    text = _text_of(settings)
-    if began_with and began_with != text.fingerprint:
-        raise ValueError(
-            f"the run in {run} has checkpoints, and it was trained on the token files {began_with}, which are no "
-            f"longer in {shared}. The text has changed since then, because it would now become {text.fingerprint}: "
-            f"{text.collected}, with Python {platform.python_version()}. Restore the old text, or start a new run in "
-            "another folder"
-        )
-    folder = shared / text.fingerprint
-    if not folder.is_dir():
-        show(f"waiting for another process that writes to {shared}")
-        with locked(shared):
-            if not folder.is_dir():
-                _make(folder, text, settings, show)
-    show("checking the tokens")
-    files = TokenFiles(folder)
+        files = TokenFiles(folder)
     for what, ids in (("for training", files.train), ("of held-out text", files.validation)):
         if len(ids) < settings.seq_length + 1:
             raise ValueError(
@@ -109,68 +158,39 @@ def _files_of(settings: Settings, show: Show) -> TokenFiles:
                 f"its last target need {settings.seq_length + 1:,}. {files} Use more text (data, data_limit) or a "
                 "smaller seq_length"
             )
-    link(run / "tokens", folder)
+    link(own, folder)
     return files
 
 
-def _shared(settings: Settings) -> Path:
-    """Return the folder beside the run's folder, even if the latter is given as "." """
-    return Path(os.path.abspath(settings.folder)).parent / "tokens"
-
-
-def _of_run(run: Path) -> str | None:
-    """Return the fingerprint of the tokens that the run's checkpoints were trained on, or None without checkpoints."""
-    tokens = run / "tokens"
-    if not checkpoints_in(run):
-        return None
-    if tokens.is_symlink():
-        return Path(os.readlink(tokens)).name
-    return TokenFiles(tokens).fingerprint if tokens.is_dir() else None
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A text in parts, and its fingerprint. `ready` is the tokenizer that a run starts from, and its end of a text."""
-
-    collected: Collected
-    parts: Sequence[Document]
-    fingerprint: str
-    ready: tuple[Tokenizer, int] | None
-
-
-def _text_of(settings: Settings) -> _Text:
-    run = Path(settings.folder)  # a run's own files aren't text to train on
-    collected = gather(settings.data, settings.data_limit, without=[run, _shared(settings)])
-    parts = in_parts(collected.documents)
-    ready = None
-    kind: list[Any] = [settings.vocab_size, MIN_FREQUENCY]
-    if settings.start_from is not None:
-        ready = _tokenizer_of(Path(settings.start_from), settings.vocab_size)
-        kind = [ready[0].to_str(), ready[1]]
+def _fingerprint(parts: Sequence[Document], kind: list[Any]) -> str:
     digest = hashlib.sha256(json.dumps([FORMAT, tokenizers.__version__, *kind]).encode())
     for part in parts:
         text = part.text.encode()
         digest.update(len(text).to_bytes(8, "little") + text)
-    return _Text(collected, parts, digest.hexdigest()[:16], ready)
+    return digest.hexdigest()[:16]
 
 
-def _make(folder: Path, text: _Text, settings: Settings, show: Show) -> None:
+def _make(
+    folder: Path, collected: Collected, parts: Sequence[Document], ready: tuple[Tokenizer, int] | None,
+    settings: Settings, show: Show,
+) -> None:  # fmt: skip
+    """Create token files. `ready` is the tokenizer that a run starts from, and its end of a text."""
     show("training the tokenizer")
-    train, validation = split(text.parts)
-    tokenizer, end = text.ready or (train_tokenizer(train, settings.vocab_size), 0)
+    train, validation = split(parts)
+    tokenizer, end = ready or (train_tokenizer(train, settings.vocab_size), 0)
     vocab_size = size_of(tokenizer)
     dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
-    train_bytes, validation_bytes = (sum(len(part.text.encode()) for part in parts) for parts in (train, validation))
+    train_bytes, validation_bytes = (sum(len(part.text.encode()) for part in side) for side in (train, validation))
     about = {
-        "fingerprint": text.fingerprint,
+        "fingerprint": folder.name,
         "vocab_size": vocab_size,
-        "asked_vocab_size": vocab_size if text.ready else settings.vocab_size,
+        "asked_vocab_size": vocab_size if ready else settings.vocab_size,
         "end_of_text": end,
         "dtype": dtype,
         "text": {
             "from": settings.data or f"the standard library of Python {platform.python_version()}",
-            "documents": len(text.collected.documents),
-            "skipped": skipped_text(text.collected.skipped),
+            "documents": len(collected.documents),
+            "skipped": skipped_text(collected.skipped),
             "train_bytes": train_bytes,
             "validation_bytes": validation_bytes,
         },
@@ -178,26 +198,9 @@ def _make(folder: Path, text: _Text, settings: Settings, show: Show) -> None:
     }
     with new_folder(folder) as place:
         files = {"tokenizer.json": write(place / "tokenizer.json", [tokenizer.to_str().encode()])}
-        for name, parts in (("train.bin", train), ("validation.bin", validation)):
-            files[name] = write(place / name, _ids_of(parts, tokenizer, end, dtype, show))
+        for name, side in (("train.bin", train), ("validation.bin", validation)):
+            files[name] = write(place / name, _ids_of(side, tokenizer, end, dtype, show))
         write_manifest(place, about, files)
-
-
-def _tokenizer_of(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
-    """Return the tokenizer of a Hugging Face folder, and the id that ends a text. Raises ValueError if one is unfit."""
-    tokenizer = read_tokenizer(folder / "tokenizer.json")
-    ends = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
-    end = ends[0] if isinstance(ends, list) and ends else ends
-    end = tokenizer.token_to_id(END_OF_TEXT) if end is None else end
-    if end is None:
-        raise ValueError(
-            f"{folder / 'config.json'} has no eos_token_id, but the run needs a token that separates two texts"
-        )
-    if (ids := max(size_of(tokenizer), end + 1)) > vocab_size:
-        raise ValueError(
-            f"the tokenizer in {folder} has ids up to {ids - 1:,}, but the model's table has only {vocab_size:,} rows"
-        )
-    return tokenizer, end
 
 
 def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str, show: Show) -> Iterator[bytes]:

@@ -63,6 +63,23 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
+def pretrained(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
+    """Return the tokenizer of a Hugging Face folder, and the id that ends a text. Raises ValueError if one is unfit."""
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    ends = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    end = ends[0] if isinstance(ends, list) and ends else ends
+    end = tokenizer.token_to_id(END_OF_TEXT) if end is None else end
+    if end is None:
+        raise ValueError(
+            f"{folder / 'config.json'} has no eos_token_id, but the run needs a token that separates two texts"
+        )
+    if (ids := max(size_of(tokenizer), end + 1)) > vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} has ids up to {ids - 1:,}, but the model's table has only {vocab_size:,} rows"
+        )
+    return tokenizer, end
+
+
 def size_of(tokenizer: Tokenizer) -> int:
     """Return the number of ids, which includes unused ids below the largest one."""
     return 1 + max(tokenizer.get_vocab().values())

@@ -14,12 +14,12 @@ If the sequence is sharded, the gradients of norm layers are Partial, and torch 
 a similar plan.)
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -48,30 +48,26 @@ class DTensorGPT(PlainGPT):
     def __init__(self, config: GPTConfig, mesh: DeviceMesh, *, sequence_parallel: bool = False, **options: Any) -> None:
         super().__init__(config, rows=pad_vocab_size(config.vocab_size, mesh.size()), **options)
         self.mesh, self.sequence_parallel = mesh, sequence_parallel
-        between = Shard(1) if sequence_parallel else Replicate()
+        self.between = between = Shard(1) if sequence_parallel else Replicate()
         plan: dict[str, Any] = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between)}
-        for number in range(config.num_layers):
-            for block, first, last in (("attention", "qkv", "out"), ("mlp", "up", "down")):
-                name = f"layers.{number}.{block}"
-                plan[name] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
-                plan[f"{name}.{first}"] = ColwiseParallel()
-                plan[f"{name}.{last}"] = RowwiseParallel(output_layouts=between)
+        for block, first, last in (("attention", "qkv", "out"), ("mlp", "up", "down")):
+            name = f"layers.*.{block}"
+            plan[name] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
+            plan[f"{name}.{first}"] = ColwiseParallel()
+            plan[f"{name}.{last}"] = RowwiseParallel(output_layouts=between)
         norms = {name: module for name, module in self.named_modules() if isinstance(module, nn.LayerNorm)}
         if sequence_parallel:
             plan |= {name: SequenceParallel(use_local_output=True) for name in norms}
         parallelize_module(self, mesh, plan)
         for module in [self.positions, *([] if sequence_parallel else norms.values())]:
-            distribute_module(
-                module, mesh, input_fn=self._enter, output_fn=self._leave
-            )  # its parameters are replicated
+            distribute_module(  # its parameters are replicated
+                module, mesh, input_fn=self._enter, output_fn=lambda _, output, mesh: output.to_local()
+            )
 
     def _enter(self, module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         cut = module is self.positions and self.sequence_parallel  # positions of this rank's tokens
         placement = Shard(0) if cut else Replicate()
         return tuple(DTensor.from_local(x, mesh, [placement], run_check=False) for x in inputs)
-
-    def _leave(self, module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
-        return output.to_local()
 
     def places(self, ids: Tensor) -> Tensor:
         places = super().places(ids)  # [s]
@@ -79,48 +75,37 @@ class DTensorGPT(PlainGPT):
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of x [b, s, h] or [b, s/p, h]: [b, s, v padded], sharded along v. The padding is -inf."""
-        between = Shard(1) if self.sequence_parallel else Replicate()
-        whole = DTensor.from_local(x, self.mesh, [between], run_check=False).redistribute(placements=[Replicate()])
+        whole = DTensor.from_local(x, self.mesh, [self.between], run_check=False).redistribute(placements=[Replicate()])
         logits = F.linear(whole, self.embedding.weight)
-        padding = self.embedding.num_embeddings - self.config.vocab_size
-        if padding:
-            logits = logits.masked_fill(self._behind_the_vocabulary(logits), -torch.inf)
+        if self.embedding.num_embeddings > self.config.vocab_size:
+            ids = torch.arange(self.embedding.num_embeddings, device=logits.device)
+            padding = ids.chunk(self.mesh.size())[self.mesh.get_local_rank()] >= self.config.vocab_size  # [v/p]
+            padding = DTensor.from_local(padding, self.mesh, [Shard(0)], run_check=False)
+            logits = logits.masked_fill(padding, -torch.inf)
         return logits
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        logits = self.logits(x).flatten(0, 1)  # [b s, v padded]
         with loss_parallel():
-            loss = F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
-        return loss.to_local()  # type: ignore[attr-defined]
-
-    def _behind_the_vocabulary(self, logits: Tensor) -> DTensor:
-        ids = torch.arange(self.embedding.num_embeddings, device=logits.device)
-        mine = ids.chunk(self.mesh.size())[self.mesh.get_local_rank()] >= self.config.vocab_size  # [v/p]
-        return DTensor.from_local(mine, self.mesh, [Shard(0)], run_check=False)
+            return super().loss(x, targets).to_local()  # type: ignore[attr-defined]
 
 
 def parallel_plain_gpt(
-    settings: Settings,
-    config: GPTConfig,
-    *,
-    mesh: DeviceMesh | None = None,
-    device: Device = None,
+    settings: Settings, config: GPTConfig, *, mesh: DeviceMesh | None, device: Device = None,
     dtype: torch.dtype | None = None,
-) -> DTensorGPT:
+) -> DTensorGPT:  # fmt: skip
     """Create the model with uninitialized weights. Raises ValueError without a process group."""
-    if not torch.distributed.is_initialized():
-        raise ValueError('layers="dtensor" needs a process group: start it with tplab.launch or torchrun')
-    device = own_device() if device is None else device
-    tp = init_device_mesh(torch.device(device).type, (settings.tp,)) if mesh is None else mesh["tp"]
+    if mesh is None:
+        raise ValueError(
+            'layers="dtensor" needs a process group: start it with tplab.launch or torchrun, and pass '
+            "mesh=tplab.data.grid.mesh(tp=..)"
+        )
     model = DTensorGPT(
-        config, tp, sequence_parallel=settings.sequence_parallel, recompute=settings.recompute, device="meta",
+        config, mesh["tp"], sequence_parallel=settings.sequence_parallel, recompute=settings.recompute, device="meta",
         dtype=dtype,
-    )  # fmt: skip
-    model = model.to_empty(device=device)
-    group: ProcessGroup = tp.get_group()
+    ).to_empty(device=own_device() if device is None else device)  # fmt: skip
     model.hooks = TrainingHooks(  # type: ignore[assignment]
-        config=config, group=group, around_backward=loss_parallel, finish_gradients=lambda: add_up(model),
-        norm=lambda whole_mesh: length(model, mesh),
+        config=config, group=mesh.get_group("tp"), around_backward=loss_parallel,
+        finish_gradients=partial(add_up, model), norm=partial(length, model),
     )  # fmt: skip
     return model
 

@@ -25,25 +25,22 @@ class PlainGPT(nn.Module):
     """
 
     def __init__(
-        self,
-        config: GPTConfig,
-        *,
-        rows: int | None = None,
-        recompute: Recompute = "nothing",
-        device: Device = None,
+        self, config: GPTConfig, *, rows: int | None = None, recompute: Recompute = "nothing", device: Device = None,
         dtype: torch.dtype | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.config = config
         h = config.hidden_size
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embedding = nn.Embedding(rows or config.vocab_size, h, **place)
         self.positions = nn.Embedding(config.seq_length, h, **place)
-        self.layers = nn.ModuleList(
-            PlainLayer(h, config.num_heads, config.ffn_size, recompute=recompute, **place)
-            for _ in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(PlainLayer(config, **place) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(h, eps=config.norm_eps, **place)
+        for layer in self.layers:
+            if recompute == "layers":
+                layer.forward = again_in_backward(layer.forward)
+            elif recompute == "attention":
+                layer.attention.attend = again_in_backward(attend)  # type: ignore[union-attr]
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.embedding(ids) + self.positions(self.places(ids))  # [b, s, h]
@@ -69,23 +66,16 @@ class PlainGPT(nn.Module):
 class PlainLayer(nn.Module):
     """A transformer layer: x [b, s, h] -> norm -> attention, + residual -> norm -> MLP, + residual."""
 
-    def __init__(
-        self, hidden_size: int, num_heads: int, ffn_size: int, *, recompute: Recompute = "nothing",
-        device: Device = None, dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, config: GPTConfig, **place: Any) -> None:
         super().__init__()
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.recompute = recompute == "layers"
-        self.attention_norm = nn.LayerNorm(hidden_size, **place)
-        self.attention = PlainAttention(hidden_size, num_heads, recompute=recompute == "attention", **place)
-        self.mlp_norm = nn.LayerNorm(hidden_size, **place)
-        up, down = nn.Linear(hidden_size, ffn_size, **place), nn.Linear(ffn_size, hidden_size, **place)
+        h, ffn = config.hidden_size, config.ffn_size
+        self.attention_norm = nn.LayerNorm(h, eps=config.norm_eps, **place)
+        self.attention = PlainAttention(h, config.num_heads, **place)
+        self.mlp_norm = nn.LayerNorm(h, eps=config.norm_eps, **place)
+        up, down = nn.Linear(h, ffn, **place), nn.Linear(ffn, h, **place)
         self.mlp = nn.Sequential(OrderedDict(up=up, gelu=nn.GELU(), down=down))
 
     def forward(self, x: Tensor) -> Tensor:
-        return again_in_backward(self._forward)(x) if self.recompute else self._forward(x)
-
-    def _forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))  # [b, s, h]
         return x + self.mlp(self.mlp_norm(x))  # [b, s, h]
 
@@ -93,19 +83,16 @@ class PlainLayer(nn.Module):
 class PlainAttention(nn.Module):
     """Causal self-attention, [b, s, h] -> [b, s, h]. The rows of `qkv` are [Wq; Wk; Wv], stacked."""
 
-    def __init__(
-        self, hidden_size: int, num_heads: int, *, recompute: bool = False, device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, hidden_size: int, num_heads: int, **place: Any) -> None:
         super().__init__()
-        self.head_dim, self.recompute = hidden_size // num_heads, recompute
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, device=device, dtype=dtype)
-        self.out = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
+        self.head_dim, self.attend = hidden_size // num_heads, attend
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, **place)
+        self.out = nn.Linear(hidden_size, hidden_size, **place)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).chunk(3, dim=-1)  # [b, s, n·d] each
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [b, n, s, d]
-        y = (again_in_backward(attend) if self.recompute else attend)(q, k, v)  # [b, n, s, d]
+        y = self.attend(q, k, v)  # [b, n, s, d]
         return self.out(y.transpose(1, 2).flatten(2))  # [b, s, n·d] -> [b, s, h]
 
 

@@ -1,14 +1,22 @@
 """Build a GPT from the learner's library, loaded on each rank under a name of its own.
 
 The modules of my_tp already use each other: the MLP of chapter 5 calls the layers of chapter 4, which communicate with
-the operators of chapter 3. Where the settings ask for more, names are bound anew in a module before the next one is
-loaded. With sequence parallelism, f and g in chapters 4 to 7 become an all-gather and a reduce-scatter.
+the operators of chapter 3. Where the settings ask for more than the chapters do, names are bound anew in a module
+before the next one is loaded:
+
+    f, g         become an all-gather and a reduce-scatter in chapters 4 to 7, with sequence parallelism
+    4.1, 7.4     use the matmul of 11.3, which includes f and all-reduces dx in the background during backward
+    10.2         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
+
+my_tp/blocks.py and my_tp/operators.py have more wrappers, which the library needs in any case.
 """
 
 import importlib
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -16,158 +24,166 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.model.plain_gpt import again_in_backward
 from tplab.capstone.model.training_hooks import TrainingHooks
-from tplab.capstone.own_layers.adapt import Parts, gpt_of, logits_with_async, with_async
-from tplab.capstone.own_layers.find import Answers, file_of
-from tplab.capstone.own_layers.link import ANSWERS, F, G, check_answers, is_async, needed, whole_world
+from tplab.capstone.own_layers.find import Answers
+from tplab.capstone.own_layers.link import check_answers, is_async, needed, whole_world
 from tplab.capstone.own_layers.trial import try_out
 from tplab.capstone.settings.settings import Settings
 from tplab.course.learner.given_code import Part
-from tplab.data.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.tensor.linear import Device
+from tplab.tensor.region import in_autocast_dtype
+from tplab.tensor.sharding import shard
 
-# Where ranks share a GPU, the copy of this function in the library doesn't know it
-OWN_DEVICE = Part("tplab.runtime.devices", "device")
+OWN_DEVICE = Part("tplab.runtime.devices", "device")  # where ranks share a GPU, the library's copy doesn't know it
+F, G = "copy_to_region", "reduce_from_region"
 _numbers = itertools.count(1)
 
 
 def assemble(
-    answers: Answers,
-    settings: Settings,
-    config: GPTConfig,
-    *,
-    mesh: DeviceMesh | None = None,
-    device: Device = None,
+    answers: Answers, settings: Settings, config: GPTConfig, *, mesh: DeviceMesh | None, device: Device = None,
     dtype: torch.dtype | None = None,
-    trial: bool = True,
-) -> nn.Module:
+) -> nn.Module:  # fmt: skip
     """Build the learner's GPT. It has the same parameters as ParallelGPT, but without their initial values.
 
-    mesh     as created by `tplab.data.grid.mesh` (None: all ranks share the model)
-    trial    if True, first build a small model and compare its results with tplab's on these ranks
-
-    Raises ValueError for settings that the learner's layers don't support, or if the trial finds a difference.
+    Raises ValueError for settings that the learner's layers don't support, or if one step of a small model gives other
+    results on these ranks than tplab's.
     """
     check_answers(answers.whose, settings)
-    if not dist.is_initialized():
+    if mesh is None:
         raise ValueError(
             'layers="mine" needs a process group even for a single rank, because your layers ask torch.distributed for '
-            "their rank. Start it with tplab.launch or torchrun"
+            "their rank. Start it with tplab.launch or torchrun, and pass mesh=tplab.data.grid.mesh(tp=..)"
         )
-    parts = link(answers, settings)
-    group = None if mesh is None else mesh.get_group("tp")
-    idle = set()
-    if trial:
-        ran = try_out(parts, settings, mesh, device)
-        idle = {exercise for exercise in needed(settings) if not ran & code_of(exercise, answers)}
-    model = gpt_of(parts, settings, config, group=group, device=device, dtype=dtype)
-    finish, length = parts.allreduce_sequence_gradients, parts.gradient_norm
-
-    def norm(mesh: DeviceMesh | None) -> Tensor:
-        if mesh is None:
-            return grad_norm(model.parameters())
-        found = length(list(model.parameters()), mesh.get_group("tp"), mesh.get_group("pp"))
-        return torch.tensor(found, dtype=torch.float64, device=device)
-
-    done = (lambda: finish(model, group)) if settings.sequence_parallel else None
-    model.hooks = TrainingHooks(  # type: ignore[assignment]
-        config=config, group=group, finish_gradients=done, norm=norm, idle=frozenset(idle)
-    )
+    build = partial(_gpt, load(answers, settings), settings, mesh)
+    ran = try_out(build, settings, mesh, device)
+    model = build(config, device, dtype)
+    idle = frozenset(exercise for exercise in needed(settings) if not ran & answers.code[exercise])
+    model.hooks = replace(model.hooks, idle=idle)  # type: ignore[type-var]
     return model
 
 
-def code_of(exercise: str, answers: Answers) -> set[tuple[str, str]]:
-    """Return the file and the names of an answer's functions and classes, as `try_out` reports what ran."""
-    return {(answers.path(file_of(exercise)), name) for name in ANSWERS[exercise]}
-
-
-def link(answers: Answers, settings: Settings) -> Parts:
-    """Load the library, bind names anew where the settings ask for it, and return the parts of a GPT."""
-    package = _Package(answers)
-    regions: dict[str, Any] = {}
+def _gpt(
+    my_tp: Any, settings: Settings, mesh: DeviceMesh, config: GPTConfig, device: Device, dtype: torch.dtype | None
+) -> nn.Module:
+    """Build a GPT from the loaded library, with sequence parallelism if the settings say so."""
+    group: ProcessGroup = mesh.get_group("tp")
+    model: nn.Module = my_tp.transformer.ParallelGPT(  # pads its table to a multiple of 128 rows, like ParallelGPT
+        config, my_tp.transformer.ParallelTransformerLayer, multiple=128, group=group, device=device, dtype=dtype
+    )
+    finish = None
+    if settings.recompute == "layers":
+        for layer in model.get_submodule("layers").children():
+            layer.forward = again_in_backward(layer.forward)
     if settings.sequence_parallel:
-        regions = _along_the_sequence(package, settings)
-    linear = package.load("linear", regions)
+        rank, p = mesh.get_local_rank("tp"), mesh["tp"].size()
+        model.get_submodule("positions").register_forward_pre_hook(
+            lambda table, places: (shard(places[0], -1, rank, p),)  # [s] -> [s/p]
+        )
+        for parameter in model.parameters():  # chapter 12's `mark`
+            parameter.sequence_parallel = not hasattr(parameter, "tensor_parallel")  # type: ignore[attr-defined]
+        finish = partial(my_tp.sequence.allreduce_sequence_gradients, model, group)
+
+    def norm(_: DeviceMesh | None) -> Tensor:
+        found = my_tp.data_parallel.gradient_norm(list(model.parameters()), group, mesh.get_group("pp"))
+        return torch.tensor(float(found), dtype=torch.float64, device=device)
+
+    hooks = TrainingHooks(config=config, group=group, finish_gradients=finish, norm=norm)
+    model.hooks = hooks  # type: ignore[assignment]
+    return model
+
+
+def load(answers: Answers, settings: Settings) -> ModuleType:
+    """Load the library, bind names anew where the settings ask for it, and return the package."""
+    name = f"my_tp_{next(_numbers)}"  # torch.compile looks up modules by name
+    answers.show_in_tracebacks()
+    if answers.folder not in sys.path:
+        sys.path.append(answers.folder)  # files that the answers import
+    sys.meta_path.insert(0, _Importer(answers, name))
+
+    def module(file: str, **instead: Any) -> Any:
+        """Import a module, and bind those of its names anew that are in `instead`."""
+        loaded = importlib.import_module(f"{name}.{file.removesuffix('.py').replace('/', '.')}")
+        vars(loaded).update({bound: value for bound, value in instead.items() if hasattr(loaded, bound)})
+        return loaded
+
+    if OWN_DEVICE.file in answers.files:
+        module(OWN_DEVICE.file, device=own_device)
+    f_and_g: dict[str, Any] = {}
+    if settings.sequence_parallel:
+        own = module("sequence")
+        f_and_g = {F: gather_from_sequence_region, G: reduce_scatter_to_sequence_region}
+        if whole_world(settings):
+            f_and_g = {
+                F: lambda x, group=None: own.GatherFromSequence.apply(x),
+                G: lambda x, group=None: own.ReduceScatterToSequence.apply(x),
+            }
+    linear = module("linear", **f_and_g)
     if is_async(settings):
-        product = package.load("cost").LinearAsync
-        linear.ColumnParallelLinear = with_async(linear.ColumnParallelLinear, product)
-    package.load("mlp", regions)
-    attention = package.load("attention", regions)
+        matmul = module("cost").LinearAsync
+        linear.ColumnParallelLinear = _column_with(matmul, linear.ColumnParallelLinear)
+    module("mlp", **f_and_g)
+    attention = module("attention", **f_and_g)
     if settings.recompute == "attention":
         attention.attend = again_in_backward(attention.attend)
-    embedding = package.load("embedding", regions)
+    embedding = module("embedding", **f_and_g)
     if is_async(settings):
-        embedding.parallel_logits = logits_with_async(embedding.parallel_logits, product)
-    gpt = package.load("transformer")
-    finish = package.load("sequence").allreduce_sequence_gradients if settings.sequence_parallel else None
-    length = package.load("data_parallel").gradient_norm
-    return Parts(gpt.ParallelGPT, gpt.ParallelTransformerLayer, finish, length)
+        embedding.parallel_logits = _logits_with(matmul, embedding.parallel_logits)
+    module("transformer")
+    module("data_parallel")
+    return importlib.import_module(name)
 
 
-def _along_the_sequence(package: "_Package", settings: Settings) -> dict[str, Any]:
-    """Return what takes the place of f and g in the blocks: the learner's, if all ranks share the model."""
-    if not whole_world(settings):
-        return {F: gather_from_sequence_region, G: reduce_scatter_to_sequence_region}
-    own = package.load("sequence")
+def _column_with(matmul: Any, column: Any) -> Any:
+    """Return the layer of 4.1 with the matmul of 11.3."""
 
-    def gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-        return own.GatherFromSequence.apply(x)
+    class ColumnParallelLinear(column):
+        def forward(self, x: Tensor) -> Any:
+            if self.gather_output or torch.compiler.is_compiling():  # the compiler overlaps communication by itself
+                return super().forward(x)
+            y = matmul.apply(*in_autocast_dtype(x, self.weight), self.group)  # [.., o/p]
+            if self.skip_bias_add:
+                return y, self.bias
+            return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-        return own.ReduceScatterToSequence.apply(x)
-
-    return {F: gather, G: reduce_scatter}
+    return ColumnParallelLinear
 
 
-class _Package(MetaPathFinder, ExecutionLoader):
-    """The learner's package, imported from the texts of its files."""
+def _logits_with(matmul: Any, parallel_logits: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the logits function of 7.4 with the matmul of 11.3."""
 
-    def __init__(self, answers: Answers) -> None:
-        self.answers, self.name = answers, f"my_tp_{next(_numbers)}"  # torch.compile looks up modules by name
-        answers.show_in_tracebacks()
-        if answers.folder not in sys.path:
-            sys.path.append(answers.folder)  # files that the answers import
-        sys.meta_path.insert(0, self)
+    def logits(x: Tensor, weight: Tensor, *, gather: bool = False, group: Any = None, **options: Any) -> Tensor:
+        if gather or torch.compiler.is_compiling():
+            return parallel_logits(x, weight, gather=gather, group=group, **options)
+        return matmul.apply(*in_autocast_dtype(x, weight), group)  # [.., v/p]
 
-    def load(self, name: str, instead: dict[str, Any] | None = None) -> Any:
-        """Import a module, and bind those of its names anew that are in `instead`."""
-        module = importlib.import_module(f"{self.name}.{name}")
-        for bound, value in (instead or {}).items():
-            if hasattr(module, bound):
-                setattr(module, bound, value)
-        return module
+    return logits
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if (file := self._file(fullname)) is None:
+
+class _Importer(MetaPathFinder, ExecutionLoader):
+    """Imports the learner's package from the texts of its files, as a package of this name."""
+
+    def __init__(self, answers: Answers, name: str) -> None:
+        self.answers = answers
+        parts = {file: [name, *file.removesuffix(".py").split("/")] for file in answers.files}
+        self.files = {".".join(parts[file]).removesuffix(".__init__"): file for file in parts}
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname not in self.files:
             return None
+        file = self.get_filename(fullname)
         inside: list[str] | None = [] if file.endswith("__init__.py") else None
-        return spec_from_file_location(
-            fullname, self.answers.path(file), loader=self, submodule_search_locations=inside
-        )
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        if self._file(module.__name__) == OWN_DEVICE.file:
-            module.__dict__[OWN_DEVICE.name] = own_device
+        return spec_from_file_location(fullname, file, loader=self, submodule_search_locations=inside)
 
     def get_source(self, fullname: str) -> str:
-        return self.answers.files[self._file(fullname) or ""]
+        return self.answers.files[self.files[fullname]]
 
     def get_filename(self, fullname: str) -> str:
-        return self.answers.path(self._file(fullname) or "")
-
-    def _file(self, fullname: str) -> str | None:
-        package, *rest = fullname.split(".")
-        files = ("/".join([*rest, "__init__.py"]), "/".join(rest) + ".py")
-        return next((file for file in files if package == self.name and file in self.answers.files), None)
+        return self.answers.path(self.files[fullname])

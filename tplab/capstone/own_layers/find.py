@@ -4,12 +4,11 @@
 
 Everything in the library has passed its check. For exercises that aren't written yet, the course's solutions are used,
 and the console, the log and the report say for which ones. An answer that hasn't passed is an error, because the
-learner may think that it's used; missing="tplab" replaces it, too. `tplab.capstone.own_layers.build` loads the files on
-each rank.
+learner may think that it's used; missing="tplab" replaces it, too.
 """
 
 import linecache
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import is_stub, merge
 from tplab.course.learner import library
 from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
-from tplab.course.learner.library_text import chapters_of, library_files, module_name
+from tplab.course.learner.library_text import chapters_of, library_files
 from tplab.course.learner.passages import Passage, extract
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
@@ -42,12 +41,14 @@ class Answers:
 
     folder     the learner's folder, which has the library and the files that it may import
     files      name in the package -> text: {"linear.py": .., "given/tensor_sharding.py": ..}
+    code       exercise -> the file and the names of the functions and classes of its answer
     whose      exercise -> "yours" or "the course's solution"
     checked    exercise -> when it passed, or why the course's solution takes its place
     """
 
     folder: str
     files: dict[str, str]
+    code: dict[str, set[tuple[str, str]]]
     whose: dict[str, str]
     checked: dict[str, str]
 
@@ -65,51 +66,61 @@ class Answers:
             linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
 
 
-def find_answers(
-    folder: str | Path,
-    settings: Settings | None = None,
-    *,
-    missing: Missing | None = None,
-    say: Callable[[str], None] = print,
-) -> Answers:
+def find_answers(folder: str | Path, settings: Settings | None = None, *, missing: Missing | None = None) -> Answers:
     """Return the learner's layers for a model with these settings (None: with any settings).
 
     folder     the learner's folder, or one that has it as my_course/
     missing    as in `Settings` (None: as in the settings, or "error" without settings)
-    say        called with a sentence for each answer that has been changed since it passed, and with sentences that say
-               whose answer is used for each exercise, if not all of them are in the library
 
-    Raises NotReady, which lists the answers that have to be written or mended first, and FileNotFoundError if the
-    folder doesn't exist. With missing="todo", at least one answer has to be in the library.
+    Prints which answers have been changed since they passed, and whose answer is used for each exercise, if not all of
+    them are in the library. Raises NotReady, which lists the answers that have to be written or mended first, and
+    FileNotFoundError if the folder doesn't exist. With missing="todo", at least one answer has to be in the library.
     """
     missing = missing or (settings.missing if settings else "error")
     course = _course_of(folder)
-    _check_unedited(course)
-    stored = library.load(course) if course.started else {}
+    place = course.folder / library.PACKAGE
+    if edited := [module.name for module in library.modules(course) if module.edited]:
+        raise NotReady(
+            f"{names(edited)} in {place} {'was' if len(edited) == 1 else 'were'} edited after the check. Make the "
+            "change in the notebook and check it there, or use train.py, which runs the package as it is."
+        )
+    stored = library.load(course)
     passages = {exercise: one.passage for exercise, one in stored.items()}
     dates = {exercise: one.passed for exercise, one in stored.items()}
+    chapters = {number: _Chapter(all_chapters(course)[number]) for number in chapters_of(needed(settings))}
     problems: dict[str, str] = {}
     whose, checked = {}, {}
-    for number in chapters_of(wanted := needed(settings)):
-        chapter = _Chapter(all_chapters(course)[number])
-        for exercise in (exercise for exercise in wanted if chapter_of(exercise) == number):
-            if exercise not in stored:
-                problems[exercise] = chapter.problem(exercise)
-                passages[exercise], dates[exercise] = chapter.solution(exercise), "never"
-            elif chapter.has_changed(exercise, passages[exercise]):
-                say(f"You changed {exercise} after it passed on {dates[exercise]}. The version that passed is used.")
-            copied = exercise in problems or passages[exercise] == chapter.solution(exercise)
-            whose[exercise] = COURSES if copied else MINE
+    for exercise in needed(settings):
+        chapter = chapters[chapter_of(exercise)]
+        solution = chapter.solution(exercise)
+        if exercise not in stored:
+            problems[exercise] = chapter.problem(exercise)
+            passages[exercise], dates[exercise] = solution, "never"
+            checked[exercise] = f"{INSTEAD} {problems[exercise]}"
+        else:
             checked[exercise] = f"passed on {dates[exercise]}"
-            if exercise in problems:
-                checked[exercise] = f"{INSTEAD} {problems[exercise]}"
+            if chapter.has_changed(exercise, passages[exercise]):
+                print(f"You changed {exercise} after it passed on {dates[exercise]}. The version that passed is used.")
+        whose[exercise] = COURSES if passages[exercise] == solution else MINE
     failing = {exercise: problem for exercise, problem in problems.items() if problem != TO_DO}
-    refused = {"error": problems, "todo": failing or (problems if len(problems) == len(wanted) else {}), "tplab": {}}
-    if refused[missing]:
-        raise NotReady(_list_of(refused[missing], course))
+    refused = {"error": problems, "todo": failing or (problems if len(problems) == len(whose) else {}), "tplab": {}}
+    if listed := refused[missing]:
+        lines = [f"  {number:<5} {chapters[chapter_of(number)].titles[number]}: {listed[number]}" for number in listed]
+        raise NotReady(
+            f"The model needs these exercises, but your library ({place}) doesn't have them yet:\n"
+            + "\n".join(lines)
+            + f"\nSolve them and run `tplab check {' '.join(map(str, chapters_of(listed)))}`, which adds every answer "
+            "that passes to your library. Until then, `--missing tplab` uses the course's solutions for them, and "
+            "`--layers tplab` only uses tplab's layers."
+        )
     if problems:
-        say(whose_is_what(whose, checked))
-    return Answers(str(course.folder), library_files(course, passages, dates), whose, checked)
+        print(whose_is_what(whose, checked))
+    files = library_files(course, passages, dates)
+    code = {
+        exercise: {(str(library.path_of(course, exercise)), name) for name in passages[exercise].names}
+        for exercise in whose
+    }
+    return Answers(str(course.folder), files, code, whose, checked)
 
 
 def whose_is_what(whose: Mapping[str, str], checked: Mapping[str, str]) -> str:
@@ -131,12 +142,13 @@ class _Chapter:
     """A chapter's reference notebook, and the learner's, if it can be read."""
 
     def __init__(self, files: ChapterFiles) -> None:
-        self.reference, self.learner, self.unreadable = read_notebook(files.reference), list[Cell](), ""
+        self.reference, learner, self.unreadable = read_notebook(files.reference), list[Cell](), ""
         try:
-            self.learner = read_notebook(files.learner)
+            learner = read_notebook(files.learner)
         except Unreadable as error:
             self.unreadable = str(error)
-        self.merged = merge(self.reference, self.learner)
+        self.merged = merge(self.reference, learner)
+        self.titles = exercises_of(self.reference)
 
     def solution(self, exercise: str) -> Passage:
         return extract(exercise, select(merge(self.reference, self.reference), [exercise], whole=False))
@@ -151,7 +163,7 @@ class _Chapter:
             return True
 
     def problem(self, exercise: str) -> str:
-        """Return why an answer isn't in the library: "is still to do"."""
+        """Return why an answer isn't in the library: "isn't written yet"."""
         if self.unreadable:
             return f"can't be read. {self.unreadable}"
         if exercise in self.merged.missing:
@@ -174,34 +186,3 @@ def _course_of(folder: str | Path) -> Course:
             executed = course.material / "solutions"  # the course's own notebooks have no library
             return Course(course.material, executed) if found == executed.resolve() else course
     raise FileNotFoundError(f"there's no folder {folder} with your notebooks. Use --chapters to say where they are")
-
-
-def _check_unedited(course: Course) -> None:
-    """Raise NotReady if files of the library were edited by hand, because what is in them was never checked."""
-    edited = [module.name for module in library.modules(course) if module.edited] if course.started else []
-    if edited:
-        were = "was" if len(edited) == 1 else "were"
-        raise NotReady(
-            f"{names(edited)} in {course.folder / library.PACKAGE} {were} edited after the check. Make the change in "
-            "the notebook and check it there, or use train.py, which runs the package as it is."
-        )
-
-
-def _list_of(problems: dict[str, str], course: Course) -> str:
-    titles: dict[str, str] = {}
-    for number in chapters_of(problems):
-        titles |= exercises_of(read_notebook(all_chapters(course)[number].reference))
-    lines = [f"  {exercise:<5} {titles.get(exercise, '')}: {problem}" for exercise, problem in problems.items()]
-    numbers = " ".join(map(str, chapters_of(problems)))
-    place = course.folder / library.PACKAGE
-    return (
-        f"The model needs these exercises, but your library ({place}) doesn't have them yet:\n"
-        + "\n".join(lines)
-        + f"\nSolve them and run `tplab check {numbers}`, which adds every answer that passes to your library. Until "
-        "then, `--missing tplab` uses the course's solutions for them, and `--layers tplab` only uses tplab's layers."
-    )
-
-
-def file_of(exercise: str) -> str:
-    """Return the file of the package that has the answer to an exercise."""
-    return module_name(chapter_of(exercise))

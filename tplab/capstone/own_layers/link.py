@@ -1,4 +1,4 @@
-"""Tables that say which exercises a GPT is built from, and what is whose in it. Nothing is run here.
+"""Which exercises a GPT is built from, and what is whose in it. Nothing is run here.
 
     3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.1 layer  ->  10.2 GPT
                                               ->  6.2 attention  ->
@@ -12,35 +12,9 @@ model. The loss keeps g, because it sums values of all tokens.
 from collections.abc import Collection, Mapping
 
 from tplab.capstone.settings.settings import Settings
+from tplab.course.notebooks.numbering import place
 
-F, G = "copy_to_region", "reduce_from_region"
 NOT_CALLED = "not called"
-
-# exercise -> the names that its answer defines
-ANSWERS: dict[str, tuple[str, ...]] = {
-    "3.2": ("CopyToRegion",),
-    "3.3": ("ReduceFromRegion",),
-    "4.1": ("ColumnParallelLinear",),
-    "4.2": ("RowParallelLinear",),
-    "5.2": ("ParallelMLP",),
-    "6.1": ("split_heads", "attend", "merge_heads"),
-    "6.2": ("ParallelAttention",),
-    "7.1": ("pad_vocab_size", "vocab_range"),
-    "7.2": ("parallel_lookup",),
-    "7.3": ("VocabParallelEmbedding",),
-    "7.4": ("parallel_logits",),
-    "8.1": ("vocab_max",),
-    "8.2": ("vocab_logsumexp",),
-    "8.3": ("target_logit",),
-    "8.4": ("VocabParallelCrossEntropy",),
-    "8.5": ("vocab_parallel_loss",),
-    "10.1": ("ParallelTransformerLayer",),
-    "10.2": ("ParallelGPT",),
-    "11.3": ("LinearAsync",),
-    "12.1": ("GatherFromSequence", "ReduceScatterToSequence"),
-    "12.3": ("allreduce_sequence_gradients",),
-    "14.4": ("gradient_norm",),
-}
 
 
 def whole_world(settings: Settings) -> bool:
@@ -55,18 +29,9 @@ def is_async(settings: Settings) -> bool:
 
 def needed(settings: Settings | None = None) -> list[str]:
     """Return the exercises whose answers a model with these settings is built from (None: with any settings)."""
-    if settings is None:
-        return list(ANSWERS)
-    leave = set()
-    if not whole_world(settings):
-        leave |= {"3.2", "3.3", "12.1"}
-    if settings.sequence_parallel:
-        leave |= {"3.2"}
-    else:
-        leave |= {"12.1", "12.3"}
-    if not is_async(settings):
-        leave |= {"11.3"}
-    return [exercise for exercise in ANSWERS if exercise not in leave]
+    parts = _parts(settings or Settings())
+    sources = [source for has_it, _, source, _ in parts if has_it or settings is None]
+    return sorted({exercise for source in sources if isinstance(source, list) for exercise in source}, key=place)
 
 
 def check_answers(whose: Mapping[str, str], settings: Settings) -> None:
@@ -81,57 +46,58 @@ def check_answers(whose: Mapping[str, str], settings: Settings) -> None:
 def used(whose: Mapping[str, str], settings: Settings, idle: Collection[str] = frozenset()) -> list[dict[str, str]]:
     """Return the origin of a model's parts as rows of "what", "whose", "source", "why". `idle`: see `TrainingHooks`."""
     check_answers(whose, settings)
+    rows = []
+    for has_it, what, source, why in _parts(settings):
+        if not has_it:
+            continue
+        if isinstance(source, list):
+            owners = sorted({NOT_CALLED if exercise in idle else whose[exercise] for exercise in source})
+            owner = owners[0] if len(owners) == 1 else f"partly {' and partly '.join(owners)}"
+            why = why or ("the other answers don't call it" if owners == [NOT_CALLED] else "")
+            source = f"exercise {source[0]}" if len(source) == 1 else f"exercises {source[0]} to {source[-1]}"
+        else:
+            owner = "tplab" if source else "left out"
+        rows.append({"what": what, "whose": owner, "source": source, "why": why})
+    return rows
+
+
+def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
+    """Return rows of whether the model has a part, what it is, its exercises or its module of tplab, and why."""
     world, cut, overlap = whole_world(settings), settings.sequence_parallel, is_async(settings)
     groups = f"the answer works on all ranks, but here each of dp={settings.dp} groups of {settings.tp} has a model"
     matmul = "uses the matmul of 11.3" if overlap else ""
     adds = "adds up values of all tokens, which are the same on every rank"
-    rows = [  # whether the model has the part, what it is, its source, and why
-        (world and not cut, "f", "3.2", "11.3 does its all-reduce in some of the matmuls" if overlap else ""),
-        (world and not cut, "g", "3.3", ""),
+    return [
+        (world and not cut, "f", ["3.2"], "11.3 does its all-reduce in some of the matmuls" if overlap else ""),
+        (world and not cut, "g", ["3.3"], ""),
         (not world and not cut, "f and g", "tplab.tensor.mappings", groups),
-        (world and cut, "all-gather instead of f, reduce-scatter instead of g", "12.1", ""),
-        (world and cut, "g in the loss", "3.3", adds),
+        (world and cut, "all-gather instead of f, reduce-scatter instead of g", ["12.1"], ""),
+        (world and cut, "g in the loss", ["3.3"], adds),
         (not world and cut, "all-gather and reduce-scatter instead of f and g", "tplab.sequence.regions", groups),
         (not world and cut, "g in the loss", "tplab.tensor.mappings", groups),
-        (True, "column-parallel layer", "4.1", matmul),
-        (True, "row-parallel layer", "4.2", ""),
-        (overlap, "matmul that overlaps with the all-reduce of dx", "11.3", ""),
+        (True, "column-parallel layer", ["4.1"], matmul),
+        (True, "row-parallel layer", ["4.2"], ""),
+        (overlap, "matmul that overlaps with the all-reduce of dx", ["11.3"], ""),
         (
             settings.async_grad_allreduce and not overlap, "overlap in backward", "",
             "11.3 all-reduces dx, but sequence parallelism needs a reduce-scatter",
         ),
-        (True, "MLP", "5.2", "10.1 wants the last bias separately"),
-        (True, "heads and scores", "6.1", ""),
-        (True, "attention", "6.2", "the same as for the MLP"),
-        (True, "vocabulary range of a rank", "7.1", ""),
-        (True, "lookup", "7.2", ""),
-        (True, "embedding", "7.3", ""),
-        (True, "logits", "7.4", matmul),
-        (True, "maximum, log-sum-exp and target of the loss", "8.1 8.2 8.3 8.4", ""),
-        (True, "loss", "8.5", "gets float32 logits in bfloat16" if settings.precision == "bfloat16" else ""),
-        (True, "layer", "10.1", ""),
-        (True, "GPT", "10.2", ""),
-        (cut, "sum of the gradients of norms, biases and positions", "12.3", ""),
+        (True, "MLP", ["5.2"], "10.1 wants the last bias separately"),
+        (True, "heads and scores", ["6.1"], ""),
+        (True, "attention", ["6.2"], "the same as for the MLP"),
+        (True, "vocabulary range of a rank", ["7.1"], ""),
+        (True, "lookup", ["7.2"], ""),
+        (True, "embedding", ["7.3"], ""),
+        (True, "logits", ["7.4"], matmul),
+        (True, "maximum, log-sum-exp and target of the loss", ["8.1", "8.2", "8.3", "8.4"], ""),
+        (True, "loss", ["8.5"], "gets float32 logits in bfloat16" if settings.precision == "bfloat16" else ""),
+        (True, "layer", ["10.1"], ""),
+        (True, "GPT", ["10.2"], ""),
+        (cut, "sum of the gradients of norms, biases and positions", ["12.3"], ""),
         (cut, "positions of a rank's tokens", "tplab.tensor.sharding", "10.2 would add the positions of all tokens"),
-        (True, "gradient norm", "14.4", ""),
+        (True, "gradient norm", ["14.4"], ""),
         (True, "initial weights", settings.start_from or "tplab.gpt.model", "the same for all kinds of layers"),
         (True, "average over replicas", "tplab.data.data_parallel", "14.1 averages after every backward pass"),
         (True, "generation", "tplab.gpt.generation", "draws tokens at random; 10.4 takes the most likely one"),
         (True, "checkpoints", "tplab.checkpoint.sharded", "work on any number of ranks, and include the optimizer"),
     ]  # fmt: skip
-    return [_row(what, source, why, whose, idle) for wanted, what, source, why in rows if wanted]
-
-
-def _row(what: str, source: str, why: str, whose: Mapping[str, str], idle: Collection[str]) -> dict[str, str]:
-    """Return the row of a part that comes from exercises, such as "8.1 8.2", from a module of tplab, or from none."""
-    exercises = source.split() or [""]
-    first, last = exercises[0], exercises[-1]
-    if first not in ANSWERS:
-        return {"what": what, "whose": "tplab" if source else "left out", "source": source, "why": why}
-    owners = sorted({NOT_CALLED if exercise in idle else whose[exercise] for exercise in exercises})
-    return {
-        "what": what,
-        "whose": owners[0] if len(owners) == 1 else f"partly {' and partly '.join(owners)}",
-        "source": f"exercise {first}" if first == last else f"exercises {first} to {last}",
-        "why": why or ("the other answers don't call it" if owners == [NOT_CALLED] else ""),
-    }

@@ -6,8 +6,7 @@ answer separately, but here, some of the names that the answers use are rebound.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -17,9 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.model.training_hooks import copy_shards
-from tplab.capstone.own_layers.adapt import ROWS, Parts, gpt_of
 from tplab.capstone.settings.settings import Settings
-from tplab.collectives.by_hand import rank_and_size
 from tplab.data.grad_norm import grad_norm
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
@@ -34,26 +31,14 @@ NAMES = (
 )
 IN_BFLOAT16 = 0.05  # relative to the loss
 TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type associated with device type")
+Build = Callable[[GPTConfig, Device, torch.dtype | None], Any]
 
 
-def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> set[tuple[str, str]]:
+def try_out(build: Build, settings: Settings, mesh: DeviceMesh, device: Device) -> set[tuple[str, str]]:
     """Train a small model for one step and return what ran, as pairs of a file and a function or class in it.
 
     Raises ValueError, with the same message on all ranks, naming what differs most from tplab's model.
     """
-    with _what_runs() as ran:
-        try:
-            _try_out(parts, settings, mesh, device)
-        except (RuntimeError, ValueError) as error:
-            if any(words in str(error) for words in TWO_DEVICES):
-                error.add_note("Maybe your cell creates a tensor without device=, so that it's on the CPU.")
-            raise
-    return ran
-
-
-@contextmanager
-def _what_runs() -> Iterator[set[tuple[str, str]]]:
-    """Collect the functions that this thread calls, and the classes whose methods it calls, each with its file."""
     # On a GPU, backward runs in a different thread, but every answer is also called in forward
     ran: set[tuple[str, str]] = set()
 
@@ -64,30 +49,32 @@ def _what_runs() -> Iterator[set[tuple[str, str]]]:
     before = sys.getprofile()
     sys.setprofile(look)
     try:
-        yield ran
+        _take_a_step(build, settings, mesh, torch.device(device or own_device()))
+    except (RuntimeError, ValueError) as error:
+        if any(words in str(error) for words in TWO_DEVICES):
+            error.add_note("Maybe your cell creates a tensor without device=, so that it's on the CPU.")
+        raise
     finally:
         sys.setprofile(before)
+    return ran
 
 
-def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> None:
-    group = None if mesh is None else mesh.get_group("tp")
-    p = rank_and_size(group)[1]
-    place: dict[str, Any] = {"group": group, "device": device or own_device(), "dtype": torch.float64}
+def _take_a_step(build: Build, settings: Settings, mesh: DeviceMesh, device: torch.device) -> None:
+    group = mesh.get_group("tp")
+    p = group.size()
     config = GPTConfig(
-        num_layers=2, hidden_size=4 * p, num_heads=p, vocab_size=ROWS * p - 3, seq_length=2 * p, dropout=0.0
+        num_layers=2, hidden_size=4 * p, num_heads=p, vocab_size=128 * p - 3, seq_length=2 * p, dropout=0.0
     )
     draws = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        right: nn.Module = ParallelGPT(config, **{**place, "device": "cpu"}).to(place["device"])
-    theirs = gpt_of(parts, settings, config, **place)
-    own = dict(theirs.named_parameters())
+        right = ParallelGPT(config, group=group, device="cpu", dtype=torch.float64).to(device)
+    theirs = build(config, device, torch.float64)
     with torch.no_grad():
         for parameter in right.parameters():
             parameter.add_(torch.randn((), dtype=torch.float64, generator=draws).item() / 8)  # some of them start at 0
     copy_shards(right, theirs)
-    ids = torch.randint(config.vocab_size, (2, config.seq_length + 1), generator=draws)  # [b, s + 1]
-    ids = ids.to(place["device"])
+    ids = torch.randint(config.vocab_size, (2, config.seq_length + 1), generator=draws).to(device)  # [b, s + 1]
     loss = right(ids[:, :-1], ids[:, 1:])
     loss.backward()
     try:
@@ -97,9 +84,10 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
         if settings.sequence_parallel:
             raise ValueError(f"a small GPT with your layers fails: {error}. {NAMES}") from error
         raise
-    if settings.sequence_parallel:
-        parts.allreduce_sequence_gradients(theirs, group)
+    if theirs.hooks.finish_gradients:
+        theirs.hooks.finish_gradients()
 
+    own = dict(theirs.named_parameters())
     differences = {"the loss": _difference(their_loss.detach(), loss.detach())}
     for name, parameter in right.named_parameters():
         differences[f"the gradient of {name}"] = _difference(own[name].grad, parameter.grad)
@@ -109,21 +97,15 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
     if wrong:
         whole = {f"the gradient of {name}" for name, param in own.items() if not hasattr(param, "tensor_parallel")}
         raise ValueError(_message(wrong, settings, only_whole=wrong.keys() <= whole))
-    if mesh is not None:
-        _try_norm(parts, theirs, right, mesh)
-    if settings.precision == "bfloat16":
-        _try_bfloat16(gpt_of(parts, settings, config, **{**place, "dtype": torch.float32}), right, ids, loss.item())
 
-
-def _try_norm(parts: Parts, theirs: nn.Module, right: nn.Module, mesh: DeviceMesh) -> None:
-    """Check the answer to 14.4 on the gradients of the small model."""
-    found = float(parts.gradient_norm(list(theirs.parameters()), mesh.get_group("tp"), mesh.get_group("pp")))
-    wanted = grad_norm(right.parameters(), mesh).item()
-    if not abs(found - wanted) <= CLOSE * wanted:
+    norm, right_norm = theirs.hooks.norm(mesh).item(), grad_norm(right.parameters(), mesh).item()
+    if not abs(norm - right_norm) <= CLOSE * right_norm:
         raise ValueError(
-            f"for a small GPT, your gradient norm (14.4) is {found / wanted:.2f} times tplab's, {wanted:.6f}. Does it "
-            "count every parameter exactly once, and return the same value on every rank?"
+            f"for a small GPT, your gradient norm (14.4) is {norm / right_norm:.2f} times tplab's, {right_norm:.6f}. "
+            "Does it count every parameter exactly once, and return the same value on every rank?"
         )
+    if settings.precision == "bfloat16":
+        _try_bfloat16(build(config, device, torch.float32), right, ids, loss.item())
 
 
 def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: float) -> None:
@@ -152,14 +134,13 @@ def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
 
 def _message(wrong: dict[str, float], settings: Settings, only_whole: bool) -> str:
     name = "the loss" if "the loss" in wrong else max(wrong, key=lambda name: wrong[name])
-    told = (
-        f"a small GPT with your layers computes something different than tplab's. In relative terms, {name} differs by "
-    )
-    told += f"{wrong[name]:.1e}. "
-    if settings.sequence_parallel and only_whole:
-        return told + "Only norms, biases and positions are wrong, whose gradients 12.3 sums over the ranks' tokens."
-    if settings.sequence_parallel:
-        return told + NAMES
+    if not settings.sequence_parallel:
+        hint = "Do all of your exercises pass `tplab check`? You can train with tplab's layers by using --layers tplab."
+    elif only_whole:
+        hint = "Only norms, biases and positions are wrong, whose gradients 12.3 sums over the ranks' tokens."
+    else:
+        hint = NAMES
     return (
-        told + "Do all of your exercises pass `tplab check`? You can train with tplab's layers by using --layers tplab."
+        "a small GPT with your layers computes something different than tplab's. In relative terms, "
+        f"{name} differs by {wrong[name]:.1e}. {hint}"
     )
