@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 import tplab
 from tplab import RankError, launch
-from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import prepare
 from tplab.capstone.settings.presets import PRESETS

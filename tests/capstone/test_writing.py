@@ -79,7 +79,7 @@ def plain(settings: Settings, step: int, request: Request) -> list[int]:
 def asked(*args: Any, **options: Any) -> Request:
     """What `sample` asks the ranks to write."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "write", lambda request, show: request)
+        patch.setattr(writing, "_write", lambda request, *_: request)
         return sample(*args, **options)  # type: ignore[return-value]
 
 
@@ -148,7 +148,7 @@ def test_in_a_notebook_too(settings):
 
 @pytest.mark.slow
 def test_the_command_writes_to_stdout_also_under_torchrun(settings, texts, capsys):
-    flags = [settings.folder, "--prompt", PROMPT, "--tokens", "40", "--greedy", "--top-k", "0"]
+    flags = [settings.folder, "--prompt", PROMPT, "--tokens", "40", "--temperature", "0", "--top-k", "0"]
     assert main(["sample", *flags, "--tp", "2"]) == 0
     assert capsys.readouterr().out == texts[1][0]["greedy"] + "\n"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
@@ -170,7 +170,7 @@ def test_no_piece_ends_inside_a_character(monkeypatch):
     ids = tokenizer.encode(text).ids
     assert len(ids) == len(text.encode())
     broken = tokenizer.encode("東").ids[:2]
-    request = Request(None, 1, Path(), tokenizer.to_str(), ids[:4], 0, 300, 1, 0.0, None, 0)  # type: ignore[arg-type]
+    request = Request(None, Path(), tokenizer, ids[:4], 0, 300, 1, 0.0, None, 0)  # type: ignore[arg-type]
     monkeypatch.setattr(writing, "_new_ids", lambda *_: [*ids[4:], *broken, *tokenizer.encode("x").ids, *broken])
     pieces = list(writing._pieces(None, request, None))  # type: ignore[arg-type]
     assert "".join(pieces) == text + "\ufffdx", "what never becomes a character is one sign, and half of one is none"

@@ -11,8 +11,6 @@ watching      a live view of a run, in a terminal or a notebook
 writing       text that the model of a run writes, `sample(folder, prompt)`
 study         measurements with different numbers of ranks and different layers
 report        a one-page report on the run and the study
-progress      how far a slow piece of work is, in a terminal or a notebook
-words         numbers and lists as text
 command       training runs from a terminal (`python -m tplab.capstone`)
 """
 

@@ -1,10 +1,38 @@
-"""Training runs from a shell, on ranks that this process starts or that torchrun has started."""
+"""Train a GPT on this machine's GPUs, or on its CPU, with tensor, pipeline and data parallelism.
 
+    python -m tplab.capstone --preset laptop
+    python -m tplab.capstone --preset llama --tp 1 --pp 2
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 2 --pp 2 --dp 2 --zero 1
+
+Without torchrun, the command starts tp · pp · dp processes itself. For several machines, see
+tplab/capstone/capstone.slurm. To stop a run, press Ctrl-C, send SIGTERM, or `touch FOLDER/stop`. It then saves a
+checkpoint. Run the same command again to resume from the newest checkpoint.
+
+If a rank fails, torchrun ends all of them. With --max-restarts 3, it restarts them up to three times, and they resume
+from the newest checkpoint.
+
+Without --preset and --config, the settings are those of the run in --folder, if there is one. Otherwise, a preset is
+chosen to fit this machine.
+
+The exit code is 0 if the run is finished or was stopped on request after saving a checkpoint, 1 if it failed, and 2 if
+the command can't be carried out.
+
+other commands:
+    python -m tplab.capstone sample FOLDER     generate text with the newest checkpoint of a run
+    python -m tplab.capstone report FOLDER     write a report about a run
+    python -m tplab.capstone study [flags]     take the additional measurements that a report needs
+"""
+
+import argparse
 import os
+import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +40,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from tplab.capstone.settings.io import read_settings, settings_of
+from tplab.capstone.data.prepare import prepare
+from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.settings.io import add_arguments, read_settings, settings_of
 from tplab.capstone.settings.presets import preset_for
 from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, locked, set_aside
 from tplab.capstone.settings.settings import Settings
@@ -25,31 +55,72 @@ from tplab.checkpoint.files import gathered
 from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for
 
-WAYS_TO_END = {
+_OTHERS = {
+    "sample": "tplab.capstone.writing", "report": "tplab.capstone.report", "study": "tplab.capstone.study.run",
+}  # fmt: skip
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_WAYS_TO_END = {
     "done": "All {step} steps are done.",
     "stop_after": "Stopped after step {step}. Run the same command without --stop-after to continue.",
     "SIGTERM": "Stopped and saved a checkpoint after step {step}. Run the same command again to continue.",
 }
 
 
-_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the given command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments.pop(0) if arguments[:1] and arguments[0] in _OTHERS else ""
+    try:
+        if name:  # imported here because training doesn't need it
+            return import_module(_OTHERS[name]).main(arguments)
+        given = vars(parser().parse_args(arguments))
+        fresh = given.pop("fresh", False)
+        return carry_out(settings_from(given), fresh=fresh)
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one may be misconfigured
+            where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
+            print(f"python -m tplab.capstone{name and ' ' + name}{where}: {error}", file=sys.stderr)
+        return 2
+    except RankError as error:
+        diverged = error.cause_type == "FloatingPointError"  # what to do matters then, and not the line of code
+        print(error.cause_message if diverged else error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        said = "" if name == "sample" else "Ended without saving. The same command resumes from the newest checkpoint."
+        print(said, file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """Create the argument parser for a training run."""
+    made = argparse.ArgumentParser(
+        prog="python -m tplab.capstone",
+        usage="python -m tplab.capstone [--preset NAME] [--config FILE] [flags]",
+        description=__doc__,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=34, width=110),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    add_arguments(made)
+    made.add_argument(
+        "--fresh", action="store_true", help="start over, and move the previous run in this folder to before-1/"
+    )
+    return made
 
 
 def settings_from(given: Mapping[str, Any]) -> Settings:
     """Build the settings from flags and a base: a preset, a file, the folder's run, or else a preset that fits."""
-    base = None
-    if "preset" not in given and "config" not in given:
-        there = Path(str(given["folder"]), SETTINGS) if "folder" in given else None
-        if there is not None and there.exists():
-            base = replace(read_settings(there), stop_after=None)
-        else:
-            gpus = torch.cuda.device_count()
-            gpu = torch.cuda.get_device_name(0) if gpus else None
-            if torchrun.is_active():  # on one or more machines
-                ranks = int(os.environ["WORLD_SIZE"])
-                gpus *= ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-            base = preset_for(gpu, *(given.get(name) for name in ("tp", "dp", "pp")), gpus=gpus)
-    return settings_of(dict(given), base)
+    if "preset" in given or "config" in given:
+        return settings_of(given)
+    there = Path(given["folder"], SETTINGS) if "folder" in given else None
+    if there is not None and there.exists():
+        return settings_of(given, replace(read_settings(there), stop_after=None))
+    gpus = torch.cuda.device_count()
+    gpu = torch.cuda.get_device_name(0) if gpus else None
+    if torchrun.is_active():  # on one or more machines
+        ranks = int(os.environ["WORLD_SIZE"])
+        gpus *= ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return settings_of(given, preset_for(gpu, *(given.get(name) for name in ("tp", "dp", "pp")), gpus=gpus))
 
 
 def carry_out(settings: Settings, *, fresh: bool = False) -> int:
@@ -92,8 +163,7 @@ def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
 
 
 def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
-    from tplab.capstone.data.prepare import prepare
-    from tplab.capstone.watching.panel import panel
+    from tplab.capstone.watching.panel import panel  # imports Matplotlib, which torchrun's ranks don't need
 
     folder = Path(settings.folder)
     with locked(folder):
@@ -104,16 +174,8 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
     print(prepare(settings))
     tell = None if sys.stderr.isatty() else ConsoleLog(settings.last_step)
     with hand_on(folder), panel(settings):
-        try:
-            backend = backend_for(settings.ranks)
-            outcome = launch(train, settings.ranks, args=(settings, answers, tell), backend=backend, timeout=None)[0]
-        except RankError as error:
-            diverged = error.cause_type == "FloatingPointError"  # what to do matters then, and not the line of code
-            print(error.cause_message if diverged else error, file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("Ended without saving. The same command resumes from the newest checkpoint.", file=sys.stderr)
-            return 130
+        backend = backend_for(settings.ranks)
+        outcome = launch(train, settings.ranks, args=(settings, answers, tell), backend=backend, timeout=None)[0]
     if tell is None and (samples := steps_of(read_log(folder), "sample")):
         print(shown(samples[-1]))
     print(_summary(outcome))
@@ -121,13 +183,9 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
 
 
 def _answers(settings: Settings) -> Any:
-    if settings.layers != "mine":
-        return None
-    from tplab.capstone.own_layers.find import find_answers
-
-    return find_answers(settings.chapters, settings)
+    return find_answers(settings.chapters, settings) if settings.layers == "mine" else None
 
 
 def _summary(outcome: Outcome) -> str:
-    how = WAYS_TO_END[outcome.stopped].format(step=outcome.step)
+    how = _WAYS_TO_END[outcome.stopped].format(step=outcome.step)
     return f"{how} To write the report: python -m tplab.capstone report {outcome.folder}"

@@ -1,4 +1,4 @@
-"""Say how far a slow piece of work is, which a thread repeats while the work itself may be silent.
+"""Show how far a slow piece of work is, from a thread that goes on while the work itself may be silent.
 
     with progress() as show:
         show("reading the text")
@@ -34,31 +34,27 @@ def bar(share: float, width: int = 12) -> str:
 def progress() -> Iterator[Show]:
     """Context manager that yields `show(what, share=None)`, where `share` is the part of the work that is done."""
     where, line, widget = place(), LastLine(), Widget()
-    began, over = time.monotonic(), threading.Event()
-    state: list[tuple[str, float | None]] = [("", None)]
+    began, over, said = time.monotonic(), threading.Event(), ""
 
-    def text() -> str:
-        what, share = state[0]
-        done = "" if share is None else f" {bar(share)} {share:.0%}"
-        return f"{what}{done}  {duration(round(time.monotonic() - began))}"
+    def show(what: str, share: float | None = None) -> None:
+        nonlocal said
+        said = what if share is None else f"{what} {bar(share)} {share:.0%}"
 
     def draw() -> None:
+        text = f"{said}  {duration(round(time.monotonic() - began))}"
         if where == "terminal":
-            line.show(lambda width: text()[:width])
+            line.show(lambda width: text[:width])
         elif where == "page":
-            widget.show(f"<pre>{escape(text())}</pre>")
+            widget.show(f"<pre>{escape(text)}</pre>")
         else:
-            print(text(), file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     def keep_on() -> None:
-        wait = SELDOM if where == "nowhere" else SHOWN_AFTER
+        wait, next_wait = (SELDOM, SELDOM) if where == "nowhere" else (SHOWN_AFTER, OFTEN)
         with suppress(Exception):  # the work goes on, even if nobody can see it
             while not over.wait(wait):
                 draw()
-                wait = SELDOM if where == "nowhere" else OFTEN
-
-    def show(what: str, share: float | None = None) -> None:
-        state[0] = what, share
+                wait = next_wait
 
     thread = threading.Thread(target=keep_on, daemon=True)
     thread.start()

@@ -12,11 +12,11 @@ even if a token does, because `DecodeStream` holds its bytes back until the rest
 import argparse
 import codecs
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from math import isfinite
 from pathlib import Path
 
@@ -25,10 +25,11 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.checkpoints.manifest import check_files, read_manifest
 from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
-from tplab.capstone.settings.run_folder import SETTINGS, checkpoints_of
+from tplab.capstone.settings.run_folder import SETTINGS
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings
 from tplab.capstone.training.evaluation import TEMPERATURE, TOP_K
 from tplab.capstone.training.step import lower_precision
@@ -36,34 +37,35 @@ from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.generation import stream
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import check_tensor_parallel
-from tplab.runtime import RankError, device, launch, torchrun
+from tplab.runtime import device, launch, torchrun
 from tplab.runtime.devices import backend_for
 from tplab.runtime.liveview import LiveView, Now, shown_by
 
-TOKENS = 200
-show_piece = partial(print, end="", flush=True)
+_show_piece = partial(print, end="", flush=True)
+_FLAGS: dict[str, tuple[type, str]] = {  # the arguments of `sample`
+    "prompt": (str, "text to continue"),
+    "tokens": (int, "number of new tokens"),
+    "tp": (int, "number of ranks that share the model (default: as in the run)"),
+    "step": (int, "use the checkpoint of this step (default: the newest)"),
+    "temperature": (float, "larger values make unlikely tokens more frequent, and 0 takes the most likely one"),
+    "top_k": (int, "draw from the N most likely tokens (0: from all)"),
+    "seed": (int, "random seed, because the same seed gives the same text"),
+}
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `sample`, checked, and what they mean.
-
-    checkpoint, tokenizer    the folder of the checkpoint; the tokenizer as JSON
-    ids, end                 the prompt's tokens, and the token that ends the text
-    vocab_size               number of tokens that the tokenizer knows, which may be fewer than the model's
-    top_k                    None: all
-    """
+    """What `sample` asks the ranks to write."""
 
     settings: Settings
-    tp: int
     checkpoint: Path
-    tokenizer: str
-    ids: list[int]
-    end: int
-    vocab_size: int
+    tokenizer: Tokenizer
+    ids: list[int]  # the prompt's tokens
+    end: int  # the token that ends the text
+    vocab_size: int  # number of tokens that the tokenizer knows, which may be fewer than the model's
     tokens: int
     temperature: float
-    top_k: int | None
+    top_k: int | None  # None: all
     seed: int
 
 
@@ -71,13 +73,13 @@ def sample(
     folder: str | Path,
     prompt: str = "def ",
     *,
-    tokens: int = TOKENS,
+    tokens: int = 200,
     tp: int | None = None,
     step: int | None = None,
     temperature: float = TEMPERATURE,
     top_k: int = TOP_K,
     seed: int = 0,
-    show: Callable[[str], object] = show_piece,
+    show: Callable[[str], object] = _show_piece,
 ) -> str:
     """Continue the prompt with the model of the run in `folder`. Shows the text while it is written, and returns it.
 
@@ -119,19 +121,18 @@ def sample(
             "shorter prompt"
         )
     request = Request(
-        settings, tp, checkpoint, files.tokenizer.to_str(), ids, files.end_of_text, files.vocab_size, tokens,
-        temperature, top_k or None, seed,
+        settings, checkpoint, files.tokenizer, ids, files.end_of_text, files.vocab_size, tokens, temperature,
+        top_k or None, seed,
     )  # fmt: skip
-    return write(request, show)
+    return _write(request, tp, show)
 
 
-def write(request: Request, show: Callable[[str], object] = show_piece) -> str:
-    """Write the text on `request.tp` ranks, showing each piece, and return it."""
+def _write(request: Request, tp: int, show: Callable[[str], object]) -> str:
     if torchrun.is_active():
-        return launch(_on_a_rank, request.tp, args=(request, show), timeout=None)[0]
+        return launch(_on_a_rank, tp, args=(request, show), timeout=None)[0]
     with tempfile.NamedTemporaryFile(prefix="tplab-") as file, shown_by(partial(_Follow, file.name, show)):
-        where, backend = partial(_append, file.name), backend_for(request.tp)
-        return launch(_on_a_rank, request.tp, args=(request, where), backend=backend, timeout=None)[0]
+        append = partial(_append, file.name)
+        return launch(_on_a_rank, tp, args=(request, append), backend=backend_for(tp), timeout=None)[0]
 
 
 class _Follow(LiveView):
@@ -150,8 +151,7 @@ class _Follow(LiveView):
         if text := self._decoder.decode(data):
             self._show(text)
 
-    def close(self) -> None:
-        self.refresh()
+    close = refresh
 
 
 def _append(path: str, text: str) -> None:
@@ -160,7 +160,6 @@ def _append(path: str, text: str) -> None:
 
 
 def _on_a_rank(request: Request, show: Callable[[str], object]) -> str:
-    """Load this rank's shards and write the text. The first rank shows it."""
     settings, place = request.settings, device()
     dtype = torch.float64 if settings.precision == "float64" else torch.float32
     model = ParallelGPT(settings.model, device="meta", dtype=dtype).to_empty(device=place)
@@ -176,10 +175,10 @@ def _on_a_rank(request: Request, show: Callable[[str], object]) -> str:
 
 def _pieces(model: ParallelGPT, request: Request, place: torch.device) -> Iterator[str]:
     """Yield the prompt and then what the model adds, in pieces that end between two characters."""
-    tokenizer, decoding = Tokenizer.from_str(request.tokenizer), DecodeStream(skip_special_tokens=True)
+    decoding = DecodeStream(skip_special_tokens=True)
     for ids in (request.ids, _new_ids(model, request, place)):
         for number in ids:
-            if piece := decoding.step(tokenizer, number):
+            if piece := decoding.step(request.tokenizer, number):
                 yield piece
 
 
@@ -204,7 +203,7 @@ def _new_ids(model: ParallelGPT, request: Request, place: torch.device) -> Itera
 
 def _checkpoint_of(folder: Path, step: int | None) -> Path:
     """Return the path of a checkpoint, the newest by default. Raises an error if its files aren't those written."""
-    folders = checkpoints_of(folder)
+    folders = StepFolders(folder / "checkpoints")
     steps = folders.steps()
     if not steps:
         raise FileNotFoundError(
@@ -226,44 +225,14 @@ def main(argv: Sequence[str]) -> int:
         description="Generate text with the newest checkpoint of a run.",
     )  # fmt: skip
     parser.add_argument("folder", type=Path, help="folder of the run, such as runs/laptop")
-    parser.add_argument("--prompt", default="def ", help="text to continue (default: %(default)r)")
-    parser.add_argument(
-        "--tokens", type=int, default=TOKENS, metavar="N", help="number of new tokens (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--tp", type=int, metavar="N", help="number of ranks that share the model (default: as in the run)"
-    )
-    parser.add_argument("--step", type=int, metavar="N", help="use the checkpoint of this step (default: the newest)")
-    parser.add_argument(
-        "--temperature", type=float, default=TEMPERATURE, metavar="X",
-        help="larger values make unlikely tokens more frequent, and 0 takes the most likely one (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--greedy", action="store_const", const=0.0, dest="temperature", help="the same as --temperature 0"
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        default=TOP_K,
-        metavar="N",
-        help="draw from the N most likely tokens (0: from all; default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="random seed, because the same seed gives the same text (default: 0)",
-    )
-    given = vars(parser.parse_args(argv))
-    try:
-        sample(**given)
-    except RankError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print()
-        return 130
+    for name, (kind, text) in _FLAGS.items():
+        default = signature(sample).parameters[name].default
+        parser.add_argument(
+            "--" + name.replace("_", "-"), type=kind, default=default,
+            metavar={int: "N", float: "X", str: "TEXT"}[kind],
+            help=text if default is None else f"{text} (default: {default!r})",
+        )  # fmt: skip
+    sample(**vars(parser.parse_args(argv)))
     if os.environ.get("RANK", "0") == "0":
         print()
     return 0

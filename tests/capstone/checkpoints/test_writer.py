@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.capstone.small_training import CONFIG, build, learn, train
 from tplab import RankError, launch
-from tplab.capstone.checkpoints import checkpoint_folders as step_folders
+from tplab.capstone.checkpoints import folders as step_folders
 from tplab.capstone.checkpoints import writer as module
 from tplab.capstone.checkpoints.manifest import (
     DamagedCheckpointError,
@@ -356,6 +356,7 @@ def test_a_pickle_runs_nothing_even_with_the_right_checksums(folder, tmp_path):
     metadata.planner_data["model.table.weight"] = Evil(tmp_path / "mark")
     (newest / ".metadata").write_bytes(pickle.dumps(metadata))
     manifest = read_manifest(newest)
+    (newest / "manifest.json").unlink()
     write_manifest(newest, {"step": 2}, {**manifest["files"], ".metadata": file_sum(newest / ".metadata")})
     assert "which no checkpoint needs" in refused(folder, 2, ValueError)
     assert not (tmp_path / "mark").exists()

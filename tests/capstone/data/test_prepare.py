@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from tplab import RankError, launch
 from tplab.capstone import Settings
-from tplab.capstone.checkpoints import atomic_folders as folders
+from tplab.capstone.checkpoints import folders
 from tplab.capstone.data import prepare as tokens
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.corpus import Document
@@ -310,7 +310,7 @@ def test_machines_with_different_text_are_told_apart(settings: Settings, tmp_pat
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from tplab.capstone.checkpoints import atomic_folders as folders
+from tplab.capstone.checkpoints import folders
 from tplab.capstone.data import prepare as tokens
 from tplab.capstone.settings.io import read_settings
 folders.sync_folder = lambda folder: (print("all but renamed", flush=True), time.sleep(600))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tplab.capstone import command
-from tplab.capstone.__main__ import parser
+from tplab.capstone.command import parser
 from tplab.capstone.settings.io import add_arguments, from_values, read_settings, settings_of
 from tplab.capstone.settings.presets import PRESETS, preset_for
-from tplab.capstone.settings.settings import GROUPS, OF_THE_LAYOUT, Settings, changed, retuned
+from tplab.capstone.settings.settings import GROUPS, OF_THE_LAYOUT, RETUNED, Settings, changed
 from tplab.capstone.training.ranks import check_started, join
 
 
@@ -197,7 +197,7 @@ def test_how_a_run_is_laid_out_may_change():
         "layers", "async_grad_allreduce", "shared_memory", "recompute", "compile",
     }  # fmt: skip
     tuned = replace(before, learning_rate=1e-2, precision="bfloat16", keep=1)
-    assert retuned(tuned, before) == {"learning_rate": (1e-3, 1e-2), "precision": ("float32", "bfloat16")}
+    assert changed(tuned, before, RETUNED) == {"learning_rate": (1e-3, 1e-2), "precision": ("float32", "bfloat16")}
     assert changed(tuned, before) == {}
     other = replace(before, num_layers=2, gated=True, seed=1, precision="float64")
     assert set(changed(other, before)) == {"num_layers", "gated", "seed", "precision"}

@@ -9,7 +9,7 @@ import pytest
 from tests.capstone.made_up import MEASURED, write_run
 from tests.capstone.small import LLAMA
 from tplab import launch
-from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.planning.predictions import calibrated_step, machine_of, predicted_memory, predicted_step, slower
 from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.report import compose

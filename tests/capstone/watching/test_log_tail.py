@@ -8,7 +8,7 @@ import pytest
 
 from tests.capstone.made_up import Log, step_row
 from tplab.capstone.watching.log_tail import LogTail, RunStatus, thinned
-from tplab.capstone.watching.panel_view import to_html
+from tplab.capstone.watching.panel import to_html
 
 
 @pytest.fixture

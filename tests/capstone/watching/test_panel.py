@@ -16,8 +16,7 @@ from tests.runtime.page import Page
 from tplab import launch
 from tplab.capstone.watching import panel as panel_module
 from tplab.capstone.watching.log_tail import RunStatus
-from tplab.capstone.watching.panel import panel
-from tplab.capstone.watching.panel_view import to_html, to_line
+from tplab.capstone.watching.panel import panel, to_html, to_line
 from tplab.runtime import RankError, liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW

@@ -10,8 +10,7 @@ Every file is synced to disk before the next stage begins, so a folder named jus
 
 In an asynchronous save, training waits only for the copy, and a thread does the rest. The threads of all ranks
 communicate in a separate gloo group, so they can't block the training's collectives. (`dcp.async_save` is similar, but
-the checksums and the rename have to run in the thread, too.) A new save waits for the one in progress. If a thread
-fails, the next `save` or `wait` raises its error on all ranks.
+the checksums and the rename have to run in the thread, too.)
 
 Only the first data-parallel replica saves, but all load. With ZeRO, the replicas first gather the optimizer's state
 (`FullOptimizer`), so a checkpoint doesn't depend on the number of ranks in any dimension, nor on the stage of ZeRO.
@@ -35,10 +34,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from tplab.capstone.checkpoints.checkpoint_folders import PROBE, StepFolders
+from tplab.capstone.checkpoints.folders import PROBE, StepFolders
 from tplab.capstone.checkpoints.manifest import (
     DamagedCheckpointError,
-    FileSum,
     check_files,
     file_sum,
     read_manifest,
@@ -67,11 +65,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: str | PathLike,
-        keep: int = 2,
-        asynchronous: bool = False,
-        mesh: DeviceMesh | None = None,
+        self, folder: str | PathLike, keep: int = 2, asynchronous: bool = False, mesh: DeviceMesh | None = None
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep} should be 1 or more, because the newest checkpoint has to stay")
@@ -145,14 +139,17 @@ class Checkpoints:
             write_sharded(saving, staged, group=self._savers)
             self._write_manifest(saving, step)
         except Exception as error:
-            self._first(self._clear_if_possible)
-            raise RuntimeError(f"step {step} wasn't saved: {error}. {self._untouched(step)}") from error
+            with suppress(OSError):
+                self._first(self.folders.clear)
+            older = [self.folders.path(other) for other in self.steps() if other < step]
+            kept = f"The checkpoint before it, {older[-1]}, is intact" if older else "There is no older checkpoint"
+            raise RuntimeError(f"step {step} wasn't saved: {error}. {kept}") from error
         self._first(lambda: self.folders.publish(step))
         self._first(lambda: self.folders.delete_old(step, self.keep))
 
     def _write_manifest(self, saving: Path, step: int) -> None:
         mine = saving.glob(f"__{self.rank}_*.distcp")
-        sums: dict[str, FileSum] = together(lambda: {path.name: file_sum(path) for path in mine}, self._savers)
+        sums = together(lambda: {path.name: file_sum(path) for path in mine}, self._savers)
         files = {name: found for part in gathered(sums, self._savers) for name, found in part.items()}
         self._first(
             lambda: write_manifest(saving, {"step": step}, {**files, ".metadata": file_sum(saving / ".metadata")})
@@ -161,17 +158,6 @@ class Checkpoints:
     def _first(self, work: Callable[[], None]) -> None:
         """Do `work` on the first rank while the others wait. If it fails, raise its error on all ranks."""
         together(lambda: work() if self.rank == 0 else None, self._savers)
-
-    def _clear_if_possible(self) -> None:
-        with suppress(OSError):
-            self.folders.clear()
-
-    def _untouched(self, step: int) -> str:
-        """Return a sentence for the error of a failed save that says what happened to the checkpoint before it."""
-        older = [other for other in self.folders.steps() if other < step]
-        if not older:
-            return "There is no older checkpoint"
-        return f"The checkpoint before it, {self.folders.path(older[-1])}, is intact"
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints in the folder, in ascending order."""
@@ -198,7 +184,7 @@ class Checkpoints:
         """
         self.wait()
         path = Path(path)
-        share, shares = (0, 1) if self._everyone is None else rank_and_size(self._everyone)
+        share, shares = rank_and_size(self._everyone)
         try:
             manifest = together(lambda: read_manifest(path), self._everyone)
             together(lambda: check_files(path, manifest, share, shares), self._everyone)
@@ -226,8 +212,8 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
     Otherwise, a folder that the machines don't share would be noticed only when the run is resumed.
     """
     is_first, existed = dist.get_rank() == 0, root.is_dir()
-    about = f"{PROBE}{os.urandom(8).hex()}", f"{root.absolute()} on {socket.gethostname()}"
-    name, written = gathered(about, everyone)[0]
+    here = f"{root.absolute()} on {socket.gethostname()}"
+    name, written = gathered((f"{PROBE}{os.urandom(8).hex()}", here), everyone)[0]
     path = root / name
 
     def write() -> None:
@@ -239,8 +225,8 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
         while not path.exists():
             if time.monotonic() > end:
                 raise RuntimeError(
-                    f"the checkpoint folder isn't shared: rank 0 writes to {written}, but {root.absolute()} on "
-                    f"{socket.gethostname()} is a different folder. Use a --folder that all machines share"
+                    f"the checkpoint folder isn't shared: rank 0 writes to {written}, but {here} is a different "
+                    "folder. Use a --folder that all machines share"
                 )
             time.sleep(0.05)
 

@@ -29,8 +29,8 @@ import tokenizers
 import torch.distributed as dist
 from tokenizers import Tokenizer
 
-from tplab.capstone.checkpoints.atomic_folders import link, locked, new_folder, write
-from tplab.capstone.checkpoints.manifest import check_files, read_manifest, write_manifest
+from tplab.capstone.checkpoints.folders import link, locked, new_folder
+from tplab.capstone.checkpoints.manifest import check_files, read_manifest, write, write_manifest
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.corpus import Collected, Document, gather, in_parts, skipped_text, split
 from tplab.capstone.data.tokenizer import MIN_FREQUENCY, encode, pretrained, read_tokenizer, size_of, train_tokenizer

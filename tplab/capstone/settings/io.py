@@ -1,12 +1,12 @@
-"""Read settings from a preset, a YAML file and flags.
-
-    preset  <  YAML file  <  flags           a later one wins
+"""Read settings from a preset, a YAML file, which overrides it, and flags, which override both.
 
 Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file. With start_from,
 the model is that of a Hugging Face folder, and no file or flag may say otherwise.
 """
 
 import argparse
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -14,10 +14,11 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from tplab.capstone.settings.presets import PRESETS
-from tplab.capstone.settings.settings import GROUPS, Settings
+from tplab.capstone.settings.settings import GROUPS, OF_THE_MODEL, Settings
 from tplab.gpt.hugging_face_folder import config_of_folder, file_names
 
 TOKENIZER = "tokenizer.json"  # of a Hugging Face folder, and of token files
+_KINDS = {field.name: field.type for field in fields(Settings)}
 
 
 def read_settings(path: Path) -> Settings:
@@ -27,10 +28,9 @@ def read_settings(path: Path) -> Settings:
 
 def from_values(values: dict[str, Any], base: Settings | None = None) -> Settings:
     """Replace fields of `base` (None: defaults) by `values`. Raises ValueError for unknown fields or wrong types."""
-    known = {field.name: field.type for field in fields(Settings)}
-    if unknown := [name for name in values if name not in known]:
-        raise ValueError(f"there are no settings called {unknown}. The settings are {', '.join(known)}")
-    return replace(base or Settings(), **{name: _as_type(name, known[name], value) for name, value in values.items()})
+    if unknown := [name for name in values if name not in _KINDS]:
+        raise ValueError(f"there are no settings called {unknown}. The settings are {', '.join(_KINDS)}")
+    return replace(base or Settings(), **{name: _converted(name, value) for name, value in values.items()})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,29 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for field in fields(Settings):
         if field.name in GROUPS:
             group = parser.add_argument_group(GROUPS[field.name])
-        _add(group, field.name, field.type, field.metadata["help"])
+        flag, kind, text = "--" + field.name.replace("_", "-"), field.type, field.metadata["help"]
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        elif get_origin(kind) is Literal:
+            group.add_argument(flag, choices=get_args(kind), type=type(get_args(kind)[0]), help=text)
+        else:
+            number = next(part for part in (int, float, str) if part is kind or part in get_args(kind))
+            group.add_argument(flag, type=number, metavar={int: "N", float: "X", str: "TEXT"}[number], help=text)
 
 
-def _add(group: Any, name: str, kind: Any, text: str) -> None:
-    flag = "--" + name.replace("_", "-")
-    if kind is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-    elif get_origin(kind) is Literal:
-        group.add_argument(flag, choices=get_args(kind), type=type(get_args(kind)[0]), help=text)
-    else:
-        number = next(part for part in (int, float, str) if part is kind or part in get_args(kind))
-        group.add_argument(flag, type=number, metavar={int: "N", float: "X", str: "TEXT"}[number], help=text)
-
-
-def settings_of(given: dict[str, Any], base: Settings | None = None) -> Settings:
+def settings_of(given: Mapping[str, Any], base: Settings | None = None) -> Settings:
     """Build the settings from parsed flags: the preset or `base`, overridden by the file, then by the other flags."""
-    given = dict(given)
-    start = PRESETS[given.pop("preset")] if "preset" in given else base
-    values = _values_in(given.pop("config")) if "config" in given else {}
-    values |= given
+    values = _values_in(given["config"]) if "config" in given else {}
+    values |= {name: value for name, value in given.items() if name not in ("preset", "config")}
     if isinstance(values.get("start_from"), str):
-        values |= _model_in(Path(values["start_from"]), values)
-    return from_values(values, start)
+        values = _model_in(Path(values["start_from"]), values) | values
+    return from_values(values, PRESETS[given["preset"]] if "preset" in given else base)
 
 
 def _model_in(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -78,21 +72,17 @@ def _model_in(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     file_names(folder)
     if not (folder / TOKENIZER).is_file():
         raise FileNotFoundError(f"there's no {TOKENIZER} in {folder}, but the run needs the model's tokenizer")
-    kinds, defaults = {field.name: field.type for field in fields(Settings)}, Settings().model
-    found = {}
+    defaults, found = Settings().model, {}
     for name, value in vars(config).items():
-        if name not in kinds:
-            if name != "flash_attention" and value != getattr(defaults, name):
-                raise ValueError(f"the model in {folder} has {name}={value}, which the capstone doesn't support")
-            continue
-        found[name] = value
-        if name in values and (given := _as_type(name, kinds[name], values[name])) != value:
-            if name != "dropout":
+        if name in OF_THE_MODEL:
+            found[name] = value
+            if name != "dropout" and name in values and (given := _converted(name, values[name])) != value:
                 raise ValueError(
                     f"the model in {folder} has {name}={value}, but you asked for {name}={given}. Leave this setting "
                     "out, because start_from determines it"
                 )
-            found[name] = given
+        elif name != "flash_attention" and value != getattr(defaults, name):
+            raise ValueError(f"the model in {folder} has {name}={value}, which the capstone doesn't support")
     return found
 
 
@@ -108,18 +98,9 @@ def _values_in(path: Path) -> dict[str, Any]:
     return values
 
 
-def _as_type(name: str, kind: Any, value: Any) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
-        try:
+def _converted(name: str, value: Any) -> Any:
+    """Make a number of a float setting a float, because YAML reads 1 as an int and 1e-3 as text."""
+    if _KINDS[name] is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
-    allowed = get_args(kind) or (kind,)
-    plain = tuple(part for part in allowed if isinstance(part, type))
-    fits = value in allowed if get_origin(kind) is Literal else isinstance(value, plain)
-    if not fits or (isinstance(value, bool) and kind is not bool):
-        wanted = " or ".join(getattr(part, "__name__", str(part)) for part in allowed)
-        raise ValueError(f"{name} should be {wanted}, not {value!r}")
     return value

@@ -11,6 +11,13 @@ _LAPTOP = Settings(
     evaluate_every=200, sample_every=300, save_every=300,
 )  # fmt: skip
 
+_H100X8 = Settings(
+    folder="runs/h100x8", vocab_size=32768, num_layers=24, hidden_size=2048, num_heads=16, seq_length=2048, tp=8,
+    sequence_parallel=True, precision="bfloat16", recompute="attention", steps=2000, batch_size=64,
+    micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5, warmup_steps=200, log_every=10,
+    evaluate_every=200, save_every=500,
+)  # fmt: skip
+
 PRESETS: dict[str, Settings] = {
     "laptop": _LAPTOP,
     "llama": replace(  # a small Llama 3, with about as many parameters per layer as "laptop"
@@ -22,18 +29,8 @@ PRESETS: dict[str, Settings] = {
         precision="bfloat16", compile=True, steps=2000, batch_size=64, micro_batch_size=32, learning_rate=6e-4,
         min_learning_rate=6e-5, warmup_steps=200, log_every=10, evaluate_every=200, save_every=500,
     ),
-    "h100x8": Settings(
-        folder="runs/h100x8", vocab_size=32768, num_layers=24, hidden_size=2048, num_heads=16, seq_length=2048, tp=8,
-        sequence_parallel=True, precision="bfloat16", recompute="attention", steps=2000, batch_size=64,
-        micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5, warmup_steps=200, log_every=10,
-        evaluate_every=200, save_every=500,
-    ),
-    "a100x8": Settings(
-        folder="runs/a100x8", vocab_size=32768, num_layers=24, hidden_size=1536, num_heads=16, seq_length=2048, tp=8,
-        sequence_parallel=True, precision="bfloat16", recompute="attention", steps=2000, batch_size=64,
-        micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5, warmup_steps=200, log_every=10,
-        evaluate_every=200, save_every=500,
-    ),
+    "h100x8": _H100X8,
+    "a100x8": replace(_H100X8, folder="runs/a100x8", hidden_size=1536),
 }  # fmt: skip
 
 

@@ -11,29 +11,24 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.settings.io import read_settings
-from tplab.capstone.settings.settings import Settings, changed, retuned
+from tplab.capstone.settings.settings import RETUNED, Settings, changed
 
 SETTINGS, LOG, LOCK = "settings.yaml", "log.jsonl", ".lock"
 OF_THE_RUN = (
-    SETTINGS, LOG, "log.csv", "tensorboard", "checkpoints", "measurements.json", "report.html",
-    "report.md",
+    SETTINGS, LOG, "log.csv", "tensorboard", "checkpoints", "measurements.json", "report.html", "report.md",
+    "report_files",
 )  # fmt: skip
-
-
-def checkpoints_of(folder: Path) -> StepFolders:
-    """Return the checkpoints of the run in this folder."""
-    return StepFolders(folder / "checkpoints")
 
 
 def checkpoints_in(folder: Path) -> bool:
     """Return True if the run in this folder has a checkpoint to resume from."""
-    return bool(checkpoints_of(folder).steps())
+    return bool(StepFolders(folder / "checkpoints").steps())
 
 
 def is_run(folder: Path) -> bool:
@@ -42,10 +37,7 @@ def is_run(folder: Path) -> bool:
 
 
 def check_unchanged(settings: Settings) -> None:
-    """Raise ValueError if the folder has checkpoints of a run with a different model or different data.
-
-    The message lists each changed field with its old and new value. Nothing is written.
-    """
+    """Raise ValueError if the folder has checkpoints of a run with other FIXED settings, listing them."""
     folder = Path(settings.folder)
     if not checkpoints_in(folder):
         return
@@ -68,15 +60,14 @@ def check_unchanged(settings: Settings) -> None:
 def changes_of(settings: Settings) -> dict[str, tuple[Any, Any]]:
     """Return the settings that a resumed run changes, as {field: (before, now)}. Call it before `write_settings`."""
     folder = Path(settings.folder)
-    return retuned(settings, read_settings(folder / SETTINGS)) if checkpoints_in(folder) else {}
+    return changed(settings, read_settings(folder / SETTINGS), RETUNED) if checkpoints_in(folder) else {}
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder inside the block. Raises ValueError if one is training there.
 
-    The operating system releases the lock when its process ends, however it ends. Raises OSError if this process may
-    not write to the folder.
+    The operating system releases the lock when its process ends. Raises OSError if the folder can't be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +93,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 def write_settings(settings: Settings) -> None:
     """Write the settings to the run's folder, unless the same settings are already there."""
-    folder = Path(settings.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / SETTINGS
-    if path.exists() and asdict(read_settings(path)) == asdict(settings):
-        return
-    settings.save(path)
+    path = Path(settings.folder, SETTINGS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or read_settings(path) != settings:
+        settings.save(path)
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -115,10 +104,7 @@ def set_aside(folder: Path) -> Path | None:
     there = [folder / name for name in OF_THE_RUN if (folder / name).exists()]
     if not there:
         return None
-    number = 1
-    while (folder / f"before-{number}").exists():
-        number += 1
-    aside = folder / f"before-{number}"
+    aside = next(path for number in count(1) if not (path := folder / f"before-{number}").exists())
     aside.mkdir()
     for path in there:
         path.rename(aside / path.name)

@@ -1,15 +1,12 @@
 """The settings of a capstone run: what to train, how to split it over ranks, and what to save.
 
-Everything about a setting is in one place: its default, its line of help, its smallest value, and whether it may be
-different when a run resumes:
+Each setting has a default, a line of help, perhaps a smallest value, and a kind: whether a resumed run may change it.
 
     LAYOUT      may change: how the same model is trained on the ranks; the losses stay the same
     FREE        may change: the log, checkpoints
     RETUNED     may change, because otherwise a diverged run couldn't be mended. The log and the report say what was
                 changed, and at which step
     FIXED       must not change, because that would be a different run: the model, the data and their order
-
-The folder of a run contains its settings as settings.yaml (`tplab.capstone.settings.io` reads that file and the flags).
 """
 
 from dataclasses import asdict, dataclass, field, fields
@@ -58,17 +55,11 @@ class Settings:
     """
 
     folder: str = _of("runs/capstone", "folder for the log, the checkpoints and the report", changes=FREE)
-    steps: int = _of(
-        200, "optimizer steps of the full run, which also set the length of the learning rate schedule", 1, RETUNED
-    )
-    stop_after: int | None = _of(
-        None, "stop after this step; the same command without this flag resumes the run", 1, FREE
-    )
+    steps: int = _of(200, "optimizer steps of the full run and of its learning rate schedule", 1, RETUNED)
+    stop_after: int | None = _of(None, "stop after this step; the same command without this flag resumes", 1, FREE)
     seed: int = _of(0, "random seed for weights, dropout and the order of the data", 0)
 
-    data: str | None = _of(
-        None, "a folder of text files to train on (default: the source code of Python's standard library)"
-    )
+    data: str | None = _of(None, "a folder of text files to train on (default: Python's standard library)")
     data_limit: int | None = _of(None, "use only this many bytes of the text", 1)
     vocab_size: int = _of(8192, "vocabulary size of the byte-pair tokenizer, which is trained on the text")
 
@@ -97,9 +88,7 @@ class Settings:
     tied_embedding: bool = _of(True, "use the embedding table as the output layer, too")
     learned_positions: bool = _of(True, "use learned position embeddings; without this, use rotary ones")
     rotary_base: float = _of(10_000.0, "base of the rotary frequencies", 1)
-    sliding_window: int | None = _of(
-        None, "number of tokens that a token attends to, as in Mistral (default: all previous ones)", 1
-    )
+    sliding_window: int | None = _of(None, "how many tokens a token attends to, as in Mistral (default: all)", 1)
     norm_eps: float = _of(1e-5, "epsilon that a norm adds to the variance", 0)
     dropout: float = _of(0.0, "dropout probability", 0)
 
@@ -144,9 +133,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value, choices = getattr(self, one.name), get_args(one.type) if get_origin(one.type) is Literal else ()
-            if choices and value not in choices:
-                raise ValueError(f"{one.name}={value!r} should be one of {', '.join(map(str, choices))}")
+            value = getattr(self, one.name)
+            _check_type(one.name, one.type, value)
             if one.type is float and not isfinite(value):
                 raise ValueError(f"{one.name}={value} should be a finite number")
             if one.metadata["least"] is not None and value is not None and value < one.metadata["least"]:
@@ -215,32 +203,33 @@ class Settings:
         replace(path, yaml.safe_dump(asdict(self), sort_keys=False).encode())
 
 
-OF_THE_MODEL = {one.name for one in fields(Settings)} & {one.name for one in fields(GPTConfig)}
 _CHANGES = {one.name: one.metadata["changes"] for one in fields(Settings)}
+OF_THE_MODEL = _CHANGES.keys() & {one.name for one in fields(GPTConfig)}
 OF_THE_LAYOUT = [name for name, kind in _CHANGES.items() if kind == LAYOUT]
 
 # Settings that determine the time, the memory and the messages of a step.
 MATTER = [name for name in _CHANGES if name in OF_THE_MODEL or name in (*OF_THE_LAYOUT, "precision", "batch_size")]
 
 
-def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the fields that differ but must not change when a run resumes, as {field: (before, now)}.
+def changed(now: Settings, before: Settings, kind: str = FIXED) -> dict[str, tuple[Any, Any]]:
+    """Return the settings of this kind that differ, as {name: (before, now)}.
 
-    Of the precisions, float64 is one that must not change, because its weights have another dtype.
+    The precision counts as FIXED if one of the two is float64, because its weights have another dtype.
     """
-    pairs = _differences(now, before)
-    stays = {"precision"} if "float64" in pairs.get("precision", ()) else set()
-    return {name: pair for name, pair in pairs.items() if _CHANGES[name] == FIXED or name in stays}
+    pairs = {name: (getattr(before, name), getattr(now, name)) for name in _CHANGES}
+    kinds = _CHANGES | ({"precision": FIXED} if "float64" in pairs["precision"] else {})
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and kinds[name] == kind}
 
 
-def retuned(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the fields that differ and change how the rest of the run is trained, as {field: (before, now)}."""
-    return {name: pair for name, pair in _differences(now, before).items() if _CHANGES[name] == RETUNED}
-
-
-def _differences(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
-    pairs = {name: (getattr(before, name), value) for name, value in asdict(now).items()}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+def _check_type(name: str, kind: Any, value: Any) -> None:
+    allowed = get_args(kind) or (kind,)
+    if get_origin(kind) is Literal:
+        fits = value in allowed
+    else:
+        fits = isinstance(value, (*allowed, int) if kind is float else allowed)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        wanted = " or ".join(getattr(part, "__name__", str(part)) for part in allowed)
+        raise ValueError(f"{name} should be {wanted}, not {value!r}")
 
 
 def _check_combinations(settings: Settings) -> None:

@@ -18,9 +18,10 @@ from tplab.capstone.settings.settings import Settings
 
 POINTS = 400  # maximum per curve
 RECENT = 20  # steps over which the share of communication is averaged
+Points = Sequence[tuple[int, float]]  # (step, value)
 
 
-def thinned(points: Sequence[tuple[int, float]]) -> tuple[int, list[tuple[int, float]]]:
+def thinned(points: Points) -> tuple[int, list[tuple[int, float]]]:
     """Average every n neighbors of a curve, so that at most `POINTS` are left. Returns n and (step, mean) pairs."""
     every = max(1, -(-len(points) // POINTS))
     groups = (points[at : at + every] for at in range(0, len(points), every))
@@ -29,30 +30,21 @@ def thinned(points: Sequence[tuple[int, float]]) -> tuple[int, list[tuple[int, f
 
 @dataclass
 class RunStatus:
-    """The status of a run according to its log. Values that aren't known yet are None or empty.
+    """The status of a run according to its log. Values that aren't known yet are None or empty."""
 
-    step, last_step             the newest step, and the step after which the run stops
-    loss, tokens_per_second     of the newest step
-    seconds_left                at the average pace since the run started, including evaluations and checkpoints
-    memory, communication       per rank: bytes, and the share of time in collectives over the last steps
-    losses, speeds, evaluations lists of (step, value)
-    device                      "cpu" or "cuda"
-    started, ended              whether the run has written its first row, and why it stopped
-    """
-
-    step: int = 0
-    last_step: int = 0
-    loss: float | None = None
+    step: int = 0  # the newest
+    last_step: int = 0  # after which the run stops
+    loss: float | None = None  # of the newest step
     tokens_per_second: float | None = None
-    seconds_left: float | None = None
-    memory: list[float] = field(default_factory=list)
-    communication: list[float] = field(default_factory=list)
+    seconds_left: float | None = None  # at the average pace so far, including evaluations and checkpoints
+    memory: list[float] = field(default_factory=list)  # bytes per rank
+    communication: list[float] = field(default_factory=list)  # share of the time of the last steps, per rank
     losses: list[tuple[int, float]] = field(default_factory=list)
     speeds: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
-    device: str = "cpu"
-    started: bool = False
-    ended: str | None = None
+    device: str = "cpu"  # or "cuda"
+    started: bool = False  # whether the run has written its first row
+    ended: str | None = None  # why
 
     @property
     def done(self) -> float:
@@ -71,13 +63,11 @@ class LogTail:
     def look(self) -> RunStatus:
         """Read the new rows and return the status of the run."""
         for row in self._new_rows():
-            if isinstance(row, dict):
-                self._take(row)
-        status = self._status
+            self._take(row)
         for name, values in self._curves.items():
-            setattr(status, name, thinned(sorted(values.items()))[1])
-        status.communication = [fmean(shares) for shares in zip(*self._recent, strict=False)]
-        return status
+            setattr(self._status, name, thinned(sorted(values.items()))[1])
+        self._status.communication = [fmean(shares) for shares in zip(*self._recent, strict=False)]
+        return self._status
 
     def _begin(self) -> None:
         self._place = 0
@@ -86,7 +76,7 @@ class LogTail:
         self._recent: deque[list[float]] = deque(maxlen=RECENT)
         self._first: tuple[int, float] | None = None  # the first step seen of this run, and its time
 
-    def _new_rows(self) -> Iterator[Any]:
+    def _new_rows(self) -> Iterator[dict[str, Any]]:
         """Yield complete rows that haven't been read yet. If the file has become shorter, it belongs to a new run."""
         try:
             size = self.path.stat().st_size
@@ -106,11 +96,10 @@ class LogTail:
                 continue
 
     def _take(self, row: dict[str, Any]) -> None:
-        kind, status = row.get("kind"), self._status
+        status, kind = self._status, row["kind"]
         if kind == "start":
             status.started, status.ended = self._place > self._past, None
-            status.device = str(row.get("device", "cpu"))
-            status.step = row.get("resumed_from") or 0
+            status.device, status.step = row["device"], row["resumed_from"] or 0
             self._first = None
             self._recent.clear()
             for name, values in self._curves.items():  # the resumed run logs later steps again
@@ -120,18 +109,16 @@ class LogTail:
         elif kind == "evaluation":
             self._curves["evaluations"][row["step"]] = row["loss"]
         elif kind == "end":
-            status.ended = str(row.get("why", "done"))
+            status.ended = row["why"]
 
     def _step(self, row: dict[str, Any]) -> None:
         status, now = self._status, time.monotonic()
-        status.step, status.loss = row["step"], row["loss"]
-        self._curves["losses"][status.step] = status.loss
-        if row.get("tokens_per_second"):
-            status.tokens_per_second = self._curves["speeds"][status.step] = row["tokens_per_second"]
-        if row.get("communication"):
+        status.step, status.loss, status.memory = row["step"], row["loss"], row["memory"]
+        status.tokens_per_second = row["tokens_per_second"]
+        self._curves["losses"][status.step] = row["loss"]
+        self._curves["speeds"][status.step] = row["tokens_per_second"]
+        if row["communication"]:  # a GPU measures it one step later
             self._recent.append(row["communication"])
-        status.memory = row.get("memory") or status.memory
-        self._first = self._first or (status.step, now)
-        since, began = self._first
-        pace = (now - began) / (status.step - since) if status.step > since and now > began else row.get("seconds")
-        status.seconds_left = None if pace is None else pace * (status.last_step - status.step)
+        since, began = self._first = self._first or (status.step, now)
+        pace = (now - began) / (status.step - since) if status.step > since and now > began else row["seconds"]
+        status.seconds_left = pace * (status.last_step - status.step)

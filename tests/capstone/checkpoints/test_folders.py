@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from tplab.capstone.checkpoints.atomic_folders import locked, new_folder
+from tplab.capstone.checkpoints.folders import locked, new_folder
 
 
 def test_only_what_nobody_makes_any_more_is_removed(tmp_path: Path) -> None:
