@@ -69,6 +69,7 @@ def test_a_fresh_run_sets_aside_what_was_there_but_its_tokens(settings: Settings
     for number in (1, 2):
         write_settings(replace(settings, seed=number))
         save(settings, "step-000001")
+        (folder / "report_files").mkdir()
         before = folder / f"before-{number}"
         assert set_aside(folder) == before
         assert f"seed: {number}" in (before / "settings.yaml").read_text()
