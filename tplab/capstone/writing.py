@@ -31,8 +31,7 @@ from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS
 from tplab.capstone.settings.settings import LARGEST_SEED, Settings
-from tplab.capstone.training.evaluation import TEMPERATURE, TOP_K
-from tplab.capstone.training.step import lower_precision
+from tplab.capstone.training.step import TEMPERATURE, TOP_K, lower_precision
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.generation import stream
 from tplab.gpt.model import ParallelGPT

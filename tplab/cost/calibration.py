@@ -14,8 +14,8 @@ a layer on all ranks at the same time, and predict that a step takes the sum of 
 The sizes and the number of calls are all that the model knows about the program whose time it predicts.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
@@ -54,6 +54,7 @@ class Kernels:
 
     `output` is forward and backward together, and `optimizer` is the time per parameter. `summed` describes the
     all-reduces that the rank waits for, and `beside` those that run during a matmul. With one rank, both are 0.
+    `others` has the same two for the rank's other groups, by name.
     """
 
     matmuls: tuple[float, float]
@@ -63,6 +64,7 @@ class Kernels:
     optimizer: float
     summed: Line = Line()
     beside: Line = Line()
+    others: dict[str, tuple[Line, Line]] = field(default_factory=dict)
 
 
 def measure_kernels(
@@ -73,11 +75,14 @@ def measure_kernels(
     parameters: int = LARGEST,
     dtype: torch.dtype = torch.float32,
     group: ProcessGroup | None = None,
+    others: Mapping[str, ProcessGroup] | None = None,
     rounds: int = ROUNDS,
 ) -> Kernels:
-    """Measure one layer's kernels for a micro-batch on one of the tp ranks. The group's ranks measure together.
+    """Measure one layer's kernels for a micro-batch on one of the tp ranks, while all ranks do the same.
 
     parameters   number of parameters per rank, for timing the optimizer, which gets at most `LARGEST`
+    group        the tp ranks, whose all-reduces are timed (None: all ranks)
+    others       groups whose all-reduces are timed as well, by name
 
     All ranks have to call this. Each returns the medians of its own times, or the means for all-reduces. Raises
     ValueError if tp doesn't fit the model.
@@ -89,7 +94,7 @@ def measure_kernels(
         return torch.randn(shape, device=device(), dtype=dtype, requires_grad=True)
 
     def timed(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:
-        return _forward_and_backward(function, inputs, group, rounds)
+        return _forward_and_backward(function, inputs, rounds)
 
     matmuls = [
         timed(F.linear, leaf(tokens, int(one.k)), leaf(int(one.n), int(one.k)))
@@ -111,15 +116,17 @@ def measure_kernels(
     output = timed(
         lambda x, w: F.cross_entropy(F.linear(x, w).float(), targets), block, leaf(config.vocab_size // tp, h)
     )
-    summed, beside = _all_reduces(tokens, h, ffn, dtype, group, rounds)
+    all_reduces = partial(_all_reduces, tokens, h, ffn, dtype, rounds=rounds)
+    summed, beside = all_reduces(group)
     return Kernels(
         matmuls=_sum(matmuls),
         elementwise=_sum([norm, norm, residual, residual, activation]),
         attention=attention,
         output=sum(output),
-        optimizer=_optimizer(min(parameters, LARGEST), group, rounds),
+        optimizer=_optimizer(min(parameters, LARGEST), rounds),
         summed=summed,
         beside=beside,
+        others={name: all_reduces(other) for name, other in (others or {}).items()},
     )
 
 
@@ -130,14 +137,14 @@ def _activation(config: GPTConfig) -> Callable[..., Tensor]:
 
 
 def _forward_and_backward(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], group: ProcessGroup | None, rounds: int
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], rounds: int
 ) -> tuple[float, float]:
     out = function(*inputs)
     upstream = torch.randn_like(out)
     torch.autograd.grad(out, inputs, upstream)
     forward, backward = [], []
     for _ in range(rounds):
-        _together(group)
+        _together()
         began = now()
         out = function(*inputs)
         middle = now()
@@ -147,12 +154,12 @@ def _forward_and_backward(
     return median(forward), median(backward)
 
 
-def _optimizer(parameters: int, group: ProcessGroup | None, rounds: int) -> float:
+def _optimizer(parameters: int, rounds: int) -> float:
     weight = torch.zeros(parameters, device=device(), requires_grad=True)
     weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.AdamW([weight])
     optimizer.step()
-    return _median(optimizer.step, group, rounds) / parameters
+    return _median(optimizer.step, rounds) / parameters
 
 
 def _all_reduces(
@@ -178,14 +185,14 @@ def _all_reduces(
 
     lines = []
     for beside in (False, True):
-        none, few, many = _means([partial(work, message, beside) for message in (None, small, large)], group, rounds)
+        none, few, many = _means([partial(work, message, beside) for message in (None, small, large)], rounds)
         width = large.element_size()
         byte = max(many - few, 0.0) / (width * (large.numel() - SMALL))
         lines.append(Line(max(few - none - byte * width * SMALL, 0.0), byte))
     return lines[0], lines[1]
 
 
-def _means(functions: list[Callable[[], object]], group: ProcessGroup | None, rounds: int) -> list[float]:
+def _means(functions: list[Callable[[], object]], rounds: int) -> list[float]:
     """Return the mean time per call of each function, in seconds. The functions take turns of `IN_A_ROW` calls each.
 
     There are no barriers within a turn, as in a step. Now and then a rank has to wait for a long time because another
@@ -194,7 +201,7 @@ def _means(functions: list[Callable[[], object]], group: ProcessGroup | None, ro
     seconds = [0.0] * len(functions)
     for turn in range(rounds + 1):
         for place, function in enumerate(functions):
-            _together(group)
+            _together()
             began = now()
             for _ in range(IN_A_ROW):
                 function()
@@ -202,20 +209,20 @@ def _means(functions: list[Callable[[], object]], group: ProcessGroup | None, ro
     return [total / (rounds * IN_A_ROW) for total in seconds]
 
 
-def _median(function: Callable[[], object], group: ProcessGroup | None, rounds: int) -> float:
+def _median(function: Callable[[], object], rounds: int) -> float:
     function()
     seconds = []
     for _ in range(rounds):
-        _together(group)
+        _together()
         began = now()
         function()
         seconds.append(now() - began)
     return median(seconds)
 
 
-def _together(group: ProcessGroup | None) -> None:
+def _together() -> None:
     if dist.is_initialized():
-        dist.barrier(group=group)
+        dist.barrier()
 
 
 def _sum(pairs: list[tuple[float, float]]) -> tuple[float, float]:

@@ -24,7 +24,7 @@ def _told() -> tuple[list[StepSummary], int]:
     """Two replicas of two ranks. Rank 3 is asked to stop; nobody but the first of a replica is asked for its loss."""
     ranks = join(replace(SMALL, tp=2, dp=2, batch_size=16))
     rank = dist.get_rank()
-    tally = StepSummaries(ranks, 2)
+    tally = StepSummaries(ranks)
     loss = {0: 2.0, 2: 5.0}.get(rank, 1000.0)
     with record() as section:
         tally.post(7, torch.tensor(loss), torch.tensor(0.25), rank == 3, figures_of(rank))
@@ -40,7 +40,7 @@ def test_all_ranks_are_told_the_same_in_one_message():
 
 def posted(*steps: int) -> StepSummaries:
     """The summaries of a single rank. The loss of step k is k."""
-    tally = StepSummaries(ALONE, 1)
+    tally = StepSummaries(ALONE)
     for step in steps:
         tally.post(step, torch.tensor(float(step)), torch.tensor(1.0), False, Figures(None, 3, 4))
     return tally

@@ -1,48 +1,84 @@
-"""Predictions for a run from the course's formulas: the memory bill of chapter 00 and the step time of chapter 11.
+"""Predict memory and time of one step from the course's formulas: the bill of chapter 00, the step time of chapter 11.
 
 Both formulas assume 16-bit elements. In float32, activations take twice the bytes in the bill, and the machine moves
 half as many elements per second, both in memory and between ranks. (In float64: four times, and a quarter.)
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.planning.traffic import gathered_at_once, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.words import listed
 from tplab.collectives.links import Link
-from tplab.cost.calibration import Kernels
+from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.cost.machines import Machine
 from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Recipe, bill, rank_parameters
+from tplab.runtime import record
 from tplab.tensor.linear_cross_entropy import default_tokens_at_once
 
+ROUNDS = 3  # fewer than `measure_kernels` takes by default, because the run waits for them
 _WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # size of an activation, in units of 16 bits
 _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Recipe(8, 8, 16)}  # AdamW
+
+
+def plan(settings: Settings, device: torch.device, mesh: DeviceMesh | None) -> dict[str, Any]:
+    """Return the plan of a run, which the start row of its log has and the report shows beside the run.
+
+    Its seconds and its memory (bytes of a rank) are by purpose; sent is the bytes that the rank which sends most sends.
+    All ranks call this before they build their model. It leaves torch's random state alone.
+    """
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus), record(keep=False):
+        kernels = kernels_of(settings, mesh, rounds=ROUNDS)
+    if gpus:
+        torch.cuda.reset_peak_memory_stats(device)
+    memory, note = predicted_memory(settings)
+    places = product(range(settings.pp), range(settings.dp))
+    of_ranks = [step_parts(settings, stage=stage, replica=replica) for stage, replica in places]
+    sent = max(sum(part.bytes for part in parts if part.kind != "recv") for parts in of_ranks)
+    return {"seconds": calibrated_step(settings, kernels), "memory": memory, "note": note, "sent": sent}
+
+
+def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> Kernels:
+    """Measure the kernels of one layer of the run on this rank's device, while all ranks are busy.
+
+    All-reduces are timed in the run's own groups, because they may use shared memory in one and gloo in another.
+    """
+    return measure_kernels(
+        settings.model, settings.micro_batch_size, settings.tp, dtype=getattr(torch, settings.precision),
+        parameters=rank_parameters(settings.model, settings.layout),
+        group=None if mesh is None else mesh.get_group("tp"),
+        others={} if mesh is None else {name: mesh.get_group(name) for name in ("pp", "dp")}, **options,
+    )  # fmt: skip
 
 
 def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
     """Predict the bytes by purpose on a rank of the stage that needs most. Also return how the bill was applied."""
     stages = (_memory_of_stage(settings, stage) for stage in range(settings.pp))
-    width = _WIDTH[settings.precision]
-    note = (
-        f"The memory formula counts weights, gradients and AdamW's averages in {'float64' if width == 4 else 'float32'}"
-    )
+    width, zero = _WIDTH[settings.precision], settings.zero
+    dtype, times = ("float64", "four times") if width == 4 else ("float32", "twice")
+    note = f"The memory formula counts weights, gradients and AdamW's averages in {dtype}"
     if width > 1:
-        note += f", and it counts 16-bit activations {'twice' if width == 2 else 'four times'}"
+        note += f", and it counts 16-bit activations {times}"
     if settings.pp == 1:
-        note += f". It includes the logits of the {_tokens_at_once(settings):,} tokens that the loss handles at a time."
+        note += f". It includes the logits of the {_logits(settings)[0]:,} tokens that the loss handles at a time."
     else:
         note += ". It includes the logits of a micro-batch and their gradient."
-    if settings.zero:
-        shared = ("optimizer's state", "gradients", "weights")[: settings.zero]
-        note += f" The {listed(shared)} {'is' if settings.zero == 1 else 'are'} divided over {settings.dp} replicas."
-    if settings.zero == 3:
+    if zero:
+        shared = listed(("optimizer's state", "gradients", "weights")[:zero])
+        note += f" The {shared} {'is' if zero == 1 else 'are'} divided over {settings.dp} replicas."
+    if zero == 3:
         note += " The weights of one layer, and everything outside the layers, are gathered in addition to that."
     if not settings.bias:
         note += " On a CPU, PyTorch's RMSNorm consists of several operations, which save more than the formula says."
-    if settings.precision == "bfloat16":
+    if width == 1:
         note += (
             " The formula leaves out what autocast saves (16-bit weights, and float32 activations between the blocks)."
         )
@@ -52,11 +88,11 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
 def _memory_of_stage(settings: Settings, stage: int) -> dict[str, int]:
     config, width, recipe = _as_run(settings), _WIDTH[settings.precision], _STATE[settings.precision]
     need = bill(config, settings.layout, recipe, stage)
-    tokens, columns = settings.micro_batch_size * config.seq_length, _columns(settings)
     activations = width * need.activations
     if stage == settings.pp - 1:
-        at_once = _tokens_at_once(settings) if settings.pp == 1 else 2 * tokens
-        activations += (recipe.weights * at_once - width * 4 * tokens) * columns
+        (at_once, columns), tokens = _logits(settings), settings.micro_batch_size * config.seq_length
+        kept = at_once if settings.pp == 1 else 2 * tokens
+        activations += (recipe.weights * kept - width * 4 * tokens) * columns
     parts = need.parts() | {"activations": activations}
     for name, stage_of_zero in (("optimizer state", 1), ("gradients", 2), ("weights", 3)):
         parts[name] //= settings.dp if settings.zero >= stage_of_zero else 1
@@ -67,13 +103,10 @@ def _memory_of_stage(settings: Settings, stage: int) -> dict[str, int]:
     return parts
 
 
-def _columns(settings: Settings) -> int:
-    return -(-settings.vocab_size // settings.tp)
-
-
-def _tokens_at_once(settings: Settings) -> int:
-    """Return the number of tokens whose logits the fused output layer and loss has at a time."""
-    return min(settings.micro_batch_size * settings.seq_length, default_tokens_at_once(_columns(settings)))
+def _logits(settings: Settings) -> tuple[int, int]:
+    """Return how many tokens the fused output layer and loss handles at a time, and the logits of each."""
+    columns = -(-settings.vocab_size // settings.tp)
+    return min(settings.micro_batch_size * settings.seq_length, default_tokens_at_once(columns)), columns
 
 
 def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
@@ -96,28 +129,30 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
 def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
     """Predict the seconds of one step, by purpose, from the kernels of one layer on the machine that runs it.
 
-    The number of messages and their bytes are those of `tplab.capstone.planning.traffic`. An all-gather or
-    reduce-scatter sends half of what an all-reduce of the same tensor does, and a message between two stages as much
-    as an all-reduce over two ranks. The sums of f run beside a matmul with `async_grad_allreduce`, and so do those over
+    Messages are those of `tplab.capstone.planning.traffic`. An all-gather or reduce-scatter sends half of what an
+    all-reduce of the same tensor does, 2 (p - 1) / p times the tensor, and a message between two stages sends the
+    tensor once. The sums of f run beside a matmul with `async_grad_allreduce`, and so do those of gradients over
     replicas. The slowest stage takes the time of all micro-batches, and waits once for each of the others to fill the
     pipeline.
     """
-    again = {"nothing": 0.0, "attention": kernels.attention[0], "layers": 0.0}[settings.recompute]
-    repeated = 1 if settings.recompute == "layers" else 0
-    matmuls, elementwise, attention = (
-        (1 + repeated) * forward + backward
-        for forward, backward in (kernels.matmuls, kernels.elementwise, kernels.attention)
-    )
+    again = kernels.attention[0] if settings.recompute == "attention" else 0.0
+    times = 2 if settings.recompute == "layers" else 1
+    of_layer = (kernels.matmuls, kernels.elementwise, kernels.attention)
+    matmuls, elementwise, attention = (times * forward + backward for forward, backward in of_layer)
     products = [layers * (matmuls + attention + again) for layers in settings.layers_of_stages]
     products[-1] += kernels.output
     stages = [own + layers * elementwise for own, layers in zip(products, settings.layers_of_stages, strict=True)]
-    slowest = max(range(settings.pp), key=lambda stage: stages[stage])
+    slowest = stages.index(max(stages))
     communication = 0.0
     for part in step_parts(settings, stage=slowest):
-        hidden = (part.name == "layers, backward" and settings.async_grad_allreduce) or "replicas" in part.name
-        share = {"all_reduce": 1.0, "send": 1.0, "recv": 0.0}.get(part.kind, 0.5)
-        calls = part.calls if share else 0
-        communication += (kernels.beside if hidden else kernels.summed).seconds(calls, share * part.bytes)
+        if part.kind == "recv":
+            continue
+        summed, beside = kernels.others.get(part.group, (kernels.summed, kernels.beside))
+        hidden = (part.name == "layers, backward" and settings.async_grad_allreduce) or "over replicas" in part.name
+        share = 1.0 if part.kind == "all_reduce" else 0.5
+        if part.kind == "send":
+            share *= settings.pp / (settings.pp - 1)
+        communication += (beside if hidden else summed).seconds(part.calls, share * part.bytes)
     updated = rank_parameters(settings.model, settings.layout, slowest) / (settings.dp if settings.zero else 1)
     return {
         "matmuls": settings.micro_batches * products[slowest],

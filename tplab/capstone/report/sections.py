@@ -8,7 +8,7 @@ from tplab.capstone.own_layers.find import MINE
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Sample, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.evaluation import TEMPERATURE, TOP_K
+from tplab.capstone.training.step import TEMPERATURE, TOP_K
 from tplab.capstone.watching.log_tail import thinned
 from tplab.capstone.words import apart, kind, layout, listed, small, visible
 from tplab.common.units import count, duration, large, rate, size, work
@@ -51,7 +51,7 @@ def utilization(run: Run) -> tuple[float, str] | None:
 
 
 def plan(run: Run) -> Iterator[Block | Missing]:
-    """The step's time, memory and bytes, as `tplab.capstone.planning.plan` predicted them, and as they were."""
+    """The step's time, memory and bytes, as the plan of the run predicted them, and as they were."""
     if not (made := run.start.get("plan")):
         yield Missing("the predicted time, memory and traffic of a step", "start a run with `--plan`, the default")
         return

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
-from tplab.capstone.planning.plan import kernels_of
+from tplab.capstone.planning.predictions import kernels_of
 from tplab.capstone.settings.settings import Layers, Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
-from tplab.capstone.training.evaluation import write_sample
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.ranks import Ranks, join
@@ -125,7 +124,7 @@ def machine(settings: Settings) -> dict[str, Any]:
 
 def kernels(settings: Settings) -> Kernels:
     """Measure the kernels of one layer of the run, as `kernels_of` does, on ranks that have just started."""
-    return kernels_of(settings, group=join(settings).timed)
+    return kernels_of(settings, join(settings).mesh)
 
 
 def timed(settings: Settings, count: int) -> tuple[Kernels, list[float]]:
@@ -212,5 +211,5 @@ def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
 def untrained(settings: Settings, answers: Any = None) -> tuple[str, float]:
     """Return the text that the model generates before its first step, and the loss of that step."""
     short = Short(settings, answers)
-    text = write_sample(short.step, short.tokens.tokenizer, 0)
+    text = short.step.sample(short.tokens.tokenizer, 0)
     return text, short.once()[0]

@@ -1,10 +1,5 @@
 """Build the model to train from the course's layers, the learner's, torch's built-in ones, or plain ones.
 
-    model = build_model(settings, settings.model, mesh=mesh, device=device(), answers=answers)
-    backward(model, model(ids, targets))                  instead of loss.backward()
-    training = training_step(model, AdamW, mesh, ..)      the rest of a step, in the right order (`TrainingStep`)
-    writer = for_generation(model)                        a ParallelGPT with the current weights, to generate text
-
     layers      parameters are        backward runs in    sums after backward                  the norm is from
     "tplab"     shards                nothing             `TrainingStep` does all of them      tplab.data.grad_norm
     "mine"      shards                nothing             sequence_parallel: their 12.3        the learner's 14.4
@@ -46,14 +41,9 @@ from tplab.tensor.linear import Device
 
 
 def build_model(
-    settings: Settings,
-    config: GPTConfig,
-    *,
-    mesh: DeviceMesh | None = None,
-    device: Device = None,
-    answers: Answers | None = None,
-    weights: bool = True,
-) -> nn.Module:
+    settings: Settings, config: GPTConfig, *, mesh: DeviceMesh | None = None, device: Device = None,
+    answers: Answers | None = None, weights: bool = True,
+) -> nn.Module:  # fmt: skip
     """Build a model. `model(ids, targets)` returns the mean loss, which is the same on every rank of a replica.
 
     If there are several pipeline stages, returns this rank's `GPTStage`.
@@ -61,8 +51,8 @@ def build_model(
     config     settings.model, possibly with the vocabulary size of the tokenizer
     mesh       as created by `tplab.data.grid.mesh` (None: a single rank has the full model)
     answers    the result of `tplab.capstone.own_layers.find.find_answers`, for layers="mine"
-    weights    read the weights in `settings.start_from`, of which each rank needs only its shards; False: leave the
-               random ones, because a checkpoint will replace them
+    weights    read this rank's shards of `settings.start_from`; False: leave the random ones, which a checkpoint
+               will replace
 
     The random state of the process doesn't change. Raises ValueError if the layers don't support the settings.
     """

@@ -7,18 +7,18 @@
     {"kind": "checkpoint", "step": 100, "seconds": ..}
     {"kind": "end", "step": 600, "why": "done"}
 
-In a "step" row, `sent` and `memory` list the bytes of each rank, and `communication` the share of time that each rank
-spent waiting (`tplab.capstone.training.meter`). log.csv has the largest value of each. Losses are in nats per token.
+Losses are in nats per token. Lists in a "step" row have one value per rank: bytes for `sent`, `memory` and `tensors`,
+and the share of time that the rank waited for `communication`, which is empty until a GPU has finished a step
+(`tplab.capstone.training.meter`). log.csv has the largest value of each.
 
 Each row is a line that is written immediately, so killing a run loses at most the last line. A resumed run appends a
-new "start", and steps that the killed run did after its last checkpoint appear twice. `steps_of` returns the later
-ones.
+new "start", and steps that the killed run did after its last checkpoint appear twice.
 """
 
 import json
 import mmap
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -48,19 +48,12 @@ class Log:
 
     step    the first step of this run; TensorBoard discards existing data from this step on
     tell    called with each row that is written
-
-    Raises ImportError, saying what to install, if TensorBoard is requested but not installed.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        step: int = 1,
-        tensorboard: bool = False,
-        writes: bool = True,
+        self, folder: Path, *, step: int = 1, tensorboard: bool = False, writes: bool = True,
         tell: Callable[[Row], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder, self.writes, self.tell = folder, writes, tell
         self._board: Any = None
         if not writes:
@@ -69,7 +62,6 @@ class Log:
         for name in (LOG, TABLE):
             _drop_cut_off_line(folder / name)
         if tensorboard:
-            check_tensorboard()
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
@@ -93,61 +85,27 @@ class Log:
             self._board.close()
 
 
-def start_row(
-    settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None,
-    changes: Mapping[str, tuple[Any, Any]], plan: Mapping[str, Any] | None = None,
-) -> Row:  # fmt: skip
-    """Return the row for the start of a run.
-
-    answers         the learner's code, if it is used; the log gets whose each answer is, and since when
-    idle            exercises whose answers are never called (`TrainingHooks.idle`)
-    step            the first step to do
-    resumed_from    the step of the checkpoint that was loaded, if any
-    plan            what `tplab.capstone.planning.plan` predicts for a step, if it was asked
-    changes         what is trained differently from here on, as {field: (before, now)}
-    """
+def start_row(settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks) -> Row:
+    """Return what a "start" row says about the run, with the exercises whose answers are idle (`TrainingHooks`)."""
     return {
-        "kind": "start",
-        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "settings": asdict(settings),
-        "machine": this_machine(),
-        "ranks": ranks.size,
-        "backend": None if ranks.mesh is None else dist.get_backend(),
-        "shares_memory": ranks.shares,
-        "device": ranks.device.type,
-        "parameters": parameter_count(settings.model),
-        "layers": settings.layers,
+        "kind": "start", "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "settings": asdict(settings), "machine": this_machine(), "ranks": ranks.size,
+        "backend": None if ranks.mesh is None else dist.get_backend(), "shares_memory": ranks.shares,
+        "device": ranks.device.type, "parameters": parameter_count(settings.model), "layers": settings.layers,
         "used": [] if answers is None else used(answers.whose, settings, idle),
         "answers": None if answers is None else {"whose": answers.whose, "checked": answers.checked},
-        "step": step,
-        "resumed_from": resumed_from,
-        "changes": changes,
-        "plan": plan,
-    }
+    }  # fmt: skip
 
 
 def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
-    """Return the row for a step. `seconds` is the mean time per step since the last row.
-
-    The loss is in nats per token. Lists have one value per rank: bytes for `sent`, `memory` and `tensors`, and shares
-    of the time for `communication`, which is empty until a GPU has finished a step (`tplab.capstone.training.meter`).
-    """
-    tokens = settings.tokens_per_step
-    shares = [figures.communication for figures in summary.figures]
+    """Return the row for a step. `seconds` is the mean time per step since the last row."""
+    shares, sent, memory, tensors = map(list, zip(*summary.figures, strict=True))
     return {
-        "kind": "step",
-        "step": summary.step,
-        "loss": summary.loss,
-        "learning_rate": learning_rate(summary.step, settings),
-        "norm": summary.norm,
-        "seconds": seconds,
-        "tokens": tokens,
-        "tokens_per_second": tokens / seconds,
-        "communication": [] if None in shares else shares,
-        "sent": [figures.sent for figures in summary.figures],
-        "memory": [figures.memory for figures in summary.figures],
-        "tensors": [figures.tensors for figures in summary.figures],
-    }
+        "kind": "step", "step": summary.step, "loss": summary.loss,
+        "learning_rate": learning_rate(summary.step, settings), "norm": summary.norm, "seconds": seconds,
+        "tokens": settings.tokens_per_step, "tokens_per_second": settings.tokens_per_step / seconds,
+        "communication": [] if None in shares else shares, "sent": sent, "memory": memory, "tensors": tensors,
+    }  # fmt: skip
 
 
 def read_log(folder: Path) -> list[Row]:

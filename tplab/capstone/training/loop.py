@@ -22,18 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
-from tplab.capstone.planning.plan import plan
+from tplab.capstone.planning.predictions import plan
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
-from tplab.capstone.training.evaluation import Evaluation, write_sample
 from tplab.capstone.training.log import Log, Row, check_tensorboard, start_row, step_row
-from tplab.capstone.training.meter import Clock, Meter, TensorCount
+from tplab.capstone.training.meter import Clock, Meter
 from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.signals import Stop, stop_requests
@@ -52,7 +50,6 @@ class Outcome:
     step       the last completed step, whether in this run or before it
     losses     the loss of each step of this run, averaged over the full batch
     stopped    the reason why the run stopped: "done", "stop_after" or "SIGTERM"
-    folder     the run's folder
     """
 
     step: int
@@ -76,20 +73,19 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     if settings.tensorboard:
         check_tensorboard()
     folder = Path(settings.folder)
-    with ExitStack() as lock, stop_requests(folder if ranks.is_first else None) as stop:
-        together(lambda: lock.enter_context(locked(folder)) if ranks.is_first else None, None)
-        made = plan(settings, ranks.device, ranks.timed) if settings.plan else None
-        with TensorCount(settings.plan and ranks.device.type == "cpu" and not settings.compile) as count:
-            return _Run(settings, answers, ranks, stop, made, count).to_the_end(tell)
+    with ExitStack() as lock, stop_requests(folder if ranks.rank == 0 else None) as stop:
+        together(lambda: lock.enter_context(locked(folder)) if ranks.rank == 0 else None, None)
+        made = plan(settings, ranks.device, ranks.mesh) if settings.plan else None
+        meter = Meter(ranks.device, counts=settings.plan and ranks.device.type == "cpu" and not settings.compile)
+        with meter.counting:
+            return _Run(settings, answers, ranks, stop, meter).to_the_end(made, tell)
 
 
 class _Run:
     """A run on this rank: its model and data, the training loop, and the work between steps."""
 
-    def __init__(
-        self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop, plan: Row | None, count: TensorCount
-    ) -> None:
-        self.settings, self.answers, self.ranks, self.stop, self.plan = settings, answers, ranks, stop, plan
+    def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop, meter: Meter) -> None:
+        self.settings, self.answers, self.ranks, self.stop, self.meter = settings, answers, ranks, stop, meter
         self.checkpoints = Checkpoints(
             Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.mesh
         )
@@ -106,28 +102,24 @@ class _Run:
         if settings.compile:
             compile_layers(self.model)
         self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
-        self.evaluation = Evaluation(self.tokens, settings, ranks)
-        self.summaries, self.meter, self.clock = StepSummaries(ranks, settings.dp), Meter(ranks.device, count), Clock()
+        self.held_out = Batches(self.tokens.validation, settings.seq_length, settings.batch_size, seed=0)
+        self.summaries, self.clock = StepSummaries(ranks), Clock()
         self.losses: list[float] = []
 
-    def to_the_end(self, tell: Callable[[Row], None] | None) -> Outcome:
-        settings = self.settings
+    def to_the_end(self, made: Row | None, tell: Callable[[Row], None] | None) -> Outcome:
+        """Train to the end, with the plan in the log."""
+        settings, changes, writes = self.settings, {}, self.ranks.rank == 0
         if self.done >= settings.last_step:
             return Outcome(self.done, [], self._why(asked=False), settings.folder)
-        changes = changes_of(settings) if self.ranks.is_first else {}
-        if self.ranks.is_first:
+        if writes:
+            changes = changes_of(settings)
             write_settings(settings)
         self.log = Log(
-            Path(settings.folder), step=self.done + 1, tensorboard=settings.tensorboard, writes=self.ranks.is_first,
-            tell=tell,
-        )  # fmt: skip
+            Path(settings.folder), step=self.done + 1, tensorboard=settings.tensorboard, writes=writes, tell=tell
+        )
         try:
-            idle = hooks_of(self.model).idle
-            self.log.write(
-                start_row(
-                    settings, self.answers, idle, self.ranks, self.done + 1, self.resumed_from, changes, self.plan
-                )
-            )
+            begins = {"step": self.done + 1, "resumed_from": self.resumed_from, "changes": changes, "plan": made}
+            self.log.write(start_row(settings, self.answers, hooks_of(self.model).idle, self.ranks) | begins)
             why = self._why(self._steps())
             with record(keep=False):
                 self._keep(asked=why == "SIGTERM")
@@ -156,12 +148,11 @@ class _Run:
                 self._read(everything=True)
             with record(keep=False):
                 if evaluate or last:
-                    self.log.write({"kind": "evaluation", "step": number, "loss": self.evaluation.loss(self.step)})
-                    self.clock.go_on()
+                    loss = self.step.loss(self.held_out, settings.evaluation_batches)
+                    self._between({"kind": "evaluation", "step": number, "loss": loss})
                 if (sample or last) and settings.sample_tokens:
-                    text = write_sample(self.step, self.tokens.tokenizer, number)
-                    self.log.write({"kind": "sample", "step": number, "prompt": settings.prompt, "text": text})
-                    self.clock.go_on()
+                    text = self.step.sample(self.tokens.tokenizer, number)
+                    self._between({"kind": "sample", "step": number, "prompt": settings.prompt, "text": text})
                 if save and not asked:
                     self._keep()
             if asked:
@@ -169,13 +160,20 @@ class _Run:
         return False
 
     def _one(self, number: int) -> None:
-        own = self.batches.own(number - 1, self.ranks.place.dp, self.settings.dp)
-        ids, targets = (to_device(tensor, self.ranks.device) for tensor in own)  # [B/dp, s] each
+        batch = self.batches.own(number - 1, self.ranks.place.dp, self.settings.dp)  # ids and targets, [B/dp, s] each
+        if self.ranks.device.type == "cuda":
+            batch = batch[0].pin_memory(), batch[1].pin_memory()  # so that this rank doesn't wait for the copy
+        ids, targets = (tensor.to(self.ranks.device, non_blocking=True) for tensor in batch)
         with self.meter.step():
             loss, norm = self.step.run(number, ids, targets)
         with record(keep=False):
             self.summaries.post(number, loss, norm, self.stop.asked, self.meter.figures)
         self.done = number
+
+    def _between(self, row: Row) -> None:
+        """Log what has been done between two steps, and exclude its time from theirs."""
+        self.log.write(row)
+        self.clock.go_on()
 
     def _read(self, *, everything: bool) -> bool:
         """Record the results of all steps known so far. Return True if any rank has been asked to stop."""
@@ -221,13 +219,12 @@ class _Run:
         if self.saved == self.done or not (self.settings.save_every or asked):
             return
         # The loss of a step was computed before its update, so it can't show that the update destroyed the weights
-        if not math.isfinite(loss := self.evaluation.loss(self.step, 1)):
+        if not math.isfinite(loss := self.step.loss(self.held_out, 1)):
             self._diverged(self.done, f"the loss on held-out text after step {self.done} is {loss}")
         began = time.perf_counter()
         self.checkpoints.save(self.done, self.model, self.optimizer)
         self.saved = self.done
-        self.log.write({"kind": "checkpoint", "step": self.done, "seconds": time.perf_counter() - began})
-        self.clock.go_on()
+        self._between({"kind": "checkpoint", "step": self.done, "seconds": time.perf_counter() - began})
 
     def _why(self, asked: bool) -> str:
         if self.done >= self.settings.steps:
@@ -236,15 +233,7 @@ class _Run:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile each of `model.layers` with torch.compile, in place.
-
-    Names don't change, so checkpoints don't change either. All models from `build_model` have `layers`.
-    """
+    """Compile each of `model.layers` in place. Names don't change, so checkpoints don't change either."""
     layers: Any = model.layers
     for layer in layers.children():
         layer.compile()
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device. A copy to a GPU uses pinned memory, so it doesn't block this rank."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -5,9 +5,8 @@
                     /           ‾‾\\____  min_learning_rate
                   warm-up    cosine
 
-Weight decay pulls matrices toward zero. Norms and biases have only one element per column and gain nothing from being
-smaller, so they aren't decayed, as in GPT-3 and Megatron. (Loshchilov and Hutter 2019, "Decoupled weight decay
-regularization"; 2017, "SGDR", the cosine.)
+Norms and biases gain nothing from being smaller, so only matrices decay, as in GPT-3 and Megatron. (Loshchilov and
+Hutter 2019, "Decoupled weight decay regularization"; 2017, "SGDR", the cosine.)
 """
 
 import math
@@ -25,12 +24,11 @@ def adamw_options(model: nn.Module, settings: Settings) -> dict[str, Any]:
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    known = all(p.device.type in ("cpu", "cuda") for p in parameters)
     return {
         "parameters": [group for group in groups if group["params"]],
         "lr": settings.learning_rate,
         "betas": (settings.beta1, settings.beta2),
-        "fused": known,
+        "fused": all(p.device.type in ("cpu", "cuda") for p in parameters),
     }
 
 

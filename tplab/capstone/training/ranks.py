@@ -2,9 +2,8 @@
 
     rank = (dp · PP + pp) · TP + tp         (as in `tplab.data.grid`)
 
-tp ranks share each layer, pp stages share the layers, and dp replicas share the batch.
-
-The same program runs on ranks that `launch` or torchrun has started, and in a single process without a process group.
+tp ranks share each layer, pp stages share the layers, and dp replicas share the batch. A single process needs no
+process group.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.settings.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
-from tplab.data.grid import Grid, Place, mesh
+from tplab.data.grid import Dimension, Grid, Place, mesh
 from tplab.runtime import device
 from tplab.runtime.shared_memory import share_memory
 
@@ -26,11 +25,9 @@ from tplab.runtime.shared_memory import share_memory
 class Ranks:
     """A rank's position in the run. Without a process group, it is rank 0 of 1, and the mesh and groups are None.
 
-    rank, size    the rank, and the number of ranks
-    place         the indices of its replica, its pipeline stage and its model shard
-    mesh          the device mesh; tp, pp and dp are its process groups
-    device        the rank's GPU if it has one, otherwise the CPU
-    shares        True if tensor-parallel all-reduces go through shared memory
+    place     the indices of its replica, its pipeline stage and its model shard
+    device    the rank's GPU if it has one, otherwise the CPU
+    shares    True if tensor-parallel all-reduces go through shared memory
     """
 
     rank: int
@@ -40,46 +37,26 @@ class Ranks:
     device: torch.device
     shares: bool = False
 
-    @property
-    def is_first(self) -> bool:
-        """True on the rank that writes the log."""
-        return self.rank == 0
-
-    @property
-    def tp(self) -> ProcessGroup | None:
-        return None if self.mesh is None else self.mesh.get_group("tp")
-
-    @property
-    def pp(self) -> ProcessGroup | None:
-        return None if self.mesh is None else self.mesh.get_group("pp")
-
-    @property
-    def dp(self) -> ProcessGroup | None:
-        return None if self.mesh is None else self.mesh.get_group("dp")
-
-    @property
-    def timed(self) -> ProcessGroup | None:
-        """The group whose all-reduces a plan times: that of tensor parallelism if there is one, otherwise all ranks."""
-        return self.tp if rank_and_size(self.tp)[1] > 1 else None
+    def group(self, dimension: Dimension) -> ProcessGroup | None:
+        return None if self.mesh is None else self.mesh.get_group(dimension)
 
     def mean(self, loss: Tensor) -> float:
         """Return the mean over the replicas of a loss that the last stage has, and other stages have as 0."""
         loss = loss.clone()
-        for group in (self.pp, self.dp):
+        for group in (self.group("pp"), self.group("dp")):
             if rank_and_size(group)[1] > 1:
                 dist.all_reduce(loss, group=group)
-        return float(loss) / rank_and_size(self.dp)[1]
+        return float(loss) / rank_and_size(self.group("dp"))[1]
 
 
 def join(settings: Settings) -> Ranks:
     """Return this rank's position. All ranks call this. Raises ValueError if the settings need more or fewer ranks."""
-    started = dist.get_world_size() if dist.is_initialized() else 1
+    rank, started = rank_and_size()
     check_started(settings, started)
     if not dist.is_initialized():
         return Ranks(0, 1, Place(0, 0, 0), None, device())
-    rank, grid = dist.get_rank(), Grid(settings.dp, settings.pp, settings.tp)
-    groups = mesh(grid.dp, grid.pp, grid.tp)
-    return Ranks(rank, started, grid.place(rank), groups, device(), share_memory_of(groups, settings))
+    place, groups = Grid(settings.dp, settings.pp, settings.tp).place(rank), mesh(settings.dp, settings.pp, settings.tp)
+    return Ranks(rank, started, place, groups, device(), share_memory_of(groups, settings))
 
 
 def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:

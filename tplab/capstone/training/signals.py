@@ -4,8 +4,7 @@ Clusters send SIGTERM some time before they take a machine away. It may reach on
 during different steps, so a rank just notes it and informs the others in the next all-reduce (`step_summary`). torchrun
 forwards the signal, so its ranks may get it twice in quick succession. A later one ends them immediately.
 
-The file is for programs that have no process to send a signal to, such as a job script or a terminal on a different
-machine. The first rank looks for it after each step.
+The file is for those who have no process to send a signal to. The first rank looks for it after each step.
 """
 
 import os
@@ -19,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+
+from tplab.runtime import hooks
 
 _HANDED_ON = "TPLAB_STOP_IS_HANDED_ON"  # environment variable of ranks that are started inside `hand_on`
 IMPATIENT = 2.0  # seconds after the first SIGTERM, after which another one ends the process
@@ -34,22 +35,16 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        if self._signal is not None:
-            return True
-        if self._file is None:
-            return False
-        with suppress(OSError):
-            return self._file.stat().st_mtime >= self._began
+        with suppress(OSError):  # there may be no file
+            return self._signal is not None or (self._file is not None and self._file.stat().st_mtime >= self._began)
         return False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM."""
-        now = time.monotonic()
         if self._signal is None:
-            self._signal = now
-        elif now - self._signal > IMPATIENT:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            self._signal = time.monotonic()
+        else:
+            _end_if_impatient(number, self._signal)
 
 
 @contextmanager
@@ -67,15 +62,18 @@ def stop_requests(folder: Path | None) -> Iterator[Stop]:
             stop_file(folder).unlink(missing_ok=True)
 
 
+def _end_if_impatient(number: int, first: float) -> None:
+    if time.monotonic() - first > IMPATIENT:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
 def _began() -> float:
     """Return when this run's ranks were launched (processes may be older). Older `stop` files belong to other runs."""
     if _HANDED_ON in os.environ:
         return 0.0  # `hand_on` has removed any older file
-    if "TPLAB_RANK" in os.environ:
-        from tplab.runtime import hooks  # imported here because it imports torch
-
-        if hooks.active is not None:
-            return time.time() - hooks.active.now()
+    if "TPLAB_RANK" in os.environ and hooks.active is not None:
+        return time.time() - hooks.active.now()
     return psutil.Process().create_time()
 
 
@@ -89,27 +87,22 @@ def hand_on(folder: Path) -> Iterator[None]:
     """Forward a SIGTERM or Ctrl-C inside the block to the ranks that this program waits for. A second one ends it.
 
     The run saves a checkpoint and ends. A second SIGTERM ends the program, a second Ctrl-C raises KeyboardInterrupt.
-    The file of an earlier run is removed first. Ranks that are started inside the block obey any `stop` file that they
-    find, even one that is older than the ranks. Raises ValueError in any thread but the main thread.
+    The ranks obey any `stop` file, even one that is older than the ranks; that of an earlier run is removed first.
+    Raises ValueError in any thread but the main thread.
     """
     first: list[float] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
-        if first and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if first and time.monotonic() - first[0] > IMPATIENT:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif not first:
+        if not first:
             first.append(time.monotonic())
             folder.mkdir(parents=True, exist_ok=True)
             stop_file(folder).touch()
             if number == signal.SIGINT:
-                print(
-                    "\nSaving a checkpoint after this step. Press Ctrl-C again to quit now.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print("\nSaving a checkpoint after this step. Press Ctrl-C again to quit now.", file=sys.stderr)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            _end_if_impatient(number, first[0])
 
     stop_file(folder).unlink(missing_ok=True)
     before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}

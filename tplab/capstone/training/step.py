@@ -4,8 +4,7 @@
     micro-batch m        forward, backward             full buckets of gradients are sent in the background  dp
     update               the remaining sums, the norm, clipping, AdamW (`tplab.cluster.training_step`)       dp, tp, pp
 
-With pipeline stages, the 1F1B schedule runs the micro-batches (`tplab.pipeline`). All sequences have the same length,
-so averaging the mean losses of micro-batches and replicas gives the overall mean.
+All sequences have the same length, so averaging the mean losses of micro-batches and replicas gives the overall mean.
 
 The seed for the dropout of a micro-batch is computed from the step and its position in the full batch. So a resumed run
 drops the same elements as an uninterrupted one, no matter which replica computes the micro-batch. A different tp or pp
@@ -14,27 +13,32 @@ does change them, because each tp rank and each stage draws from a separate rand
 
 import inspect
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from tplab.capstone.data.batches import Batches
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import backward, training_step
+from tplab.capstone.training.build_model import backward, for_generation, training_step
 from tplab.capstone.training.optimizer import adamw_options, learning_rate
 from tplab.capstone.training.ranks import Ranks
+from tplab.data.zero_state import unsharded
+from tplab.gpt.generation import generate
 from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import one_f_one_b
 from tplab.pipeline.stages import GPTStage
 from tplab.tensor.rng import RNGTracker, seed_all
 
+TEMPERATURE, TOP_K = 0.8, 40  # of samples
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Step:
-    """A training step, which updates a model in place. Every rank creates one with the same settings."""
+    """Trains a model in place, step by step, and shows what it has learned. Every rank creates one."""
 
     def __init__(self, model: nn.Module, settings: Settings, ranks: Ranks) -> None:
         self.model, self.settings, self.ranks = model, settings, ranks
@@ -71,19 +75,40 @@ class Step:
         return total, self.training.update()
 
     @torch.no_grad()
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of this replica's sequences [B/dp, s], as `run` does, without training on them."""
-        m, was_training = self.settings.micro_batches, self.model.training
-        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        batches = ids.chunk(m), targets.chunk(m)
+    def loss(self, held_out: Batches, count: int) -> float:
+        """Return the mean loss of `count` batches in nats per token, the same on every rank. All ranks call this."""
+        m, place, device = self.settings.micro_batches, self.ranks.place, self.ranks.device
+        total = zero = torch.zeros((), dtype=torch.float64, device=device)
         self.model.eval()
-        try:
+        for number in range(count):
+            ids, targets = (tensor.to(device) for tensor in held_out.own(number, place.dp, self.settings.dp))
+            batches = ids.chunk(m), targets.chunk(m)  # [B/dp/m, s] each
             if self.pipeline is not None:
                 loss = self.pipeline.evaluate(*batches, total=targets.numel())
-                return total if loss is None else total + loss
-            return total + sum(self._forward(k, x, y) / m for k, (x, y) in enumerate(zip(*batches, strict=True)))
-        finally:
-            self.model.train(was_training)
+                mean = zero if loss is None else zero + loss
+            else:
+                mean = zero + sum(self._forward(k, x, y) / m for k, (x, y) in enumerate(zip(*batches, strict=True)))
+            total = total + mean / count
+        self.model.train()
+        return self.ranks.mean(total)
+
+    def sample(self, tokenizer: Tokenizer, number: int) -> str:
+        """Return the prompt and `sample_tokens` random tokens, the same for a given `number`. All ranks call this.
+
+        The model has positions for `seq_length` tokens. If the prompt is longer, only its end is used, followed by one
+        token (or by none, if there is only one position).
+        """
+        settings, device = self.settings, self.ranks.device
+        prompt = tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [0]
+        more = min(settings.sample_tokens, settings.seq_length - len(prompt))
+        ids = torch.tensor([prompt], device=device)  # [1, s]
+        chance = torch.Generator(device).manual_seed(settings.seed + number)
+        with lower_precision(settings, device), unsharded(self.training.optimizer):
+            text = generate(
+                for_generation(self.model, self.ranks.group("pp")), ids, more, temperature=TEMPERATURE, top_k=TOP_K,
+                generator=chance, vocab_size=tokenizer.get_vocab_size(),
+            )  # fmt: skip
+        return tokenizer.decode(text[0].tolist())
 
     def _forward(self, k: int, ids: Tensor, targets: Tensor) -> Tensor:
         rng = self._dropout(k)
@@ -96,16 +121,10 @@ class Step:
         assert isinstance(stage, GPTStage)
         tokens = settings.seq_length // (settings.tp if settings.sequence_parallel else 1)
         return Pipeline(
-            [stage],
-            one_f_one_b(settings.pp, settings.micro_batches),
-            shape=(settings.micro_batch_size, tokens, settings.hidden_size),
-            dtype=next(stage.parameters()).dtype,
-            device=ranks.device,
-            loss_sum=stage.loss_sum,
-            tied=stage.tied,
-            channels=Channels(ranks.pp),
-            around=self._around,
-        )
+            [stage], one_f_one_b(settings.pp, settings.micro_batches), loss_sum=stage.loss_sum, tied=stage.tied,
+            shape=(settings.micro_batch_size, tokens, settings.hidden_size), dtype=next(stage.parameters()).dtype,
+            device=ranks.device, channels=Channels(ranks.group("pp")), around=self._around,
+        )  # fmt: skip
 
     @contextmanager
     def _around(self, k: int) -> Iterator[None]:
@@ -121,11 +140,9 @@ class Step:
             return None
         of_a_step = settings.dp * settings.micro_batches
         number = (self._number - 1) * of_a_step + dp * settings.micro_batches + k  # of the micro-batch, in the run
-        return seed_all(settings.seed + SEEDS_APART * (1 + number * settings.pp + pp), self.ranks.tp)
+        return seed_all(settings.seed + SEEDS_APART * (1 + number * settings.pp + pp), self.ranks.group("tp"))
 
 
-def lower_precision(settings: Settings, device: torch.device) -> AbstractContextManager:
+def lower_precision(settings: Settings, device: torch.device) -> torch.autocast:
     """Context manager that runs matmuls in bfloat16 if the settings say so."""
-    if settings.precision != "bfloat16":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from tplab.capstone.training.meter import Figures
 from tplab.capstone.training.ranks import Ranks
-
-_LOSS, _NORM, _STOP, _FIGURES = 0, 1, 2, 3
+from tplab.collectives.by_hand import rank_and_size
 
 
 class StepSummary(NamedTuple):
@@ -37,53 +36,40 @@ class StepSummary(NamedTuple):
 class StepSummaries:
     """A queue of step summaries. Every rank creates one, and posts and takes summaries as often as the other ranks."""
 
-    def __init__(self, ranks: Ranks, replicas: int) -> None:
-        self.ranks, self.replicas = ranks, replicas
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
         self._posted: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def post(self, step: int, loss: Tensor, norm: Tensor, stop: bool, figures: Figures) -> None:
         """Send this rank's part of the step's summary: its replica's loss, the norm, a request to stop, its figures."""
-        width, ranks = len(figures), self.ranks
-        mine = torch.zeros(_FIGURES + width * ranks.size, dtype=torch.float64)
-        mine[_STOP] = float(stop)
-        start = _FIGURES + width * ranks.rank
-        known = [-1.0 if value is None else value for value in figures]
-        mine[start : start + width] = torch.tensor(known, dtype=torch.float64)
+        ranks, arrived = self.ranks, None
+        of_ranks = torch.zeros(ranks.size, len(figures), dtype=torch.float64)
+        of_ranks[ranks.rank] = of_ranks.new_tensor([-1.0 if value is None else value for value in figures])
+        sums = torch.cat([of_ranks.new_tensor([0.0, 0.0, stop]), of_ranks.flatten()])
         if ranks.device.type == "cuda":
-            mine = mine.pin_memory()  # otherwise the copy would wait for the GPU to finish the step
-        sums = mine.to(ranks.device, non_blocking=True)
+            sums = sums.pin_memory().to(ranks.device, non_blocking=True)  # so the copy doesn't wait for the step
         if ranks.place.tp == 0:  # stages but the last one have a loss of 0
-            sums[_LOSS] = loss / self.replicas
+            sums[0] = loss / rank_and_size(ranks.group("dp"))[1]
         if ranks.rank == 0:
-            sums[_NORM] = norm
+            sums[1] = norm
         if ranks.size > 1:
             dist.all_reduce(sums)
-        self._posted.append((step, *self._on_its_way(sums)))
+        if ranks.device.type == "cuda":
+            here, arrived = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True), torch.cuda.Event()
+            sums = here.copy_(sums, non_blocking=True)
+            arrived.record()
+        self._posted.append((step, sums, arrived))
 
     def take(self, *, everything: bool) -> Iterator[StepSummary]:
         """Yield the summaries that are known by now, oldest first. With `everything`, yield all that were posted.
 
         Each is yielded as soon as the GPU has finished its step, so the caller can measure how long the step took.
         """
-        on_gpu = self.ranks.device.type == "cuda"
-        left = 0 if everything or not on_gpu else 1
+        left = 0 if everything or self.ranks.device.type != "cuda" else 1
         while len(self._posted) > left:
             step, sums, arrived = self._posted.popleft()
             if arrived is not None:
                 arrived.synchronize()
-            yield self._read(step, sums.tolist())
-
-    def _on_its_way(self, sums: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        if self.ranks.device.type != "cuda":
-            return sums, None
-        here = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-        here.copy_(sums, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return here, arrived
-
-    def _read(self, step: int, sums: list[float]) -> StepSummary:
-        width = len(Figures._fields)
-        parts = [sums[at : at + width] for at in range(_FIGURES, len(sums), width)]
-        figures = [Figures(None if part[0] < 0 else part[0], *map(int, part[1:])) for part in parts]
-        return StepSummary(step, sums[_LOSS], sums[_NORM], sums[_STOP] > 0, figures)
+            (loss, norm, stops), of_ranks = sums[:3].tolist(), sums[3:].view(self.ranks.size, -1).tolist()
+            figures = [Figures(None if share < 0 else share, *map(int, rest)) for share, *rest in of_ranks]
+            yield StepSummary(step, loss, norm, stops > 0, figures)

@@ -1,0 +1,67 @@
+"""The plan times every group of the run, and each message takes the time of its own group."""
+
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from tplab import launch
+from tplab.capstone.planning.predictions import calibrated_step
+from tplab.capstone.planning.traffic import step_parts
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.study import programs
+from tplab.cost.calibration import Kernels, Line
+from tplab.runtime import record, shared_memory
+
+GRID = Settings(num_layers=2, hidden_size=64, num_heads=2, seq_length=64, vocab_size=300, batch_size=4,
+                micro_batch_size=2, tp=2, dp=2)  # fmt: skip
+GRIDS = {"tp, dp": GRID, "pp, dp": replace(GRID, tp=1, pp=2), "tp, pp": replace(GRID, dp=1, pp=2)}
+SLOW, FREE = Line(1.0, 1.0), Line()
+
+
+def timed(grids: dict[str, Settings]) -> dict[str, tuple[set[tuple[int, ...]], set[tuple[int, ...]]]]:
+    """On each grid, the groups of this rank whose large all-reduces a plan times, and those that share memory."""
+    found = {}
+    for name, settings in grids.items():
+        shared_memory._slots.clear()
+        with record() as section:
+            programs.kernels(settings)
+        large = 4 * settings.micro_batch_size * settings.seq_length * settings.hidden_size
+        groups = {one.group for one in section if one.kind == "all_reduce" and one.bytes == large}
+        found[name] = groups, {tuple(dist.get_process_group_ranks(group)) for group in shared_memory._slots}
+    return found
+
+
+def test_a_plan_times_the_all_reduces_of_every_group_and_only_tensor_parallel_ones_share_memory():
+    first = launch(timed, 4, args=(GRIDS,))[0]
+    assert first == {
+        "tp, dp": ({(0, 1), (0, 2)}, {(0, 1)}),
+        "pp, dp": ({(0, 1), (0, 2)}, set()),
+        "tp, pp": ({(0, 1), (0, 2)}, {(0, 1)}),
+    }
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_each_message_takes_the_time_of_its_own_group(zero):
+    settings = replace(GRID, pp=2, zero=zero)
+    free = Kernels((0, 0), (0, 0), (0, 0), 0, 0, FREE, FREE, {"pp": (FREE, FREE), "dp": (FREE, FREE)})
+    parts = step_parts(settings)
+    slow = {
+        "tp": replace(free, summed=SLOW, beside=SLOW),
+        **{name: replace(free, others=free.others | {name: (SLOW, SLOW)}) for name in ("pp", "dp")},
+    }
+    assert {part.group for part in parts} == set(slow)
+    for group, kernels in slow.items():
+        own = [part for part in parts if part.group == group and part.kind != "recv"]
+        halves = [part.bytes / (1 if part.kind in ("all_reduce", "send") else 2) for part in own]
+        expected = sum(part.calls for part in own) + sum(halves)
+        assert calibrated_step(settings, kernels)["communication"] == pytest.approx(expected)
+
+
+def test_a_stage_sends_its_output_once_however_many_stages_there_are():
+    """An all-reduce over 4 ranks, which was timed, sends a tensor 1.5 times."""
+    settings = replace(GRID, tp=1, dp=1, pp=4, num_layers=4)
+    pp = Kernels((0, 0), (0, 0), (0, 0), 0, 0, others={"pp": (Line(0.0, 1.5), FREE)})
+    sent = sum(part.bytes for part in step_parts(settings) if part.kind == "send")
+    sums = sum(part.bytes for part in step_parts(settings) if part.kind == "all_reduce")
+    assert calibrated_step(settings, pp)["communication"] == pytest.approx(sent + 1.5 * sums)
