@@ -30,7 +30,7 @@ limits.namespace = lambda: []
 AIMED = ("kills everyone", "kills what it can find", "deletes everything", "writes elsewhere", "kills its parents",
          "forges results", "takes Ann's file", "takes the solution")  # fmt: skip
 PARTS = 6  # of the class, one a test
-LIMITS = ("--cell-timeout", "12", "--timeout", "60", "--memory", "2", "--disk", "0.3", "--processes", "100")
+LIMITS = ("--cell-timeout", "20", "--timeout", "60", "--memory", "2", "--disk", "0.3", "--processes", "100")
 
 
 @pytest.fixture(scope="module")
