@@ -69,11 +69,11 @@ def test_a_byte_too_many_is_said(tmp_path: Path):
 def test_only_what_differs_from_the_defaults_stands_in_front(page: Page, folder: Path):
     section = next(part for part in compose(Run(folder)).sections if part.title == "Settings")
     first, rest = section.blocks
-    in_front, behind = ({row[0] for row in block.table.rows} for block in (first, rest))
+    in_front, behind = ({row[0] for row in block.rows} for block in (first, rest))
     assert {"folder", "tp", "sample_every", "seq_length"} <= in_front
     assert {"dp", "learning_rate", "layers", "seed"} <= behind
     assert in_front | behind == {field.name for field in fields(SETTINGS)}
-    assert rest.folded == f"The other {len(rest.table.rows)} settings have their default values"
+    assert rest.title == f"The other {len(rest.rows)} settings have their default values"
 
 
 def test_written_text_is_text_and_never_markup(page: Page, folder: Path):
@@ -105,7 +105,7 @@ def test_what_was_not_measured_is_named_with_the_command_for_it(tmp_path: Path):
     report = compose(Run(tmp_path))
     text, table = report.sections[-1].blocks
     assert f"study --folder {tmp_path}`" in text
-    how = " ".join(row[1] for row in table.table.rows)
+    how = " ".join(row[1] for row in table.rows)
     for part in ("machine", "alone", "memory", "traffic", "timeline", "scaling", "layers", "baseline"):
         assert f"--only {part}`" in how
         assert f"--only {part}`" not in str(report.sections[:-1]), "it's said once"

@@ -126,7 +126,7 @@ def planned(folder: Path, seconds: float, sent: int, **other: object) -> str:
     log = Log(folder)
     row = {"seconds": seconds, "sent": [sent, sent]}
     log.add(start_row(SETTINGS, **other), *(step_row(SETTINGS, step, 5.0) | row for step in range(1, 11)))
-    return to_markdown(compose(Run(folder)), str)
+    return to_markdown(compose(Run(folder)))
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,18 @@ def test_one_rank_computes_where_the_whole_run_does(gpus: int, backend: str, mon
 
     def pretended(_, world_size: int, *, backend: str, **options: object) -> list:
         asked.append((world_size, backend))
-        return [([1.0], [1.0])]
+        return [([1.0], [1.0], frozenset())]
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(study_parts, "launch", pretended)
     PARTS["alone"](Study(TINY, BUDGET, None))
     assert asked == [(1, backend)]
+
+
+def results(program, seconds: list[float]) -> list:
+    """What a program returns that times steps."""
+    return [(KERNELS, seconds) if program is measuring.timed else ([], seconds, frozenset())]
 
 
 def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_without_room_is_noted(
@@ -53,7 +58,7 @@ def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_wit
         asked = args[0]
         if asked.num_layers > 1 or (world_size == 1 and asked.micro_batch_size > 1):
             raise RankError("..", 0, "OutOfMemoryError", "no room")
-        return [(KERNELS, [2.0, 1.0 * world_size])]
+        return results(function, [2.0, 1.0 * world_size])
 
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(settings, BUDGET, None))
@@ -70,7 +75,7 @@ def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_wit
 
 def test_a_smallest_measured_number_of_ranks_is_the_base(monkeypatch: pytest.MonkeyPatch):
     def pretended(function, world_size: int, *, args: tuple, **options: object) -> list:
-        return no_room(None) if world_size == 1 else [(KERNELS, [2.0, 3.0])]
+        return no_room(None) if world_size == 1 else results(function, [2.0, 3.0])
 
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(TINY, BUDGET, None))

@@ -1,21 +1,16 @@
 """The report of a training run, as one self-contained HTML page and as Markdown.
 
-    write_report(folder)       folder/report.html, folder/report.md and its pictures in folder/report_files
-
-Every number in the report comes from the run's log or from the measurements of `tplab.capstone.study`. What hasn't been
+Every number in it comes from the run's log or from the measurements of `tplab.capstone.study`. What hasn't been
 measured is listed at the end, with the commands that measure it.
-
-run        reads the log and the measurements in the run's folder
-sections   the sections from the log; study_sections: those from the study
-blocks     what a section consists of, and how it is written as Markdown; page: renders it as HTML
 """
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tplab import viz
 from tplab.capstone.report import sections, study_sections
-from tplab.capstone.report.blocks import Block, Figure, Missing, Report, Section, grid, to_markdown
+from tplab.capstone.report.blocks import PICTURES, Block, Figure, Missing, Report, Section, to_markdown
 from tplab.capstone.report.page import to_html
 from tplab.capstone.report.run import Run
 from tplab.capstone.words import kind, layout, listed
@@ -23,7 +18,7 @@ from tplab.common.units import count
 
 __all__ = ["compose", "write_report"]
 
-_DPI = 144
+_DPI = 160
 _SECTIONS: dict[str, Callable[[Run], Iterator[Block | Missing]]] = {
     "At a glance": sections.at_a_glance,
     "Predicted and measured": sections.plan,
@@ -42,20 +37,18 @@ _SECTIONS: dict[str, Callable[[Run], Iterator[Block | Missing]]] = {
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write report.html and report.md into a run's folder, and return the path of report.html.
+    """Write report.html, report.md and its pictures in report_files into a run's folder. Returns report.html's path.
 
     Raises ValueError if the folder has no log of a run, or if the run hasn't completed a step yet.
     """
-    report, path, pictures = compose(Run(Path(folder))), Path(folder, "report.html"), Path(folder, "report_files")
-    pictures.mkdir(exist_ok=True)
-
-    def save(figure: Figure) -> str:
-        (pictures / f"{figure.name}.png").write_bytes(figure.picture.png(_DPI))
-        return f"{pictures.name}/{figure.name}.png"
-
-    path.with_suffix(".md").write_text(to_markdown(report, save), encoding="utf-8")
-    path.write_text(to_html(report), encoding="utf-8")
-    return path
+    folder = Path(folder)
+    report = compose(Run(folder))
+    (folder / PICTURES).mkdir(exist_ok=True)
+    for figure in (block for section in report.sections for block in section.blocks if isinstance(block, Figure)):
+        (folder / figure.address).write_bytes(figure.picture.png(_DPI))
+    (folder / "report.md").write_text(to_markdown(report), encoding="utf-8")
+    (folder / "report.html").write_text(to_html(report, folder), encoding="utf-8")
+    return folder / "report.html"
 
 
 def compose(run: Run) -> Report:
@@ -65,33 +58,28 @@ def compose(run: Run) -> Report:
     title = f"A {kind(run.settings)} on {count(run.ranks, 'rank' if run.device == 'cpu' else 'GPU')}"
     started = run.starts[0]["time"][:16].replace("T", " ")
     about = f"{run.settings.folder}, {layout(run.settings)}, started {started}, {run.done:,} of {run.settings.steps:,} "
-    report = Report(title, about + "steps", [], [])
-    for name, section in _SECTIONS.items():
-        found = list(section(run))
-        report.missing.extend(part for part in found if isinstance(part, Missing))
-        if blocks := [part for part in found if not isinstance(part, Missing)]:
-            report.sections.append(Section(name, blocks))
-    if left_out := list(_left_out(run, report)):
-        report.sections.append(Section("What wasn't measured", left_out))
-    return report
+    found = {name: list(section(run)) for name, section in _SECTIONS.items()}
+    missing = [part for parts in found.values() for part in parts if isinstance(part, Missing)]
+    found["What wasn't measured"] = list(_left_out(run, missing))
+    shown = {name: [part for part in parts if not isinstance(part, Missing)] for name, parts in found.items()}
+    return Report(title, about + "steps", [Section(name, blocks) for name, blocks in shown.items() if blocks], missing)
 
 
-def _left_out(run: Run, report: Report) -> Iterator[Block]:
+def _left_out(run: Run, missing: Sequence[Missing]) -> Iterator[Block | Missing]:
     if run.stale:
-        stale = [
-            f"{name} ({', '.join(f'{key} = {value}' for key, value in old.items())})" for name, old in run.stale.items()
-        ]
+        others = {name: ", ".join(f"{key} = {value}" for key, value in old.items()) for name, old in run.stale.items()}
+        stale = [f"{name} ({other})" for name, other in others.items()]
         yield f"This report leaves out measurements that were made with other settings: {listed(stale)}."
-    if report.missing:
-        again = f"`python -m tplab.capstone report {run.folder}` then updates this report."
+    if missing:
         yield (
             f"`python -m tplab.capstone study --folder {run.folder}` takes all the missing measurements of a study, or "
-            f"just one of them with the flag in this table. {again}"
+            f"just one of them with the flag in this table. `python -m tplab.capstone report {run.folder}` then "
+            "updates this report."
         )
         by_how: dict[str, list[str]] = {}
-        for what, how in report.missing:
+        for what, how in missing:
             by_how.setdefault(how, []).append(what)
-        yield grid([{"missing": "; ".join(what), "how to get it": how} for how, what in by_how.items()])
+        yield viz.table([{"missing": "; ".join(what), "how to get it": how} for how, what in by_how.items()])
 
 
 def main(argv: Sequence[str]) -> int:

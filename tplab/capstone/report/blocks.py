@@ -1,15 +1,16 @@
 """The building blocks of a report, and how each is written as Markdown. A string is a paragraph.
 
-In strings, names in `backquotes` are formatted as code, and everything else is text, whatever characters it has.
+In strings, names in `backquotes` are formatted as code, and everything else is text, whatever characters it has. A
+table that has a title is collapsed under it.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tplab.viz import Picture
 from tplab.viz.table import Table
-from tplab.viz.table import table as as_table
+
+PICTURES = "report_files"  # the folder of the pictures that the Markdown shows
 
 
 class Number(NamedTuple):
@@ -21,25 +22,21 @@ class Number(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A picture and a sentence about what it shows. `name` is the name of its file next to the Markdown."""
+    """A picture and a sentence about what it shows."""
 
     name: str
     picture: Picture
     says: str
 
-
-class Grid(NamedTuple):
-    """A table. If `folded` isn't empty, the table is collapsed under this line."""
-
-    table: Table
-    folded: str = ""
+    @property
+    def address(self) -> str:
+        return f"{PICTURES}/{self.name}.png"
 
 
 class Sample(NamedTuple):
-    """Text that the model generated from a prompt after a number of steps."""
+    """Text that the model generated after a number of steps, including its prompt."""
 
     step: int
-    prompt: str
     text: str
 
 
@@ -53,7 +50,7 @@ class Missing(NamedTuple):
     how: str
 
 
-Block = str | list[Number] | Figure | Grid | Sample
+Block = str | list[Number] | Figure | Table | Sample
 
 
 class Section(NamedTuple):
@@ -68,38 +65,31 @@ class Report(NamedTuple):
     missing: list[Missing]
 
 
-def grid(rows: Sequence[Mapping[str, object]], *, folded: str = "") -> Grid:
-    """Create a table from rows that have the same keys."""
-    return Grid(as_table(rows), folded)
-
-
-def to_markdown(report: Report, address: Callable[[Figure], str]) -> str:
-    """Return the report as Markdown, with `address(figure)` as the link to each picture."""
+def to_markdown(report: Report) -> str:
     parts = [f"# {_text(report.title)}", _text(report.about)]
-    for section in report.sections:
-        parts.append(f"## {_text(section.title)}")
-        parts += [_block(block, address) for block in section.blocks]
+    for title, blocks in report.sections:
+        parts += [f"## {_text(title)}", *map(_block, blocks)]
     return "\n\n".join(parts) + "\n"
 
 
-def _block(block: Block, address: Callable[[Figure], str]) -> str:
+def _block(block: Block) -> str:
     match block:
         case str(text):
             return _text(text)
         case list(numbers):
             return "\n".join(f"- **{number.value}** {number.unit}  \n  {_text(number.name)}" for number in numbers)
         case Figure(_, picture, says):
-            return f"![{_text(picture.caption)}]({address(block)})\n\n{_text(says)}"
-        case Grid(table, folded):
-            rule = ["---:" if right else "---" for right in table.numeric]
-            rows = [rule if row is rule else [_text(cell) for cell in row] for row in (table.head, rule, *table.rows)]
-            shown = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-            return f"<details><summary>{_text(folded)}</summary>\n\n{shown}\n\n</details>" if folded else shown
-        case Sample(step, prompt, text):
+            return f"![{_text(picture.caption)}]({block.address})\n\n{_text(says)}"
+        case Sample(step, text):
             when = "Before training" if step == 0 else f"After step {step:,}"
-            written = prompt + text.removeprefix(prompt)
-            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", written)), default=0))
-            return f"{when}:\n\n{fence}text\n{written}\n{fence}"
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+            return f"{when}:\n\n{fence}text\n{text}\n{fence}"
+        case Table():
+            rule = ["---:" if right else "---" for right in block.numeric]
+            head, *rows = ([_text(cell) for cell in row] for row in (block.head, *block.rows))
+            shown = "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+            title = _text(block.title)
+            return f"<details><summary>{title}</summary>\n\n{shown}\n\n</details>" if title else shown
 
 
 def _text(text: str) -> str:

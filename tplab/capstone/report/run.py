@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from tplab.capstone.settings.io import from_values
@@ -25,6 +25,7 @@ class Run:
 
     start              the latest start or resume that was followed by a step, with its settings, ranks, device, machine
     steps              the latest row of each logged step, by step number; done: the newest of them
+    recent             the rows of the steps with the current layout on the current machine, which determine the speed
     losses, speeds     (step, value) pairs in step order, and evaluations: the same for held-out text
     samples            rows in step order
     measured           the study's parts by name; stale: parts measured with other settings, and those settings
@@ -33,15 +34,17 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         rows = read_log(self.folder)
-        starts = [OLD_START | row for row in rows if row["kind"] == "start"]
-        if not starts:
+        self.starts = [OLD_START | row for row in rows if row["kind"] == "start"]
+        if not self.starts:
             raise ValueError(f"no run has been started in {folder}, because its log has no row of kind 'start'")
         self.steps: dict[int, dict[str, Any]] = {row["step"]: {"tensors": [0]} | row for row in steps_of(rows)}
         self.done = max(self.steps, default=0)
-        self.starts = starts
-        self.start = next((start for start in reversed(starts) if start["step"] <= self.done), starts[-1])
+        earlier = [start for start in self.starts if start["step"] <= self.done] or self.starts
+        self.start = earlier[-1]
         self.ranks, self.device, self.machine = (self.start[name] for name in ("ranks", "device", "machine"))
         self.settings = from_values(self.start["settings"])
+        *_, first = takewhile(lambda start: _place(start) == _place(self.start), reversed(earlier))
+        self.recent = [row for step, row in self.steps.items() if step >= first["step"]]
         self.losses = [(step, row["loss"]) for step, row in self.steps.items()]
         self.speeds = [(step, row["tokens_per_second"]) for step, row in self.steps.items()]
         self.evaluations = [(row["step"], row["loss"]) for row in steps_of(rows, "evaluation")]
@@ -50,13 +53,6 @@ class Run:
         found = read_measurements(self.folder)
         self.stale = {name: other for name, part in found.items() if (other := measured_with(part, self.settings))}
         self.measured = {name: part for name, part in found.items() if name not in self.stale}
-
-    @property
-    def recent(self) -> list[dict[str, Any]]:
-        """The rows of the steps done with the current layout on the current machine, which determine the speed."""
-        earlier = reversed(self.starts[: self.starts.index(self.start) + 1])
-        *_, first = takewhile(lambda start: _place(start) == _place(self.start), earlier)
-        return [row for step, row in self.steps.items() if step >= first["step"]]
 
     @property
     def step_seconds(self) -> float:
@@ -69,10 +65,10 @@ class Run:
         return self.settings.tokens_per_step / self.step_seconds
 
     @property
-    def communication(self) -> list[float] | None:
-        """The mean share of step time that each rank spends in collectives, or None if it isn't known."""
+    def communication(self) -> list[float]:
+        """The mean share of step time that each rank spends in collectives, or [] if it isn't known."""
         shares = [row["communication"] for row in self.recent if row["communication"]]
-        return [sum(of_rank) / len(of_rank) for of_rank in zip(*shares, strict=True)] if shares else None
+        return [fmean(of_rank) for of_rank in zip(*shares, strict=True)]
 
     @property
     def memory(self) -> list[float]:
@@ -82,37 +78,32 @@ class Run:
     @property
     def traces(self) -> list[RankTrace]:
         """The trace of each rank in the step that was traced, or [] if none was."""
-        return [
-            RankTrace(lane["rank"], [Span(kind, name, start, end) for kind, name, start, end in lane["spans"]])
-            for lane in self.measured.get("timeline", {}).get("ranks", [])
-        ]
+        lanes = self.measured.get("timeline", {}).get("ranks", [])
+        return [RankTrace(lane["rank"], [Span(*span) for span in lane["spans"]]) for lane in lanes]
 
     @property
-    def exposed(self) -> list[float] | None:
-        """The share of the traced step in which each rank waited for a collective without computing, or None."""
-        if self.ranks == 1 or not self.traces or not all(trace.spans for trace in self.traces):
-            return None
-        return [trace.exposed / trace.duration for trace in self.traces]
+    def exposed(self) -> list[float]:
+        """The share of the traced step in which each rank waited for a collective without computing, or []."""
+        known = self.ranks > 1 and all(trace.spans for trace in self.traces)
+        return [trace.exposed / trace.duration for trace in self.traces] if known else []
 
 
 def read_measurements(folder: Path) -> dict[str, Any]:
     """Read the study's measurements so far, by part. Returns {} if there are none."""
-    try:
-        return json.loads(Path(folder, MEASUREMENTS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+    path = Path(folder, MEASUREMENTS)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def measured_with(part: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the settings with which a part was measured, as far as they differ from these and `MATTER`.
+    """Return the `MATTER` settings that a part was measured with and that differ from these, {} if none were recorded.
 
-    A setting that wasn't recorded had its default. Returns {} if none were recorded.
+    A setting that wasn't recorded had its default.
     """
     before, now = asdict(Settings()) | part.get("settings", asdict(settings)), asdict(settings)
     return {name: before[name] for name in MATTER if before[name] != now[name]}
 
 
-def _place(start: dict[str, Any]) -> tuple[Any, ...]:
+def _place(start: dict[str, Any]) -> list[Any]:
     """Return everything except the model that determines the speed of a run."""
-    where = (start[name] for name in ("ranks", "backend", "shares_memory", "device", "machine"))
-    return (*where, *(start["settings"].get(name) for name in OF_THE_LAYOUT))
+    where = [start[name] for name in ("ranks", "backend", "shares_memory", "device", "machine")]
+    return where + [start["settings"].get(name) for name in OF_THE_LAYOUT]

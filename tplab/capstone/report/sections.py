@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from statistics import fmean
 
 from tplab import viz
 from tplab.capstone.own_layers.find import MINE
-from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Sample, grid
+from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Sample
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.step import TEMPERATURE, TOP_K
@@ -26,13 +27,13 @@ SAMPLES = 4
 
 
 def at_a_glance(run: Run) -> Iterator[Block]:
-    step, loss = run.evaluations[-1] if run.evaluations else run.losses[-1]
-    which = "loss on held-out text" if run.evaluations else "training loss"
+    which, points = ("loss on held-out text", run.evaluations) if run.evaluations else ("training loss", run.losses)
+    step, loss = points[-1]
     numbers = [
         Number(f"{loss:.3f}", "nats per token", f"{which} at step {step:,}"),
         Number(f"{run.tokens_per_second:,.0f}", "tokens/s", f"on {count(run.ranks, 'rank')}, median over the steps"),
     ]
-    if share := utilization(run):
+    if share := _utilization(run):
         numbers.append(Number(f"{share[0]:.0%}", "utilization", f"of {share[1]}"))
     if waits := run.communication or run.exposed:
         numbers.append(Number(f"{max(waits):.0%}", "of a step", "in collectives, on the rank that spends most there"))
@@ -40,7 +41,38 @@ def at_a_glance(run: Run) -> Iterator[Block]:
     yield _summary(run)
 
 
-def utilization(run: Run) -> tuple[float, str] | None:
+def _summary(run: Run) -> str:
+    settings, whose = run.settings, LAYERS[run.settings.layers]
+    if (answers := run.start["answers"]) and (others := [one for one in answers["whose"].values() if one != MINE]):
+        are = "comes" if len(others) == 1 else "come"
+        whose += f", but {len(others)} of the {len(answers['whose'])} answers {are} from the course's solutions"
+    says = (
+        f"This {kind(settings)} has {large(run.start['parameters'])} parameters in "
+        f"{count(settings.num_layers, 'layer')} with a hidden size of {settings.hidden_size}. {_division(settings)}. "
+        f"In {run.done:,} steps in {settings.precision}, the model has read "
+        f"{run.done * settings.tokens_per_step:,} tokens. It uses {whose}."
+    )
+    if settings.start_from is not None:
+        says += f" It started from the weights in {settings.start_from}."
+    if again := len(run.starts) - 1:
+        at = [f"step {start['resumed_from']}" for start in run.starts[1:] if start["resumed_from"]]
+        says += " The run was resumed " + ("once" if again == 1 else f"{again} times")
+        says += f", from {listed(at)}." if at else "."
+    if run.end is None or run.end["why"] != "done":
+        says += f" The run isn't finished yet, because {settings.steps:,} steps are planned."
+    return says
+
+
+def _division(settings: Settings) -> str:
+    ways = [f"its layers are divided into {settings.pp} pipeline stages (pp)"] if settings.pp > 1 else []
+    ways += [f"every layer is split over {settings.tp} ranks (tp)"] if settings.tp > 1 else []
+    zero = f" and use ZeRO-{settings.zero}" if settings.zero else ""
+    ways += [f"{settings.dp} replicas of it (dp) share each batch{zero}"] if settings.dp > 1 else []
+    says = listed(ways or ["a single rank holds all of it"])
+    return says[0].upper() + says[1:]
+
+
+def _utilization(run: Run) -> tuple[float, str] | None:
     """Return the model FLOP/s as a share of what a device can do, and a description of the latter. None if unknown."""
     if not (machine := run.measured.get("machine")):
         return None
@@ -50,9 +82,14 @@ def utilization(run: Run) -> tuple[float, str] | None:
     return done / machine["flops"], f"the {rate(machine['flops'])} that a rank reaches in large matmuls"
 
 
+def memory_is(run: Run) -> str:
+    """Describe what the memory figures in the log measure."""
+    return "peak memory of tensors on the GPU" if run.device == "cuda" else "resident memory, with Python and PyTorch"
+
+
 def plan(run: Run) -> Iterator[Block | Missing]:
     """The step's time, memory and bytes, as the plan of the run predicted them, and as they were."""
-    if not (made := run.start.get("plan")):
+    if not (made := run.start["plan"]):
         yield Missing("the predicted time, memory and traffic of a step", "start a run with `--plan`, the default")
         return
     seconds, memory = sum(made["seconds"].values()), sum(made["memory"].values())
@@ -82,15 +119,13 @@ def plan(run: Run) -> Iterator[Block | Missing]:
         ("peak memory of tensors on a rank", size(memory), size(used), used / memory),
         ("bytes that a rank sends per step", f"{made['sent']:,}", f"{sent:,}", sent / (made["sent"] or 1)),
     ]
-    yield grid([
+    yield viz.table([
         {"": what, "predicted": predicted, "measured": measured, "measured / predicted": f"{off:.2f}"}
         for what, predicted, measured, off in rows if off
     ])  # fmt: skip
     parts = {name: part for name, part in made["seconds"].items() if part}
-    bars = {"measured": {"measured": run.step_seconds}, "predicted": parts}
-    yield Figure(
-        "plan", viz.time_bars(bars), "The measured time of a step, and below it what the prediction consists of."
-    )
+    picture = viz.time_bars({"measured": {"measured": run.step_seconds}, "predicted": parts})
+    yield Figure("plan", picture, "The measured time of a step, and below it what the prediction consists of.")
 
 
 def machine(run: Run) -> Iterator[Block | Missing]:
@@ -113,7 +148,7 @@ def machine(run: Run) -> Iterator[Block | Missing]:
             rows["a message between ranks"] = f"takes {link}"
     else:
         yield Missing("the speed of this machine's matmuls, memory and messages", "`--only machine`")
-    yield grid([{"component": name, "details": what} for name, what in rows.items()])
+    yield viz.table([{"component": name, "details": what} for name, what in rows.items()])
 
 
 def settings(run: Run) -> Iterator[Block]:
@@ -121,28 +156,25 @@ def settings(run: Run) -> Iterator[Block]:
         {name: "none" if value is None else str(value).strip() or repr(value) for name, value in asdict(one).items()}
         for one in (run.settings, Settings())
     )
-    rest = [{"setting": name, "value": value} for name, value in values.items() if value == defaults[name]]
-    yield grid([
-        {"setting": name, "this run": value, "default": defaults[name]}
-        for name, value in values.items() if value != defaults[name]
-    ])  # fmt: skip
-    yield grid(rest, folded=f"The other {len(rest)} settings have their default values")
+    rows = [{"setting": name, "this run": value, "default": defaults[name]} for name, value in values.items()]
+    if other := [row for row in rows if row["this run"] != row["default"]]:
+        yield viz.table(other)
+    rest = [{"setting": row["setting"], "value": row["default"]} for row in rows if row not in other]
+    yield viz.table(rest, title=f"The other {len(rest)} settings have their default values")
 
 
 def loss(run: Run) -> Iterator[Block | Missing]:
     every, points = thinned(run.losses)
-    first, last = run.losses[0], run.losses[-1]
-    says = f"The training loss was {first[1]:.2f} nats per token at step {first[0]:,} and {last[1]:.2f} at step "
-    says += f"{last[0]:,}."
+    (begin, first), (end, last) = run.losses[0], run.losses[-1]
+    says = f"The training loss was {first:.2f} nats per token at step {begin:,} and {last:.2f} at step {end:,}."
     if every > 1:
-        says += (
-            f" Each point of the curve is the mean of {every} {'' if len(run.steps) == run.done else 'logged '}steps."
-        )
+        logged = "" if len(run.steps) == run.done else "logged "
+        says += f" Each point of the curve is the mean of {every} {logged}steps."
     if run.evaluations:
         at, held_out = run.evaluations[-1]
-        near = [loss for step, loss in run.losses if at - 10 < step <= at] or [last[1]]
+        near = [loss for step, loss in run.losses if at - 10 < step <= at] or [last]
         says += f" The rings show the loss on held-out text. The last ring is at {held_out:.2f}, and the mean training "
-        says += f"loss of the ten steps before it is {sum(near) / len(near):.2f}."
+        says += f"loss of the ten steps before it is {fmean(near):.2f}."
     for start in run.starts:
         if changes := [f"{name} changed from {old} to {now}" for name, (old, now) in start["changes"].items()]:
             says += f" At step {start['step']:,}, {listed(changes)}."
@@ -151,75 +183,35 @@ def loss(run: Run) -> Iterator[Block | Missing]:
         yield _one_rank(run)
 
 
-def speed(run: Run) -> Iterator[Block | Missing]:
-    yield grid([{
-        "time per step": duration(run.step_seconds),
-        "tokens per step": f"{run.settings.tokens_per_step:,}",
-        "tokens/s": f"{run.tokens_per_second:,.0f}",
-        "FLOPs per step": work(model_flops(run.settings.model, run.settings.batch_size)),
-    }])  # fmt: skip
-    if share := utilization(run):
-        says = (
-            f"The model-FLOPs utilization is {share[0]:.1%}. It's the rate at which a rank computes the FLOPs that the "
-        )
-        says += f"model needs, as a share of {share[1]}."
-        if share[0] > 1:
-            says += (
-                " More than 100% is impossible, so something else must have used the machine while the matmuls were "
-            )
-            says += f"measured. `python -m tplab.capstone study --folder {run.folder} --only machine` repeats that."
-        yield says
-    else:
-        yield Missing("the model-FLOPs utilization", "`--only machine`")
-    picture = viz.training(thinned(run.speeds)[1], ylabel="tokens/s", from_zero=True)
-    says = "Tokens per second over the course of the run. A dip may mean that something else was using the machine."
-    yield Figure("speed", picture, says)
-
-
-def text(run: Run) -> Iterator[Block | Missing]:
-    rows, most = run.samples, SAMPLES - 1
-    if len(rows) > SAMPLES:
-        rows = [rows[round(index * (len(rows) - 1) / most)] for index in range(SAMPLES)]
-    if "before" in run.measured:
-        rows = [run.measured["before"] | {"step": 0}, *rows]
-    if not rows:
-        yield Missing("text that the model generates", "set `--sample-every` and resume the run")
-        return
-    yield (
-        "The model continued the same prompt each time. Every token was drawn at random from the "
-        f"{TOP_K} most likely ones, at a temperature of {TEMPERATURE}."
-    )
-    for row in rows:
-        yield Sample(row["step"], row["prompt"], visible(row["text"]))
-
-
 def _one_rank(run: Run) -> Block | Missing:
     if any(start["changes"].keys() - {"steps"} for start in run.starts):
         return "Because the settings changed during the run, a single rank can't reproduce its losses."
     if not (alone := run.measured.get("alone")):
         return Missing("a comparison with the losses of a single rank", "`--only alone`")
-    count = len(alone["losses"])
-    shared = [step for step in range(1, count + 1) if step in run.steps]
+    losses = dict(enumerate(alone["losses"], 1))
+    shared = [step for step in losses if step in run.steps]
     if not shared:
-        return f"A single rank was trained for {count} steps, but the log of this run has none of them."
-    here, there = [run.steps[step]["loss"] for step in shared], [alone["losses"][step - 1] for step in shared]
-    which = f"the first {count} steps" if len(shared) == count else f"{len(shared)} of the first {count} steps"
-    says = f"For comparison, a single rank was trained in the same way. In {which}, "
-    says += _verdict(run.settings, apart(here, there)) + " The lower plot shows the difference."
-    alone_is = "one rank" if run.settings.layers == "tplab" else "one rank, tplab's layers"
+        return f"A single rank was trained for {len(losses)} steps, but the log of this run has none of them."
+    here, there = [run.steps[step]["loss"] for step in shared], [losses[step] for step in shared]
+    which = "" if len(shared) == len(losses) else f"{len(shared)} of "
+    says = (
+        f"For comparison, a single rank was trained in the same way. In {which}the first {len(losses)} steps, "
+        f"{_verdict(run.settings, apart(here, there))} The lower plot shows the difference."
+    )
+    one_rank = "one rank" if run.settings.layers == "tplab" else "one rank, tplab's layers"
     difference = [a - b for a, b in zip(here, there, strict=True)]
-    picture = viz.compared({alone_is: there, layout(run.settings): here}, difference, steps=shared)
+    picture = viz.compared({one_rank: there, layout(run.settings): here}, difference, steps=shared)
     return Figure("one-rank", picture, says)
 
 
 def _verdict(settings: Settings, largest: float) -> str:
     """Describe the largest difference between the losses of one rank and of several."""
+    bound = ROUNDING[settings.precision]
     if settings.dropout:
         return (
             f"the losses differ by at most {small(largest)}. With dropout = {settings.dropout:g}, several ranks draw "
             "different masks than a single one, so the curves are close to each other but not the same."
         )
-    bound = ROUNDING[settings.precision]
     if largest > bound:
         return (
             f"the losses differ by up to {small(largest)}, which is more than rounding in {settings.precision} can "
@@ -231,37 +223,40 @@ def _verdict(settings: Settings, largest: float) -> str:
     )
 
 
-def _summary(run: Run) -> str:
-    settings, whose = run.settings, LAYERS[run.settings.layers]
-    if (answers := run.start["answers"]) and (others := [one for one in answers["whose"].values() if one != MINE]):
-        are = "comes" if len(others) == 1 else "come"
-        whose += f", but {len(others)} of the {len(answers['whose'])} answers {are} from the course's solutions"
-    text = (
-        f"This {kind(settings)} has {large(run.start['parameters'])} parameters in "
-        f"{count(settings.num_layers, 'layer')} with a hidden size of {settings.hidden_size}. {_division(settings)}. "
-        f"In {run.done:,} steps in {settings.precision}, the model has read "
-        f"{run.done * settings.tokens_per_step:,} tokens. It uses {whose}."
+def speed(run: Run) -> Iterator[Block | Missing]:
+    yield viz.table([{
+        "time per step": duration(run.step_seconds),
+        "tokens per step": f"{run.settings.tokens_per_step:,}",
+        "tokens/s": f"{run.tokens_per_second:,.0f}",
+        "FLOPs per step": work(model_flops(run.settings.model, run.settings.batch_size)),
+    }])  # fmt: skip
+    if share := _utilization(run):
+        says = f"The model-FLOPs utilization is {share[0]:.1%}. It's the rate at which a rank computes the FLOPs that "
+        says += f"the model needs, as a share of {share[1]}."
+        if share[0] > 1:
+            again = f"`python -m tplab.capstone study --folder {run.folder} --only machine` repeats that."
+            says += " More than 100% is impossible, so something else must have used the machine while the matmuls "
+            says += f"were measured. {again}"
+        yield says
+    else:
+        yield Missing("the model-FLOPs utilization", "`--only machine`")
+    picture = viz.training(thinned(run.speeds)[1], ylabel="tokens/s", from_zero=True)
+    says = "Tokens per second over the course of the run. A dip may mean that something else was using the machine."
+    yield Figure("speed", picture, says)
+
+
+def text(run: Run) -> Iterator[Block | Missing]:
+    rows = run.samples
+    if len(rows) > SAMPLES:
+        rows = [rows[round(index * (len(rows) - 1) / (SAMPLES - 1))] for index in range(SAMPLES)]
+    if "before" in run.measured:
+        rows = [run.measured["before"] | {"step": 0}, *rows]
+    if not rows:
+        yield Missing("text that the model generates", "set `--sample-every` and resume the run")
+        return
+    yield (
+        "The model continued the same prompt each time. Every token was drawn at random from the "
+        f"{TOP_K} most likely ones, at a temperature of {TEMPERATURE}."
     )
-    if settings.start_from is not None:
-        text += f" It started from the weights in {settings.start_from}."
-    if again := len(run.starts) - 1:
-        at = [f"step {start['resumed_from']}" for start in run.starts[1:] if start["resumed_from"]]
-        text += " The run was resumed " + ("once" if again == 1 else f"{again} times")
-        text += f", from {listed(at)}." if at else "."
-    if run.end is None or run.end["why"] != "done":
-        text += f" The run isn't finished yet, because {settings.steps:,} steps are planned."
-    return text
-
-
-def _division(settings: Settings) -> str:
-    ways = [f"Its layers are divided into {settings.pp} pipeline stages (pp)"] if settings.pp > 1 else []
-    ways += [f"every layer is split over {settings.tp} ranks (tp)"] if settings.tp > 1 else []
-    zero = f" and use ZeRO-{settings.zero}" if settings.zero else ""
-    ways += [f"{settings.dp} replicas of it (dp) share each batch{zero}"] if settings.dp > 1 else []
-    text = listed(ways or ["a single rank holds all of it"])
-    return text[0].upper() + text[1:]
-
-
-def memory_is(run: Run) -> str:
-    """Describe what the memory figures in the log measure."""
-    return "peak memory of tensors on the GPU" if run.device == "cuda" else "resident memory, with Python and PyTorch"
+    for row in rows:
+        yield Sample(row["step"], visible(row["text"]))

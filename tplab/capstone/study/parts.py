@@ -1,23 +1,13 @@
-"""The parts of a study. Each part runs a program on the ranks (`tplab.capstone.study.programs`) and evaluates it.
+"""The parts of a study. Each runs a program on the ranks (`tplab.capstone.study.programs`) and evaluates its results.
 
-    machine     the speed of a rank in matmuls, memory and messages
-    before      text that the model generates before training
-    alone       the losses on a single rank, with tplab's layers
-    traffic     the trace of one step, compared with the formula
-    memory      the live memory in one step, compared with the bill
-    timeline    one step, operation by operation
-    layers      the learner's layers, compared with tplab's
-    baseline    torch's built-in tensor parallelism and tplab's layers, alternating
-    scaling     step times of 1 to p ranks, for a fixed and a growing model, compared with the cost model
-
-Each part gets a `Study` and returns its entry in measurements.json. Its `says` or `why` is a line for the terminal.
+A part gets a `Study` and returns its entry in measurements.json. Its `says` or `why` is a line for the terminal.
 """
 
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -41,22 +31,15 @@ MOST = 4  # exercises that are listed one by one
 
 @dataclass(frozen=True)
 class Budget:
-    """The number of steps for each part.
+    """The number of steps for each part."""
 
-    alone              steps on a single rank whose losses are compared
-    scaling, warm_up   steps on each number of ranks, and how many of them are warm-up and don't count
-    rounds             how often each number of ranks has its turn
-    layers             steps with the learner's layers, and the same number with tplab's
-    turns, turn        number of turns in the baseline, and steps per turn; the first turn is a warm-up
-    """
-
-    alone: int = 60
-    scaling: int = 12
-    warm_up: int = 3
-    rounds: int = 3
-    layers: int = 20
-    turns: int = 5
-    turn: int = 6
+    alone: int = 60  # on a single rank, whose losses are compared
+    scaling: int = 12  # on each number of ranks
+    warm_up: int = 3  # of those, which don't count
+    rounds: int = 3  # how often each number of ranks has its turn
+    layers: int = 20  # with the learner's layers, and the same number with tplab's
+    turns: int = 5  # of the baseline; the first turn is a warm-up
+    turn: int = 6  # steps per turn of the baseline
 
 
 @dataclass(frozen=True)
@@ -67,22 +50,41 @@ class Study:
     budget: Budget
     answers: Any
 
-    def launch(
-        self, function: Callable[..., Any], settings: Settings, *args: Any, threads: int | None = None
-    ) -> Results:
+    def launch(self, function: Callable, settings: Settings, *args: Any, threads: int | None = None) -> Results:
         """Run a function on `settings.ranks` ranks, on the same kind of device as the full run.
 
         For example, a run with two ranks on a machine with one GPU uses the CPU, so a single rank has to use it, too.
         `threads` is the number of threads of each rank on a CPU (None: as usual).
         """
-        backend = backend_for(self.settings.ranks)
         with patch.dict(os.environ, {} if threads is None else {"OMP_NUM_THREADS": str(threads)}):
-            return launch(function, settings.ranks, args=(settings, *args), backend=backend, timeout=None)
+            return launch(function, settings.ranks, args=(settings, *args), backend=self.backend, timeout=None)
+
+    def with_room(self, function: Callable, settings: Settings, *args: Any, **options: Any) -> tuple[Settings, Any]:
+        """Launch a function, halving the micro-batch size until it fits on a GPU. The losses stay the same.
+
+        Returns the settings with that micro-batch size, and the result of rank 0.
+        """
+        while True:
+            try:
+                return settings, self.launch(function, settings, *args, **options)[0]
+            except RankError as error:
+                if error.cause_type != "OutOfMemoryError" or settings.micro_batch_size % 2:
+                    raise
+                settings = replace(settings, micro_batch_size=settings.micro_batch_size // 2)
+
+    @property
+    def backend(self) -> str:
+        return backend_for(self.settings.ranks)
 
     @property
     def threads(self) -> int:
         """The number of threads that each rank has on a CPU in the full run."""
         return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // self.settings.ranks))
+
+    @property
+    def all_threads(self) -> int:
+        """The number of threads of all ranks together, or of the cores if there are fewer."""
+        return min(cores(), self.settings.ranks * self.threads)
 
     def median(self, seconds: list[float]) -> float:
         return median(seconds[self.budget.warm_up :] or seconds)
@@ -100,8 +102,7 @@ def _before(study: Study) -> Measured:
 
 def _alone(study: Study) -> Measured:
     count = min(study.budget.alone, study.settings.steps)
-    _, found = _with_room(lambda one: study.launch(measuring.steps, one, count), _on(study.settings, 1))
-    losses, seconds = found[0]
+    _, (losses, seconds, _) = study.with_room(measuring.steps, _on(study.settings, 1), count)
     took = median(seconds)
     return {"losses": losses, "seconds": took, "says": f"{count} steps on one rank took {duration(took)} each"}
 
@@ -127,10 +128,8 @@ def _memory(study: Study) -> Measured:
     found = study.launch(measuring.metered, study.settings, study.answers)
     bill, note = predicted_memory(study.settings)
     peak = [one["peak"] for one in found]
-    return {
-        "peak": peak, "curve": found[0]["curve"], "marks": found[0]["marks"], "bill": bill, "note": note,
-        "says": f"the peak is {size(max(peak))} per rank, and the formula predicts {size(sum(bill.values()))}",
-    }  # fmt: skip
+    says = f"the peak is {size(max(peak))} per rank, and the formula predicts {size(sum(bill.values()))}"
+    return found[0] | {"peak": peak, "bill": bill, "note": note, "says": says}
 
 
 def _timeline(study: Study) -> Measured:
@@ -148,10 +147,9 @@ def _layers(study: Study) -> Measured:
     except (ValueError, FileNotFoundError) as error:
         return {"why": _why(str(error))}
     count = min(study.budget.layers, settings.steps)
-    losses, idle = study.launch(measuring.of_the_learner, mine, count, answers)[0]
+    losses, _, idle = study.launch(measuring.steps, mine, count, answers)[0]
     losses = {"mine": losses, "tplab": study.launch(measuring.steps, ours, count)[0][0]}
-    off = small(apart(losses["mine"], losses["tplab"]))
-    says = f"the losses of {count} steps differ by at most {off}"
+    says = f"the losses of {count} steps differ by at most {small(apart(losses['mine'], losses['tplab']))}"
     return {"losses": losses, "used": used(answers.whose, mine, idle), "says": says}
 
 
@@ -171,114 +169,74 @@ def _baseline(study: Study) -> Measured:
         replace(settings, layers="dtensor")
     except ValueError as error:
         return {"why": str(error)}
-    found = study.launch(measuring.turns, settings, ("tplab", "dtensor"), study.budget.turns, study.budget.turn)[0]
-    seconds = {name: [median(turn) for turn in times[1:] or times] for name, (_, times) in found.items()}
+    kinds, budget = ("tplab", "dtensor"), study.budget
+    rounds = study.launch(measuring.turns, settings, kinds, budget.turns, budget.turn)[0]
+    losses = {name: [loss for turn in rounds for loss, _ in turn[name]] for name in kinds}
+    seconds = {name: [median(took for _, took in turn[name]) for turn in rounds[1:] or rounds] for name in kinds}
     ratio = median(seconds["tplab"]) / median(seconds["dtensor"])
     without = ", both without sequence parallelism" if study.settings.sequence_parallel else ""
-    return {
-        "losses": {name: losses for name, (losses, _) in found.items()}, "seconds": seconds,
-        "says": f"a step with tplab's layers takes {ratio:.2f} times as long as one with PyTorch's{without}",
-    }  # fmt: skip
+    says = f"a step with tplab's layers takes {ratio:.2f} times as long as one with PyTorch's{without}"
+    return {"losses": losses, "seconds": seconds, "says": says}
 
 
 def _scaling(study: Study) -> Measured:
+    """Time 1 to p ranks in turns, and a model that grows with the ranks, and predict both with the cost model."""
     settings, budget = study.settings, study.budget
-    found: Measured = {name: {} for name in ("weak", "work", "parts")}
-    found["predicted"] = {"strong": {}, "weak": {}}
+    found: Measured = {"weak": {}, "work": {}, "parts": {}, "predicted": {"strong": {}, "weak": {}}}
     on: dict[int, Settings] = {}  # those numbers of ranks that have room for the model
     notes: list[str] = []
-    for p in _sizes(settings):
+    for p, wanted in _layouts(settings).items():
         try:
-            _calibrated(study, p, found, on, notes)
+            one, (kernels, seconds) = study.with_room(measuring.timed, wanted, budget.scaling, threads=study.threads)
+            on[p], parts = one, calibrated_step(one, kernels)
+            found["parts"][p], found["predicted"]["strong"][p] = parts, sum(parts.values())
+            if one != wanted:
+                smaller = f"micro-batches of {one.micro_batch_size}, because larger ones didn't fit"
+                notes.append(f"On {count(p, 'rank')}, we used {smaller}.")
+            grown = replace(one, num_layers=p * settings.num_layers)
+            if p > 1:
+                grown, (_, seconds, _) = study.with_room(measuring.steps, grown, budget.scaling, threads=study.threads)
+            found["weak"][p] = study.median(seconds)
+            found["work"][p] = model_flops(grown.model, grown.batch_size)
+            found["predicted"]["weak"][p] = sum(calibrated_step(grown, kernels).values())
         except RankError as error:
             if p == settings.ranks and not on:
                 raise
-            grown = "the grown model on " if p in on else ""
-            notes.append(f"We couldn't measure {grown}{count(p, 'rank')} ({error.cause_type}).")
-    found["rounds"], alone = _in_rounds(study, on)
-    found["strong"] = {p: median(times) for p, times in found["rounds"].items()}
-    if alone:
-        found["one_process"] = {"seconds": median(alone), "rounds": alone, "threads": _all_threads(study)}
-    steps = count(budget.scaling - budget.warm_up, "step")
+            model = "the grown model on " if p in on else ""
+            notes.append(f"We couldn't measure {model}{count(p, 'rank')} ({error.cause_type}).")
+    turns: dict[Any, tuple[Settings, int]] = {p: (one, study.threads) for p, one in on.items()}
+    if 1 in on and study.backend == "gloo" and study.all_threads > study.threads:
+        turns["one process"] = on[1], study.all_threads
+    rounds: dict[Any, list[float]] = {name: [] for name in turns}
+    for _ in range(budget.rounds):  # in turns, so that other load on the machine slows all of them down
+        for name, (one, threads) in turns.items():
+            seconds = study.launch(measuring.steps, one, budget.scaling, threads=threads)[0][1]
+            rounds[name].append(study.median(seconds))
+    if alone := rounds.pop("one process", None):
+        found["one_process"] = {"seconds": median(alone), "rounds": alone, "threads": study.all_threads}
+    strong = {p: median(times) for p, times in rounds.items()}
+    found |= {"rounds": rounds, "strong": strong, "tokens": settings.tokens_per_step}
     note = [
-        f"The different numbers of ranks took turns of {steps}, {budget.rounds} times each. We took the median of each "
-        "turn. The table shows the median of all turns, and the fastest and the slowest turn.",
+        f"The different numbers of ranks took turns of {count(budget.scaling - budget.warm_up, 'step')}, "
+        f"{budget.rounds} times each. We took the median of each turn. The table shows the median of all turns, and "
+        "the fastest and the slowest turn.",
         "For the cost model (chapter 11), we timed the kernels of one layer while all of the ranks were busy.",
         "Megatron-LM's numbers are from V100 GPUs (Shoeybi et al. 2019, table 8 and figure 5).",
         *notes,
     ]
-    first, last = min(found["strong"]), max(found["strong"])
-    times = found["strong"][first] / found["strong"][last]
+    first, last = min(strong), max(strong)
+    times = strong[first] / strong[last]
     says = f"{count(last, 'rank')} are {times:.2f} times as fast as {count(first, 'rank')}"
-    return found | {"tokens": settings.tokens_per_step, "note": " ".join(note), "says": says}
+    return found | {"note": " ".join(note), "says": says}
 
 
-def _calibrated(study: Study, p: int, found: Measured, on: dict[int, Settings], notes: list[str]) -> None:
-    """Calibrate the cost model with p ranks, and time a grown model.
-
-    Adds the results to `found`, the settings that fit to `on`, and differences from the run's settings to `notes`.
-    """
-    steps, threads, wanted = study.budget.scaling, study.threads, _on(study.settings, p)
-    one, timed = _with_room(lambda one: study.launch(measuring.timed, one, steps, threads=threads), wanted)
-    kernels, seconds = timed[0]
-    on[p] = one
-    found["parts"][p] = calibrated_step(one, kernels)
-    found["predicted"]["strong"][p] = sum(found["parts"][p].values())
-    if one != wanted:
-        notes.append(
-            f"On {count(p, 'rank')}, we used micro-batches of {one.micro_batch_size}, because larger ones didn't fit."
-        )
-    grown = replace(one, num_layers=p * study.settings.num_layers)
-    if p > 1:
-        grown, took = _with_room(lambda one: study.launch(measuring.steps, one, steps, threads=threads), grown)
-        seconds = took[0][-1]
-    found["weak"][p] = study.median(seconds)
-    found["work"][p] = model_flops(grown.model, grown.batch_size)
-    found["predicted"]["weak"][p] = sum(calibrated_step(grown, kernels).values())
-
-
-def _in_rounds(study: Study, on: dict[int, Settings]) -> tuple[dict[int, list[float]], list[float]]:
-    """Time all numbers of ranks in turns, so that other load on the machine slows all of them down.
-
-    Returns each number's median seconds per step by round, and on a CPU those of one process with all of the threads.
-    """
-    rounds: dict[int, list[float]] = {p: [] for p in on}
-    alone: list[float] = []
-    took = partial(study.launch, measuring.steps)
-    for _ in range(study.budget.rounds):
-        for p, one in on.items():
-            rounds[p].append(study.median(took(one, study.budget.scaling, threads=study.threads)[0][-1]))
-        if 1 in on and backend_for(study.settings.ranks) == "gloo" and _all_threads(study) > study.threads:
-            alone.append(study.median(took(on[1], study.budget.scaling, threads=_all_threads(study))[0][-1]))
-    return rounds, alone
-
-
-def _all_threads(study: Study) -> int:
-    """Return the number of threads of all ranks together, or of the cores if there are fewer."""
-    return min(cores(), study.settings.ranks * study.threads)
-
-
-def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tuple[Settings, Results]:
-    """Halve the micro-batch size until a step fits on a GPU. This gives more micro-batches, but the same losses."""
-    while True:
-        try:
-            return settings, attempt(settings)
-        except RankError as error:
-            if error.cause_type != "OutOfMemoryError" or settings.micro_batch_size % 2:
-                raise
-            settings = replace(settings, micro_batch_size=settings.micro_batch_size // 2)
-
-
-def _sizes(settings: Settings) -> list[int]:
-    """Return the numbers of ranks to measure: 1, 2, 4, .. and the run's, if model and batch can be split that way."""
-    sizes = []
+def _layouts(settings: Settings) -> dict[int, Settings]:
+    """Return the settings for 1, 2, 4, .. and all ranks, leaving out those that can't share the model and the batch."""
+    found = {}
     for p in sorted({2**power for power in range(settings.ranks.bit_length())} | {settings.ranks}):
-        try:
-            _on(settings, p)
-        except ValueError:
-            continue
-        sizes.append(p)
-    return sizes
+        with suppress(ValueError):
+            found[p] = _on(settings, p)
+    return found
 
 
 def _on(settings: Settings, p: int) -> Settings:

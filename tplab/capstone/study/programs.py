@@ -5,30 +5,30 @@ All of them train like `tplab.capstone.training.loop`, on the run's tokens in th
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
+from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.planning.predictions import kernels_of
 from tplab.capstone.settings.settings import Layers, Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
-from tplab.capstone.training.ranks import Ranks, join
+from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
 from tplab.cost.calibration import Kernels
 from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
 from tplab.memory.meter import MemoryMeter
-from tplab.runtime import Collective, record
+from tplab.runtime import Collective, device, record
 from tplab.trace.rank_trace import trace_rank
 
 CURVE_POINTS = 1500  # points of the live-memory curve in the report
-LINK_ROUNDS = 4
 BARS = 1500  # bars per rank in the report's timeline
 FINEST = 2000  # a gap of less than 1/FINEST of a step is too small to see
 NAME = 60  # characters; the names of a GPU's kernels can have hundreds
@@ -39,10 +39,8 @@ Bar = tuple[str, str, float, float]  # lane, name, start, end
 class Short:
     """The first steps of a run on this rank, done one at a time."""
 
-    def __init__(self, settings: Settings, answers: Any = None, ranks: Ranks | None = None) -> None:
-        self.settings = settings
-        self.ranks = ranks or join(settings)
-        self.tokens: TokenFiles = prepare(settings)
+    def __init__(self, settings: Settings, answers: Any = None) -> None:
+        self.settings, self.ranks, self.tokens = settings, join(settings), prepare(settings)
         self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
         self.model = build_model(
             settings, settings.model, answers=answers, mesh=self.ranks.mesh, device=self.ranks.device
@@ -55,53 +53,35 @@ class Short:
 
     def once(self) -> tuple[float, float]:
         """Do one more step. Return the full batch's loss, and the seconds until this rank had finished its part."""
-        batch = self.batch()
-        began = time.perf_counter()
-        loss, norm = self.one(*batch)
+        step, began = self.next(), time.perf_counter()
+        loss, norm = step()
         float(norm)  # waits for a GPU
         seconds = time.perf_counter() - began
         return self.ranks.mean(loss), seconds
 
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """Return this replica's ids and targets for the next step, [B/dp, s] each."""
-        ids, targets = self.batches.own(self.done, self.ranks.place.dp, self.settings.dp)
-        return ids.to(self.ranks.device), targets.to(self.ranks.device)
-
-    def one(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Do one more step on this batch. Return what `Step.run` returns."""
+    def next(self) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Return a function that does one more step, for which the batch is already on the device (`Step.run`)."""
+        own = self.batches.own(self.done, self.ranks.place.dp, self.settings.dp)  # [B/dp, s] each
         self.done += 1
-        return self.step.run(self.done, ids, targets)
+        return partial(self.step.run, self.done, *(tensor.to(self.ranks.device) for tensor in own))
 
 
-def steps(settings: Settings, count: int) -> tuple[list[float], list[float]]:
-    """Return the losses and the seconds of the first `count` steps."""
-    short = Short(settings)
-    losses, seconds = zip(*(short.once() for _ in range(count)), strict=True)
-    return list(losses), list(seconds)
-
-
-def of_the_learner(settings: Settings, count: int, answers: Any) -> tuple[list[float], frozenset[str]]:
-    """Train `count` steps with the learner's layers. Return the losses, and exercises whose answers aren't called."""
+def steps(settings: Settings, count: int, answers: Any = None) -> tuple[list[float], list[float], frozenset[str]]:
+    """Return the losses and the seconds of the first `count` steps, and exercises whose answers aren't called."""
     short = Short(settings, answers)
-    return [short.once()[0] for _ in range(count)], hooks_of(short.model).idle
+    losses, seconds = zip(*(short.once() for _ in range(count)), strict=True)
+    return list(losses), list(seconds), hooks_of(short.model).idle
 
 
 def turns(
     settings: Settings, layers: Sequence[Layers], rounds: int, count: int
-) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """Train with different layers, in alternating turns of `count` steps. Return losses, and seconds by turn and step.
+) -> list[dict[Layers, list[tuple[float, float]]]]:
+    """Train with different layers, in alternating turns of `count` steps. Return each round's losses and seconds.
 
     Because of the turns, other load on the machine slows down all runs. They use the same initial weights and batches.
     """
-    shorts = {str(name): Short(replace(settings, layers=name)) for name in layers}
-    losses: dict[str, list[float]] = {name: [] for name in shorts}
-    seconds: dict[str, list[list[float]]] = {name: [] for name in shorts}
-    for _ in range(rounds):
-        for name, short in shorts.items():
-            done = [short.once() for _ in range(count)]
-            losses[name] += [loss for loss, _ in done]
-            seconds[name].append([took for _, took in done])
-    return {name: (losses[name], seconds[name]) for name in shorts}
+    shorts = {name: Short(replace(settings, layers=name)) for name in layers}
+    return [{name: [short.once() for _ in range(count)] for name, short in shorts.items()} for _ in range(rounds)]
 
 
 def machine(settings: Settings) -> dict[str, Any]:
@@ -109,13 +89,12 @@ def machine(settings: Settings) -> dict[str, Any]:
 
     `peak` is the bfloat16 FLOP/s of a GPU that `tplab.cost.machines` knows. It has no figures for other precisions.
     """
-    ranks = join(settings)
+    ranks, dtype = join(settings), getattr(torch, settings.precision)
     known = known_machine(ranks.device)
     peak = {"peak": known.flops} if known and settings.precision == "bfloat16" else {}
-    dtype = getattr(torch, settings.precision)
     if ranks.size == 1:
         return {"ranks": 1, "flops": matrix_rate(dtype=dtype), "bandwidth": memory_rate(), **peak}
-    found = measure_machine(rounds=LINK_ROUNDS, dtype=dtype)
+    found = measure_machine(rounds=4, dtype=dtype)
     return {
         "ranks": ranks.size, "flops": found.flops, "bandwidth": found.bandwidth, "memory": found.memory,
         "alpha": found.inside.alpha, "beta": found.inside.beta, **peak,
@@ -136,9 +115,9 @@ def sent(settings: Settings, answers: Any = None) -> list[Collective]:
     """Return the collectives that this rank entered in the second step, in order."""
     short = Short(settings, answers)
     short.once()
-    batch = short.batch()
+    step = short.next()
     with record() as section:
-        short.one(*batch)
+        step()
     return list(section)
 
 
@@ -147,11 +126,11 @@ def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
     short = Short(settings, answers)
     for _ in range(warm_up):
         short.once()
-    batch = short.batch()
+    step = short.next()
     if short.ranks.size > 1:
         dist.barrier()
     with trace_rank() as trace:
-        short.one(*batch)
+        step()
     return drawn([(span.lane, span.name, span.start, span.end) for span in trace.spans if span.name != "barrier"])
 
 
@@ -181,7 +160,7 @@ def drawn(bars: Sequence[Bar]) -> list[Bar]:
 
 def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
     """Return the peak live bytes on this rank in the second step and, on a CPU, their curve, tensor by tensor."""
-    if join(settings).device.type == "cuda":
+    if device().type == "cuda":
         short = Short(settings, answers)
         short.once()
         torch.cuda.reset_peak_memory_stats()
@@ -191,20 +170,16 @@ def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
         short = Short(settings, answers)
         short.once()
         begin = len(meter.curve)
-        handles = [
-            short.model.register_forward_pre_hook(lambda *_: meter.mark("forward")),
-            short.model.register_forward_hook(lambda *_: meter.mark("backward")),
-            short.optimizer.register_step_pre_hook(lambda *_: meter.mark("optimizer")),
-        ]
+        short.model.register_forward_pre_hook(lambda *_: meter.mark("forward"))
+        short.model.register_forward_hook(lambda *_: meter.mark("backward"))
+        short.optimizer.register_step_pre_hook(lambda *_: meter.mark("optimizer"))
         short.once()
-        for handle in handles:
-            handle.remove()
-    curve, marks = meter.curve[begin:], [(place - begin, name) for place, name in meter.marks]
+    curve = meter.curve[begin:]
     every = max(1, len(curve) // CURVE_POINTS)
     return {
         "peak": max(curve),
         "curve": [max(curve[at : at + every]) for at in range(0, len(curve), every)],
-        "marks": [(place // every, name) for place, name in marks],
+        "marks": [((place - begin) // every, name) for place, name in meter.marks],
     }
 
 

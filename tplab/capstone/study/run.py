@@ -1,8 +1,5 @@
 """Study a run: measure other numbers of ranks, other layers, memory, traffic, and one step in detail.
 
-    study(settings)                      finish the run if necessary, then measure every missing part
-    study(settings, only=["memory"])     measure this part again
-
     python -m tplab.capstone study --preset laptop
     python -m tplab.capstone study --folder runs/laptop --only memory scaling
 
@@ -30,8 +27,6 @@ from tplab.capstone.watching.panel import run
 from tplab.common.files import replace
 from tplab.runtime import RankError
 
-__all__ = ["Budget", "main", "study"]
-
 
 def study(
     settings: Settings,
@@ -41,10 +36,11 @@ def study(
     answers: Any = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Measure the parts that are missing or were measured with other settings. With `only`, always measure these parts.
+    """Finish the run if necessary, then measure the parts that are missing or were measured with other settings.
 
     Returns the path of the measurements.
 
+    only       measure just these parts, even if they were measured before, and don't finish the run
     answers    the learner's code; None: find it in `settings.chapters` if needed
     say        called with a line for each part; a part whose ranks fail (out of GPU memory, for example) is left out
     Raises ValueError for an unknown part, and for settings that don't match the run in the folder.
@@ -69,8 +65,8 @@ def study(
                 continue
             measured |= {"settings": {key: getattr(settings, key) for key in MATTER}}
             replace(folder / MEASUREMENTS, json.dumps(read_measurements(folder) | {name: measured}).encode())
-            told = measured.get("says") or f"not measured ({measured['why']})"
-            say(f"{name}: {told} ({time.monotonic() - began:.0f} s)")
+            says = measured.get("says") or f"not measured ({measured['why']})"
+            say(f"{name}: {says} ({time.monotonic() - began:.0f} s)")
     return folder / MEASUREMENTS
 
 
@@ -88,13 +84,8 @@ def main(argv: Sequence[str]) -> int:
         description="Finish the run if necessary, then take the measurements that its report needs.",
     )  # fmt: skip
     add_arguments(parser)
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=list(PARTS),
-        metavar="PART",
-        help=f"measure only these parts, even if they were measured before: {', '.join(PARTS)}",
-    )
+    text = f"measure only these parts, even if they were measured before: {', '.join(PARTS)}"
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=text)
     given = vars(parser.parse_args(argv))
     only = given.pop("only", [])
     settings = settings_from(given)
