@@ -2,13 +2,13 @@
 
 settings      what to train and how
 data          text, tokenizer, token files, batches
-model         the GPTs that ours is compared with
+model         the GPT implementations that ours is compared with
 own_layers    a GPT built from the learner's answers
 planning      time, memory and traffic of a step, predicted from the settings
 training      the program that every rank runs
 checkpoints   checkpoints that survive a kill at any moment
 watching      a live view of a run, in a terminal or a notebook
-writing       text that the model of a run writes, `sample(folder, prompt)`
+writing       text generation with a run's newest checkpoint: `sample(folder, prompt)`
 study         measurements with different numbers of ranks and different layers
 report        a one-page report on the run and the study
 command       training runs from a terminal (`python -m tplab.capstone`)

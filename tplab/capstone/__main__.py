@@ -1,4 +1,4 @@
-"""Run `python -m tplab.capstone`, see `tplab.capstone.command`."""
+"""Entry point of `python -m tplab.capstone`, which is implemented in `tplab.capstone.command`."""
 
 import sys
 

@@ -77,12 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         fresh = given.pop("fresh", False)
         return carry_out(settings_from(given), fresh=fresh)
     except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one may be misconfigured
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one machine may be misconfigured
             where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
             print(f"python -m tplab.capstone{name and ' ' + name}{where}: {error}", file=sys.stderr)
         return 2
     except RankError as error:
-        diverged = error.cause_type == "FloatingPointError"  # what to do matters then, and not the line of code
+        diverged = error.cause_type == "FloatingPointError"  # in this case, the message alone says what to do
         print(error.cause_message if diverged else error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_from(given: Mapping[str, Any]) -> Settings:
-    """Build the settings from flags and a base: a preset, a file, the folder's run, or else a preset that fits."""
+    """Build the settings from the flags and a preset or file, the run in the folder, or a preset for this machine."""
     if "preset" in given or "config" in given:
         return settings_of(given)
     there = Path(given["folder"], SETTINGS) if "folder" in given else None
@@ -124,7 +124,7 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
 
 
 def carry_out(settings: Settings, *, fresh: bool = False) -> int:
-    """Train and return the exit code. If the run is impossible, raises ValueError or ImportError before it starts."""
+    """Train and return the exit code. If the run isn't possible, raises ValueError or ImportError before it starts."""
     if not fresh:
         check_unchanged(settings)
     if settings.tensorboard:
@@ -145,7 +145,7 @@ def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # now, because Python would wait for threads, threads for other ranks, and torchrun for us
+        os._exit(1)  # sys.exit would wait for threads that wait for other ranks, while torchrun waits for us
     if dist.get_rank() == 0:
         print(_summary(outcome))
     dist.destroy_process_group()
@@ -153,7 +153,7 @@ def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
 
 
 def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
-    if fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun repeats the command
+    if fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun's restarts resume instead
         if dist.get_rank() == 0:
             set_aside(Path(settings.folder))
         dist.barrier()
@@ -167,7 +167,7 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
 
     folder = Path(settings.folder)
     with locked(folder):
-        pass  # otherwise, it would be noticed only after the text is prepared, and by every rank
+        pass  # without this check, every rank would fail, and only after the text is prepared
     answers = _answers(settings)
     if fresh and (aside := set_aside(folder)):
         print(f"Moved the previous run from {folder} to {aside}.")

@@ -1,11 +1,11 @@
-"""Show how far a slow piece of work is, from a thread that goes on while the work itself may be silent.
+"""Show the progress of a slow task from a thread that keeps updating even while the task itself reports nothing.
 
     with progress() as show:
         show("reading the text")
         show("encoding", 0.4)              in a terminal    encoding █████░░░░░░░ 40%  12 s
 
-In a terminal this is one line, and in JupyterLab a widget. Both go away when the work is done. Elsewhere, such as in a
-job's output, a line is printed every `SELDOM` seconds. Work of less than a second shows nothing.
+In a terminal, this is one line. In JupyterLab, it's a widget. Both disappear when the work is done. Elsewhere, such as
+in a job's output, a line is printed every `SELDOM` seconds. If the work takes less than a second, nothing is shown.
 """
 
 import sys
@@ -19,20 +19,20 @@ from tplab.common.units import duration
 from tplab.runtime.liveview import place
 from tplab.runtime.screen import LastLine, Widget
 
-OFTEN, SELDOM = 0.5, 10.0  # seconds between two lines
+OFTEN, SELDOM = 0.5, 10.0  # seconds between two updates in a terminal or widget, and between two lines elsewhere
 SHOWN_AFTER = 1.0
 Show = Callable[..., None]
 
 
 def bar(share: float, width: int = 12) -> str:
-    """Draw a bar of text: "██████░░░░░░"."""
+    """Return a progress bar made of text, such as "██████░░░░░░"."""
     full = round(min(1.0, max(0.0, share)) * width)
     return "█" * full + "░" * (width - full)
 
 
 @contextmanager
 def progress() -> Iterator[Show]:
-    """Context manager that yields `show(what, share=None)`, where `share` is the part of the work that is done."""
+    """Context manager that yields `show(what, share=None)`, where `share` is the fraction of the work done so far."""
     where, line, widget = place(), LastLine(), Widget()
     began, over, said = time.monotonic(), threading.Event(), ""
 
@@ -51,7 +51,7 @@ def progress() -> Iterator[Show]:
 
     def keep_on() -> None:
         wait, next_wait = (SELDOM, SELDOM) if where == "nowhere" else (SHOWN_AFTER, OFTEN)
-        with suppress(Exception):  # the work goes on, even if nobody can see it
+        with suppress(Exception):  # the work continues even if its progress can't be displayed
             while not over.wait(wait):
                 draw()
                 wait = next_wait

@@ -12,12 +12,12 @@ def small(value: float) -> str:
 
 
 def kind(settings: Settings) -> str:
-    """Return the name of the model's family."""
+    """Return the name of the model family, "Llama" or "GPT"."""
     return "Llama" if settings.gated and not settings.bias and not settings.learned_positions else "GPT"
 
 
 def layout(settings: Settings) -> str:
-    """Return the sizes of the grid, such as "tp = 2, dp = 1", with pp and the stage of ZeRO if they are used."""
+    """Return the grid's sizes as text, such as "tp = 2, dp = 1", including pp and the ZeRO stage if they're used."""
     names = ["tp", *(["pp"] if settings.pp > 1 else []), "dp", *(["zero"] if settings.zero else [])]
     return ", ".join(f"{name} = {getattr(settings, name)}" for name in names)
 
@@ -28,7 +28,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Replace control characters, which a model may generate, by visible symbols (␀ ␁ ␂)."""
+    """Replace control characters, which a model may generate, with visible symbols (␀ ␁ ␂)."""
     return "".join(chr(0x2400 + ord(c)) if c < " " and c not in "\n\t" else "␡" if c == "\x7f" else c for c in text)
 
 

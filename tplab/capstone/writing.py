@@ -1,12 +1,12 @@
-"""Write text with the model of a run: its newest checkpoint continues a prompt, token by token, with a KV cache.
+"""Generate text with a trained model. A run's newest checkpoint continues a prompt token by token, with a KV cache.
 
     from tplab.capstone import sample
     text = sample("runs/laptop", "def ")                           in a notebook or a program
     python -m tplab.capstone sample runs/laptop --prompt "def "    in a terminal
 
 Any number of ranks can share the model, whatever the run's grid was. The first rank appends each piece of text to a
-temporary file, and the program that waits for the ranks shows what is new in it. A piece never ends inside a character,
-even if a token does, because `DecodeStream` holds its bytes back until the rest has come.
+temporary file, and the process that waits for the ranks displays whatever has been added. A piece never ends inside a
+character, even if a token does, because `DecodeStream` holds back those bytes until the rest of the character arrives.
 """
 
 import argparse
@@ -54,7 +54,7 @@ _FLAGS: dict[str, tuple[type, str]] = {  # the arguments of `sample`
 
 @dataclass(frozen=True)
 class Request:
-    """What `sample` asks the ranks to write."""
+    """What `sample` tells the ranks so that they can generate the text."""
 
     settings: Settings
     checkpoint: Path
@@ -64,7 +64,7 @@ class Request:
     vocab_size: int  # number of tokens that the tokenizer knows, which may be fewer than the model's
     tokens: int
     temperature: float
-    top_k: int | None  # None: all
+    top_k: int | None  # if None, tokens are drawn from the entire vocabulary
     seed: int
 
 
@@ -80,19 +80,19 @@ def sample(
     seed: int = 0,
     show: Callable[[str], object] = _show_piece,
 ) -> str:
-    """Continue the prompt with the model of the run in `folder`. Shows the text while it is written, and returns it.
+    """Continue the prompt with the model of the run in `folder`. Displays the text as it's generated, and returns it.
 
-    tokens         number of new tokens; fewer if the model ends the document before
-    tp             number of ranks that share the model (None: as many as in the run, or as torchrun has started)
-    step           the step of the checkpoint (None: the newest)
-    temperature    0: always take the most likely token (greedy); larger values make unlikely tokens more frequent
-    top_k          draw from the k most likely tokens only (0: from all)
-    seed           of the draws; the same seed gives the same text
+    tokens         number of new tokens; there are fewer if the model ends the document earlier
+    tp             number of ranks that share the model; if None, as many as torchrun has started, or else the run's tp
+    step           the checkpoint's step; if None, the newest checkpoint is used
+    temperature    0 always takes the most likely token (greedy); larger values make unlikely tokens more frequent
+    top_k          draw from only the k most likely tokens, or from all tokens if it's 0
+    seed           random seed for drawing tokens; the same seed gives the same text
     show           called with each new piece of the text, beginning with the prompt
 
     If the text gets longer than the model's seq_length, the model continues from the second half of what it has read.
     Raises FileNotFoundError if there's no run or no checkpoint in the folder, and ValueError for a damaged checkpoint,
-    for an empty prompt, for one that is longer than seq_length, and for other arguments that don't fit.
+    for a prompt that is empty or longer than seq_length, and for other invalid arguments.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -135,7 +135,7 @@ def _write(request: Request, tp: int, show: Callable[[str], object]) -> str:
 
 
 class _Follow(LiveView):
-    """Shows what the first rank appends to a file, in the program that waits for the ranks."""
+    """Displays what the first rank appends to a file. It runs in the process that waits for the ranks."""
 
     def __init__(self, path: str, show: Callable[[str], object], see: Callable[[], list[Now]]) -> None:
         super().__init__(see)
@@ -173,7 +173,7 @@ def _on_a_rank(request: Request, show: Callable[[str], object]) -> str:
 
 
 def _pieces(model: ParallelGPT, request: Request, place: torch.device) -> Iterator[str]:
-    """Yield the prompt and then what the model adds, in pieces that end between two characters."""
+    """Yield the prompt and then the generated text, in pieces that never end inside a character."""
     decoding = DecodeStream(skip_special_tokens=True)
     for ids in (request.ids, _new_ids(model, request, place)):
         for number in ids:
@@ -182,7 +182,7 @@ def _pieces(model: ParallelGPT, request: Request, place: torch.device) -> Iterat
 
 
 def _new_ids(model: ParallelGPT, request: Request, place: torch.device) -> Iterator[int]:
-    """Yield the new ids. When the positions are used up, go on with the second half of them and a new cache."""
+    """Yield the new ids. When the text fills all positions, continue from its second half with a new cache."""
     length, read, left = request.settings.seq_length, request.ids, request.tokens
     chance = torch.Generator(place).manual_seed(request.seed)
     while left:
@@ -201,7 +201,7 @@ def _new_ids(model: ParallelGPT, request: Request, place: torch.device) -> Itera
 
 
 def _checkpoint_of(folder: Path, step: int | None) -> Path:
-    """Return the path of a checkpoint, the newest by default. Raises an error if its files aren't those written."""
+    """Return the path of the step's checkpoint, or of the newest if `step` is None. Raises an error if it's damaged."""
     folders = StepFolders(folder / "checkpoints")
     steps = folders.steps()
     if not steps:
@@ -218,7 +218,7 @@ def _checkpoint_of(folder: Path, step: int | None) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the given command line and return its exit code. Raises what `sample` raises about its arguments."""
+    """Run the given command line and return its exit code. Raises what `sample` raises for invalid arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone sample", allow_abbrev=False,
         description="Generate text with the newest checkpoint of a run.",

@@ -19,7 +19,7 @@ from tplab.runtime.recorder import Recorder
 Active = Callable[[], Recorder | None]  # returns the recorder of this thread's collectives, if there is one
 Unrecorded = Callable[[], AbstractContextManager[None]]
 
-# operator: kind, whether the message is group-size times as large as the input
+# operator: (kind of collective, whether the message is group-size times as large as the input)
 _FUNCTIONAL: dict[str, tuple[str, bool]] = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),
@@ -63,7 +63,7 @@ def _wrap_operator(name: str, kind: str, whole: bool, active: Active, unrecorded
             with unrecorded():  # torch's kernel calls the backend from C++
                 outputs = _torchs_own(operator, *args, **kwargs)
             for output in flat(outputs):
-                shared_memory.functional_work(output)  # an earlier one at this address, which nobody waited for
+                shared_memory.functional_work(output)  # forgets an all-reduce at this address that nothing waited for
         recorder.functional_started(entered, flat(outputs))
         return outputs
 

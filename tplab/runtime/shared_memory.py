@@ -6,7 +6,7 @@
 
 gloo sends every message through a socket, even to a rank on the same machine. The operating system copies the message
 into the socket's buffer and out again. Here, each rank writes its x once and reads the other ranks' x directly. (NCCL
-calls its transport of this kind SHM.) When a rank's slot is full, the rank rings: it writes a byte to a pipe of each
+has a similar transport, called SHM.) When a rank's slot is full, the rank rings: it writes a byte to a pipe of each
 other rank. If a rank exits, its pipes close, and any rank that is waiting for it raises an error.
 
 If every rank has a core of its own, a waiting rank polls the pipes for 2 ms before it goes to sleep, because waking up
@@ -36,22 +36,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tplab.common.cores import cores
 
 AllReduce = Callable[..., Any]  # ProcessGroup.allreduce
-SMALLEST = 16 * 1024  # bytes; smaller messages wouldn't be faster
+SMALLEST = 16 * 1024  # bytes; smaller messages aren't faster through shared memory
 _SETS = 2
 _LOOKS = 2e-3  # seconds that a waiting rank polls before it goes to sleep
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
-_functional: dict[int, "Sum"] = {}  # by the address of the result
-_hooked = False  # all-reduces only get here if `tplab.runtime.hooks` has replaced torch's
+_functional: dict[int, "Sum"] = {}  # all-reduces in progress, by the address of the result's storage
+_hooked = False  # all-reduces only reach this module if `tplab.runtime.hooks` has replaced torch's
 
 
 def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     """Use shared memory for this group's all-reduces of at most `largest` bytes. All ranks in the group must call this.
 
-    From then on, the group sums floating-point tensors on the CPU through shared memory. All other messages still use
-    gloo. If the ranks are on different machines, so that they can't share memory, the sums use gloo as well. Returns
-    True if the ranks share memory. With largest=0, the group goes back to gloo.
+    From then on, the group sums floating-point CPU tensors of 16 KiB or more through shared memory. All other messages
+    still use gloo. If the ranks can't share memory because they're on different machines, the sums use gloo as well.
+    Returns True if the ranks share memory. With largest=0, the group goes back to gloo.
 
     Every rank gets exactly the same sum. With more than two ranks, the sum may be rounded differently than with gloo,
     because the ranks' tensors are added in rank order. A group of p ranks needs 2 · p · `largest` bytes of memory.
@@ -80,11 +80,11 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
 def _connected(group: ProcessGroup, size: int, opened: ExitStack) -> "_Slots | None":
     """Create the group's shared memory and a pipe from each rank to each other rank. Return None if that's impossible.
 
-    `opened` closes the files that other ranks only need while they open them, too. None of these files has a name in
-    the file system, so nothing is left behind, even if a rank is killed.
+    When `opened` exits, it closes the descriptors that the other ranks needed only until they opened the same files.
+    None of these files has a name in the file system, so nothing is left behind, even if a rank is killed.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
-    ends = [os.pipe() for _ in range(p)]  # to read from and for the other rank to write to
+    ends = [os.pipe() for _ in range(p)]  # (read, write) descriptors: this rank reads, and the other rank writes
     for _, write in ends:
         opened.callback(os.close, write)
     token = secrets.randbits(62)
@@ -107,7 +107,7 @@ def _connected(group: ProcessGroup, size: int, opened: ExitStack) -> "_Slots | N
 
 
 def _create(size: int, token: int, opened: ExitStack) -> int:
-    """Create a file in memory that starts with the token. Return its descriptor, or -1 if the system can't do this."""
+    """Create an in-memory file that starts with the token. Return its descriptor, or -1 if the system can't do this."""
     try:
         file = os.memfd_create("tplab")  # only on Linux
         opened.callback(os.close, file)
@@ -159,7 +159,7 @@ def functional_work(tensor: Tensor) -> "Sum | None":
 
 
 def _slots_for(group: ProcessGroup, x: Tensor, is_sum: bool) -> "_Slots | None":
-    """Return the slots for this all-reduce, or None for gloo. All ranks agree, since their sizes and dtypes agree."""
+    """Return the slots for this all-reduce, or None for gloo. Ranks agree because their sizes and dtypes agree."""
     slots = _slots.get(group)
     if slots is None or not is_sum or x.device.type != "cpu" or x.dtype not in _DTYPES:
         return None
@@ -192,11 +192,11 @@ class _Slots:
         if self.latest is not None:
             self.latest.wait()
         with _disable_current_modes():  # so that a memory meter doesn't count the transport's buffers
-            x = x.data.as_strided((x.numel(),), (1,))  # in memory order, like gloo
+            x = x.data.as_strided((x.numel(),), (1,))  # in memory order, as in gloo
             slots = self.memory[self.turn, :, : x.numel() * x.element_size()].view(x.dtype)  # [p, n]
             slots[self.rank].copy_(x)
         for doorbell in self.doorbells:
-            with suppress(BrokenPipeError):  # that rank has exited, and `wait` will say so
+            with suppress(BrokenPipeError):  # that rank has exited, so `wait` will raise an error
                 os.write(doorbell, b"!")
         self.turn = (self.turn + 1) % _SETS
         self.latest = Sum(self, slots, x)
@@ -231,7 +231,7 @@ class Sum(dist.Work):
         return not self._missing
 
     def _look(self, milliseconds: int) -> bool:
-        """Note which slots are full, and sum them once all are. Return False if none became full in this time."""
+        """Note which slots are full, and sum them once all are full. Return False if none became full in this time."""
         poll = select.poll()
         for arrival in self._missing.values():
             poll.register(arrival, select.POLLIN)
@@ -252,6 +252,6 @@ class Sum(dist.Work):
 
 
 def _timeout_of(group: ProcessGroup) -> int:
-    """Return the timeout of a group in milliseconds."""
+    """Return the group's timeout in milliseconds."""
     options: Any = group._get_backend(torch.device("cpu")).options
     return min(int(options._timeout.total_seconds() * 1000), 2**31 - 1)  # the largest timeout that poll accepts

@@ -1,4 +1,4 @@
-"""Chapter 04: a small regression problem, to see what a row-parallel layer learns.
+"""Chapter 04: a small regression problem that shows what a row-parallel layer learns.
 
     y = x Wᵀ + b     x [64, 8], W [4, 8], y [64, 4], and every element of the true bias b is 2
 
@@ -37,7 +37,7 @@ def problem() -> tuple[Tensor, Tensor]:
 
 
 def fit(layer_class: Callable[..., nn.Module]) -> Fit:
-    """Train `layer_class(8, 4)` on this rank's inputs [64, 8/p], starting from zeros. All ranks call this."""
+    """Train `layer_class(8, 4)` on this rank's inputs [64, 8/p]. All parameters start at 0. All ranks call this."""
     layer = layer_class(IN, OUT, device=device())
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)

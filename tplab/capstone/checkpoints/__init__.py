@@ -1,1 +1,1 @@
-"""Checkpoints that survive a kill at any moment, and other folders that are either complete or missing."""
+"""Checkpoints that survive a kill at any moment, and other folders that are written completely or not at all."""

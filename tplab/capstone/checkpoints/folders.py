@@ -1,6 +1,6 @@
 """Folders that are either complete or missing, even after a kill, because they are written under a temporary name.
 
-A rename is atomic, so whatever a kill leaves behind has a temporary name, and a later program removes it.
+A rename is atomic, so whatever a killed program leaves behind has a temporary name, and a later program removes it.
 
     step-000100.saving/          a checkpoint that is being written (`StepFolders`)
     step-000100/                 a complete one
@@ -25,7 +25,7 @@ PROBE = ".shared-"
 _COMPLETE = re.compile(r"step-(\d{6,})")
 _LEFT_BEHIND = re.compile(r"step-\d{6,}\.(saving|deleting)")
 _MAKING = ".making-"
-_ABANDONED = 24 * 3600  # seconds without a new file, after which nobody makes a folder anymore
+_ABANDONED = 24 * 3600  # a folder that gets no new file for this many seconds isn't being made anymore
 
 
 class StepFolders:
@@ -48,7 +48,7 @@ class StepFolders:
         return sorted(int(match[1]) for match in found)
 
     def clear(self) -> None:
-        """Create the root folder if necessary, and remove everything that killed programs have left in it."""
+        """Create the root folder if necessary, and remove what killed programs have left behind in it."""
         if not self.root.is_dir():
             self.root.mkdir(parents=True)
             sync_folder(self.root.parent)
@@ -80,7 +80,7 @@ class StepFolders:
             shutil.rmtree(deleting)
 
     def instead_of(self, path: Path) -> str:
-        """Return advice about a damaged checkpoint: the newest intact one before it, and how to resume from there."""
+        """Return advice about a damaged checkpoint: which older one is intact, and how to resume from that one."""
         match = _COMPLETE.fullmatch(path.name)
         away = f"move the damaged one out of the way (mv {path} {path}.damaged) and run the same command again"
         for older in reversed(self.steps()):
@@ -93,14 +93,14 @@ class StepFolders:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder in which new ones are made, creating it if necessary, or wait for another process's lock.
+    """Context manager that locks the folder for new folders, creating it if necessary. It waits until it has the lock.
 
-    Leftovers of killed processes are removed, but only after a day. On some file systems, a lock is visible on only one
-    machine, so several machines may make the same folder under temporary names, and the first one to finish wins.
+    It also removes the leftovers of killed processes, but only after a day. On some file systems, a lock is visible on
+    only one machine, so several machines may make the same folder under temporary names. The first one to finish wins.
     """
     with files.locked(folder / ".lock") as alone:
         for place in folder.glob(_MAKING + "*") if alone else ():
-            with suppress(FileNotFoundError):  # the process that made it has just finished
+            with suppress(FileNotFoundError):  # another process has just renamed or removed it
                 if time.time() - place.stat().st_mtime > _ABANDONED:
                     shutil.rmtree(place, ignore_errors=True)
         yield
@@ -108,7 +108,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder. It is renamed to `folder` when the block ends, or removed if there is an error.
+    """Yield a temporary folder, which is renamed to `folder` when the block ends, or removed if there's an error.
 
     If another process has created `folder` in the meantime, that folder is kept.
     """
@@ -135,7 +135,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def link(path: Path, folder: Path) -> None:
-    """Make `path` a relative link to `folder`, atomically. Raises FileExistsError if `path` exists and isn't a link."""
+    """Atomically make `path` a relative link to `folder`. Raises FileExistsError if `path` exists and isn't a link."""
     if path.is_dir() and path.resolve() == folder.resolve():
         return
     if path.exists() and not path.is_symlink():

@@ -1,16 +1,16 @@
-"""The manifest of a folder: its files with their sizes and SHA-256, to detect missing, truncated or changed ones.
+"""A folder's manifest lists its files with sizes and SHA-256, so that missing, truncated or changed files are noticed.
 
     {
-     "step": 100,                (whatever else there is to say about the folder)
+     "step": 100,                (any other facts about the folder)
      "files": {
       ".metadata": {"bytes": 21034, "sha256": "91c0.."},
       "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (as printed by `sha256sum __0_0.distcp`)
       ..
      },
-     "sha256": "77ad.."          (checksum of this text without this line)
+     "sha256": "77ad.."          (checksum of this file without this line)
     }
 
-A disk can lose the end of a file or change a byte without reporting an error. So loading verifies all files first.
+A disk can lose the end of a file or change a byte without reporting an error, so we verify all files before loading.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def write_manifest(folder: Path, about: Mapping[str, Any], files: Mapping[str, F
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read a manifest. Raises FileNotFoundError without the folder, DamagedCheckpointError without a valid manifest."""
+    """Read a manifest. Raises DamagedCheckpointError if it isn't valid, and FileNotFoundError if there's no folder."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there's no folder {folder}")
     path = folder / NAME

@@ -6,15 +6,15 @@
     publish     rename to step-000100 once all ranks have succeeded         the first rank
     delete      the oldest, if there are more than `keep`                   the first rank
 
-Every file is synced to disk before the next stage begins, so a folder named just step-000100 is always complete.
+Every file is synced to disk before the next stage begins, so a folder named exactly step-000100 is always complete.
 
 In an asynchronous save, training waits only for the copy, and a thread does the rest. The threads of all ranks
 communicate in a separate gloo group, so they can't block the training's collectives. (`dcp.async_save` is similar, but
-the checksums and the rename have to run in the thread, too.)
+our checksums and the rename have to run in the thread, too.)
 
-Only the first data-parallel replica saves, but all load. With ZeRO, the replicas first gather the optimizer's state
-(`FullOptimizer`), so a checkpoint doesn't depend on the number of ranks in any dimension, nor on the stage of ZeRO.
-(Megatron-Core: dist_checkpointing's async strategies.)
+Only the first data-parallel replica saves a checkpoint, but all replicas load it. With ZeRO, the replicas first gather
+the optimizer's state (`FullOptimizer`), so a checkpoint depends neither on the number of ranks in any dimension nor on
+the ZeRO stage. (For comparison, see the async strategies in Megatron-Core's dist_checkpointing.)
 """
 
 import os
@@ -59,9 +59,9 @@ class Checkpoints:
 
     keep            number of newest checkpoints to keep
     asynchronous    if True, training continues while a checkpoint is written
-    mesh            from `tplab.data.grid.mesh`. None: all ranks share the layers of a single model
+    mesh            from `tplab.data.grid.mesh`. If None, all ranks share the layers of a single model
 
-    Raises RuntimeError if a rank doesn't see what the first rank writes to the folder.
+    Raises RuntimeError if a rank can't see a file that the first rank writes to the folder.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Checkpoints:
         """Save step-<step> with {"step": step, **extra}, then delete all checkpoints except the newest `keep`.
 
         Skips the step that was loaded or last saved, because it already has a checkpoint. Raises FileExistsError if
-        anything else is at its path, ValueError if replicated tensors differ between ranks, and RuntimeError if writing
-        fails, which leaves older checkpoints unchanged. Also raises the error of an earlier background save.
+        something else exists at its path, ValueError if replicated tensors differ between ranks, and RuntimeError if
+        writing fails; older checkpoints stay unchanged. Also raises the error of an earlier background save.
         """
         self.wait()
         if step == self._is_there:
@@ -116,7 +116,7 @@ class Checkpoints:
             raise
 
     def linger(self, seconds: float) -> None:
-        """Wait at most `seconds` for the save in progress. For a rank that fails alone, so it can't call `wait`."""
+        """Wait at most `seconds` for the save in progress. A rank that fails alone uses it instead of `wait`."""
         if self._under_way is not None:
             with suppress(Exception):
                 self._under_way.result(seconds)
@@ -164,7 +164,7 @@ class Checkpoints:
         return self.folders.steps()
 
     def latest(self) -> Path | None:
-        """Return the path of the newest checkpoint, or None. It may be damaged, which only `load` checks."""
+        """Return the path of the newest checkpoint, or None if there is none. Only `load` checks if it's damaged."""
         self.wait()
         newest = max(self.steps(), default=None)
         if len(set(seen := gathered(newest, self._everyone))) > 1:
@@ -177,7 +177,7 @@ class Checkpoints:
     def load(
         self, path: str | PathLike, model: nn.Module, optimizer: Optimizer | ZeRO1 | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint in place and return the `extra` of its `save`. Any number of ranks may have saved it.
+        """Load a checkpoint in place and return the `extra` saved with it. Any number of ranks may have saved it.
 
         Raises DamagedCheckpointError or FileNotFoundError if a file is missing or changed, naming the newest intact
         checkpoint before it, and ValueError if it belongs to a different model. In these cases, nothing is modified.
@@ -207,9 +207,9 @@ class Checkpoints:
 
 
 def _check_shared(root: Path, everyone: ProcessGroup) -> None:
-    """Have the first rank write a file that all others look for. Raises RuntimeError on all ranks if one can't see it.
+    """Have the first rank write a file. Raises RuntimeError on all ranks if any of them can't see it.
 
-    Otherwise, a folder that the machines don't share would be noticed only when the run is resumed.
+    Without this check, we'd notice only when the run is resumed that the machines don't share the folder.
     """
     is_first, existed = dist.get_rank() == 0, root.is_dir()
     here = f"{root.absolute()} on {socket.gethostname()}"
@@ -231,7 +231,7 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
             time.sleep(0.05)
 
     def clear_up() -> None:
-        with suppress(OSError):  # whatever has gone wrong on this disk, the others' error says it better
+        with suppress(OSError):  # it would hide the other ranks' error, which explains the problem better
             path.unlink(missing_ok=True)
             if not existed:
                 root.rmdir()  # unless another run is using it by now
@@ -244,11 +244,11 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
 
 
 def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-    """Create two gloo groups, of all ranks and of those that save. Both are None without torch.distributed.
+    """Create two gloo groups, one of all ranks and one of those that save. Without torch.distributed, both are None.
 
-    The ranks that don't save also create a second group, which they don't use. If each rank has a GPU, torch makes the
-    ranks outside a new group, and only those, take part in a split of NCCL's communicator, where they would wait
-    forever. So each rank only creates groups that it is in. All create the same number, because torch numbers groups.
+    The ranks that don't save also create a second group, which they don't use. If each rank has a GPU, torch makes only
+    the ranks outside a new group take part in a split of NCCL's communicator, where they'd wait forever. So each rank
+    only creates groups that it's in. All ranks create the same number of groups, because torch names them by counting.
     """
     if not dist.is_initialized():
         return None, None

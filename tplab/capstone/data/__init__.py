@@ -1,1 +1,1 @@
-"""The training text, from files on disk to the batch of a step."""
+"""The training text, from files on disk to each step's batch."""

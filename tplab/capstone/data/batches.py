@@ -1,4 +1,4 @@
-"""The batches of training tokens. A batch is computed from the step number alone, so no position has to be saved.
+"""Batches of training tokens. A batch depends only on the step number, so no position in the data has to be saved.
 
     tokens      [ . . . . . . . . . . . . . . . . . . . . . ]
     windows       [   0   ][   1   ][   2   ][   3   ]           seq_length tokens each, from a random offset
@@ -8,9 +8,9 @@
 The targets of a window are its tokens shifted by one position. Each epoch contains every window once. The next epoch
 has new windows in a new order, and a batch may contain the last windows of one epoch and the first of the next.
 
-The order of millions of windows is computed by a formula instead of being stored. A Feistel network splits a position
-in that order into two halves and repeatedly mixes one half into the other. Each round can be undone, so every position
-gets a different window. (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", also for cycle walking.)
+The order of millions of windows is computed by a formula instead of being stored. A Feistel network splits the bits
+of a position in that order into two halves and repeatedly mixes one half into the other. Each round can be undone, so
+every position gets a different window. (Black and Rogaway 2002, "Ciphers with arbitrary finite domains".)
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def shuffled(places: Sequence[int], size: int, keys: NDArray[np.uint64]) -> NDAr
     low = (np.uint64(1) << half) - np.uint64(1)
     numbers = np.asarray(places, dtype=np.uint64)
     outside = np.ones(len(numbers), dtype=bool)
-    while outside.any():
+    while outside.any():  # numbers outside 0 .. size - 1 are permuted again until they're inside ("cycle walking")
         left, right = numbers[outside] >> half, numbers[outside] & low
         for key in keys:
             left, right = right, left ^ (_mixed(right + key) & low)

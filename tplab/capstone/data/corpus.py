@@ -5,9 +5,9 @@
     collected.documents                   # [Document(name, text), ...], the same in every run
     collected.skipped                     # {"not UTF-8": ["old.txt"], ...}
 
-Each file is a document, with its bytes and line endings unchanged. `in_parts` splits long documents, and `split` sets a
-few percent of the documents aside for validation. Identical texts always end up on the same side, so the model is never
-validated on a document that it was trained on.
+Each file is a document, with its bytes and line endings unchanged. `in_parts` splits long documents into several, and
+`split` sets a few percent of all documents aside for validation. Documents with identical texts always end up on the
+same side, so the model is never validated on a document that it was trained on.
 """
 
 import ast
@@ -22,7 +22,7 @@ from pathlib import Path
 from tplab.capstone.settings.run_folder import is_run
 from tplab.common.corpus import files_below
 
-LONGEST = 1 << 20  # characters; a document is also at most 1/20 of the text, so that some can be set aside
+LONGEST = 1 << 20  # characters; a document also gets at most 1/20 of the text, so that some can be set aside
 VALIDATION_SHARE, VALIDATION_MOST = 0.03, 0.08
 _HEAD = 1 << 16  # bytes to check first, because a binary file usually has a zero byte early
 # Installed packages aren't part of the standard library, and encodings are tables of numbers.
@@ -53,11 +53,11 @@ class Collected:
 
 
 def gather(data: str | None = None, limit: int | None = None, without: Iterable[Path] = ()) -> Collected:
-    """Read the text of a folder, a single file, or the standard library (None), up to `limit` bytes.
+    """Read up to `limit` bytes of text from a folder, a single file, or (if `data` is None) the standard library.
 
-    In the learner's folder, hidden files, folders of runs, and the folders `without` are skipped. All text is loaded
-    into memory, so set a limit if it doesn't fit. Raises FileNotFoundError if the path doesn't exist, and ValueError if
-    there is no text or the limit is below 1.
+    In the learner's folder, hidden files, the folders of runs, and the folders in `without` are skipped. All text is
+    loaded into memory, so set a limit if it doesn't fit. Raises FileNotFoundError if the path doesn't exist, and
+    ValueError if there's no text or the limit is below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} should be 1 byte or more, or None for all of the text")
@@ -115,8 +115,8 @@ def in_parts(documents: Sequence[Document]) -> list[Document]:
 def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
     """Return (train, validation), each in input order. Validation gets about 3% of the characters, as whole documents.
 
-    The choice depends only on the digests of the texts: in digest order, documents that fit are taken until there are
-    enough. Raises ValueError unless there are at least two different texts.
+    The choice depends only on the SHA-256 digests and sizes of the texts. In digest order, `split` takes each document
+    that fits until validation has enough text. Raises ValueError unless there are at least two different texts.
     """
     sides = [(document, hashlib.sha256(document.text.encode()).digest()) for document in documents]
     sizes: Counter[bytes] = Counter()
@@ -161,14 +161,14 @@ def _read(path: Path, limit: int | None) -> tuple[str, bool]:
     if b"\0" in data:
         raise ValueError("binary")
     whole = limit is None or len(data) <= limit
-    try:  # the limit may fall inside a character, which is then left out
+    try:  # if the limit falls inside a character, this character is left out
         return getincrementaldecoder("utf-8")().decode(data[:limit], final=whole), whole
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
 
 
 def _topics(source: str) -> list[Document]:
-    """Extract the help topics, such as that of help("assert"), from a module's dict without running the module."""
+    """Extract the help topics, such as the text of help("assert"), from the module's dict without running it."""
     try:
         assigned = next(statement for statement in ast.parse(source).body if isinstance(statement, ast.Assign))
         topics = sorted(ast.literal_eval(assigned.value).items())

@@ -1,14 +1,14 @@
-"""Token files that are created once from a text, memory-mapped, and shared by all ranks and by neighboring runs.
+"""Token files that are created once from a text, memory-mapped, and shared by all ranks and by runs in sibling folders.
 
     runs/laptop/tokens             a link to the run's folder of token files, such as
     runs/tokens/3f9a6c0d52e81b47   one folder per text and tokenizer, named after their fingerprint
-        tokenizer.json             for Hugging Face's `tokenizers`: trained on the text, or of the model to start from
+        tokenizer.json             for Hugging Face's `tokenizers`; trained on the text or taken from start_from
         train.bin                  consecutive ids, little-endian, 2 bytes each (4 if there are more than 65,536)
-        validation.bin             the same for documents that the model isn't trained on
+        validation.bin             the ids of the documents that the model isn't trained on
         manifest.json              size and SHA-256 of the other files, and a description of the text
 
 Even after a kill, the folder is either complete or missing. If several processes need it at the same time, one of them
-makes it while the others wait for a lock, which is released when that process ends.
+creates it while the others wait for a lock, which is released when the first process ends.
 
 A run that has checkpoints keeps using the tokens that it started with, even if Python or the text has changed since.
 """
@@ -51,20 +51,20 @@ class TokenFiles:
 
     tokenizer               converts text to ids and back
     train, validation       memory-mapped vectors of ids; only the parts that are read get loaded
-    vocab_size              number of ids, which is smaller than in the settings if the text has too few pairs
+    vocab_size              number of ids; smaller than in the settings if, for example, the text has too few pairs
     end_of_text             the id between documents
-    fingerprint, about      identifier of text and tokenizer; the contents of manifest.json
+    fingerprint, about      an identifier of the text and the tokenizer; the contents of manifest.json
 
-    A model may still use the larger vocabulary of the settings, so that its sizes stay as planned and divisible by tp.
-    Ids from `vocab_size` on never occur in the text, and only sampling has to avoid them.
+    A model may still use the larger vocabulary size given in the settings, so that its own sizes stay as planned and
+    divisible by tp. Ids of `vocab_size` or more never occur in the text, so only sampling has to avoid them.
 
-    Raises FileNotFoundError or ValueError if files are missing, truncated or (with `check`) changed since they were
-    written. The message says what to delete.
+    Raises FileNotFoundError if the folder is missing, and ValueError if files are missing, truncated or (with `check`)
+    changed since they were written. The ValueError says what to delete.
     """
 
     def __init__(self, folder: str | Path, check: bool = True) -> None:
         self.folder = Path(folder)
-        old = self.folder / "about.json"  # what earlier versions wrote instead of a manifest
+        old = self.folder / "about.json"  # the file that earlier versions wrote instead of a manifest
         try:
             self.about = json.loads(old.read_bytes())["about"] if old.exists() else read_manifest(self.folder)
             check_files(self.folder, self.about, sums=check)
@@ -103,8 +103,8 @@ def prepare(settings: Settings) -> TokenFiles:
     """Return the token files for these settings, creating them if they don't exist yet.
 
     Every rank calls this, or a single process without a process group. One rank per machine creates the files while the
-    others wait. Raises what `gather` raises. Also raises ValueError if the text is too short for a sequence, files are
-    damaged, the texts of the machines differ, or the tokens that a resumed run started with no longer exist.
+    others wait. Raises what `gather` raises, and ValueError if the text is too short for a sequence, files are damaged,
+    machines have different texts, or the tokens that a resumed run started with are gone and its text has changed.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return _found_or_made(settings)
@@ -124,14 +124,14 @@ def prepare(settings: Settings) -> TokenFiles:
 
 def _found_or_made(settings: Settings) -> TokenFiles:
     run, own = Path(settings.folder), Path(settings.folder, "tokens")
-    shared = Path(os.path.abspath(run)).parent / "tokens"  # beside the run's folder, even if that is given as "."
+    shared = Path(os.path.abspath(run)).parent / "tokens"  # next to the run's folder, even if that is given as "."
     resumes = checkpoints_in(run)
     with progress() as show:
         if resumes and own.is_dir():
             show("checking the tokens")
             return TokenFiles(own)
         show("reading the text")
-        collected = gather(settings.data, settings.data_limit, without=[run, shared])  # a run's own files are no text
+        collected = gather(settings.data, settings.data_limit, without=[run, shared])  # without the run's own files
         parts = in_parts(collected.documents)
         ready = None if settings.start_from is None else pretrained(Path(settings.start_from), settings.vocab_size)
         kind = [ready[0].to_str(), ready[1]] if ready else [settings.vocab_size, MIN_FREQUENCY]
@@ -174,7 +174,7 @@ def _make(
     folder: Path, collected: Collected, parts: Sequence[Document], ready: tuple[Tokenizer, int] | None,
     settings: Settings, show: Show,
 ) -> None:  # fmt: skip
-    """Create token files. `ready` is the tokenizer that a run starts from, and its end of a text."""
+    """Create token files. `ready` is a pretrained tokenizer with its id for the end of a text, or None to train one."""
     show("training the tokenizer")
     train, validation = split(parts)
     tokenizer, end = ready or (train_tokenizer(train, settings.vocab_size), 0)
@@ -204,7 +204,7 @@ def _make(
 
 
 def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str, show: Show) -> Iterator[bytes]:
-    """Yield the ids of all documents, each followed by `end`, as bytes, for a few megabytes of text at a time."""
+    """Yield the ids of all documents as bytes, in chunks of a few megabytes of text. `end` follows each document."""
     waiting: list[Document] = []
     characters = 0
     for number, document in enumerate(documents, 1):

@@ -1,10 +1,9 @@
 """A byte-pair tokenizer, trained on the training text with Hugging Face's `tokenizers`.
 
-The vocabulary starts with the 256 bytes, so any text can be encoded, and decoding restores it exactly. The most
-frequent pair of adjacent tokens becomes a new token, again and again, until there are `vocab_size`: "s", "se", "sel",
-"self".
+The vocabulary includes all 256 bytes, so any text can be encoded, and decoding restores it exactly. Training repeatedly
+turns the most frequent pair of adjacent tokens into a token ("se", "sel", "self"), until there are `vocab_size` tokens.
 
-    id 0                 END_OF_TEXT, between documents
+    id 0                 END_OF_TEXT, which separates documents
     ids 1 to 256         the bytes
     ids 257 and higher   pairs, the most frequent first
 
@@ -54,7 +53,7 @@ def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer
 def read_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer.json, which may be another model's, for text of any length.
 
-    Settings for truncation and padding are ignored, and what looks like a special token in a text is ordinary text.
+    Settings for truncation and padding are ignored. Text that looks like a special token is encoded as ordinary text.
     """
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
@@ -64,7 +63,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def pretrained(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
-    """Return the tokenizer of a Hugging Face folder, and the id that ends a text. Raises ValueError if one is unfit."""
+    """Return the tokenizer of a Hugging Face folder, and the id that ends a text.
+
+    Raises ValueError if the folder doesn't specify this id, or if there are ids of `vocab_size` or more.
+    """
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     ends = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
@@ -81,7 +83,7 @@ def pretrained(folder: Path, vocab_size: int) -> tuple[Tokenizer, int]:
 
 
 def size_of(tokenizer: Tokenizer) -> int:
-    """Return the number of ids, which includes unused ids below the largest one."""
+    """Return the number of ids, including unused ids below the largest one."""
     return 1 + max(tokenizer.get_vocab().values())
 
 

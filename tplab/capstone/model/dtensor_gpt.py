@@ -5,13 +5,13 @@
     loss_parallel         F.cross_entropy of logits sharded along the vocabulary; backward has to run inside it, too
     SequenceParallel      norms, with the sequence sharded between the blocks
 
-torch gives each rank one contiguous shard of a parameter. So the rows of [Wq; Wk; Wv] are sorted by rank, and the
-embedding table is padded, and every rank stores the same elements as with ParallelGPT, with its `tensor_parallel`
-marks.
+torch gives each rank one contiguous shard of a parameter. The rows of [Wq; Wk; Wv] are therefore in rank order, and the
+embedding table is padded. So every rank stores the same elements as with ParallelGPT, and parameters have the same
+`tensor_parallel` attributes.
 
-If the sequence is sharded, the gradients of norm layers are Partial, and torch would all-reduce them at every use. So
-`finish_gradients` does it once. (torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has
-a similar plan.)
+If the sequence is sharded, the gradients of norm layers are Partial, and torch would all-reduce them at every use.
+`finish_gradients` therefore all-reduces them once. (torch.distributed.tensor.parallel; torchtitan's
+models/llama3/infra/parallelize.py has a similar plan.)
 """
 
 from functools import partial
@@ -74,7 +74,7 @@ class DTensorGPT(PlainGPT):
         return places.chunk(self.mesh.size())[self.mesh.get_local_rank()] if self.sequence_parallel else places
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits of x [b, s, h] or [b, s/p, h]: [b, s, v padded], sharded along v. The padding is -inf."""
+        """Return the logits [b, s, v padded] of x [b, s, h] or [b, s/p, h], sharded along v. The padding is -inf."""
         whole = DTensor.from_local(x, self.mesh, [self.between], run_check=False).redistribute(placements=[Replicate()])
         logits = F.linear(whole, self.embedding.weight)
         if self.embedding.num_embeddings > self.config.vocab_size:
@@ -93,7 +93,7 @@ def parallel_plain_gpt(
     settings: Settings, config: GPTConfig, *, mesh: DeviceMesh | None, device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> DTensorGPT:  # fmt: skip
-    """Create the model with uninitialized weights. Raises ValueError without a process group."""
+    """Create the model with uninitialized weights. Raises ValueError if `mesh` is None."""
     if mesh is None:
         raise ValueError(
             'layers="dtensor" needs a process group: start it with tplab.launch or torchrun, and pass '
@@ -112,7 +112,7 @@ def parallel_plain_gpt(
 
 @torch.no_grad()
 def add_up(model: nn.Module) -> None:
-    """Give every Partial gradient the placement of its parameter, using one all-reduce each."""
+    """Give every Partial gradient the placement of its parameter, using one all-reduce per gradient."""
     for parameter in model.parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and any(isinstance(p, Partial) for p in gradient.placements):
@@ -120,7 +120,7 @@ def add_up(model: nn.Module) -> None:
 
 
 def length(model: nn.Module, mesh: DeviceMesh | None) -> Tensor:
-    """Return the norm of the full gradient. The parameters' `tensor_parallel` marks tell which of them are sharded."""
+    """Return the norm of the full gradient. Parameters with a `tensor_parallel` attribute count as sharded."""
     pieces = []
     for parameter in model.parameters():
         if isinstance(parameter.grad, DTensor):

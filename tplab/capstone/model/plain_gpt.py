@@ -1,4 +1,4 @@
-"""The GPT in plain PyTorch in a single process, as a reference for the parallel models.
+"""A single-process GPT in plain PyTorch, which serves as a reference for the parallel models.
 
 It uses none of the course's layers, but its parameters have the same names as those of `ParallelGPT`. Both models
 therefore accept the same full state dict (`full_state_dict`) and the same checkpoints.
@@ -18,10 +18,10 @@ from tplab.tensor.linear import Device
 
 
 class PlainGPT(nn.Module):
-    """A GPT without dropout. Maps ids [b, s] to logits [b, s, v], or with targets [b, s] to their mean loss.
+    """A GPT without dropout. Maps ids [b, s] to logits [b, s, v], or, given targets [b, s], to the mean loss.
 
-    rows         number of rows of the embedding table, including padding (None: v)
-    recompute    as in `ParallelGPT`
+    rows         number of rows of the embedding table, including padding. If None, it has v rows
+    recompute    what to recompute in backward, as in `ParallelGPT`
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class PlainGPT(nn.Module):
         return self.logits(x) if targets is None else self.loss(x, targets)
 
     def places(self, ids: Tensor) -> Tensor:
-        """Return the positions of the tokens, 0 .. s - 1: [s]."""
+        """Return the tokens' positions 0 .. s - 1, [s]."""
         return torch.arange(ids.shape[1], device=ids.device)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits of x [b, s, h]: [b, s, v]."""
+        """Return the logits [b, s, v] of x [b, s, h]."""
         return F.linear(x, self.embedding.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:

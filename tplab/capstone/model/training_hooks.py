@@ -1,4 +1,4 @@
-"""The parts of a training step that depend on which layers a model is made of, and copies of weights between models.
+"""The parts of a training step that depend on a model's kind of layers, and a function that copies weights.
 
 Every model built by `tplab.capstone.training.build_model` stores them as `model.hooks`, and that module calls them.
 """
@@ -22,9 +22,9 @@ class TrainingHooks:
 
     config, group       the model's config, and the process group of its tensor-parallel ranks
     around_backward     returns the context manager that backward has to run in
-    finish_gradients    all-reduces gradients that are partial sums after backward (None: `TrainingStep` does it)
-    norm                returns the gradient norm over a mesh (None: use `tplab.data.grad_norm`)
-    idle                exercises whose answers weren't called in the trial of the model
+    finish_gradients    all-reduces gradients that are partial sums after backward. If None, `TrainingStep` does that
+    norm                returns the gradient norm over a mesh. If None, `tplab.data.grad_norm` computes it
+    idle                exercises whose answers weren't called when a small model was tried out before training
     """
 
     config: GPTConfig
@@ -37,7 +37,7 @@ class TrainingHooks:
 
 @torch.no_grad()
 def copy_shards(source: nn.Module, target: nn.Module) -> None:
-    """Copy this rank's parameters and their shard marks by name. Raises ValueError if names or shapes differ."""
+    """Copy this rank's parameters and `tensor_parallel` attributes. Raises ValueError if names or shapes differ."""
     given, own = dict(source.named_parameters()), dict(target.named_parameters())
     if given.keys() != own.keys():
         there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())

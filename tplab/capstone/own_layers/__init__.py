@@ -1,4 +1,4 @@
-"""A GPT built from the learner's answers: found in their library, loaded on each rank, and tried out there."""
+"""A GPT built from the learner's answers, which are found in their library and loaded and tried out on each rank."""
 
 from tplab.capstone.own_layers.find import find_answers
 

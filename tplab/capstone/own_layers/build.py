@@ -1,14 +1,14 @@
-"""Build a GPT from the learner's library, loaded on each rank under a name of its own.
+"""Build a GPT from the learner's library, which each rank loads as a package with a new name.
 
-The modules of my_tp already use each other: the MLP of chapter 5 calls the layers of chapter 4, which communicate with
-the operators of chapter 3. Where the settings ask for more than the chapters do, names are bound anew in a module
-before the next one is loaded:
+The modules of the library (the package my_tp) already use each other. For example, the MLP of chapter 5 calls the
+layers of chapter 4, which call the operators of chapter 3. Where the settings require more than the chapters do, some
+of a module's names are replaced before the next module is loaded:
 
     f, g         become an all-gather and a reduce-scatter in chapters 4 to 7, with sequence parallelism
     4.1, 7.4     use the matmul of 11.3, which includes f and all-reduces dx in the background during backward
     10.2         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
 
-my_tp/blocks.py and my_tp/operators.py have more wrappers, which the library needs in any case.
+my_tp/blocks.py and my_tp/operators.py contain further wrappers, which the library needs with any settings.
 """
 
 import importlib
@@ -42,7 +42,7 @@ from tplab.tensor.linear import Device
 from tplab.tensor.region import in_autocast_dtype
 from tplab.tensor.sharding import shard
 
-OWN_DEVICE = Part("tplab.runtime.devices", "device")  # where ranks share a GPU, the library's copy doesn't know it
+OWN_DEVICE = Part("tplab.runtime.devices", "device")  # the library's copy doesn't know if ranks share a GPU
 F, G = "copy_to_region", "reduce_from_region"
 _numbers = itertools.count(1)
 
@@ -53,8 +53,8 @@ def assemble(
 ) -> nn.Module:  # fmt: skip
     """Build the learner's GPT. It has the same parameters as ParallelGPT, but without their initial values.
 
-    Raises ValueError for settings that the learner's layers don't support, or if one step of a small model gives other
-    results on these ranks than tplab's.
+    Raises ValueError if mesh is None, if an answer that the settings need is missing, or if a small model's results on
+    these ranks differ from tplab's.
     """
     check_answers(answers.whose, settings)
     if mesh is None:
@@ -87,7 +87,7 @@ def _gpt(
         model.get_submodule("positions").register_forward_pre_hook(
             lambda table, places: (shard(places[0], -1, rank, p),)  # [s] -> [s/p]
         )
-        for parameter in model.parameters():  # chapter 12's `mark`
+        for parameter in model.parameters():  # as chapter 12's `mark` does
             parameter.sequence_parallel = not hasattr(parameter, "tensor_parallel")  # type: ignore[attr-defined]
         finish = partial(my_tp.sequence.allreduce_sequence_gradients, model, group)
 
@@ -101,15 +101,15 @@ def _gpt(
 
 
 def load(answers: Answers, settings: Settings) -> ModuleType:
-    """Load the library, bind names anew where the settings ask for it, and return the package."""
+    """Load the library, replace names in its modules where the settings require it, and return the package."""
     name = f"my_tp_{next(_numbers)}"  # torch.compile looks up modules by name
     answers.show_in_tracebacks()
     if answers.folder not in sys.path:
-        sys.path.append(answers.folder)  # files that the answers import
+        sys.path.append(answers.folder)  # so that answers can import files in this folder
     sys.meta_path.insert(0, _Importer(answers, name))
 
     def module(file: str, **instead: Any) -> Any:
-        """Import a module, and bind those of its names anew that are in `instead`."""
+        """Import a module, and replace those of its names that are in `instead`."""
         loaded = importlib.import_module(f"{name}.{file.removesuffix('.py').replace('/', '.')}")
         vars(loaded).update({bound: value for bound, value in instead.items() if hasattr(loaded, bound)})
         return loaded
@@ -142,7 +142,7 @@ def load(answers: Answers, settings: Settings) -> ModuleType:
 
 
 def _column_with(matmul: Any, column: Any) -> Any:
-    """Return the layer of 4.1 with the matmul of 11.3."""
+    """Return a subclass of 4.1's layer that uses the matmul of 11.3."""
 
     class ColumnParallelLinear(column):
         def forward(self, x: Tensor) -> Any:
@@ -157,7 +157,7 @@ def _column_with(matmul: Any, column: Any) -> Any:
 
 
 def _logits_with(matmul: Any, parallel_logits: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the logits function of 7.4 with the matmul of 11.3."""
+    """Return a version of 7.4's logits function that uses the matmul of 11.3."""
 
     def logits(x: Tensor, weight: Tensor, *, gather: bool = False, group: Any = None, **options: Any) -> Tensor:
         if gather or torch.compiler.is_compiling():
@@ -168,7 +168,7 @@ def _logits_with(matmul: Any, parallel_logits: Callable[..., Tensor]) -> Callabl
 
 
 class _Importer(MetaPathFinder, ExecutionLoader):
-    """Imports the learner's package from the texts of its files, as a package of this name."""
+    """Imports the learner's package from its files' source text, under the given package name."""
 
     def __init__(self, answers: Answers, name: str) -> None:
         self.answers = answers

@@ -1,10 +1,10 @@
-"""Find the learner's layers: read their library, my_tp, as plain data that can be sent to ranks.
+"""Find the learner's layers by reading their library, my_tp, as plain data that can be sent to ranks.
 
     answers = find_answers(Path("my_course"), settings)
 
-Everything in the library has passed its check. For exercises that aren't written yet, the course's solutions are used,
-and the console, the log and the report say for which ones. An answer that hasn't passed is an error, because the
-learner may think that it's used; missing="tplab" replaces it, too.
+Everything in the library has passed its check. With missing="todo", the course's solutions are used for answers that
+aren't written yet, and the console, the log and the report say for which ones. A written answer that hasn't passed is
+an error, because the learner may think that it's used, but missing="tplab" replaces it, too.
 """
 
 import linecache
@@ -56,7 +56,7 @@ class Answers:
         self.show_in_tracebacks()  # in this process, too, because it prints the ranks' tracebacks
 
     def path(self, name: str) -> str:
-        """Return the path of a file of the package, as tracebacks show it."""
+        """Return the path of one of the package's files, as tracebacks show it."""
         return str(Path(self.folder, library.PACKAGE, name))
 
     def show_in_tracebacks(self) -> None:
@@ -67,13 +67,13 @@ class Answers:
 
 
 def find_answers(folder: str | Path, settings: Settings | None = None, *, missing: Missing | None = None) -> Answers:
-    """Return the learner's layers for a model with these settings (None: with any settings).
+    """Return the learner's layers for a model with these settings, or with any settings if `settings` is None.
 
-    folder     the learner's folder, or one that has it as my_course/
-    missing    as in `Settings` (None: as in the settings, or "error" without settings)
+    folder     the learner's folder, or a folder that contains it as my_course/
+    missing    as in `Settings`. If None, use the value in `settings`, or "error" without settings
 
-    Prints which answers have been changed since they passed, and whose answer is used for each exercise, if not all of
-    them are in the library. Raises NotReady, which lists the answers that have to be written or mended first, and
+    Prints which answers have changed since they passed and, unless all are in the library, whose answer is used for
+    each exercise. Raises NotReady, which lists the answers that have to be written or fixed first, and
     FileNotFoundError if the folder doesn't exist. With missing="todo", at least one answer has to be in the library.
     """
     missing = missing or (settings.missing if settings else "error")
@@ -139,7 +139,7 @@ def whose_is_what(whose: Mapping[str, str], checked: Mapping[str, str]) -> str:
 
 
 class _Chapter:
-    """A chapter's reference notebook, and the learner's, if it can be read."""
+    """A chapter's reference notebook and, if readable, the learner's notebook."""
 
     def __init__(self, files: ChapterFiles) -> None:
         self.reference, learner, self.unreadable = read_notebook(files.reference), list[Cell](), ""
@@ -154,7 +154,7 @@ class _Chapter:
         return extract(exercise, select(merge(self.reference, self.reference), [exercise], whole=False))
 
     def has_changed(self, exercise: str, passed: Passage) -> bool:
-        """Return True if the notebook has another answer now, and one that can be read."""
+        """Return True if the learner's notebook has a readable answer that differs from the one that passed."""
         if self.unreadable or exercise in self.merged.missing:
             return False
         try:
@@ -163,7 +163,7 @@ class _Chapter:
             return True
 
     def problem(self, exercise: str) -> str:
-        """Return why an answer isn't in the library: "isn't written yet"."""
+        """Return why an answer isn't in the library, for example "isn't written yet"."""
         if self.unreadable:
             return f"can't be read. {self.unreadable}"
         if exercise in self.merged.missing:
@@ -173,7 +173,7 @@ class _Chapter:
 
 
 def _course_of(folder: str | Path) -> Course:
-    """Return the course of a folder, which is relative to the current folder or else to the course's."""
+    """Return the course that a folder belongs to. Relative paths start in the current folder or the course's."""
     starts = [Path.cwd()]
     with suppress(Misuse):
         starts.append(find_course(Path.cwd()).material)

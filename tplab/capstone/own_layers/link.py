@@ -1,12 +1,12 @@
-"""Which exercises a GPT is built from, and what is whose in it. Nothing is run here.
+"""Which exercises a GPT is built from, and whose code each part of it uses. No answer is run here.
 
     3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.1 layer  ->  10.2 GPT
                                               ->  6.2 attention  ->
                   ->  7.3 embedding, 7.4 logits                                  ->
                   ->  8.5 loss                                                   ->
 
-With `sequence_parallel`, f becomes the all-gather of 12.1, and g its reduce-scatter, so the same answers make another
-model. The loss keeps g, because it sums values of all tokens.
+With `sequence_parallel`, f becomes the all-gather of 12.1, and g its reduce-scatter, so the same answers now produce a
+sequence-parallel model. The loss still uses g, because every rank needs the sums for all tokens there.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,12 +23,12 @@ def whole_world(settings: Settings) -> bool:
 
 
 def is_async(settings: Settings) -> bool:
-    """Return True if 11.3 does the matmuls. It can't with sequence parallelism, because it all-reduces dx."""
+    """Return True if the model uses 11.3's matmul. It all-reduces dx, which rules out sequence parallelism."""
     return settings.async_grad_allreduce and not settings.sequence_parallel
 
 
 def needed(settings: Settings | None = None) -> list[str]:
-    """Return the exercises whose answers a model with these settings is built from (None: with any settings)."""
+    """Return the exercises whose answers a model with these settings needs, or if None, those for all settings."""
     parts = _parts(settings or Settings())
     sources = [source for has_it, _, source, _ in parts if has_it or settings is None]
     return sorted({exercise for source in sources if isinstance(source, list) for exercise in source}, key=place)
@@ -44,7 +44,7 @@ def check_answers(whose: Mapping[str, str], settings: Settings) -> None:
 
 
 def used(whose: Mapping[str, str], settings: Settings, idle: Collection[str] = frozenset()) -> list[dict[str, str]]:
-    """Return the origin of a model's parts as rows of "what", "whose", "source", "why". `idle`: see `TrainingHooks`."""
+    """Return one row per part of a model: "what", "whose", "source" and "why". For `idle`, see `TrainingHooks`."""
     check_answers(whose, settings)
     rows = []
     for has_it, what, source, why in _parts(settings):
@@ -62,7 +62,7 @@ def used(whose: Mapping[str, str], settings: Settings, idle: Collection[str] = f
 
 
 def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
-    """Return rows of whether the model has a part, what it is, its exercises or its module of tplab, and why."""
+    """Return one row per part: whether the model has it, what it is, its exercises or its tplab module, and why."""
     world, cut, overlap = whole_world(settings), settings.sequence_parallel, is_async(settings)
     groups = f"the answer works on all ranks, but here each of dp={settings.dp} groups of {settings.tp} has a model"
     matmul = "uses the matmul of 11.3" if overlap else ""

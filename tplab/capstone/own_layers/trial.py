@@ -1,8 +1,8 @@
 """The trial before training: on these ranks, the learner's model has to compute the same results as tplab's.
 
-A small model takes one step in float64, and its loss and every gradient are compared. The checks have tested each
-answer separately, but here, some of the names that the answers use are rebound. For example, a layer that never calls
-`copy_to_region` may pass its check, but it won't become sequence-parallel with a different f.
+A small version of each model runs forward and backward in float64, and losses and gradients are compared. The checks
+tested each answer separately, but here, some names that the answers use are bound to different functions. For example,
+a layer that never calls `copy_to_region` may pass its check, but replacing f won't make it sequence-parallel.
 """
 
 import sys
@@ -35,9 +35,9 @@ Build = Callable[[GPTConfig, Device, torch.dtype | None], Any]
 
 
 def try_out(build: Build, settings: Settings, mesh: DeviceMesh, device: Device) -> set[tuple[str, str]]:
-    """Train a small model for one step and return what ran, as pairs of a file and a function or class in it.
+    """Run a small model for one step. Return the code that ran, as pairs of a file and a function or class in it.
 
-    Raises ValueError, with the same message on all ranks, naming what differs most from tplab's model.
+    If results differ from tplab's, raises a ValueError that names the worst one, with the same message on all ranks.
     """
     # On a GPU, backward runs in a different thread, but every answer is also called in forward
     ran: set[tuple[str, str]] = set()
@@ -80,7 +80,7 @@ def _take_a_step(build: Build, settings: Settings, mesh: DeviceMesh, device: tor
     try:
         their_loss = theirs(ids[:, :-1], ids[:, 1:])
         their_loss.backward()
-    except RuntimeError as error:  # for shapes that don't match
+    except RuntimeError as error:  # if shapes don't match, for example
         if settings.sequence_parallel:
             raise ValueError(f"a small GPT with your layers fails: {error}. {NAMES}") from error
         raise
@@ -91,7 +91,7 @@ def _take_a_step(build: Build, settings: Settings, mesh: DeviceMesh, device: tor
     differences = {"the loss": _difference(their_loss.detach(), loss.detach())}
     for name, parameter in right.named_parameters():
         differences[f"the gradient of {name}"] = _difference(own[name].grad, parameter.grad)
-    worst = torch.stack(list(differences.values()))  # [one for each]
+    worst = torch.stack(list(differences.values()))  # [number of differences]
     dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
     wrong = {name: value for name, value in zip(differences, worst.tolist(), strict=True) if value > CLOSE}
     if wrong:

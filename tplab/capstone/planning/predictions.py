@@ -1,7 +1,7 @@
-"""Predict memory and time of one step from the course's formulas: the bill of chapter 00, the step time of chapter 11.
+"""Predict a step's memory and time with the course's formulas: chapter 00's memory bill and chapter 11's step time.
 
 Both formulas assume 16-bit elements. In float32, activations take twice the bytes in the bill, and the machine moves
-half as many elements per second, both in memory and between ranks. (In float64: four times, and a quarter.)
+half as many elements per second, both in memory and between ranks. (In float64, it's four times and a quarter.)
 """
 
 from dataclasses import replace
@@ -29,10 +29,10 @@ _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Re
 
 
 def plan(settings: Settings, device: torch.device, mesh: DeviceMesh | None) -> dict[str, Any]:
-    """Return the plan of a run, which the start row of its log has and the report shows beside the run.
+    """Return a run's plan, which the "start" row of its log contains and the report compares with the run.
 
-    Its seconds and its memory (bytes of a rank) are by purpose; sent is the bytes that the rank which sends most sends.
-    All ranks call this before they build their model. It leaves torch's random state alone.
+    "seconds" (of a step) and "memory" (bytes on a rank) are broken down by purpose. "sent" is the largest number of
+    bytes that any rank sends. All ranks call this before they build their model. torch's random state doesn't change.
     """
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), record(keep=False):
@@ -47,9 +47,9 @@ def plan(settings: Settings, device: torch.device, mesh: DeviceMesh | None) -> d
 
 
 def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> Kernels:
-    """Measure the kernels of one layer of the run on this rank's device, while all ranks are busy.
+    """Measure the kernels of one layer of the run on this rank's device, while all other ranks do the same.
 
-    All-reduces are timed in the run's own groups, because they may use shared memory in one and gloo in another.
+    All-reduces are timed in the run's own groups, because some groups may use shared memory and others gloo.
     """
     return measure_kernels(
         settings.model, settings.micro_batch_size, settings.tp, dtype=getattr(torch, settings.precision),
@@ -60,7 +60,7 @@ def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> K
 
 
 def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
-    """Predict the bytes by purpose on a rank of the stage that needs most. Also return how the bill was applied."""
+    """Return a rank's predicted bytes by purpose, on the stage that needs most, and a note on how they're counted."""
     stages = (_memory_of_stage(settings, stage) for stage in range(settings.pp))
     width, zero = _WIDTH[settings.precision], settings.zero
     dtype, times = ("float64", "four times") if width == 4 else ("float32", "twice")
@@ -104,13 +104,13 @@ def _memory_of_stage(settings: Settings, stage: int) -> dict[str, int]:
 
 
 def _logits(settings: Settings) -> tuple[int, int]:
-    """Return how many tokens the fused output layer and loss handles at a time, and the logits of each."""
+    """Return how many tokens the fused output layer and loss handle at a time, and a token's logits on one rank."""
     columns = -(-settings.vocab_size // settings.tp)
     return min(settings.micro_batch_size * settings.seq_length, default_tokens_at_once(columns)), columns
 
 
 def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
-    """Predict the seconds of one step, by purpose."""
+    """Predict the step time in seconds, broken down by purpose, from a machine's speeds."""
     program = Program(
         overlap_input_gradient=settings.async_grad_allreduce,
         overlap_gradients=settings.dp > 1,
@@ -127,13 +127,13 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
 
 
 def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
-    """Predict the seconds of one step, by purpose, from the kernels of one layer on the machine that runs it.
+    """Predict the step time in seconds, broken down by purpose, from kernel timings of one layer on the same machine.
 
-    Messages are those of `tplab.capstone.planning.traffic`. An all-gather or reduce-scatter sends half of what an
-    all-reduce of the same tensor does, 2 (p - 1) / p times the tensor, and a message between two stages sends the
-    tensor once. The sums of f run beside a matmul with `async_grad_allreduce`, and so do those of gradients over
-    replicas. The slowest stage takes the time of all micro-batches, and waits once for each of the others to fill the
-    pipeline.
+    The messages are those of `tplab.capstone.planning.traffic`. An all-reduce sends 2 (p - 1) / p times the tensor, an
+    all-gather or reduce-scatter sends half as much, and a message between two stages sends the tensor once. The
+    replicas' collectives for gradients and weights overlap with a matmul. With `async_grad_allreduce`, so do f's
+    all-reduces in the layers. The slowest stage computes all micro-batches, and while the pipeline fills and drains, it
+    waits for the time that one micro-batch takes on all other stages.
     """
     again = kernels.attention[0] if settings.recompute == "attention" else 0.0
     times = 2 if settings.recompute == "layers" else 1
@@ -164,13 +164,13 @@ def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
 
 
 def slower(machine: Machine, times: int) -> Machine:
-    """Return the machine for elements that are `times` as wide and therefore take `times` as long to move."""
+    """Return a copy of the machine for elements that have `times` as many bytes and take `times` as long to move."""
     inside, between = (Link(link.alpha, link.beta * times) for link in (machine.inside, machine.between))
     return replace(machine, bandwidth=machine.bandwidth / times, inside=inside, between=between)
 
 
 def machine_of(measured: dict[str, Any]) -> Machine:
-    """Create a `Machine` from the results of `tplab.capstone.study.programs.machine`. One rank needs no link."""
+    """Create a `Machine` from the results of `tplab.capstone.study.programs.machine`. A single rank needs no link."""
     link = Link(measured.get("alpha", 0.0), measured.get("beta", 1e-12))
     return Machine(
         "this machine", flops=measured["flops"], fraction=1.0, memory=measured.get("memory", 1),
@@ -179,5 +179,5 @@ def machine_of(measured: dict[str, Any]) -> Machine:
 
 
 def _as_run(settings: Settings) -> GPTConfig:
-    """Return the model's config. torch's attention saves no scores, unless it needs dropout on a CPU."""
+    """Return the model's config. With dropout, it counts attention scores, because torch saves them on a CPU."""
     return replace(settings.model, flash_attention=not settings.dropout)

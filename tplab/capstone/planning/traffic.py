@@ -1,28 +1,29 @@
-"""Predict the traffic of one training step: calls and bytes of every collective and message that one rank enters.
+"""Predict one rank's traffic in one training step: the calls and bytes of every collective and message.
 
 With n = b s tokens per micro-batch, L layers on the rank's stage, hidden size h, tp ranks that share a model, and e
-bytes per element of a matmul's output (4, or 2 in bfloat16 autocast), a micro-batch sends over tp
+bytes per element of a matmul's output (4, or 2 in bfloat16 autocast), a micro-batch has the following traffic over tp:
 
     embedding            forward    all-reduce [n, h], 4 bytes per element, because lookups are in float32
     layers               forward    2 L all-reduces [n, h], e bytes per element
                          backward   2 L all-reduces [n, h], e bytes per element; 4 without async_grad_allreduce, because
                                     autograd casts the gradient back before the all-reduce
     output layer         backward   all-reduce [n, h], e bytes per element
-    loss                 forward    2 all-reduces per block of tokens: n maxima of e bytes, and n sums and one value per
-                                    block of 4 bytes. In a pipeline, all tokens are one block
+    loss                 forward    2 all-reduces per block of tokens. In all, n maxima of e bytes each, and 4 bytes for
+                                    each of n sums and for one value per block. In a pipeline, all tokens are one block
 
 With sequence parallelism, each all-reduce [n, h] becomes an all-gather and a reduce-scatter, and the recorder counts
 the full [n, h] for both. Once per step, the gradients of parameters between the blocks are all-reduced.
 recompute="layers" repeats the forward of each layer up to its last matmul, so the last all-reduce isn't repeated unless
 dropout comes after it.
 
-Over pp, a stage sends its output [n, h] (its part of it with sequence parallelism) and receives a gradient of that
-size, and the other way around at its other end. The first and the last stage sum the gradient of a tied table.
+Over pp, a stage sends its output [n, h] (only its shard with sequence parallelism) to the next stage and receives a
+gradient of the same size. At its input end, it does the reverse. The first and the last stage all-reduce the gradient
+of a tied table.
 
-Once per step over dp: the gradients of this rank's parameters, 4 bytes each, in buckets. ZeRO-1 replaces this
-all-reduce by a reduce-scatter, and an all-gather of the weights. ZeRO-2 and 3 reduce-scatter for each micro-batch, and
-ZeRO-3 gathers for each micro-batch twice. Their vectors are padded to a multiple of dp. The norm is a sum over tp, over
-pp, and with ZeRO over dp. A dimension with one rank has no traffic. (In float64: 8 bytes instead of 4 and of e.)
+Over dp, the gradients of this rank's parameters are all-reduced once per step, in buckets, with 4 bytes per element.
+ZeRO-1 replaces this with a reduce-scatter of gradients and an all-gather of weights. ZeRO-2 and 3 reduce-scatter for
+each micro-batch, and ZeRO-3 gathers twice per micro-batch. ZeRO's vectors are padded to a multiple of dp. The norm is
+summed over tp and pp, and with ZeRO over dp. A dimension with one rank has no traffic. (In float64, 4 and e become 8.)
 """
 
 import re
@@ -40,7 +41,7 @@ from tplab.tensor.linear_cross_entropy import default_tokens_at_once
 
 @dataclass(frozen=True)
 class Part:
-    """The calls of one collective for one purpose, the total bytes of their messages, and the group: tp, pp or dp."""
+    """How often a collective is called for one purpose, its total message bytes, and its group: tp, pp or dp."""
 
     name: str
     kind: str
@@ -50,9 +51,9 @@ class Part:
 
 
 def step_parts(settings: Settings, stage: int = 0, replica: int = 0) -> list[Part]:
-    """Return the traffic of one rank of a pipeline stage in one training step, in the order of the step.
+    """Return one rank's traffic in one training step, roughly in the order in which it occurs.
 
-    With ZeRO and sequence parallelism, replicas have different numbers of norms in their shards.
+    With ZeRO and sequence parallelism, the traffic depends on `replica`, because shards contain different norms.
     """
     m = settings.micro_batches
     parts = [replace(part, calls=m * part.calls, bytes=m * part.bytes) for part in _micro_batch(settings, stage)]
@@ -61,7 +62,7 @@ def step_parts(settings: Settings, stage: int = 0, replica: int = 0) -> list[Par
 
 
 def step_bytes(settings: Settings, stage: int = 0, replica: int = 0) -> dict[str, Total]:
-    """Return the calls and bytes of one rank in one training step by collective, in the form of `Record.totals`."""
+    """Return one rank's calls and bytes per collective in one training step, in the same form as `Record.totals`."""
     found: dict[str, Total] = {}
     for part in step_parts(settings, stage, replica):
         calls, size = found.get(part.kind, Total(0, 0))
@@ -70,12 +71,12 @@ def step_bytes(settings: Settings, stage: int = 0, replica: int = 0) -> dict[str
 
 
 def gathered_at_once(settings: Settings, stage: int = 0) -> int:
-    """Return how many parameters ZeRO-3 gathers at a time: those of a layer, and of what lies outside of the layers."""
+    """Return how many parameters ZeRO-3 gathers at a time: those of one layer, and all those outside the layers."""
     return sum(p.numel for p in _parameters(settings, stage) if p.unit in (-1, 0))
 
 
 def _micro_batch(settings: Settings, stage: int) -> Iterator[Part]:
-    """Yield the messages between stages, and the traffic over tp, in the forward and backward of one micro-batch."""
+    """Yield one micro-batch's messages between stages, and its traffic over tp in the forward and backward passes."""
     layers, tokens = settings.layers_of_stages[stage], settings.micro_batch_size * settings.seq_length
     wide, narrow = _sizes(settings)
     whole = tokens * settings.hidden_size  # [n, h]
@@ -85,8 +86,8 @@ def _micro_batch(settings: Settings, stage: int) -> Iterator[Part]:
         yield Part("between stages", kind, borders, borders * size, "pp")
     if settings.tp == 1:
         return
-    entering = narrow if settings.async_grad_allreduce and not settings.compile else wide  # f, or the gather before it
-    leaving = narrow if settings.async_grad_allreduce else wide  # the same for a pipeline's logits
+    entering = narrow if settings.async_grad_allreduce and not settings.compile else wide  # f, or the gather instead
+    leaving = narrow if settings.async_grad_allreduce else wide  # the same for the output layer of a pipeline
     cut, pipelined = settings.sequence_parallel, settings.pp > 1
     summing = "reduce_scatter" if cut else "all_reduce"
     if stage == 0:
@@ -117,7 +118,7 @@ def _micro_batch(settings: Settings, stage: int) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A parameter on this rank: its elements, whether it is sharded over tp and a matrix, and its layer (-1: none)."""
+    """A parameter on this rank: its size, whether it's sharded over tp, whether it's a matrix, and its layer or -1."""
 
     numel: int
     sharded: bool
@@ -127,11 +128,11 @@ class _Parameter:
 
 
 def _once(settings: Settings, parameters: Sequence[_Parameter], replica: int) -> Iterator[Part]:
-    """Yield the traffic that occurs once per step, and that of ZeRO."""
+    """Yield the traffic that occurs once per step, and ZeRO's traffic for all micro-batches."""
     wide, m, dp = _sizes(settings)[0], settings.micro_batches, settings.dp
     shards = dp if settings.zero else 1
     units = _units(settings, parameters)
-    lengths = [ceil(sum(p.numel for p in unit) / shards) for unit in units]  # of a shard, padded
+    lengths = [ceil(sum(p.numel for p in unit) / shards) for unit in units]  # of each unit's shard, padded
     vectors = wide * shards * sum(lengths)
     if settings.zero == 3:
         yield Part("weights, over replicas", "all_gather", 2 * m * len(units), 2 * m * vectors, "dp")
@@ -156,10 +157,10 @@ def _once(settings: Settings, parameters: Sequence[_Parameter], replica: int) ->
 
 
 def _units(settings: Settings, parameters: Sequence[_Parameter]) -> list[list[_Parameter]]:
-    """Return the parameters whose gradients are reduced together: those of a layer with ZeRO-3, otherwise buckets.
+    """Return the units: parameters whose gradients are reduced together (layers with ZeRO-3, otherwise buckets).
 
-    Buckets are those of `flat_parameters.in_buckets`. ZeRO keeps matrices, which decay, apart from vectors, and gives a
-    tied table a unit of its own.
+    The buckets are those of `flat_parameters.in_buckets`. ZeRO never puts matrices and vectors in the same unit,
+    because only matrices decay, and it gives a tied table a unit of its own.
     """
     zero, limit = settings.zero, BUCKET_BYTES // _sizes(settings)[0]  # elements
     found: dict[tuple[int, ...], list[list[_Parameter]]] = {}
@@ -174,7 +175,7 @@ def _units(settings: Settings, parameters: Sequence[_Parameter]) -> list[list[_P
 
 
 def _replicated(unit: Sequence[_Parameter], first: int, size: int) -> int:
-    """Return how many of the `size` elements of a unit's vector from element `first` on aren't sharded over tp."""
+    """Return how many elements in the slice [first : first + size] of a unit's vector aren't sharded over tp."""
     count, begin = 0, 0
     for parameter in unit:
         end = begin + parameter.numel
@@ -191,7 +192,7 @@ def _sizes(settings: Settings) -> tuple[int, int]:
 
 
 def _parameters(settings: Settings, stage: int) -> list[_Parameter]:
-    """Return the parameters on this rank, in the order of the model. Q, K and V are one, and so are gate and up."""
+    """Return this rank's parameters in the model's order. Q, K and V form one parameter, and so do gate and up."""
     tp, last = settings.tp, settings.pp - 1
     config = replace(settings.model, vocab_size=pad_vocab_size(settings.vocab_size, tp))
     tied, first = settings.pp > 1 and config.tied_embedding, first_weights(config)

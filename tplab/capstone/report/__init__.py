@@ -37,7 +37,7 @@ _SECTIONS: dict[str, Callable[[Run], Iterator[Block | Missing]]] = {
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write report.html, report.md and its pictures in report_files into a run's folder. Returns report.html's path.
+    """Write report.html, report.md and their pictures (in report_files) to a run's folder. Return report.html's path.
 
     Raises ValueError if the folder has no log of a run, or if the run hasn't completed a step yet.
     """
@@ -83,7 +83,7 @@ def _left_out(run: Run, missing: Sequence[Missing]) -> Iterator[Block | Missing]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the given command line and return its exit code. Raises what `write_report` raises."""
+    """Run the given command line and return its exit code. Raises the same errors as `write_report`."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone report", description="Write report.html and report.md into the folder of a run."
     )

@@ -1,7 +1,7 @@
-"""The building blocks of a report, and how each is written as Markdown. A string is a paragraph.
+"""The building blocks of a report, and the functions that write them as Markdown. A string is a paragraph.
 
-In strings, names in `backquotes` are formatted as code, and everything else is text, whatever characters it has. A
-table that has a title is collapsed under it.
+In a string, anything in `backquotes` is formatted as code, and all other characters are escaped so that they appear
+unchanged. A table with a title is collapsed under that title.
 """
 
 import re
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from tplab.viz import Picture
 from tplab.viz.table import Table
 
-PICTURES = "report_files"  # the folder of the pictures that the Markdown shows
+PICTURES = "report_files"  # the folder with the report's pictures
 
 
 class Number(NamedTuple):
-    """A large number at the top of the report, such as "2.31", "nats per token", "loss on held-out text"."""
+    """A value in large type at the top of the report, such as "2.31", with its unit and the name of the quantity."""
 
     value: str
     unit: str
@@ -34,16 +34,16 @@ class Figure(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Text that the model generated after a number of steps, including its prompt."""
+    """Text that the model generated after `step` steps, including the prompt."""
 
     step: int
     text: str
 
 
 class Missing(NamedTuple):
-    """Something that this run didn't measure, and how to measure it or why that's impossible.
+    """Something that wasn't measured for this run, and how to measure it or why that's impossible.
 
-    A section yields it like a block, but the report lists all of them at its end.
+    A section yields it as it would yield a block, but the report lists everything that's missing in its last section.
     """
 
     what: str
@@ -93,7 +93,7 @@ def _block(block: Block) -> str:
 
 
 def _text(text: str) -> str:
-    """Put text on a single line and escape everything that has a meaning in Markdown, except `code`."""
+    """Put text on a single line and escape everything that has a special meaning in Markdown, except `code`."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    marks = r"[\\*<\[\]|]|(?<!\w)_|_(?!\w)"  # underscores inside words need no escape
+    marks = r"[\\*<\[\]|]|(?<!\w)_|_(?!\w)"  # underscores inside words don't need to be escaped
     return "".join(part if part.startswith("`") else re.sub(marks, r"\\\g<0>", part) for part in parts)

@@ -1,6 +1,6 @@
 """Render a report as one self-contained HTML page, with embedded pictures, no scripts, and no external resources.
 
-The page has one column and muted colors, also in dark mode and in print.
+The page has one column and muted colors. It supports dark mode and printing.
 """
 
 import base64
@@ -61,7 +61,7 @@ summary { cursor: pointer; font-size: 0.92rem; }
 
 
 def to_html(report: Report, folder: Path) -> str:
-    """Render the report's Markdown, whose pictures are in `folder`, with links to the sections at the top."""
+    """Render the report as HTML. Embed its pictures, which are in `folder`, and link to each section at the top."""
 
     def embedded(found: re.Match[str]) -> str:
         data = base64.b64encode((folder / found[1]).read_bytes()).decode()

@@ -1,4 +1,4 @@
-"""The run in a folder: the rows of its log, and the measurements that `tplab.capstone.study.run` has added."""
+"""A run as read from its folder: the rows of its log, and the measurements that `tplab.capstone.study` has added."""
 
 import json
 from collections.abc import Mapping
@@ -14,21 +14,23 @@ from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
-OLD_START: dict[str, Any] = {  # not in logs of old versions
+OLD_START: dict[str, Any] = {  # defaults for values that are missing in logs of older versions
     "changes": {}, "plan": None, "answers": None, "used": [], "shares_memory": False,
 }  # fmt: skip
-WARM_UP = 5  # steps at the beginning of a run, which are slower
+WARM_UP = 5  # the first logged steps of a run, which are slower
 
 
 class Run:
     """A run, read from its folder. Raises ValueError if there is no log, or if no run has been started in it.
 
-    start              the latest start or resume that was followed by a step, with its settings, ranks, device, machine
-    steps              the latest row of each logged step, by step number; done: the newest of them
-    recent             the rows of the steps with the current layout on the current machine, which determine the speed
-    losses, speeds     (step, value) pairs in step order, and evaluations: the same for held-out text
-    samples            rows in step order
-    measured           the study's parts by name; stale: parts measured with other settings, and those settings
+    start              the last "start" row that was followed by a step; settings, device, etc. are taken from it
+    steps, done        {step: the latest row for that step} for each logged step, and the newest step
+    recent             the step rows since the layout or machine last changed, which determine the reported speed
+    losses, speeds     (step, training loss) and (step, tokens/s) pairs in step order
+    evaluations        (step, loss on held-out text) pairs in step order
+    samples            the "sample" rows of the log, in step order
+    measured           {name: results} of the study's parts that were measured with the current settings
+    stale              {name: the settings that differed} for the parts that were measured with different settings
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +58,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """The median time of recent steps in seconds, without the first `WARM_UP` of them."""
+        """The median seconds per step in the `recent` rows, excluding the first `WARM_UP` rows if there are more."""
         values = [row["seconds"] for row in self.recent]
         return median(values[WARM_UP:] or values)
 
@@ -66,44 +68,44 @@ class Run:
 
     @property
     def communication(self) -> list[float]:
-        """The mean share of step time that each rank spends in collectives, or [] if it isn't known."""
+        """The mean fraction of step time that each rank spends in collectives, or [] if it isn't known."""
         shares = [row["communication"] for row in self.recent if row["communication"]]
         return [fmean(of_rank) for of_rank in zip(*shares, strict=True)]
 
     @property
     def memory(self) -> list[float]:
-        """The largest memory figure of each rank in any recent step."""
+        """Each rank's largest memory figure in the `recent` rows, in bytes."""
         return [max(of_rank) for of_rank in zip(*(row["memory"] for row in self.recent), strict=True)]
 
     @property
     def traces(self) -> list[RankTrace]:
-        """The trace of each rank in the step that was traced, or [] if none was."""
+        """Each rank's trace of the step that the study traced, or [] if it hasn't traced one."""
         lanes = self.measured.get("timeline", {}).get("ranks", [])
         return [RankTrace(lane["rank"], [Span(*span) for span in lane["spans"]]) for lane in lanes]
 
     @property
     def exposed(self) -> list[float]:
-        """The share of the traced step in which each rank waited for a collective without computing, or []."""
+        """The fraction of the traced step that each rank spent in collectives without computing, or [] if unknown."""
         known = self.ranks > 1 and all(trace.spans for trace in self.traces)
         return [trace.exposed / trace.duration for trace in self.traces] if known else []
 
 
 def read_measurements(folder: Path) -> dict[str, Any]:
-    """Read the study's measurements so far, by part. Returns {} if there are none."""
+    """Read the study's measurements so far, as {part: results}. Returns {} if there are none."""
     path = Path(folder, MEASUREMENTS)
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def measured_with(part: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the `MATTER` settings that a part was measured with and that differ from these, {} if none were recorded.
+    """Return the `MATTER` settings that differed when a part was measured, as {name: the value at that time}.
 
-    A setting that wasn't recorded had its default.
+    A setting that wasn't recorded had its default value. If no settings were recorded at all, returns {}.
     """
     before, now = asdict(Settings()) | part.get("settings", asdict(settings)), asdict(settings)
     return {name: before[name] for name in MATTER if before[name] != now[name]}
 
 
 def _place(start: dict[str, Any]) -> list[Any]:
-    """Return everything except the model that determines the speed of a run."""
+    """Return how a run was started: its ranks, backend, use of shared memory, device, machine and layout settings."""
     where = [start[name] for name in ("ranks", "backend", "shares_memory", "device", "machine")]
     return where + [start["settings"].get(name) for name in OF_THE_LAYOUT]

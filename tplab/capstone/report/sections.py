@@ -22,7 +22,7 @@ LAYERS = {
     "plain": "plain PyTorch layers without any parallelism",
 }
 ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}  # how much the order of summation may change a loss
-NEAR = 0.25  # a step time that is further off the plan needs an explanation
+NEAR = 0.25  # if the relative error of the planned step time is larger, the report suggests why
 SAMPLES = 4
 
 
@@ -73,7 +73,7 @@ def _division(settings: Settings) -> str:
 
 
 def _utilization(run: Run) -> tuple[float, str] | None:
-    """Return the model FLOP/s as a share of what a device can do, and a description of the latter. None if unknown."""
+    """Return the model-FLOPs utilization and a description of the peak that it refers to, or None if it isn't known."""
     if not (machine := run.measured.get("machine")):
         return None
     done = model_flops(run.settings.model, run.settings.batch_size) / run.step_seconds / run.ranks
@@ -88,7 +88,7 @@ def memory_is(run: Run) -> str:
 
 
 def plan(run: Run) -> Iterator[Block | Missing]:
-    """The step's time, memory and bytes, as the plan of the run predicted them, and as they were."""
+    """Compare the measured time, memory and traffic of a step with the predictions in the run's plan."""
     if not (made := run.start["plan"]):
         yield Missing("the predicted time, memory and traffic of a step", "start a run with `--plan`, the default")
         return
@@ -205,7 +205,7 @@ def _one_rank(run: Run) -> Block | Missing:
 
 
 def _verdict(settings: Settings, largest: float) -> str:
-    """Describe the largest difference between the losses of one rank and of several."""
+    """Describe the largest difference between a single rank's losses and the run's, and what may have caused it."""
     bound = ROUNDING[settings.precision]
     if settings.dropout:
         return (

@@ -1,4 +1,4 @@
-"""The report sections that come from the study."""
+"""The report sections that come from the measurements of `tplab.capstone.study`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -15,7 +15,7 @@ from tplab.common.units import count, duration, size
 from tplab.course.chapters.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
 from tplab.viz.table import Table
 
-IMPOSSIBLE = 1.1  # p ranks may be this many times faster than p times one rank, which has less cache
+IMPOSSIBLE = 1.1  # a speedup may exceed the increase in ranks by this factor, because more ranks have more cache
 
 
 def memory(run: Run) -> Iterator[Block | Missing]:
@@ -25,7 +25,7 @@ def memory(run: Run) -> Iterator[Block | Missing]:
         return
     predicted, peak = sum(found["bill"].values()), max(found["peak"])
     counted = " (as PyTorch's allocator counts them)" if run.device == "cuda" else ""
-    note = "" if run.start["plan"] else found["note"]  # otherwise, it's beside the plan
+    note = "" if run.start["plan"] else found["note"]  # if there is a plan, its section has the note
     says = (
         f"The formula predicts {size(predicted)} per rank. The tensors of a real step{counted} peaked at {size(peak)}, "
         f"which is {abs(peak / predicted - 1):.0%} {'more' if peak > predicted else 'less'}. {note}"
@@ -128,7 +128,7 @@ def scaling(run: Run) -> Iterator[Block | Missing]:
         "cost model": {p: first * predicted[first] / seconds for p, seconds in predicted.items()},
         "Megatron-LM 2019, table 8": SHOEYBI_TABLE_8,
     }
-    base = "" if first == 1 else f", {first} ranks = {first}"  # the line starts there
+    base = "" if first == 1 else f", {first} ranks = {first}"  # where the measured line starts
     says = f"The same model on different numbers of ranks. {ranks} are {faster}."
     yield Figure("strong-scaling", viz.scaling(lines, ylabel=f"speedup{base}"), says)
     weak = _rates(found, found["weak"])
@@ -147,7 +147,7 @@ def scaling(run: Run) -> Iterator[Block | Missing]:
 
 
 def _beside_threads(one: Mapping[str, Any], ranks: str, seconds: float) -> str:
-    """Return sentences that compare the ranks with a single process that has all of their threads."""
+    """Return sentences that compare several ranks with a single process that has as many threads as all of them."""
     ratio = one["seconds"] / seconds
     says = f" A single process with {count(one['threads'], 'thread')} takes {duration(one['seconds'])} per step "
     says += f"({_range(one['rounds'])}), which is {ratio:.2f} times as long as {ranks}."
@@ -161,7 +161,7 @@ def _beside_threads(one: Mapping[str, Any], ranks: str, seconds: float) -> str:
 
 
 def _rates(found: Mapping[str, Any], times: Mapping[str, float]) -> dict[int, float]:
-    """Return the total FLOP/s for each p, scaled so that the smallest p has the value p. The models grow with p."""
+    """Return {p: total FLOP/s} for models that grow with p, scaled so that the value at the smallest p is that p."""
     work, took = _by_ranks(found["work"]), _by_ranks(times)
     first = min(took, default=1)
     return {p: first * work[p] / work[first] * took[first] / took[p] for p in took}

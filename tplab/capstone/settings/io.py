@@ -1,7 +1,7 @@
-"""Read settings from a preset, a YAML file, which overrides it, and flags, which override both.
+"""Read settings from a preset, a YAML file and flags. The file overrides the preset, and the flags override both.
 
 Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file. With start_from,
-the model is that of a Hugging Face folder, and no file or flag may say otherwise.
+the model's settings come from a Hugging Face folder, and the file and the flags may not contradict them.
 """
 
 import argparse
@@ -17,24 +17,24 @@ from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import GROUPS, OF_THE_MODEL, Settings
 from tplab.gpt.hugging_face_folder import config_of_folder, file_names
 
-TOKENIZER = "tokenizer.json"  # of a Hugging Face folder, and of token files
+TOKENIZER = "tokenizer.json"  # the file's name in a Hugging Face folder, and in a folder of token files
 _KINDS = {field.name: field.type for field in fields(Settings)}
 
 
 def read_settings(path: Path) -> Settings:
-    """Read the settings in a YAML file, with defaults for missing fields. Raises ValueError if the file is invalid."""
+    """Read settings from a YAML file, with defaults for missing fields. Raises ValueError if the file is invalid."""
     return from_values(_values_in(path))
 
 
 def from_values(values: dict[str, Any], base: Settings | None = None) -> Settings:
-    """Replace fields of `base` (None: defaults) by `values`. Raises ValueError for unknown fields or wrong types."""
+    """Return `base` (or the defaults) updated with `values`. Raises ValueError for unknown fields or wrong types."""
     if unknown := [name for name in values if name not in _KINDS]:
         raise ValueError(f"there are no settings called {unknown}. The settings are {', '.join(_KINDS)}")
     return replace(base or Settings(), **{name: _converted(name, value) for name, value in values.items()})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to a parser, which should omit flags that aren't given (argument_default=argparse.SUPPRESS)."""
+    """Add the flags to a parser, which needs argument_default=argparse.SUPPRESS to omit flags that aren't given."""
     start = parser.add_argument_group(
         "where the settings come from (a file overrides a preset, and flags override both)"
     )
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(given: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """Build the settings from parsed flags: the preset or `base`, overridden by the file, then by the other flags."""
+    """Build the settings from parsed flags. The file overrides the preset or `base`, and other flags override both."""
     values = _values_in(given["config"]) if "config" in given else {}
     values |= {name: value for name, value in given.items() if name not in ("preset", "config")}
     if isinstance(values.get("start_from"), str):
@@ -65,8 +65,8 @@ def settings_of(given: Mapping[str, Any], base: Settings | None = None) -> Setti
 def _model_in(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of the model in a Hugging Face folder. Raises ValueError if `values` has different ones.
 
-    Dropout may differ. Raises FileNotFoundError if the folder lacks a file, and ValueError if its model needs something
-    that has no setting.
+    Dropout may differ. Raises FileNotFoundError if the folder lacks a file, and ValueError if its model needs a feature
+    that no setting covers.
     """
     config = config_of_folder(folder)
     file_names(folder)
@@ -99,7 +99,7 @@ def _values_in(path: Path) -> dict[str, Any]:
 
 
 def _converted(name: str, value: Any) -> Any:
-    """Make a number of a float setting a float, because YAML reads 1 as an int and 1e-3 as text."""
+    """Convert a number to a float if the setting is a float, because YAML reads 1 as an int and 1e-3 as a string."""
     if _KINDS[name] is float and isinstance(value, int | str) and not isinstance(value, bool):
         with suppress(ValueError):
             return float(value)

@@ -37,11 +37,11 @@ PRESETS: dict[str, Settings] = {
 def preset_for(
     gpu: str | None, tp: int | None = None, dp: int | None = None, pp: int | None = None, *, gpus: int = 8
 ) -> Settings:
-    """Return the preset for tp · pp · dp ranks on a machine with `gpus` GPUs named `gpu` (None: no GPU).
+    """Return the preset for tp · pp · dp ranks on a machine with `gpus` GPUs named `gpu`. None means no GPU.
 
-    If there are more ranks than GPUs, they run on the CPU, where only the smallest model can be trained. If only `dp`
-    or `pp` is given, tp is 1. Micro-batches are made small enough to divide a replica's share of the batch into at
-    least one for each stage.
+    If there are more ranks than GPUs, they run on the CPU, where only the smallest model can be trained. If `dp` or
+    `pp` is given, tp is 1 unless it's given, too, and micro-batches are made small enough that each replica has at
+    least one per pipeline stage.
     """
     ranks = (tp or 1) * (pp or 1) * (dp or 1)
     if gpu is None or ranks > gpus:

@@ -37,7 +37,7 @@ def is_run(folder: Path) -> bool:
 
 
 def check_unchanged(settings: Settings) -> None:
-    """Raise ValueError if the folder has checkpoints of a run with other FIXED settings, listing them."""
+    """Raise ValueError if the folder has checkpoints of a run with different FIXED settings. The message lists them."""
     folder = Path(settings.folder)
     if not checkpoints_in(folder):
         return
@@ -58,14 +58,14 @@ def check_unchanged(settings: Settings) -> None:
 
 
 def changes_of(settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that a resumed run changes, as {field: (before, now)}. Call it before `write_settings`."""
+    """Return the RETUNED settings that a resumed run changes, {field: (before, now)}. Call before `write_settings`."""
     folder = Path(settings.folder)
     return changed(settings, read_settings(folder / SETTINGS), RETUNED) if checkpoints_in(folder) else {}
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in this folder inside the block. Raises ValueError if one is training there.
+    """Context manager that keeps other processes from training in this folder. Raises ValueError if one already does.
 
     The operating system releases the lock when its process ends. Raises OSError if the folder can't be written to.
     """
@@ -100,7 +100,7 @@ def write_settings(settings: Settings) -> None:
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move a run's files, except its text, to before-1/, before-2/, .. and return that folder (None: no files)."""
+    """Move a run's files, except its tokens, to a new folder before-N/. Return that, or None if there are no files."""
     there = [folder / name for name in OF_THE_RUN if (folder / name).exists()]
     if not there:
         return None

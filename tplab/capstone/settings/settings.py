@@ -1,12 +1,12 @@
 """The settings of a capstone run: what to train, how to split it over ranks, and what to save.
 
-Each setting has a default, a line of help, perhaps a smallest value, and a kind: whether a resumed run may change it.
+Each setting has a default, a line of help, perhaps a minimum, and a kind, which says if a resumed run may change it.
 
-    LAYOUT      may change: how the same model is trained on the ranks; the losses stay the same
-    FREE        may change: the log, checkpoints
-    RETUNED     may change, because otherwise a diverged run couldn't be mended. The log and the report say what was
+    LAYOUT      may change: how the ranks train the same model. The losses stay the same
+    FREE        may change: what doesn't affect the training, such as the log and the checkpoints
+    RETUNED     may change, because otherwise a diverged run couldn't be rescued. The log and the report say what was
                 changed, and at which step
-    FIXED       must not change, because that would be a different run: the model, the data and their order
+    FIXED       must not change, because a different model, text or order of the data would make it a different run
 """
 
 from dataclasses import asdict, dataclass, field, fields
@@ -26,9 +26,9 @@ Missing = Literal["todo", "tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Zero = Literal[0, 1, 2, 3]
 FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
-LARGEST_SEED = 2**32 - 1  # the seeds of single micro-batches, which are larger, then fit into 64 bits
+LARGEST_SEED = 2**32 - 1  # so that the larger seeds of individual micro-batches fit into 64 bits
 
-GPT_2: dict[str, Any] = {  # the only kind of model that other layers than tplab's can be
+GPT_2: dict[str, Any] = {  # the only kind of model that layers other than tplab's support
     "activation": "gelu", "gated": False, "bias": True, "qkv_bias": False, "tied_embedding": True,
     "learned_positions": True, "sliding_window": None, "norm_eps": 1e-5, "dropout": 0.0,
 }  # fmt: skip
@@ -48,10 +48,10 @@ def _of(default: Any, text: str, least: float | None = None, changes: str = FIXE
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a training run. Raises ValueError for invalid ones, suggesting values that would work.
+    """The settings of a training run. Raises ValueError for invalid settings, and says which values would work.
 
-    The sizes and the kind of the GPT are as in `GPTConfig`. The defaults are a GPT-2; the preset "llama" is a Llama. If
-    pp doesn't divide the layers, the first stages have one more each.
+    The sizes and the kind of the GPT are set as in `GPTConfig`. The defaults describe a GPT-2, and the preset "llama"
+    describes a Llama. If pp doesn't divide the number of layers, each of the first stages gets one more layer.
     """
 
     folder: str = _of("runs/capstone", "folder for the log, the checkpoints and the report", changes=FREE)
@@ -212,9 +212,9 @@ MATTER = [name for name in _CHANGES if name in OF_THE_MODEL or name in (*OF_THE_
 
 
 def changed(now: Settings, before: Settings, kind: str = FIXED) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of this kind that differ, as {name: (before, now)}.
+    """Return the settings of the given kind that differ, as {name: (before, now)}.
 
-    The precision counts as FIXED if one of the two is float64, because its weights have another dtype.
+    If the precision was or is float64, it counts as FIXED, because only float64 runs have float64 weights.
     """
     pairs = {name: (getattr(before, name), getattr(now, name)) for name in _CHANGES}
     kinds = _CHANGES | ({"precision": FIXED} if "float64" in pairs["precision"] else {})
@@ -233,7 +233,7 @@ def _check_type(name: str, kind: Any, value: Any) -> None:
 
 
 def _check_combinations(settings: Settings) -> None:
-    """Raise ValueError for settings that exclude each other, saying which of them to change."""
+    """Raise ValueError for settings that don't work together, and say which one to change."""
     s, model = settings, settings.model
     if s.layers != "tplab":
         others = {

@@ -1,4 +1,4 @@
-"""The measurements that a report shows besides the run itself: `study` takes all that are missing, within a budget."""
+"""The measurements that a report shows in addition to the run's log. `study` takes those that are missing."""
 
 from tplab.capstone.study.run import Budget, study
 

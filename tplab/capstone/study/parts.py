@@ -1,6 +1,7 @@
-"""The parts of a study. Each runs a program on the ranks (`tplab.capstone.study.programs`) and evaluates its results.
+"""The parts of a study. Each is a function that runs a program of `tplab.capstone.study.programs` on the ranks.
 
-A part gets a `Study` and returns its entry in measurements.json. Its `says` or `why` is a line for the terminal.
+A part takes a `Study`, evaluates the program's results and returns its entry in measurements.json. The terminal shows
+the entry's `says`, which describes the result, or `why` nothing was measured.
 """
 
 import os
@@ -26,25 +27,25 @@ from tplab.runtime import RankError, Record, Results, Total, launch
 from tplab.runtime.devices import backend_for
 
 Measured = dict[str, Any]
-MOST = 4  # exercises that are listed one by one
+MOST = 4  # a message about more exercises than this only has their number and the first one
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The number of steps for each part."""
+    """How long each part of the study trains."""
 
-    alone: int = 60  # on a single rank, whose losses are compared
-    scaling: int = 12  # on each number of ranks
-    warm_up: int = 3  # of those, which don't count
-    rounds: int = 3  # how often each number of ranks has its turn
-    layers: int = 20  # with the learner's layers, and the same number with tplab's
-    turns: int = 5  # of the baseline; the first turn is a warm-up
-    turn: int = 6  # steps per turn of the baseline
+    alone: int = 60  # steps on a single rank, whose losses are compared with the run's
+    scaling: int = 12  # steps per turn on each number of ranks
+    warm_up: int = 3  # steps at the start of each scaling turn that don't count, and steps before the traced one
+    rounds: int = 3  # turns per number of ranks
+    layers: int = 20  # steps with the learner's layers, and as many with tplab's
+    turns: int = 5  # turns in the comparison with DTensor; the first one is a warm-up
+    turn: int = 6  # steps per turn in the comparison with DTensor
 
 
 @dataclass(frozen=True)
 class Study:
-    """The input of a part."""
+    """The input of a part: the run's settings, the budget, and the learner's code if there is any."""
 
     settings: Settings
     budget: Budget
@@ -53,16 +54,16 @@ class Study:
     def launch(self, function: Callable, settings: Settings, *args: Any, threads: int | None = None) -> Results:
         """Run a function on `settings.ranks` ranks, on the same kind of device as the full run.
 
-        For example, a run with two ranks on a machine with one GPU uses the CPU, so a single rank has to use it, too.
-        `threads` is the number of threads of each rank on a CPU (None: as usual).
+        For example, a run with two ranks on a machine with one GPU uses the CPU, so the study has to use the CPU
+        for a single rank, too. `threads` is the number of CPU threads per rank (None: the default of `tplab.launch`).
         """
         with patch.dict(os.environ, {} if threads is None else {"OMP_NUM_THREADS": str(threads)}):
             return launch(function, settings.ranks, args=(settings, *args), backend=self.backend, timeout=None)
 
     def with_room(self, function: Callable, settings: Settings, *args: Any, **options: Any) -> tuple[Settings, Any]:
-        """Launch a function, halving the micro-batch size until it fits on a GPU. The losses stay the same.
+        """Launch a function, halving the micro-batch size whenever a GPU runs out of memory. The losses stay the same.
 
-        Returns the settings with that micro-batch size, and the result of rank 0.
+        Returns the settings with the micro-batch size that fits, and the result of rank 0.
         """
         while True:
             try:
@@ -78,12 +79,12 @@ class Study:
 
     @property
     def threads(self) -> int:
-        """The number of threads that each rank has on a CPU in the full run."""
+        """The number of CPU threads per rank in the full run."""
         return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // self.settings.ranks))
 
     @property
     def all_threads(self) -> int:
-        """The number of threads of all ranks together, or of the cores if there are fewer."""
+        """The total number of CPU threads of all ranks, but at most one per core."""
         return min(cores(), self.settings.ranks * self.threads)
 
     def median(self, seconds: list[float]) -> float:
@@ -154,7 +155,7 @@ def _layers(study: Study) -> Measured:
 
 
 def _why(message: str) -> str:
-    """Return the exercises that aren't ready, if the message lists them one per line, otherwise its first line."""
+    """Say which exercises to solve first if the message lists any, one per line. Otherwise, return its first line."""
     if exercises := re.findall(r"^ +(\d+\.\d+)", message, re.MULTILINE):
         first = listed(exercises) if len(exercises) <= MOST else f"{len(exercises)} exercises, from {exercises[0]} on"
         return f"first solve {first}"
@@ -180,10 +181,10 @@ def _baseline(study: Study) -> Measured:
 
 
 def _scaling(study: Study) -> Measured:
-    """Time 1 to p ranks in turns, and a model that grows with the ranks, and predict both with the cost model."""
+    """Time the model on 1 to p ranks in turns, and a model that grows with p. Predict both with the cost model."""
     settings, budget = study.settings, study.budget
     found: Measured = {"weak": {}, "work": {}, "parts": {}, "predicted": {"strong": {}, "weak": {}}}
-    on: dict[int, Settings] = {}  # those numbers of ranks that have room for the model
+    on: dict[int, Settings] = {}  # the numbers of ranks that have enough memory for the model
     notes: list[str] = []
     for p, wanted in _layouts(settings).items():
         try:
@@ -208,7 +209,7 @@ def _scaling(study: Study) -> Measured:
     if 1 in on and study.backend == "gloo" and study.all_threads > study.threads:
         turns["one process"] = on[1], study.all_threads
     rounds: dict[Any, list[float]] = {name: [] for name in turns}
-    for _ in range(budget.rounds):  # in turns, so that other load on the machine slows all of them down
+    for _ in range(budget.rounds):  # they take turns, so other load on the machine slows all of them down
         for name, (one, threads) in turns.items():
             seconds = study.launch(measuring.steps, one, budget.scaling, threads=threads)[0][1]
             rounds[name].append(study.median(seconds))
@@ -231,7 +232,7 @@ def _scaling(study: Study) -> Measured:
 
 
 def _layouts(settings: Settings) -> dict[int, Settings]:
-    """Return the settings for 1, 2, 4, .. and all ranks, leaving out those that can't share the model and the batch."""
+    """Return {p: settings} for p = 1, 2, 4, ... up to all ranks, except those that can't divide the model or batch."""
     found = {}
     for p in sorted({2**power for power in range(settings.ranks.bit_length())} | {settings.ranks}):
         with suppress(ValueError):
@@ -240,7 +241,7 @@ def _layouts(settings: Settings) -> dict[int, Settings]:
 
 
 def _on(settings: Settings, p: int) -> Settings:
-    """Return the settings for p ranks with tplab's layers: tp grows first, then pp, then dp.
+    """Return the settings for p ranks with tplab's layers. The ranks go to tp first, then to pp, then to dp.
 
     Raises ValueError if the model and the batch can't be divided that way.
     """

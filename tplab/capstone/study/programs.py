@@ -1,6 +1,6 @@
 """The programs that a study runs on every rank. They measure a few steps and don't touch the run's log or checkpoints.
 
-All of them train like `tplab.capstone.training.loop`, on the run's tokens in their order, from its initial weights.
+They train as `tplab.capstone.training.loop` does, from the run's initial weights and on its tokens in their order.
 """
 
 import math
@@ -28,16 +28,16 @@ from tplab.memory.meter import MemoryMeter
 from tplab.runtime import Collective, device, record
 from tplab.trace.rank_trace import trace_rank
 
-CURVE_POINTS = 1500  # points of the live-memory curve in the report
-BARS = 1500  # bars per rank in the report's timeline
+CURVE_POINTS = 1500  # number of points to which the live-memory curve is reduced
+BARS = 1500  # if a rank's timeline has more bars, `drawn` merges some of them
 FINEST = 2000  # a gap of less than 1/FINEST of a step is too small to see
-NAME = 60  # characters; the names of a GPU's kernels can have hundreds
+NAME = 60  # characters; a GPU kernel's name can have hundreds
 
 Bar = tuple[str, str, float, float]  # lane, name, start, end
 
 
 class Short:
-    """The first steps of a run on this rank, done one at a time."""
+    """Runs the first steps of a run on this rank, one at a time."""
 
     def __init__(self, settings: Settings, answers: Any = None) -> None:
         self.settings, self.ranks, self.tokens = settings, join(settings), prepare(settings)
@@ -52,22 +52,22 @@ class Short:
         self.done = 0
 
     def once(self) -> tuple[float, float]:
-        """Do one more step. Return the full batch's loss, and the seconds until this rank had finished its part."""
+        """Run one more step. Return the full batch's loss, and the time in seconds that this rank took for its part."""
         step, began = self.next(), time.perf_counter()
         loss, norm = step()
-        float(norm)  # waits for a GPU
+        float(norm)  # waits until the GPU has finished
         seconds = time.perf_counter() - began
         return self.ranks.mean(loss), seconds
 
     def next(self) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Return a function that does one more step, for which the batch is already on the device (`Step.run`)."""
-        own = self.batches.own(self.done, self.ranks.place.dp, self.settings.dp)  # [B/dp, s] each
+        """Return a function that runs one more step (`Step.run`). The step's batch is already on the device."""
+        own = self.batches.own(self.done, self.ranks.place.dp, self.settings.dp)  # ids and targets, [B/dp, s] each
         self.done += 1
         return partial(self.step.run, self.done, *(tensor.to(self.ranks.device) for tensor in own))
 
 
 def steps(settings: Settings, count: int, answers: Any = None) -> tuple[list[float], list[float], frozenset[str]]:
-    """Return the losses and the seconds of the first `count` steps, and exercises whose answers aren't called."""
+    """Return the first `count` steps' losses and times in seconds, and the exercises whose answers are never called."""
     short = Short(settings, answers)
     losses, seconds = zip(*(short.once() for _ in range(count)), strict=True)
     return list(losses), list(seconds), hooks_of(short.model).idle
@@ -76,18 +76,19 @@ def steps(settings: Settings, count: int, answers: Any = None) -> tuple[list[flo
 def turns(
     settings: Settings, layers: Sequence[Layers], rounds: int, count: int
 ) -> list[dict[Layers, list[tuple[float, float]]]]:
-    """Train with different layers, in alternating turns of `count` steps. Return each round's losses and seconds.
+    """Train with each kind of layers in turn, `count` steps at a time. Return each round's (loss, seconds) pairs.
 
-    Because of the turns, other load on the machine slows down all runs. They use the same initial weights and batches.
+    All of them use the same initial weights and batches. Because they take turns, other load on the machine slows all
+    of them down.
     """
     shorts = {name: Short(replace(settings, layers=name)) for name in layers}
     return [{name: [short.once() for _ in range(count)] for name, short in shorts.items()} for _ in range(rounds)]
 
 
 def machine(settings: Settings) -> dict[str, Any]:
-    """Measure the speed of this rank's device in the run's precision while all ranks are busy.
+    """Measure the speed of the slowest rank's device in the run's precision while all ranks are busy.
 
-    `peak` is the bfloat16 FLOP/s of a GPU that `tplab.cost.machines` knows. It has no figures for other precisions.
+    `peak` is the published FLOP/s of a GPU listed in `tplab.cost.machines`, which only has figures for bfloat16.
     """
     ranks, dtype = join(settings), getattr(torch, settings.precision)
     known = known_machine(ranks.device)
@@ -102,12 +103,12 @@ def machine(settings: Settings) -> dict[str, Any]:
 
 
 def kernels(settings: Settings) -> Kernels:
-    """Measure the kernels of one layer of the run, as `kernels_of` does, on ranks that have just started."""
+    """Measure the kernels of one of the run's layers with `kernels_of`, on freshly started ranks."""
     return kernels_of(settings, join(settings).mesh)
 
 
 def timed(settings: Settings, count: int) -> tuple[Kernels, list[float]]:
-    """Return the times of a layer's kernels, and the seconds of the first `count` steps."""
+    """Return the times of a layer's kernels, and how long each of the first `count` steps took, in seconds."""
     return kernels(settings), steps(settings, count)[1]
 
 
@@ -122,7 +123,7 @@ def sent(settings: Settings, answers: Any = None) -> list[Collective]:
 
 
 def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
-    """Return the operations of this rank in one step, after a warm-up, as (lane, name, start, end)."""
+    """Return this rank's operations in one step, after `warm_up` steps, as (lane, name, start, end) in seconds."""
     short = Short(settings, answers)
     for _ in range(warm_up):
         short.once()
@@ -135,7 +136,7 @@ def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
 
 
 def drawn(bars: Sequence[Bar]) -> list[Bar]:
-    """Shorten the names of the bars. If there are too many bars, merge neighbors without a visible gap between them.
+    """Shorten the bars' names. If there are too many bars, merge adjacent ones that have no visible gap between them.
 
     A merged bar is named after the longest of its operations.
     """
@@ -159,7 +160,7 @@ def drawn(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
-    """Return the peak live bytes on this rank in the second step and, on a CPU, their curve, tensor by tensor."""
+    """Return this rank's peak of live bytes in the second step and, on a CPU, a curve of live bytes with its phases."""
     if device().type == "cuda":
         short = Short(settings, answers)
         short.once()
@@ -184,7 +185,7 @@ def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
 
 
 def untrained(settings: Settings, answers: Any = None) -> tuple[str, float]:
-    """Return the text that the model generates before its first step, and the loss of that step."""
+    """Return the text that the model generates before the first step, and the loss of the first step."""
     short = Short(settings, answers)
     text = short.step.sample(short.tokens.tokenizer, 0)
     return text, short.once()[0]

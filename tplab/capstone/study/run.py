@@ -1,11 +1,11 @@
-"""Study a run: measure other numbers of ranks, other layers, memory, traffic, and one step in detail.
+"""Study a run: time it on fewer ranks and with different layers, and measure memory, traffic and one step in detail.
 
     python -m tplab.capstone study --preset laptop
     python -m tplab.capstone study --folder runs/laptop --only memory scaling
 
-Each part (`tplab.capstone.study.parts`) trains for a few steps, prints its result in one line, and is saved in
-measurements.json immediately, with the `MATTER` settings that it was measured with. If a run resumes with a different
-number of ranks or different layers, its parts are measured again.
+Each part (`tplab.capstone.study.parts`) trains for a few steps and prints its result in one line. The result is saved
+in measurements.json immediately, along with the `MATTER` settings used. If a run resumes with a different number of
+ranks or different layers, the next study measures its parts again.
 """
 
 import argparse
@@ -36,13 +36,13 @@ def study(
     answers: Any = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Finish the run if necessary, then measure the parts that are missing or were measured with other settings.
+    """Finish the run if necessary, then measure the parts that are missing or were measured with different settings.
 
-    Returns the path of the measurements.
+    Returns the path of measurements.json.
 
     only       measure just these parts, even if they were measured before, and don't finish the run
-    answers    the learner's code; None: find it in `settings.chapters` if needed
-    say        called with a line for each part; a part whose ranks fail (out of GPU memory, for example) is left out
+    answers    the learner's code. If None, it's read from `settings.chapters` when needed
+    say        called with one line per part. A part whose ranks fail (out of GPU memory, for example) isn't saved
     Raises ValueError for an unknown part, and for settings that don't match the run in the folder.
     """
     if unknown := sorted(set(only) - set(PARTS)):
@@ -77,7 +77,7 @@ def is_done(settings: Settings) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the given command line and return its exit code. Raises what `study` raises about its arguments."""
+    """Run the given command line and return its exit code. Raises the same errors as `study`."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone study", argument_default=argparse.SUPPRESS, allow_abbrev=False,
         usage="python -m tplab.capstone study [--preset NAME] [--config FILE] [flags] [--only PART ..]",

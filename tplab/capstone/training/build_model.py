@@ -1,17 +1,17 @@
-"""Build the model to train from the course's layers, the learner's, torch's built-in ones, or plain ones.
+"""Build the model that a run trains. Its layers are the course's, the learner's, torch's built-in ones, or plain ones.
 
-    layers      parameters are        backward runs in    sums after backward                  the norm is from
+    layers      parameters are        backward runs in    gradient sums after backward         the norm is from
     "tplab"     shards                nothing             `TrainingStep` does all of them      tplab.data.grad_norm
-    "mine"      shards                nothing             sequence_parallel: their 12.3        the learner's 14.4
+    "mine"      shards                nothing             learner's 12.3 (sequence_parallel)   the learner's 14.4
     "dtensor"   DTensors              loss_parallel       all-reduces of Partial gradients     tplab.data.grad_norm
     "plain"     full, on one rank     nothing             nothing                              tplab.data.grad_norm
 
-With pp > 1, the model is this rank's pipeline stage, which only layers="tplab" can be. The `.grad` of a DTensor is a
-DTensor, too: `local` returns this rank's shard of either.
+With pp > 1, which requires layers="tplab", the model is this rank's pipeline stage. The `.grad` of a DTensor is a
+DTensor, too, and `local` returns this rank's shard of either one.
 
 Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. A seed therefore gives the same model
-with every kind of layers, on any number of ranks, on a GPU, and in float64. With `start_from`, they are those of a
-Hugging Face folder.
+with all kinds of layers, on any number of ranks, on a GPU, and in float64. With `start_from`, the initial weights are
+read from a Hugging Face folder instead.
 """
 
 from collections.abc import Callable
@@ -49,12 +49,12 @@ def build_model(
     If there are several pipeline stages, returns this rank's `GPTStage`.
 
     config     settings.model, possibly with the vocabulary size of the tokenizer
-    mesh       as created by `tplab.data.grid.mesh` (None: a single rank has the full model)
+    mesh       as created by `tplab.data.grid.mesh`, or None if a single rank has the full model
     answers    the result of `tplab.capstone.own_layers.find.find_answers`, for layers="mine"
-    weights    read this rank's shards of `settings.start_from`; False: leave the random ones, which a checkpoint
-               will replace
+    weights    if True, read this rank's shards of `settings.start_from`, if set. If False, keep the random weights,
+               because a checkpoint will replace them
 
-    The random state of the process doesn't change. Raises ValueError if the layers don't support the settings.
+    The process's random state doesn't change. Raises ValueError if the layers don't support the settings.
     """
     group = None if mesh is None else mesh.get_group("tp")
     if (p := rank_and_size(group)[1]) != settings.tp:
@@ -108,22 +108,22 @@ def backward(model: nn.Module, loss: Tensor) -> None:
 def training_step(
     model: nn.Module, optimizer_class: Callable[..., Optimizer], mesh: DeviceMesh | None = None, **options: Any
 ) -> TrainingStep:
-    """Return the `TrainingStep` of a model. `options` are its options, and the optimizer's."""
+    """Return the `TrainingStep` for a model. `options` are options for the step and for the optimizer."""
     hooks = hooks_of(model)
     return TrainingStep(model, optimizer_class, mesh=mesh, finish=hooks.finish_gradients, norm=hooks.norm, **options)
 
 
 def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
-    """Return a model with the current weights for `tplab.gpt.generation.generate`. Don't store it: it may be a copy.
+    """Return a model for `tplab.gpt.generation.generate`. Don't store it, because its weights may be a copy.
 
-    pp    the ranks of the pipeline, if the model is a pipeline stage. The result is then a `PipelinedGPT`
+    pp    the group of the pipeline's ranks, if the model is a pipeline stage. The result is then a `PipelinedGPT`
     """
     if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
     way, own = hooks_of(model), dict(model.named_parameters())
     first = next(iter(own.values()))
     whole = ParallelGPT(way.config, group=way.group, device="meta", dtype=first.dtype)
-    if isinstance(model, PlainGPT) and not isinstance(first, DTensor):  # its table has no padding
+    if isinstance(model, PlainGPT) and not isinstance(first, DTensor):  # its embedding table has no padding
         whole = whole.to_empty(device=first.device)
         load_full_state_dict(whole, model.state_dict())
         return whole.eval()
@@ -142,5 +142,5 @@ def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
 
 
 def hooks_of(model: nn.Module) -> TrainingHooks:
-    """Return the hooks of a model. Also works for the wrapper of torch.compile, because it forwards attributes."""
+    """Return a model's hooks. This also works for torch.compile's wrapper, because the wrapper forwards attributes."""
     return model.hooks  # type: ignore[return-value]

@@ -8,11 +8,11 @@
     {"kind": "end", "step": 600, "why": "done"}
 
 Losses are in nats per token. Lists in a "step" row have one value per rank: bytes for `sent`, `memory` and `tensors`,
-and the share of time that the rank waited for `communication`, which is empty until a GPU has finished a step
-(`tplab.capstone.training.meter`). log.csv has the largest value of each.
+and for `communication` the fraction of the time that the rank waited (`tplab.capstone.training.meter`). The list of
+`communication` is empty until all GPUs have finished a step. log.csv has the largest value of lists except `tensors`.
 
-Each row is a line that is written immediately, so killing a run loses at most the last line. A resumed run appends a
-new "start", and steps that the killed run did after its last checkpoint appear twice.
+Each row is one line and is written immediately, so a run that is killed loses at most the last line. A resumed run
+appends a new "start" row, and steps that the killed run completed after its last checkpoint appear twice.
 """
 
 import json
@@ -44,10 +44,10 @@ COLUMNS = (
 
 
 class Log:
-    """The log of a run. One rank writes its rows, and the other ranks create it with `writes=False`.
+    """A run's log. One rank writes its rows, and the other ranks create a `Log` with `writes=False`.
 
     step    the first step of this run; TensorBoard discards existing data from this step on
-    tell    called with each row that is written
+    tell    a function that is called with each row after it has been written
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Log:
 
 
 def start_row(settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks) -> Row:
-    """Return what a "start" row says about the run, with the exercises whose answers are idle (`TrainingHooks`)."""
+    """Return the part of a "start" row that describes the run. For `idle`, see `TrainingHooks`."""
     return {
         "kind": "start", "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "settings": asdict(settings), "machine": this_machine(), "ranks": ranks.size,
@@ -118,7 +118,7 @@ def read_log(folder: Path) -> list[Row]:
     except FileNotFoundError:
         return []
     rows = []
-    for number, line in enumerate(lines[:-1], 1):  # the last newline is followed by nothing or by half a row
+    for number, line in enumerate(lines[:-1], 1):  # nothing or part of a row follows the last newline
         try:
             row = json.loads(line)
         except ValueError:
@@ -130,7 +130,7 @@ def read_log(folder: Path) -> list[Row]:
 
 
 def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
-    """Return the rows of a kind in step order. If a resumed run has repeated a step, only its later row is returned."""
+    """Return the rows of the given kind, ordered by step. A resumed run replaces older rows from its first step on."""
     last: dict[int, Row] = {}
     for row in rows:
         if row["kind"] == "start":
@@ -141,7 +141,7 @@ def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
 
 
 def check_tensorboard() -> None:
-    """Raise ImportError, saying what to install, if TensorBoard isn't installed."""
+    """If TensorBoard isn't installed, raise an ImportError that says what to install."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except ImportError:
@@ -163,7 +163,7 @@ def _to_tensorboard(board: Any, row: Row) -> None:
 
 
 def _cells(row: Row) -> Row:
-    """Return the values of a row for log.csv. Of per-rank values, only the largest is kept."""
+    """Return a row's values for log.csv, with the largest value in place of each per-rank list."""
     if row["kind"] == "evaluation":
         return {"step": row["step"], "evaluation": row["loss"]}
     if row["kind"] != "step":
@@ -172,7 +172,7 @@ def _cells(row: Row) -> Row:
 
 
 def _append(path: Path, text: str) -> None:
-    """Append text in a single write, so that readers see complete rows and a kill can only truncate the last one."""
+    """Append text in a single write, so readers see complete rows, and a killed run can only truncate its last one."""
     data = text.encode()
     try:
         with open(path, "ab", buffering=0) as file:
@@ -188,6 +188,6 @@ def _append(path: Path, text: str) -> None:
 def _drop_cut_off_line(path: Path) -> None:
     if path.exists() and (size := path.stat().st_size):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            whole = text.rfind(b"\n") + 1  # only reads the end
+            whole = text.rfind(b"\n") + 1  # `rfind` only reads the end of the file
         if whole < size:
             os.truncate(path, whole)

@@ -40,7 +40,7 @@ from tplab.capstone.training.step_summary import StepSummaries
 from tplab.checkpoint.files import together
 from tplab.runtime import record
 
-A_SAVE_MAY_TAKE = 60.0  # seconds that a failed rank waits for the save in progress
+A_SAVE_MAY_TAKE = 60.0  # how long a failed rank waits for a save in progress, in seconds
 
 
 @dataclass
@@ -62,11 +62,11 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     """Train, or resume training from the newest checkpoint in the run's folder. All ranks call this.
 
     answers    the learner's code from the chapters, for layers="mine"
-    tell       called on the first rank with each row of the log
+    tell       a function that the first rank calls with each row of the log
 
-    Raises ValueError if the settings don't match the ranks or the run in the folder, or if another run is training
-    there, and FloatingPointError if the loss or the gradient norm is no longer finite, before anything of that is
-    saved. The run can then resume with other settings that are `RETUNED`.
+    Raises ValueError if the settings don't match the ranks or the run in the folder, or if a different run is already
+    training there. Raises FloatingPointError if the loss or the gradient norm is no longer finite, before it saves a
+    checkpoint of that state. You can then resume the run with different values for the `RETUNED` settings.
     """
     ranks = join(settings)
     check_unchanged(settings)
@@ -107,7 +107,7 @@ class _Run:
         self.losses: list[float] = []
 
     def to_the_end(self, made: Row | None, tell: Callable[[Row], None] | None) -> Outcome:
-        """Train to the end, with the plan in the log."""
+        """Train until the run ends. `made` is the plan, which goes into the log's "start" row."""
         settings, changes, writes = self.settings, {}, self.ranks.rank == 0
         if self.done >= settings.last_step:
             return Outcome(self.done, [], self._why(asked=False), settings.folder)
@@ -171,12 +171,12 @@ class _Run:
         self.done = number
 
     def _between(self, row: Row) -> None:
-        """Log what has been done between two steps, and exclude its time from theirs."""
+        """Log something that was done between two steps, and exclude the time it took from the step times."""
         self.log.write(row)
         self.clock.go_on()
 
     def _read(self, *, everything: bool) -> bool:
-        """Record the results of all steps known so far. Return True if any rank has been asked to stop."""
+        """Process all results if `everything`, else those known by now. Return True if any rank was asked to stop."""
         asked = False
         for summary in self.summaries.take(everything=everything):
             self.clock.lap()
@@ -202,7 +202,7 @@ class _Run:
         )
 
     def _saved_so_far(self) -> str:
-        """Return sentences about the checkpoints to resume from, with their losses, which may have risen already."""
+        """Return sentences about the checkpoints and their losses, because the newest loss may already be too high."""
         saved = self.checkpoints.steps()
         if not saved:
             return "There is no checkpoint, so the run starts over. "
@@ -215,7 +215,7 @@ class _Run:
         return sentences
 
     def _keep(self, *, asked: bool = False) -> None:
-        """Save a checkpoint if one is due or the run was `asked` to stop, unless this step already has a checkpoint."""
+        """Save a checkpoint if `save_every` is set or the run was `asked` to stop, unless this step already has one."""
         if self.saved == self.done or not (self.settings.save_every or asked):
             return
         # The loss of a step was computed before its update, so it can't show that the update destroyed the weights
@@ -233,7 +233,7 @@ class _Run:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile each of `model.layers` in place. Names don't change, so checkpoints don't change either."""
+    """Compile each of `model.layers` in place. Parameter names don't change, so checkpoints don't change either."""
     layers: Any = model.layers
     for layer in layers.children():
         layer.compile()

@@ -1,4 +1,4 @@
-"""The cost of a step on a rank: time, bytes, memory, and the share of time that the rank waits for others."""
+"""The cost of a step on one rank: time, bytes sent, memory, and the fraction of the time spent waiting for others."""
 
 import platform
 import re
@@ -18,19 +18,19 @@ from tplab.memory.meter import MemoryMeter
 from tplab.runtime import hooks, record
 from tplab.runtime.stream_waits import StreamWaits
 
-COUNTED = 2  # steps. In the second one, the optimizer's state exists from the start, so its peak is that of later ones
+COUNTED = 2  # steps. The optimizer's state exists throughout the second step, so later steps have the same peak
 
 
 class Figures(NamedTuple):
     """The measurements of one step on one rank.
 
-    communication    seconds in which the rank waited for a collective / seconds of the step. Communication hidden
-                     behind computation doesn't count, but waiting for a slower rank does. On a GPU, the stream waits
-                     instead of the rank (`tplab.runtime.stream_waits`), a step or two later. There, this is the share
-                     of the newest step that the GPU has finished, and None before the first one
-    sent             message bytes, as in the trace, without what a pipeline stage receives
-    memory           GPU: peak bytes of tensors so far. CPU: resident bytes of the process, including torch and Python
-    tensors          CPU: peak bytes of all tensors, counted one by one until two steps are done. 0: not counted
+    communication    the time that the rank spent waiting for collectives / the step time. Communication hidden behind
+                     computation doesn't count, but waiting for a slower rank does. On a GPU, it's the stream that
+                     waits (`tplab.runtime.stream_waits`), a step or two later. The value is then that of the newest
+                     step that the GPU has finished, or None if there is no such step yet
+    sent             bytes of messages, as in the trace, except for those that a pipeline stage receives
+    memory           on a GPU, peak tensor bytes so far. On a CPU, the process's resident bytes, with torch and Python
+    tensors          on a CPU, peak bytes of all tensors, counted one by one until two steps are done (0 if not counted)
     """
 
     communication: float | None
@@ -40,9 +40,9 @@ class Figures(NamedTuple):
 
 
 class Meter:
-    """Measures the steps of this rank. `figures` contains the measurements of the last step.
+    """Measures this rank's steps. `figures` contains the measurements of the latest step.
 
-    counts    count the memory of all tensors that this thread makes, from now until `COUNTED` steps are done or the
+    counts    if True, count the memory of all tensors that this thread creates, until `COUNTED` steps are done or the
               stack `counting` is closed
     """
 
@@ -79,14 +79,14 @@ class Meter:
 
 
 class Clock:
-    """Measures the mean time per step, without the time between steps (evaluation, checkpoints)."""
+    """Measures the mean time per step, excluding work between steps such as evaluation and checkpoints."""
 
     def __init__(self) -> None:
         self._seconds, self._steps = 0.0, 0
         self.go_on()
 
     def go_on(self) -> None:
-        """Exclude the time since the last step."""
+        """Exclude the time that has passed since the last step."""
         self._since = time.perf_counter()
 
     def lap(self) -> None:
@@ -95,16 +95,16 @@ class Clock:
         self._seconds, self._since, self._steps = self._seconds + now - self._since, now, self._steps + 1
 
     def mean(self) -> float:
-        """Return the mean seconds per step since the last call."""
+        """Return the mean time per step, in seconds, since `mean` was last called."""
         mean = self._seconds / max(1, self._steps)
         self._seconds, self._steps = 0.0, 0
         return mean
 
 
 def known_machine(device: torch.device) -> Machine | None:
-    """Return the published figures of this rank's GPU, or None on a CPU and for GPUs not in `tplab.cost.machines`.
+    """Return the published figures for this rank's GPU, or None for a CPU or a GPU that isn't in `tplab.cost.machines`.
 
-    The figures are for server modules (SXM). PCIe and NVL cards and MIG slices are slower, so they get None, too.
+    The figures are for server modules (SXM). For PCIe and NVL cards and MIG slices, which are slower, returns None.
     """
     if device.type != "cuda":
         return None

@@ -6,7 +6,7 @@
                   warm-up    cosine
 
 Norms and biases gain nothing from being smaller, so only matrices decay, as in GPT-3 and Megatron. (Loshchilov and
-Hutter 2019, "Decoupled weight decay regularization"; 2017, "SGDR", the cosine.)
+Hutter 2019, "Decoupled weight decay regularization", and 2017, "SGDR", for the cosine.)
 """
 
 import math
@@ -18,7 +18,7 @@ from tplab.capstone.settings.settings import Settings
 
 
 def adamw_options(model: nn.Module, settings: Settings) -> dict[str, Any]:
-    """Return `parameters`, in groups, and AdamW's options: one kernel per group (fused) where torch has it."""
+    """Return AdamW's options and its `parameters`, in groups. If torch has a fused kernel, it updates a whole group."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -33,7 +33,7 @@ def adamw_options(model: nn.Module, settings: Settings) -> dict[str, Any]:
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """Return the learning rate of a step, from 1: a linear warm-up, then half a cosine down to `min_learning_rate`."""
+    """Return the learning rate for a step (from 1): linear warm-up, then half-cosine decay to `min_learning_rate`."""
     if step <= settings.warmup_steps:
         return settings.learning_rate * step / settings.warmup_steps
     rest = max(1, settings.steps - settings.warmup_steps)

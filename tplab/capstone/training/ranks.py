@@ -41,7 +41,7 @@ class Ranks:
         return None if self.mesh is None else self.mesh.get_group(dimension)
 
     def mean(self, loss: Tensor) -> float:
-        """Return the mean over the replicas of a loss that the last stage has, and other stages have as 0."""
+        """Return the loss averaged over the replicas. Only the last stage has a loss; the other stages pass 0."""
         loss = loss.clone()
         for group in (self.group("pp"), self.group("dp")):
             if rank_and_size(group)[1] > 1:
@@ -50,7 +50,7 @@ class Ranks:
 
 
 def join(settings: Settings) -> Ranks:
-    """Return this rank's position. All ranks call this. Raises ValueError if the settings need more or fewer ranks."""
+    """Return this rank's position. All ranks call this. Raises ValueError if too many or too few ranks were started."""
     rank, started = rank_and_size()
     check_started(settings, started)
     if not dist.is_initialized():
@@ -60,9 +60,9 @@ def join(settings: Settings) -> Ranks:
 
 
 def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
-    """Make all-reduces of activations go through shared memory if the settings say so. Returns True if they do now.
+    """Make all-reduces of activations use shared memory if the settings ask for it. Returns True if they use it now.
 
-    With sequence parallelism, and on GPUs, no all-reduce could use it.
+    With sequence parallelism or on GPUs, they don't use it, because no all-reduce of activations could.
     """
     wanted = settings.shared_memory and not settings.sequence_parallel and device().type == "cpu"
     elements = settings.micro_batch_size * settings.seq_length * settings.hidden_size
@@ -71,7 +71,7 @@ def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
 
 
 def check_started(settings: Settings, started: int) -> None:
-    """Raise ValueError, suggesting a command, if the number of started ranks differs from the settings."""
+    """If the number of started ranks doesn't match the settings, raise a ValueError that suggests a command."""
     wanted = settings.ranks
     if started == wanted:
         return

@@ -1,10 +1,10 @@
-"""Requests to stop, after which a run saves a checkpoint and ends: SIGTERM, or a file called `stop` in its folder.
+"""Requests to stop a run: SIGTERM, or a file called `stop` in its folder. The run saves a checkpoint and ends.
 
 Clusters send SIGTERM some time before they take a machine away. It may reach only some of the ranks, or reach them
 during different steps, so a rank just notes it and informs the others in the next all-reduce (`step_summary`). torchrun
-forwards the signal, so its ranks may get it twice in quick succession. A later one ends them immediately.
+forwards the signal, so its ranks may get it twice in quick succession. A later one ends the rank immediately.
 
-The file is for those who have no process to send a signal to. The first rank looks for it after each step.
+The file is for people who can't send a signal to the process. The first rank looks for it after each step.
 """
 
 import os
@@ -22,15 +22,15 @@ import psutil
 from tplab.runtime import hooks
 
 _HANDED_ON = "TPLAB_STOP_IS_HANDED_ON"  # environment variable of ranks that are started inside `hand_on`
-IMPATIENT = 2.0  # seconds after the first SIGTERM, after which another one ends the process
+IMPATIENT = 2.0  # a SIGTERM that comes more than this many seconds after the first one ends the process
 
 
 class Stop:
-    """Notes requests to stop on this rank. `folder` is where it looks for the file (None: it doesn't look for one)."""
+    """Notes requests to stop on this rank. It looks for a `stop` file in `folder`, or for none if `folder` is None."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else stop_file(folder)
-        self._began = _began()  # a file that is older belongs to a different run
+        self._began = _began()  # an older file belongs to a different run
         self._signal: float | None = None
 
     @property
@@ -40,7 +40,7 @@ class Stop:
         return False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM."""
+        """Handle SIGTERM as a request to stop, or end the process if it comes well after the first one."""
         if self._signal is None:
             self._signal = time.monotonic()
         else:
@@ -69,7 +69,7 @@ def _end_if_impatient(number: int, first: float) -> None:
 
 
 def _began() -> float:
-    """Return when this run's ranks were launched (processes may be older). Older `stop` files belong to other runs."""
+    """Return when this run's ranks were launched. Processes may be older. Older `stop` files belong to other runs."""
     if _HANDED_ON in os.environ:
         return 0.0  # `hand_on` has removed any older file
     if "TPLAB_RANK" in os.environ and hooks.active is not None:
@@ -84,11 +84,11 @@ def stop_file(folder: Path) -> Path:
 
 @contextmanager
 def hand_on(folder: Path) -> Iterator[None]:
-    """Forward a SIGTERM or Ctrl-C inside the block to the ranks that this program waits for. A second one ends it.
+    """Forward a SIGTERM or Ctrl-C inside the block to the ranks that this program waits for, as a `stop` file.
 
-    The run saves a checkpoint and ends. A second SIGTERM ends the program, a second Ctrl-C raises KeyboardInterrupt.
-    The ranks obey any `stop` file, even one that is older than the ranks; that of an earlier run is removed first.
-    Raises ValueError in any thread but the main thread.
+    The run then saves a checkpoint and ends. A second SIGTERM ends the program if it comes over 2 seconds later, and a
+    second Ctrl-C raises KeyboardInterrupt. The ranks obey any `stop` file, even one that is older than they are,
+    because an earlier run's file is removed first. Raises ValueError if called outside the main thread.
     """
     first: list[float] = []
 

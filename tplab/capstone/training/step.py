@@ -6,9 +6,9 @@
 
 All sequences have the same length, so averaging the mean losses of micro-batches and replicas gives the overall mean.
 
-The seed for the dropout of a micro-batch is computed from the step and its position in the full batch. So a resumed run
-drops the same elements as an uninterrupted one, no matter which replica computes the micro-batch. A different tp or pp
-does change them, because each tp rank and each stage draws from a separate random state.
+A micro-batch's dropout seed is computed from the step and the position of the micro-batch in the full batch. So a
+resumed run drops the same elements as an uninterrupted one, no matter which replica computes the micro-batch. Changing
+tp or pp does change these elements, because each tp rank and each stage draws from a separate random state.
 """
 
 import inspect
@@ -33,12 +33,12 @@ from tplab.pipeline.schedules import one_f_one_b
 from tplab.pipeline.stages import GPTStage
 from tplab.tensor.rng import RNGTracker, seed_all
 
-TEMPERATURE, TOP_K = 0.8, 40  # of samples
+TEMPERATURE, TOP_K = 0.8, 40  # for generating samples
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Step:
-    """Trains a model in place, step by step, and shows what it has learned. Every rank creates one."""
+    """Trains a model in place, step by step, evaluates it, and generates text with it. Every rank creates one."""
 
     def __init__(self, model: nn.Module, settings: Settings, ranks: Ranks) -> None:
         self.model, self.settings, self.ranks = model, settings, ranks
@@ -76,7 +76,7 @@ class Step:
 
     @torch.no_grad()
     def loss(self, held_out: Batches, count: int) -> float:
-        """Return the mean loss of `count` batches in nats per token, the same on every rank. All ranks call this."""
+        """Return the mean loss of `count` batches in nats per token. All ranks call this and get the same result."""
         m, place, device = self.settings.micro_batches, self.ranks.place, self.ranks.device
         total = zero = torch.zeros((), dtype=torch.float64, device=device)
         self.model.eval()
@@ -93,10 +93,10 @@ class Step:
         return self.ranks.mean(total)
 
     def sample(self, tokenizer: Tokenizer, number: int) -> str:
-        """Return the prompt and `sample_tokens` random tokens, the same for a given `number`. All ranks call this.
+        """Return the prompt and `sample_tokens` random tokens, which `number` determines. All ranks call this.
 
-        The model has positions for `seq_length` tokens. If the prompt is longer, only its end is used, followed by one
-        token (or by none, if there is only one position).
+        The model has positions for `seq_length` tokens, so the text ends there. If a prompt leaves no room for a new
+        token, only its end is used, followed by one token (or by none, if there is only one position).
         """
         settings, device = self.settings, self.ranks.device
         prompt = tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [0]
@@ -128,7 +128,7 @@ class Step:
 
     @contextmanager
     def _around(self, k: int) -> Iterator[None]:
-        """Context manager in which this pipeline stage runs forward on micro-batch k."""
+        """Context manager that sets the random states and the precision for this stage's forward on micro-batch k."""
         self.model.rng = self._dropout(k)  # type: ignore[assignment]
         with lower_precision(self.settings, self.ranks.device):
             yield
@@ -139,7 +139,7 @@ class Step:
         if not settings.dropout or not self.model.training:
             return None
         of_a_step = settings.dp * settings.micro_batches
-        number = (self._number - 1) * of_a_step + dp * settings.micro_batches + k  # of the micro-batch, in the run
+        number = (self._number - 1) * of_a_step + dp * settings.micro_batches + k  # counts the run's micro-batches
         return seed_all(settings.seed + SEEDS_APART * (1 + number * settings.pp + pp), self.ranks.group("tp"))
 
 

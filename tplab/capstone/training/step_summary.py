@@ -1,13 +1,13 @@
-"""One all-reduce per step that tells every rank the results of the step on all ranks.
+"""One all-reduce per step, which gives every rank the step's results from all ranks.
 
     rank 0    [ loss of its replica | norm | stop request?  | time, bytes, memory of rank 0 |                     ]
     rank 1    [                     |      | stop request?  |                               | .. of rank 1        ]
     sum       [ mean loss           | norm | on any rank?   | of rank 0                     | of rank 1           ]
 
-So all ranks make the same decisions: they log the same loss, or stop after the same step.
+So all ranks know the same loss and make the same decisions, such as stopping after the same step.
 
 A GPU is still computing when its rank moves on, so the results of a step are read one step later. A caller that needs
-them immediately (before a checkpoint, for example) takes everything, and waits.
+them immediately (before a checkpoint, for example) passes everything=True and waits.
 """
 
 from collections import deque
@@ -41,14 +41,14 @@ class StepSummaries:
         self._posted: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def post(self, step: int, loss: Tensor, norm: Tensor, stop: bool, figures: Figures) -> None:
-        """Send this rank's part of the step's summary: its replica's loss, the norm, a request to stop, its figures."""
+        """Post this rank's part of a summary: its replica's loss, the norm, whether to stop, and the rank's figures."""
         ranks, arrived = self.ranks, None
         of_ranks = torch.zeros(ranks.size, len(figures), dtype=torch.float64)
         of_ranks[ranks.rank] = of_ranks.new_tensor([-1.0 if value is None else value for value in figures])
         sums = torch.cat([of_ranks.new_tensor([0.0, 0.0, stop]), of_ranks.flatten()])
         if ranks.device.type == "cuda":
             sums = sums.pin_memory().to(ranks.device, non_blocking=True)  # so the copy doesn't wait for the step
-        if ranks.place.tp == 0:  # stages but the last one have a loss of 0
+        if ranks.place.tp == 0:  # all stages but the last one have a loss of 0
             sums[0] = loss / rank_and_size(ranks.group("dp"))[1]
         if ranks.rank == 0:
             sums[1] = norm
@@ -63,7 +63,7 @@ class StepSummaries:
     def take(self, *, everything: bool) -> Iterator[StepSummary]:
         """Yield the summaries that are known by now, oldest first. With `everything`, yield all that were posted.
 
-        Each is yielded as soon as the GPU has finished its step, so the caller can measure how long the step took.
+        Each one is yielded as soon as the GPU has finished the step, so the caller can measure how long the step took.
         """
         left = 0 if everything or self.ranks.device.type != "cuda" else 1
         while len(self._posted) > left:

@@ -1,1 +1,1 @@
-"""Views of a run while it trains, which read its growing log."""
+"""Views that show a run while it trains, by reading its growing log."""

@@ -1,4 +1,4 @@
-"""Print a run as lines of text, for a terminal or a job's output file. Steps are printed only every few seconds."""
+"""Print a run's progress as text, for a terminal or a job's output file. Steps are printed only every few seconds."""
 
 import time
 from datetime import timedelta
@@ -10,7 +10,7 @@ SECONDS = 5.0  # minimum time between two lines about steps
 
 
 class ConsoleLog:
-    """Callback that prints rows of the log (`tplab.capstone.training.log`), but steps only every few seconds."""
+    """Callback that prints rows of the log (`tplab.capstone.training.log`). It prints a step only every few seconds."""
 
     def __init__(self, last_step: int) -> None:
         self.last_step = last_step
@@ -61,6 +61,6 @@ class ConsoleLog:
 
 
 def shown(sample: dict[str, Any]) -> str:
-    """Format a sample from the log, which is text that the model generated, for a terminal."""
+    """Format a sample from the log (text that the model generated) for display in a terminal."""
     text = "\n".join("    " + line for line in sample["text"].splitlines())
     return f"step {sample['step']}   the model wrote:\n{text}"

@@ -16,13 +16,13 @@ from typing import Any
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 
-POINTS = 400  # maximum per curve
-RECENT = 20  # steps over which the share of communication is averaged
+POINTS = 400  # maximum number of points per curve
+RECENT = 20  # the fraction of time spent communicating is averaged over this many steps
 Points = Sequence[tuple[int, float]]  # (step, value)
 
 
 def thinned(points: Points) -> tuple[int, list[tuple[int, float]]]:
-    """Average every n neighbors of a curve, so that at most `POINTS` are left. Returns n and (step, mean) pairs."""
+    """Average each group of n adjacent points, so that at most `POINTS` remain. Returns n and (step, mean) pairs."""
     every = max(1, -(-len(points) // POINTS))
     groups = (points[at : at + every] for at in range(0, len(points), every))
     return every, [(group[-1][0], fmean(value for _, value in group)) for group in groups]
@@ -32,23 +32,23 @@ def thinned(points: Points) -> tuple[int, list[tuple[int, float]]]:
 class RunStatus:
     """The status of a run according to its log. Values that aren't known yet are None or empty."""
 
-    step: int = 0  # the newest
-    last_step: int = 0  # after which the run stops
-    loss: float | None = None  # of the newest step
+    step: int = 0  # the newest step in the log
+    last_step: int = 0  # the step after which the run stops
+    loss: float | None = None  # the loss of the newest step
     tokens_per_second: float | None = None
     seconds_left: float | None = None  # at the average pace so far, including evaluations and checkpoints
     memory: list[float] = field(default_factory=list)  # bytes per rank
-    communication: list[float] = field(default_factory=list)  # share of the time of the last steps, per rank
+    communication: list[float] = field(default_factory=list)  # fraction of recent time spent communicating, per rank
     losses: list[tuple[int, float]] = field(default_factory=list)
     speeds: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     device: str = "cpu"  # or "cuda"
     started: bool = False  # whether the run has written its first row
-    ended: str | None = None  # why
+    ended: str | None = None  # why the run ended
 
     @property
     def done(self) -> float:
-        """The share of the run's steps that are done."""
+        """The fraction of the run's steps that have been completed."""
         return min(1.0, self.step / self.last_step) if self.last_step else 0.0
 
 
@@ -74,7 +74,7 @@ class LogTail:
         self._status = RunStatus(last_step=self.last_step)
         self._curves: dict[str, dict[int, float]] = {"losses": {}, "speeds": {}, "evaluations": {}}
         self._recent: deque[list[float]] = deque(maxlen=RECENT)
-        self._first: tuple[int, float] | None = None  # the first step seen of this run, and its time
+        self._first: tuple[int, float] | None = None  # this run's first step in the log, and when we read it
 
     def _new_rows(self) -> Iterator[dict[str, Any]]:
         """Yield complete rows that haven't been read yet. If the file has become shorter, it belongs to a new run."""
@@ -117,7 +117,7 @@ class LogTail:
         status.tokens_per_second = row["tokens_per_second"]
         self._curves["losses"][status.step] = row["loss"]
         self._curves["speeds"][status.step] = row["tokens_per_second"]
-        if row["communication"]:  # a GPU measures it one step later
+        if row["communication"]:  # on a GPU, it's measured one step later
             self._recent.append(row["communication"])
         since, began = self._first = self._first or (status.step, now)
         pace = (now - began) / (status.step - since) if status.step > since and now > began else row["seconds"]

@@ -5,7 +5,7 @@
 
 In JupyterLab, the panel is a widget that is redrawn a few times a second and replaced by a static picture when the run
 ends. In a terminal, it's a single line. Elsewhere, there's no panel, but a notebook still gets the final picture. The
-panel only reads the run's log, in the process that waits for the ranks, so if drawing fails, the run isn't affected.
+panel runs in the process that waits for the ranks and only reads the log, so if drawing fails, the run isn't affected.
 
 ████████████░░░░░░░░   step 312 of 600, 52 %                      2 min 10 s left
 loss 2.31 ⌇⌇⌇⌇⌇        tokens/s 8,912 ⌇⌇⌇⌇⌇
@@ -43,7 +43,7 @@ _NUMBERS = "font-variant-numeric: tabular-nums;"
 
 @contextmanager
 def panel(settings: Settings) -> Iterator[LogTail]:
-    """Context manager that shows the runs inside the block as they train. Yields the reader of their log."""
+    """Context manager that shows the progress of runs started inside the block. Yields the reader of their log."""
     tail = LogTail(settings)
     view = _Panel(tail)
     try:
@@ -57,7 +57,7 @@ def panel(settings: Settings) -> Iterator[LogTail]:
 def run(settings: Settings, answers: Any = None) -> Results:
     """Train with the panel: prepare the tokens, then run `train` on every rank.
 
-    answers    the learner's answers from the chapters, for layers="mine" (None: find them)
+    answers    the learner's answers from the chapters, for layers="mine" (if None, `run` finds them)
     """
     if settings.layers == "mine" and answers is None:
         answers = find_answers(settings.chapters, settings)
@@ -68,7 +68,7 @@ def run(settings: Settings, answers: Any = None) -> Results:
 
 
 class _Panel(LiveView):
-    """Shows the run in a widget, or in the last line of a terminal. In a notebook, a picture is left at the end."""
+    """Shows the run in a widget, or in the last line of a terminal. In a notebook, a picture remains at the end."""
 
     def __init__(self, tail: LogTail) -> None:
         super().__init__(list)
@@ -162,7 +162,7 @@ def _bar(share: float, color: str, width: str = "auto") -> str:
 def _chart(
     name: str, now: str, points: Points, status: RunStatus, dots: Points = (), *, from_zero: bool = False
 ) -> str:
-    """Draw a curve over all steps of the run, with rings for held-out text. Space on the right is for future steps."""
+    """Draw `points` as a curve and `dots` (held-out loss) as rings. The space on the right is for future steps."""
     shown, rings = ([(step, value) for step, value in curve if math.isfinite(value)] for curve in (points, dots))
     low, high = _range([value for _, value in (*shown, *rings)], from_zero)
     right, floor, middle = WIDE - _RIGHT, HIGH - _BOTTOM, (_TOP + HIGH - _BOTTOM) / 2
