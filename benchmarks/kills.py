@@ -60,9 +60,8 @@ class Notes:
     """
 
     def __init__(self, path: Path, ranks: int) -> None:
-        if not path.exists():
-            path.write_bytes(bytes(16 * ranks))
-        with open(path, "r+b") as file:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
+            os.ftruncate(file.fileno(), 16 * ranks)  # whichever rank is first; the others change nothing
             self.words = memoryview(mmap.mmap(file.fileno(), 0)).cast("I")
 
     def pids(self) -> list[int]:

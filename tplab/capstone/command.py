@@ -15,8 +15,8 @@ from the newest checkpoint.
 Without --preset and --config, the settings are those of the run in --folder, if there is one. Otherwise, a preset is
 chosen to fit this machine.
 
-The exit code is 0 if the run is finished or was stopped on request after saving a checkpoint, 1 if it failed, and 2 if
-the command can't be carried out.
+The exit code is 0 if the run is finished or was stopped on request after saving a checkpoint, 1 if it failed, 2 if the
+command can't be carried out, and 130 if a second Ctrl-C ended it without saving.
 
 other commands:
     python -m tplab.capstone sample FOLDER     generate text with the newest checkpoint of a run

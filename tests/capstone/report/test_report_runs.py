@@ -71,6 +71,13 @@ def test_a_run_that_is_trained_differently_from_some_step_on_says_so(tmp_path: P
     assert "The run was resumed once, from step 30." in words_of(tmp_path)
 
 
+def test_speed_is_that_of_the_precision_with_which_the_run_went_on(tmp_path: Path):
+    log, faster = Log(tmp_path), replace(SETTINGS, precision="bfloat16")
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | {"seconds": 9.0} for step in range(1, 31)))
+    log.add(start_row(faster, step=31, resumed_from=30), step_row(faster, 31, 4.0) | {"seconds": 0.5})
+    assert Run(tmp_path).step_seconds == 0.5
+
+
 def test_a_run_that_went_on_as_it_was_is_told_as_one(tmp_path: Path):
     log = Log(tmp_path)
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | {"seconds": 0.1} for step in range(1, 31)))
@@ -89,7 +96,7 @@ def test_a_run_that_went_on_as_it_was_is_told_as_one(tmp_path: Path):
         ({}, 0.5 / 30, "differ by up to 0.5, which is more than rounding in float32 can explain (about 0.001)"),
         ({"precision": "bfloat16"}, 0.02 / 30, "the losses agree. They differ by at most 0.02"),
         ({"precision": "float64"}, 1e-8, "more than rounding in float64 can explain"),
-        ({"dropout": 0.1}, 0.5 / 30, "With dropout = 0.1, several ranks draw different masks than a single one"),
+        ({"dropout": 0.1}, 0.5 / 30, "With dropout = 0.1, several ranks draw different masks than a single rank would"),
     ],
 )
 def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: float, says: str):

@@ -106,6 +106,6 @@ def measured_with(part: Mapping[str, Any], settings: Settings) -> dict[str, Any]
 
 
 def _place(start: dict[str, Any]) -> list[Any]:
-    """Return how a run was started: its ranks, backend, use of shared memory, device, machine and layout settings."""
+    """Return what determines the speed of a run: its ranks, backend, device, machine, layout and precision."""
     where = [start[name] for name in ("ranks", "backend", "shares_memory", "device", "machine")]
-    return where + [start["settings"].get(name) for name in OF_THE_LAYOUT]
+    return where + [start["settings"].get(name) for name in (*OF_THE_LAYOUT, "precision")]

@@ -125,7 +125,7 @@ def plan(run: Run) -> Iterator[Block | Missing]:
     ])  # fmt: skip
     parts = {name: part for name, part in made["seconds"].items() if part}
     picture = viz.time_bars({"measured": {"measured": run.step_seconds}, "predicted": parts})
-    yield Figure("plan", picture, "The measured time of a step, and below it what the prediction consists of.")
+    yield Figure("plan", picture, "The measured time of a step, with a breakdown of the predicted time below it.")
 
 
 def machine(run: Run) -> Iterator[Block | Missing]:
@@ -210,7 +210,7 @@ def _verdict(settings: Settings, largest: float) -> str:
     if settings.dropout:
         return (
             f"the losses differ by at most {small(largest)}. With dropout = {settings.dropout:g}, several ranks draw "
-            "different masks than a single one, so the curves are close to each other but not the same."
+            "different masks than a single rank would, so the curves are close to each other but not the same."
         )
     if largest > bound:
         return (

@@ -33,7 +33,10 @@ def memory(run: Run) -> Iterator[Block | Missing]:
     yield Figure("memory", viz.bill({"predicted": found["bill"], "measured": {"all tensors": peak}}), says)
     if found["curve"]:
         meter = SimpleNamespace(curve=found["curve"], marks=found["marks"], capacity=None)
-        says = "The tensors alive on rank 0 during one step. Activations pile up in forward and are freed in backward."
+        says = (
+            "The tensors alive on rank 0 during one step. Activations pile up during the forward pass and are freed "
+            "during the backward pass."
+        )
         yield Figure("live-memory", viz.live_memory(meter), says)
 
 
@@ -140,7 +143,7 @@ def scaling(run: Run) -> Iterator[Block | Missing]:
             "Megatron-LM 2019, figure 5": {row.tp: row.tp * row.efficiency for row in SHOEYBI_FIGURE_5},
         }
         says = (
-            "Models that grow with the number of ranks: ours get more layers, and Megatron-LM's also get wider. "
+            "Models that grow with the number of ranks: ours get more layers, while Megatron-LM's get wider as well. "
             f"{last} ranks do {weak[last] / first:.2f} times as much work in the same time as {count(first, 'rank')}."
         )
         yield Figure("weak-scaling", viz.scaling(lines, ylabel=f"total FLOP/s{base or ', one rank = 1'}"), says)

@@ -219,8 +219,8 @@ def _scaling(study: Study) -> Measured:
     found |= {"rounds": rounds, "strong": strong, "tokens": settings.tokens_per_step}
     note = [
         f"The different numbers of ranks took turns of {count(budget.scaling - budget.warm_up, 'step')}, "
-        f"{budget.rounds} times each. We took the median of each turn. The table shows the median of all turns, and "
-        "the fastest and the slowest turn.",
+        f"{budget.rounds} times each. We took the median of each turn. The table shows the median, fastest and "
+        "slowest of all turns.",
         "For the cost model (chapter 11), we timed the kernels of one layer while all of the ranks were busy.",
         "Megatron-LM's numbers are from V100 GPUs (Shoeybi et al. 2019, table 8 and figure 5).",
         *notes,
