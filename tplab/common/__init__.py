@@ -1,4 +1,4 @@
-"""Shared tools: a text corpus, units, safe file writes, the import graph, and notes on gradients.
+"""Shared tools: a text corpus, units, safe writes, gradient notes, and the import graph.
 
 corpus            real text without a download
 cores             how many cores this process can use

@@ -1,4 +1,4 @@
-"""The foundation of tplab: it starts ranks, records their collectives, and finds out which ranks are stuck and where.
+"""Starts ranks, records their collectives, and finds out which ranks are stuck and where.
 
 launcher    launch(): checks its arguments, starts one process per rank, and returns the results
 devices     chooses the backend, and the GPU that each rank computes on, if any
