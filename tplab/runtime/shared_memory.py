@@ -159,7 +159,7 @@ def functional_work(tensor: Tensor) -> "Sum | None":
 
 
 def _slots_for(group: ProcessGroup, x: Tensor, is_sum: bool) -> "_Slots | None":
-    """Return the slots for this all-reduce, or None for gloo. Ranks agree because their sizes and dtypes agree."""
+    """Return the slots, or None to use gloo. All ranks decide alike, because their tensors' sizes and dtypes agree."""
     slots = _slots.get(group)
     if slots is None or not is_sum or x.device.type != "cpu" or x.dtype not in _DTYPES:
         return None
@@ -231,7 +231,7 @@ class Sum(dist.Work):
         return not self._missing
 
     def _look(self, milliseconds: int) -> bool:
-        """Note which slots are full, and sum them once all are full. Return False if none became full in this time."""
+        """Note which slots are full, and sum them once all are full. Return False if none filled up in that time."""
         poll = select.poll()
         for arrival in self._missing.values():
             poll.register(arrival, select.POLLIN)

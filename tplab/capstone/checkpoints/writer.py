@@ -244,7 +244,7 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
 
 
 def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-    """Create two gloo groups, one of all ranks and one of those that save. Without torch.distributed, both are None.
+    """Create two gloo groups, one with all ranks and one with those that save. Both are None without torch.distributed.
 
     The ranks that don't save also create a second group, which they don't use. If each rank has a GPU, torch makes only
     the ranks outside a new group take part in a split of NCCL's communicator, where they'd wait forever. So each rank

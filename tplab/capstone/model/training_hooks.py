@@ -1,4 +1,4 @@
-"""The parts of a training step that depend on a model's kind of layers, and a function that copies weights.
+"""The parts of a training step that depend on which layers the model uses, and a function that copies weights.
 
 Every model built by `tplab.capstone.training.build_model` stores them as `model.hooks`, and that module calls them.
 """

@@ -8,7 +8,7 @@ of a module's names are replaced before the next module is loaded:
     4.1, 7.4     use the matmul of 11.3, which includes f and all-reduces dx in the background during backward
     10.2         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
 
-my_tp/blocks.py and my_tp/operators.py contain further wrappers, which the library needs with any settings.
+my_tp/blocks.py and my_tp/operators.py contain more wrappers, which the library needs regardless of the settings.
 """
 
 import importlib

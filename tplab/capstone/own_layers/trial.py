@@ -35,7 +35,7 @@ Build = Callable[[GPTConfig, Device, torch.dtype | None], Any]
 
 
 def try_out(build: Build, settings: Settings, mesh: DeviceMesh, device: Device) -> set[tuple[str, str]]:
-    """Run a small model for one step. Return the code that ran, as pairs of a file and a function or class in it.
+    """Run a small model for one step. Return the code that ran, as (file, name of a function or class) pairs.
 
     If results differ from tplab's, raises a ValueError that names the worst one, with the same message on all ranks.
     """

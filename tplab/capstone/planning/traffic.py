@@ -17,7 +17,7 @@ recompute="layers" repeats the forward of each layer up to its last matmul, so t
 dropout comes after it.
 
 Over pp, a stage sends its output [n, h] (only its shard with sequence parallelism) to the next stage and receives a
-gradient of the same size. At its input end, it does the reverse. The first and the last stage all-reduce the gradient
+gradient of the same size. On its input side, it does the reverse. The first and the last stage all-reduce the gradient
 of a tied table.
 
 Over dp, the gradients of this rank's parameters are all-reduced once per step, in buckets, with 4 bytes per element.

@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 class Missing(NamedTuple):
     """Something that wasn't measured for this run, and how to measure it or why that's impossible.
 
-    A section yields it as it would yield a block, but the report lists everything that's missing in its last section.
+    A section yields it in place of a block. The report's last section lists everything that's missing.
     """
 
     what: str

@@ -1,7 +1,7 @@
 """Read settings from a preset, a YAML file and flags. The file overrides the preset, and the flags override both.
 
 Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file. With start_from,
-the model's settings come from a Hugging Face folder, and the file and the flags may not contradict them.
+the model's settings come from a Hugging Face folder, and the file and the flags must not contradict them.
 """
 
 import argparse

@@ -9,7 +9,8 @@
 
 Losses are in nats per token. Lists in a "step" row have one value per rank: bytes for `sent`, `memory` and `tensors`,
 and for `communication` the fraction of the time that the rank waited (`tplab.capstone.training.meter`). The list of
-`communication` is empty until all GPUs have finished a step. log.csv has the largest value of lists except `tensors`.
+`communication` is empty until all GPUs have finished a step. For every list but `tensors`, log.csv
+has only the largest value.
 
 Each row is one line and is written immediately, so a run that is killed loses at most the last line. A resumed run
 appends a new "start" row, and steps that the killed run completed after its last checkpoint appear twice.

@@ -53,7 +53,7 @@ class RunStatus:
 
 
 class LogTail:
-    """Reads the log of a run that is about to start. Existing rows belong to the run that is being resumed."""
+    """Reads the log of a run from its start. Rows that are already there belong to the run that is being resumed."""
 
     def __init__(self, settings: Settings) -> None:
         self.path, self.last_step = Path(settings.folder, LOG), settings.last_step
