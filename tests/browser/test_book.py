@@ -34,6 +34,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
+@pytest.mark.share(2)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_every_page_can_be_read(book: Path, width: int, theme: str) -> None:
