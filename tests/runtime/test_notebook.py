@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.kernel import Notebook, notebook
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(5)
 
 
 @pytest.fixture(scope="module")

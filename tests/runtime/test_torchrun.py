@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tplab.runtime.torchrun import roll_call
 
-pytestmark = pytest.mark.share(4)
+pytestmark = pytest.mark.share(6)
 
 SCRIPT = """
 import sys

@@ -29,7 +29,7 @@ from tplab import viz
 from tplab.memory.meter import MemoryMeter
 from tplab.trace.rank_trace import RankTrace
 
-pytestmark = pytest.mark.share(6)
+pytestmark = pytest.mark.share(10)
 
 FILES = [
     test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,

@@ -19,7 +19,7 @@ from tplab.course.tools.doctor import chapters, gpu_report, gpus, machine, probe
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 from tplab.runtime import devices
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 TORCH = Requirement("torch>=2.11")
 GIB = 2**30
