@@ -585,7 +585,7 @@ results = run(SMALL, answers)
 # torchrun --standalone --nproc-per-node 8 -m tplab.capstone --preset h100x8 --tp 4 --dp 2
 # ```
 #
-# Not a line of your layers knows which of them it is. On two processes of a laptop they talk over gloo, on 8 GPUs over NCCL.
+# Not a line of your layers knows which of them it is. On a laptop, their messages go through gloo and shared memory, and on 8 GPUs, through NCCL.
 #
 # What it wrote after the last step, each token drawn by its probability:
 
