@@ -159,7 +159,7 @@ REDUCE_SCATTER = [
     ("straight to the owner", reduce_scatter("total = x[rank].clone()", "pass_on(x[(rank + step) % p], received, shift=step)\ntotal += received", steps="1, p"), "each rank sends messages to only one neighbor"),
     ("plain send, then recv", reduce_scatter(step=messages(f"dist.send(total, {RIGHT})\ndist.recv(received, {LEFT})")), "start both messages with `dist.batch_isend_irecv`"),
     ("all receive first", reduce_scatter(step=messages(f"dist.recv(received, {LEFT})\ndist.send(total, {RIGHT})")), "can the neighbor get to that call"),
-    ("sends both ways, receives from nobody's side", reduce_scatter(step=messages(f"a = dist.isend(total, {RIGHT})\nb = dist.irecv(received, {RIGHT})\na.wait()\nb.wait()")), "What is the rank waiting for"),
+    ("sends both ways, receives from nobody's side", reduce_scatter(step=messages(f"a = dist.isend(total, {RIGHT})\nb = dist.irecv(received, {RIGHT})\na.wait()\nb.wait()")), "Which call of its neighbor is the rank waiting for"),
     ("does not wait", reduce_scatter(step=messages(f"dist.isend(total, {RIGHT})\ndist.irecv(received, {LEFT})")), "when can you safely modify the tensor you sent"),
     ("a loop that ends one step early", reduce_scatter(steps="p - 2"), "how many times does the loop run for this p"),
     ("rank 0 takes no part", reduce_scatter(step="rank and " + ADD), "the ranks are waiting for each other"),
