@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error.cause_message if diverged else error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        said = "" if name == "sample" else "Ended without saving. The same command resumes from the newest checkpoint."
+        trains = name in ("", "study")
+        said = "Ended without saving. The same command resumes from the newest checkpoint." if trains else ""
         print(said, file=sys.stderr)
         return 130
 

@@ -100,11 +100,9 @@ def test_one_rank_sends_nothing():
     assert step_parts(replace(TINY, tp=1)) == []
 
 
-def test_parts_add_up_and_each_has_a_purpose():
+def test_each_part_has_a_purpose_of_its_own():
     for settings in ON_FOUR.values():
         parts = step_parts(settings)
-        totals = step_bytes(settings).values()
-        assert sum(total.bytes for total in totals) == sum(part.bytes for part in parts)
         assert len({(part.name, part.kind) for part in parts}) == len(parts)
 
 
