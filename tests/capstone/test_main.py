@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,6 +177,17 @@ def test_a_command_that_cannot_run_says_why_in_one_line_on_one_rank_per_machine(
     said = capsys.readouterr().err
     assert not said if says is None else re.match(f"python -m tplab.capstone{says}", said)
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("command", "resumes"), [("report", False), ("sample", False), ("study", True), ("", True)])
+def test_only_what_trains_promises_to_resume_after_ctrl_c(command, resumes, monkeypatch, capsys):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tplab.capstone.command.import_module", lambda name: SimpleNamespace(main=interrupted))
+    monkeypatch.setattr("tplab.capstone.command.carry_out", interrupted)
+    assert main([command, "runs/here"] if command else []) == 130
+    assert ("resumes from the newest checkpoint" in capsys.readouterr().err) == resumes
 
 
 def test_help_is_in_groups(capsys):
