@@ -135,5 +135,4 @@ def test_one_rank_has_no_link_to_measure():
 
 @pytest.mark.gpu
 def test_a_gpu_multiplies_in_bfloat16_faster_than_a_cpu_could():
-    rate = launch(lambda: matrix_rate(), 1)[0] if torch.cuda.is_available() else None
-    assert rate is None or rate > 1e12
+    assert launch(lambda: matrix_rate(), 1, backend="nccl")[0] > 1e13

@@ -59,7 +59,7 @@ def test_ranks_that_wait_forever_are_named_and_steps_that_are_not_finite_left_ou
 
 
 # Machine and what runs there, as an expression for pytest's -k. The names of the tests say how many GPUs they take.
-LAYERS = [(1, "rank and not ranks"), (1, "share"), (2, "2 and GPUs"), (8, "4 and GPUs"), (8, "8 and GPUs")]
+LAYERS = [(1, "rank and not ranks"), (1, "share"), (2, "2 and GPUs"), (8, "4 and ranks"), (8, "8 and ranks")]
 CAPSTONE = [
     (1, "losses_on_gpus"), (1, "cut_it and share and NCCL"), (1, "cut_it and share and gloo"),
     (1, "others_layers or stopped"), (2, "losses_on_gpus and 2 and not share"), (2, "cut_it and not share"),

@@ -20,19 +20,27 @@ CASES: dict[str, Case] = {**layers.CASES, **models.CASES, **training.CASES}
 class Way:
     """How launch() is called.
 
-    gpus        so many it needs
+    gpus        the most GPUs it uses, 0 for the CPU; on a machine with fewer, ranks share them
     messages    whether a rank can send a tensor of its device to another
     """
 
     backend: str
     world_size: int
     gpus: int
-    share_gpus: bool = False
     messages: bool = True
 
+    @property
+    def gpus_here(self) -> int:
+        """How many GPUs of this machine it uses."""
+        return min(self.gpus, torch.cuda.device_count()) if self.gpus else 0
+
+    @property
+    def shares(self) -> bool:
+        return 0 < self.gpus_here < self.world_size
+
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 240.0) -> Any:
-        options: dict[str, Any] = {"backend": self.backend, "share_gpus": self.share_gpus, "timeout": timeout}
-        with visible(self.gpus):
+        options: dict[str, Any] = {"backend": self.backend, "share_gpus": self.shares, "timeout": timeout}
+        with visible(self.gpus_here):
             return launch(fn, self.world_size, args=args, **options)
 
     def names(self) -> list[str]:
@@ -58,12 +66,17 @@ def visible(gpus: int) -> Iterator[None]:
 ON_THE_CPU = Way("gloo", 2, 0)
 WAYS = {
     "1 rank, NCCL": Way("nccl", 1, 1),
-    "2 ranks share a GPU, gloo": Way("gloo", 2, 1, share_gpus=True, messages=False),
-    "2 ranks share a GPU, NCCL": Way("nccl", 2, 1, share_gpus=True),
+    "2 ranks share a GPU, gloo": Way("gloo", 2, 1, messages=False),
+    "2 ranks share a GPU, NCCL": Way("nccl", 2, 1),
     "2 GPUs, NCCL": Way("nccl", 2, 2),
-    "4 GPUs, NCCL": Way("nccl", 4, 4),
-    "8 GPUs, NCCL": Way("nccl", 8, 8),
+    "4 ranks, NCCL": Way("nccl", 4, 4),
+    "8 ranks, NCCL": Way("nccl", 8, 8),
 }
+
+
+def over_nccl(ranks: int) -> Way:
+    """A GPU per rank where there are enough. Otherwise, ranks share them."""
+    return Way("nccl", ranks, ranks)
 
 Found = dict[tuple[str, torch.dtype], dict[str, Difference]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.first_losses import SETTINGS, far_apart, first_losses
-from tests.gpu.implementations import WAYS, Way
-from tests.gpu.test_layers import SHARED_NCCL, check_enough_gpus, check_is_open
+from tests.gpu.implementations import WAYS, Way, over_nccl
+from tests.gpu.test_layers import SHARED_NCCL, check_is_open
 
 ON_THE_CPU = Way("gloo", 1, 0)
 pytestmark = pytest.mark.timeout(900)  # up to three launches of at most 240 s, and NCCL's start
@@ -107,8 +107,8 @@ def test_a_run_goes_on_with_another_grid(
     first: dict[str, int], then: dict[str, int], right: list[float], tmp_path: Path
 ) -> None:
     ranks = math.prod(first.get(name, 1) for name in ("tp", "pp", "dp"))
-    way = Way("nccl", ranks, ranks)
-    check_enough_gpus(ranks)
+    way = over_nccl(ranks)
+    check_is_open(way)
     same = {"tp": 1, "precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4, "async_save": True}
     losses = first_losses(way, tmp_path, stop_after=8, **same | first) + first_losses(way, tmp_path, **same | then)
     assert far_apart(losses, right, "float64") == {}

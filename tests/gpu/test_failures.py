@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from tests.gpu.implementations import Way
-from tests.gpu.test_layers import check_enough_gpus
+from tests.gpu.implementations import over_nccl
+from tests.gpu.test_layers import check_is_open
 from tplab import device
 from tplab.runtime import Deadlock, RankError
 
@@ -112,9 +112,9 @@ def on_this_rank(program: Callable[[int], object]) -> object:
 
 @pytest.mark.parametrize(("program", "says"), DEADLOCKS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_ranks_that_wait_forever_are_named(program: Callable[[int], object], says: str) -> None:
-    check_enough_gpus(2)
+    check_is_open(over_nccl(2))
     with pytest.raises(Deadlock) as caught:
-        Way("nccl", 2, 2).run(on_this_rank, program, timeout=30)
+        over_nccl(2).run(on_this_rank, program, timeout=30)
     assert says in str(caught.value)
     assert "give launch a larger timeout" not in str(caught.value)
 
@@ -138,15 +138,15 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_run_can_be_interrupted_while_a_gpu_waits() -> None:
-    check_enough_gpus(2)
-    list(Way("nccl", 2, 2).run(on_this_rank, is_slow))  # from here on, ranks start soon
+    check_is_open(over_nccl(2))
+    list(over_nccl(2).run(on_this_rank, is_slow))  # from here on, ranks start soon
     interrupt = threading.Timer(8, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
     with pytest.raises(KeyboardInterrupt) as caught:
-        Way("nccl", 2, 2).run(on_this_rank, waits_for_the_other)
+        over_nccl(2).run(on_this_rank, waits_for_the_other)
     interrupt.cancel()
     assert "rank 0: is waiting in all_reduce #1" in str(caught.value)
-    assert list(Way("nccl", 2, 2).run(on_this_rank, is_slow)) == [8.0, 8.0]
+    assert list(over_nccl(2).run(on_this_rank, is_slow)) == [8.0, 8.0]
 
 
 def is_slow(rank: int) -> float:
@@ -157,8 +157,8 @@ def is_slow(rank: int) -> float:
 
 
 def test_a_slow_rank_is_no_deadlock() -> None:
-    check_enough_gpus(2)
-    assert list(Way("nccl", 2, 2).run(on_this_rank, is_slow)) == [8.0, 8.0]
+    check_is_open(over_nccl(2))
+    assert list(over_nccl(2).run(on_this_rank, is_slow)) == [8.0, 8.0]
 
 
 def uses_a_tensor_of_the_cpu(rank: int) -> None:
@@ -175,6 +175,6 @@ def adds_a_tensor_of_the_cpu(rank: int) -> torch.Tensor:
      (adds_a_tensor_of_the_cpu, "Expected all tensors to be on the same device")],
 )  # fmt: skip
 def test_a_forgotten_device_is_an_error(program: Callable[[int], object], says: str) -> None:
-    check_enough_gpus(2)
+    check_is_open(over_nccl(2))
     with pytest.raises(RankError, match=says):
-        Way("nccl", 2, 2).run(on_this_rank, program)
+        over_nccl(2).run(on_this_rank, program)

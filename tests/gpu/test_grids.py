@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.cluster.test_three_dimensions import BATCH, CASES_8, CONFIG, DTYPE, MAX_NORM, OPTIONS, SEED, STEPS, batch
-from tests.gpu.implementations import Way
-from tests.gpu.test_layers import check_enough_gpus
+from tests.gpu.implementations import over_nccl
+from tests.gpu.test_layers import check_is_open
 from tplab import device
 from tplab.cluster.three_dimensions import Training3D
 from tplab.gpt.model import ParallelGPT
@@ -49,10 +49,10 @@ def on_eight() -> list[Curve]:
 
 
 def test_all_three_dimensions_on_eight_gpus_train_like_a_single_one() -> None:
-    check_enough_gpus(8)
-    losses, norms = Way("nccl", 1, 1).run(on_one)[0]
+    check_is_open(over_nccl(8))
+    losses, norms = over_nccl(1).run(on_one)[0]
     assert losses[-1] < losses[0]
-    for rank in Way("nccl", 8, 8).run(on_eight):
+    for rank in over_nccl(8).run(on_eight):
         for found_losses, found_norms in rank:
             assert found_losses == pytest.approx(losses, abs=1e-10)
             assert found_norms == pytest.approx(norms, abs=1e-10)

@@ -15,28 +15,24 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # two launches of at m
 SHARED_NCCL = "2 ranks share a GPU, NCCL"
 
 
-def check_enough_gpus(count: int) -> None:
-    """Skip the test on a machine with fewer GPUs."""
-    if torch.cuda.device_count() < count:
-        pytest.skip(f"needs {count} GPUs, and here are {torch.cuda.device_count()}")
-
-
-def check_is_open(name: str) -> None:
+def check_is_open(way: str | Way) -> None:
     """Skip the test where this way is closed, and say why."""
-    way = WAYS[name]
-    check_enough_gpus(way.gpus)
-    if name == SHARED_NCCL and (refused := what_nccl_says(way)):
-        pytest.skip(f"NCCL does not let two ranks share a GPU here: {refused}")
+    gpus = torch.cuda.device_count()
+    if way == "2 GPUs, NCCL" and gpus < 2:
+        pytest.skip(f"needs 2 GPUs, and here are {gpus}")
+    way = WAYS[way] if isinstance(way, str) else way
+    if way.shares and way.backend == "nccl" and (refused := what_nccl_says()):
+        pytest.skip(f"needs {way.world_size} GPUs, and here are {gpus}. NCCL doesn't let ranks share one: {refused}")
 
 
 @cache
-def what_nccl_says(way: Way) -> str | None:
+def what_nccl_says() -> str | None:
     """None where two ranks with hosts of their own (NCCL_HOSTID) can add up numbers on one GPU, else the last words.
 
     NCCL refuses two ranks with the same GPU and the same host; that the hosts only say to be two is a trick of ours.
     """
     try:
-        totals = way.run(_sum_of_ranks, timeout=60.0)
+        totals = WAYS[SHARED_NCCL].run(_sum_of_ranks, timeout=60.0)
     except Exception as error:  # whatever it is, it is what there is to tell
         return str(error).strip().splitlines()[-1]
     return None if totals == [3.0, 3.0] else f"1 + 2 is {totals}"
@@ -60,7 +56,7 @@ def test_parallel_layers_agree_with_plain_torch(way: str, name: str) -> None:
 def test_every_rank_computes_on_its_gpu(name: str) -> None:
     check_is_open(name)
     way = WAYS[name]
-    places = [torch.device("cuda", rank % way.gpus) for rank in range(way.world_size)]
+    places = [torch.device("cuda", rank % way.gpus_here) for rank in range(way.world_size)]
     assert way.run(device) == places
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.gpu.implementations import Way
-from tests.gpu.test_layers import check_enough_gpus
+from tests.gpu.implementations import over_nccl
+from tests.gpu.test_layers import check_is_open
 from tplab import device
 from tplab.pipeline import Pipeline, schedules
 from tplab.pipeline.p2p import Channels
@@ -69,8 +69,8 @@ def plain(stages: int, m: int) -> tuple[float, dict[int, Tensor]]:
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
 def test_every_schedule_gets_through_and_gives_the_gradients_of_plain_torch(p: int) -> None:
-    check_enough_gpus(p)
-    ranks = Way("nccl", p, p).run(of_this_rank, p)
+    check_is_open(over_nccl(p))
+    ranks = over_nccl(p).run(of_this_rank, p)
     for name, m in cases(p):
         loss, gradients = plain(p * MAKE[name](p, m).chunks, m)
         assert ranks[-1][name, m][0] == pytest.approx(loss, rel=1e-9), (name, m)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.gpu.implementations import Way
-from tests.gpu.test_layers import check_enough_gpus
+from tests.gpu.implementations import over_nccl
+from tests.gpu.test_layers import check_is_open
 from tplab import device
 from tplab.cluster.training_step import TrainingStep
 
@@ -32,5 +32,5 @@ def skipped() -> tuple[bool, bool, bool, float]:
 
 
 def test_a_fused_optimizer_leaves_out_a_step_whose_norm_is_not_finite() -> None:
-    check_enough_gpus(1)
-    assert Way("nccl", 1, 1).run(skipped) == [(True, True, True, 1.0)]
+    check_is_open(over_nccl(1))
+    assert over_nccl(1).run(skipped) == [(True, True, True, 1.0)]

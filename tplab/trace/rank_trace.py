@@ -103,7 +103,8 @@ def trace_rank() -> Iterator[RankTrace]:
     on_gpu = device().type == "cuda"
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise, every profile prints that it starts and stops
     trace = RankTrace(dist.get_rank() if dist.is_initialized() else 0)
-    with record() as section, profile(use_device="cuda" if on_gpu else None, record_shapes=True) as profiler:
+    options: dict[str, Any] = {"use_device": "cuda", "use_kineto": True} if on_gpu else {}  # only Kineto traces kernels
+    with record() as section, profile(record_shapes=True, **options) as profiler:
         marked = [_mark() for _ in range(3)]
         yield trace
         if on_gpu:

@@ -21,7 +21,7 @@ from tplab.runtime import devices
 
 pytestmark = pytest.mark.share(6)
 
-TORCH = Requirement("torch>=2.11")
+TORCH = Requirement("torch>=2.12")
 GIB = 2**30
 WORKING = probe.Torch(version="2.13.0", gloo=True)
 H100 = probe.Gpu("NVIDIA H100", 80 * GIB, 79 * GIB)
@@ -60,7 +60,7 @@ def test_torch_missing_or_broken():
 
 
 def test_torch_out_of_range():
-    bad(software.torch(probe.Torch(version="2.4.1+cu121", gloo=True), TORCH), "2.4.1+cu121", ">=2.11")
+    bad(software.torch(probe.Torch(version="2.4.1+cu121", gloo=True), TORCH), "2.4.1+cu121", ">=2.12")
     assert software.torch(WORKING, TORCH).state == GOOD
     assert software.torch(probe.Torch(version="2.12.0a0+git1", gloo=True), TORCH).state == GOOD
 
@@ -79,7 +79,7 @@ def version_of(**versions):
 
 
 def test_packages_missing_and_out_of_range():
-    needed = [Requirement(text) for text in ("nbval>=0.11,<0.12", "rich>=13", "torch>=2.11", "old; python_version<'3'")]
+    needed = [Requirement(text) for text in ("nbval>=0.11,<0.12", "rich>=13", "torch>=2.12", "old; python_version<'3'")]
     bad(software.packages(needed, version_of(nbval="0.12.1")), "nbval is 0.12.1, not", "rich is missing", "make lab")
     found = software.packages(needed, version_of(nbval="0.11.0", rich="15.0"))
     assert (found.state, found.text.split()[0]) == (GOOD, "2")
