@@ -35,6 +35,7 @@ from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
 from tplab.cost.flops import model_flops
 from tplab.memory.meter import optimizer_bytes, parameter_bytes
+from tplab.runtime.devices import backend_for
 
 EAGER: dict[str, dict[str, Any]] = {
     "plain PyTorch": {"layers": "plain", "compile": False},
@@ -201,7 +202,8 @@ def main() -> None:
     settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False)
     settings = replace(settings, **SMALL) if options.small else settings
     ways = EAGER if options.eager else EAGER | COMPILED
-    ((outcomes, (name, peak)),) = launch(_measured, 1, args=(settings, ways, options.rounds), timeout=None)
+    given = (settings, ways, options.rounds)
+    ((outcomes, (name, peak)),) = launch(_measured, 1, args=given, backend=backend_for(1), timeout=None)
     print(f"\n{name}, torch {torch.__version__}, {settings.precision}, {options.rounds} rounds\n")
     print(table(settings, outcomes, peak), flush=True)
 
