@@ -9,7 +9,7 @@ training      the program that every rank runs
 checkpoints   checkpoints that survive a kill at any moment
 watching      a live view of a run, in a terminal or a notebook
 writing       text generation with a run's newest checkpoint: `sample(folder, prompt)`
-study         measurements with different numbers of ranks and different layers
+study         measurements of this machine and with different numbers of ranks
 report        a one-page report on the run and the study
 command       training runs from a terminal (`python -m tplab.capstone`)
 """

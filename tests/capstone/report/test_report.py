@@ -48,22 +48,9 @@ def test_its_numbers_are_those_of_the_log(page: Page):
 
 
 def test_its_numbers_are_those_measured(page: Page):
-    assert "what the formula predicts, to the byte" in page.text
-    assert "1,234,567" in page.text
     assert "2 ranks are 1.72 times as fast as 1 rank" in page.text  # 0.19 / 0.1105
-    assert "do 1.50 times as much work in the same time" in page.text  # 1.9 · 0.19 / 0.24
-    assert "takes 0.79 times as long as one with PyTorch's" in page.text  # 0.11 / 0.14
-    assert "7% more" in page.text  # 31 MB beside 29
-    assert "bit for bit" in page.text
+    assert "180 ms to 200 ms" in page.text
     assert "differ by at most 3e-07" in page.text  # 30 steps, 1e-8 more each
-
-
-def test_a_byte_too_many_is_said(tmp_path: Path):
-    traffic = MEASURED["traffic"] | {"measured": {"all_reduce": [12, 1_234_568]}}
-    write_run(tmp_path, measured=MEASURED | {"traffic": traffic})
-    words = str(compose(Run(tmp_path)).sections)
-    assert "to the byte" not in words
-    assert "didn't send what the formula predicts" in words
 
 
 def test_only_what_differs_from_the_defaults_stands_in_front(page: Page, folder: Path):
@@ -78,7 +65,7 @@ def test_only_what_differs_from_the_defaults_stands_in_front(page: Page, folder:
 
 def test_written_text_is_text_and_never_markup(page: Page, folder: Path):
     assert NASTY in page.text
-    assert "␀qz" in page.text, "what can't be shown has a picture"
+    assert "␀ is" in page.text, "what can't be shown has a picture"
     markdown = (folder / "report.md").read_text(encoding="utf-8")
     block = re.search(r"^(`{4,})text\n(.*?)\n\1$", markdown, re.MULTILINE | re.DOTALL)
     assert block
@@ -88,14 +75,14 @@ def test_written_text_is_text_and_never_markup(page: Page, folder: Path):
 def test_markdown_has_its_pictures_beside_it(folder: Path):
     markdown = (folder / "report.md").read_text(encoding="utf-8")
     names = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", markdown)
-    assert len(names) >= 8
+    assert len(names) == 6
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)
     assert {path.name for path in (folder / "report_files").iterdir()} == {Path(name).name for name in names}
 
 
 def test_every_figure_says_what_to_see(page: Page):
     pictures = [place for place, (_, attrs) in enumerate(page.tags) if attrs.get("class") == "picture"]
-    assert len(pictures) >= 8
+    assert len(pictures) == 6
     for place in pictures:  # a paragraph with the picture, and one with what it says
         assert [tag for tag, _ in page.tags[place : place + 3]] == ["p", "img", "p"]
 
@@ -106,10 +93,10 @@ def test_what_was_not_measured_is_named_with_the_command_for_it(tmp_path: Path):
     text, table = report.sections[-1].blocks
     assert f"study --folder {tmp_path}`" in text
     how = " ".join(row[1] for row in table.rows)
-    for part in ("machine", "alone", "memory", "traffic", "timeline", "scaling", "layers", "baseline"):
-        assert f"--only {part}`" in how
+    for part in ("machine", "alone", "scaling"):
+        assert how.count(f"--only {part}`") == 1
         assert f"--only {part}`" not in str(report.sections[:-1]), "it's said once"
-    assert not {"One step on every rank", "Scaling", "Whose layers"} & {section.title for section in report.sections}
+    assert "Scaling" not in {section.title for section in report.sections}
     write_report(tmp_path)
     Page((tmp_path / "report.html").read_text(encoding="utf-8"))
 

@@ -1,12 +1,11 @@
 """The report of runs that are less plain: a thinned log, other ranks half-way, dropout, GPUs, old measurements."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.capstone.made_up import MACHINE, MEASURED, SETTINGS, Log, losses, start_row, step_row, write_run
+from tests.capstone.made_up import MEASURED, SETTINGS, Log, losses, start_row, step_row, write_measurements, write_run
 from tplab.capstone.report import compose
 from tplab.capstone.report.blocks import Figure, to_markdown
 from tplab.capstone.report.run import Run
@@ -64,7 +63,7 @@ def test_a_run_that_is_trained_differently_from_some_step_on_says_so(tmp_path: P
     log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) for step in range(1, 31)))
     changes = {"learning_rate": [0.001, 0.0005], "steps": [60, 90]}
     log.add(start_row(SETTINGS, step=31, resumed_from=30, changes=changes), step_row(SETTINGS, 31, 4.0))
-    (tmp_path / "measurements.json").write_text(json.dumps(MEASURED))
+    write_measurements(tmp_path, MEASURED)
     words = words_of(tmp_path, "Loss")
     assert "At step 31, learning_rate changed from 0.001 to 0.0005 and steps changed from 60 to 90." in words
     assert "a single rank can't reproduce its losses" in words
@@ -100,7 +99,7 @@ def test_a_run_that_went_on_as_it_was_is_told_as_one(tmp_path: Path):
     ],
 )
 def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: float, says: str):
-    alone = {"losses": losses(30, off), "seconds": 0.19}
+    alone = {"losses": losses(30, off)}
     write_run(tmp_path, replace(SETTINGS, **change), MEASURED | {"alone": alone})
     words = words_of(tmp_path, "Loss")
     assert says in words
@@ -181,58 +180,46 @@ def test_a_loss_that_rises_does_not_fall(tmp_path: Path):
     assert "falls" not in words
 
 
-def test_gpus_tell_their_communication_by_the_timeline(tmp_path: Path):
-    log = Log(tmp_path)
-    log.add(start_row(SETTINGS, device="cuda", backend="nccl", machine=MACHINE | {"gpu": "An Example GPU", "gpus": 2}))
-    log.add(*(step_row(SETTINGS, step, 5.0) | {"communication": []} for step in range(1, 11)))
-    (tmp_path / "measurements.json").write_text(json.dumps(MEASURED))
-    share = 6 * 0.0016 / (24 * 0.0031 + 6 * 0.0016 - 0.0001)  # behind what computes, in each of 6 collectives
-    words = words_of(tmp_path)
-    assert f"without computing anything: {share:.0%} on rank 0 and {share:.0%} on rank 1" in words
-    assert f"Number(value='{share:.0%}', unit='of a step'" in words
-
-
 @pytest.mark.parametrize(
     ("of_two", "threads", "says", "never"),
     [
         (0.08, 0.1, "2 ranks can't really be 2.38 times as fast as 1 rank. Something else must have used",
          "to exchange sums"),
-        (0.1, 0.08, "A single process with 2 threads takes 80 ms per step (79 ms to 81 ms), which is 0.80 times as "
-         "long as 2 ranks. Its threads work on the same tensors, so they don't have to exchange sums", "Be careful"),
-        (0.1, None, "2 ranks are 1.90 times as fast as 1 rank.", "A single process"),
+        (0.1, 0.08, "A step of a single process with 2 threads takes 0.80 times as long as one of 2 ranks. Its threads "
+         "work on the same tensors, so they don't have to exchange sums", "Be careful"),
+        (0.1, None, "2 ranks are 1.90 times as fast as 1 rank.", "a single process"),
     ],
 )  # fmt: skip
 def test_an_impossible_speedup_is_called_that_and_threads_stand_beside_ranks(
     of_two: float, threads: float | None, says: str, never: str, tmp_path: Path
 ):
-    found = MEASURED["scaling"] | {"strong": {"1": 0.19, "2": of_two}}
-    if threads:
-        rounds = [threads - 1e-3, threads, threads + 1e-3]
-        found["one_process"] = {"seconds": threads, "threads": 2, "rounds": rounds}
-    write_run(tmp_path, measured=MEASURED | {"scaling": found})
+    write_scaling(tmp_path, {(1, 1): 0.19, (2, 1): of_two} | ({(1, 2): threads} if threads else {}))
     words = words_of(tmp_path, "Scaling")
     assert says in words
     assert never not in words
 
 
 def test_scaling_begins_at_the_fewest_ranks_that_had_room(tmp_path: Path):
-    found = MEASURED["scaling"]
-    strong, predicted = {"2": 0.2, "4": 0.1}, {"strong": {"2": 0.2, "4": 0.12}, "weak": {"2": 0.2}}
-    found = found | {"strong": strong, "weak": {"2": 0.2}, "work": {"2": 1e9}, "predicted": predicted}
-    found["parts"] = dict.fromkeys(strong, MEASURED["scaling"]["parts"]["2"])
-    found["rounds"] = {p: [seconds] for p, seconds in strong.items()}
-    write_run(tmp_path, measured=MEASURED | {"scaling": found})
+    write_scaling(tmp_path, {(2, 1): 0.2, (4, 1): 0.1})
     words = words_of(tmp_path, "Scaling")
     assert "4 ranks are 2.00 times as fast as 2 ranks." in words
-    assert "weak-scaling" not in words
+    write_scaling(tmp_path, {(2, 1): 0.2})
+    assert "a curve needs at least two" in words_of(tmp_path, "Scaling")
+
+
+def write_scaling(folder: Path, times: dict[tuple[int, int], float]) -> None:
+    """A run with the times of a step by ranks and threads."""
+    turns = [
+        {"ranks": p, "threads": threads, "predicted": time, "rounds": [time - 1e-3, time, time + 1e-3]}
+        for (p, threads), time in times.items()
+    ]
+    write_run(folder, measured=MEASURED | {"scaling": MEASURED["scaling"] | {"turns": turns}})
 
 
 def test_what_was_measured_with_another_layout_is_left_out(tmp_path: Path):
     now = {name: getattr(SETTINGS, name) for name in MATTER}
     then = {"settings": now | {"tp": 4, "recompute": "layers"}}
-    measured = {name: part | {"settings": now} for name, part in MEASURED.items()}
-    measured["memory"] = MEASURED["memory"] | then
-    write_run(tmp_path, measured=measured)
+    write_run(tmp_path, measured=MEASURED | {"alone": MEASURED["alone"] | then})
     report = compose(Run(tmp_path))
-    assert [block.what for block in report.missing] == ["a comparison of a step's memory with the formula"]
-    assert "made with other settings: memory (tp = 4, recompute = layers)." in str(report.sections[-1])
+    assert [block.what for block in report.missing] == ["a comparison with the losses of a single rank"]
+    assert "made with other settings: alone (tp = 4, recompute = layers)." in str(report.sections[-1])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tplab import viz
-from tplab.capstone.report import sections, study_sections
+from tplab.capstone.report import sections
 from tplab.capstone.report.blocks import PICTURES, Block, Figure, Missing, Report, Section, to_markdown
 from tplab.capstone.report.page import to_html
 from tplab.capstone.report.run import Run
@@ -26,12 +26,8 @@ _SECTIONS: dict[str, Callable[[Run], Iterator[Block | Missing]]] = {
     "Settings": sections.settings,
     "Loss": sections.loss,
     "Speed": sections.speed,
-    "Memory": study_sections.memory,
-    "Communication": study_sections.communication,
-    "One step on every rank": study_sections.timeline,
-    "Scaling": study_sections.scaling,
-    "Whose layers": study_sections.layers,
-    "Compared with DTensor": study_sections.baseline,
+    "Scaling": sections.scaling,
+    "Whose layers": sections.layers,
     "Generated text": sections.text,
 }
 
@@ -65,7 +61,7 @@ def compose(run: Run) -> Report:
     return Report(title, about + "steps", [Section(name, blocks) for name, blocks in shown.items() if blocks], missing)
 
 
-def _left_out(run: Run, missing: Sequence[Missing]) -> Iterator[Block | Missing]:
+def _left_out(run: Run, missing: Sequence[Missing]) -> Iterator[Block]:
     if run.stale:
         others = {name: ", ".join(f"{key} = {value}" for key, value in old.items()) for name, old in run.stale.items()}
         stale = [f"{name} ({other})" for name, other in others.items()]
@@ -76,10 +72,7 @@ def _left_out(run: Run, missing: Sequence[Missing]) -> Iterator[Block | Missing]
             f"just one of them with the flag in this table. `python -m tplab.capstone report {run.folder}` then "
             "updates this report."
         )
-        by_how: dict[str, list[str]] = {}
-        for what, how in missing:
-            by_how.setdefault(how, []).append(what)
-        yield viz.table([{"missing": "; ".join(what), "how to get it": how} for how, what in by_how.items()])
+        yield viz.table([missed._asdict() for missed in missing])
 
 
 def main(argv: Sequence[str]) -> int:

@@ -81,9 +81,8 @@ def _block(block: Block) -> str:
         case Figure(_, picture, says):
             return f"![{_text(picture.caption)}]({block.address})\n\n{_text(says)}"
         case Sample(step, text):
-            when = "Before training" if step == 0 else f"After step {step:,}"
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-            return f"{when}:\n\n{fence}text\n{text}\n{fence}"
+            return f"After step {step:,}:\n\n{fence}text\n{text}\n{fence}"
         case Table():
             rule = ["---:" if right else "---" for right in block.numeric]
             head, *rows = ([_text(cell) for cell in row] for row in (block.head, *block.rows))

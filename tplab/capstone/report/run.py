@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, median
@@ -11,12 +10,8 @@ from typing import Any
 from tplab.capstone.settings.io import from_values
 from tplab.capstone.settings.settings import MATTER, OF_THE_LAYOUT, Settings
 from tplab.capstone.training.log import read_log, steps_of
-from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
-OLD_START: dict[str, Any] = {  # defaults for values that are missing in logs of older versions
-    "changes": {}, "plan": None, "answers": None, "used": [], "shares_memory": False,
-}  # fmt: skip
 WARM_UP = 5  # the first logged steps of a run, which are slower
 
 
@@ -36,10 +31,10 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         rows = read_log(self.folder)
-        self.starts = [OLD_START | row for row in rows if row["kind"] == "start"]
+        self.starts = [row for row in rows if row["kind"] == "start"]
         if not self.starts:
             raise ValueError(f"no run has been started in {folder}, because its log has no row of kind 'start'")
-        self.steps: dict[int, dict[str, Any]] = {row["step"]: {"tensors": [0]} | row for row in steps_of(rows)}
+        self.steps: dict[int, dict[str, Any]] = {row["step"]: row for row in steps_of(rows)}
         self.done = max(self.steps, default=0)
         earlier = [start for start in self.starts if start["step"] <= self.done] or self.starts
         self.start = earlier[-1]
@@ -77,18 +72,6 @@ class Run:
         """Each rank's largest memory figure in the `recent` rows, in bytes."""
         return [max(of_rank) for of_rank in zip(*(row["memory"] for row in self.recent), strict=True)]
 
-    @property
-    def traces(self) -> list[RankTrace]:
-        """Each rank's trace of the step that the study traced, or [] if it hasn't traced one."""
-        lanes = self.measured.get("timeline", {}).get("ranks", [])
-        return [RankTrace(lane["rank"], [Span(*span) for span in lane["spans"]]) for lane in lanes]
-
-    @property
-    def exposed(self) -> list[float]:
-        """The fraction of the traced step that each rank spent in collectives without computing, or [] if unknown."""
-        known = self.ranks > 1 and all(trace.spans for trace in self.traces)
-        return [trace.exposed / trace.duration for trace in self.traces] if known else []
-
 
 def read_measurements(folder: Path) -> dict[str, Any]:
     """Read the study's measurements so far, as {part: results}. Returns {} if there are none."""
@@ -97,12 +80,8 @@ def read_measurements(folder: Path) -> dict[str, Any]:
 
 
 def measured_with(part: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the `MATTER` settings that differed when a part was measured, as {name: the value at that time}.
-
-    A setting that wasn't recorded had its default value. If no settings were recorded at all, returns {}.
-    """
-    before, now = asdict(Settings()) | part.get("settings", asdict(settings)), asdict(settings)
-    return {name: before[name] for name in MATTER if before[name] != now[name]}
+    """Return the `MATTER` settings that differed when a part was measured, as {name: the value at that time}."""
+    return {name: then for name in MATTER if (then := part["settings"].get(name)) != getattr(settings, name)}
 
 
 def _place(start: dict[str, Any]) -> list[Any]:

@@ -1,11 +1,11 @@
-"""The report sections that come from the run's log."""
+"""The sections of a report. Each is a function that takes a `Run` and yields blocks, and `Missing` measurements."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from statistics import fmean
+from statistics import fmean, median
 
 from tplab import viz
-from tplab.capstone.own_layers.find import MINE
+from tplab.capstone.own_layers.find import MINE, whose_is_what
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Sample
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import Settings
@@ -18,12 +18,12 @@ from tplab.cost.flops import model_flops
 LAYERS = {
     "tplab": "tplab's own layers",
     "mine": "the layers that the learner wrote in the chapters",
-    "dtensor": "PyTorch's built-in tensor parallelism",
     "plain": "plain PyTorch layers without any parallelism",
 }
 ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}  # how much the order of summation may change a loss
 NEAR = 0.25  # if the relative error of the planned step time is larger, the report suggests why
 SAMPLES = 4
+IMPOSSIBLE = 1.1  # a speedup may exceed the increase in ranks by this factor, because more ranks have more cache
 
 
 def at_a_glance(run: Run) -> Iterator[Block]:
@@ -35,9 +35,10 @@ def at_a_glance(run: Run) -> Iterator[Block]:
     ]
     if share := _utilization(run):
         numbers.append(Number(f"{share[0]:.0%}", "utilization", f"of {share[1]}"))
-    if waits := run.communication or run.exposed:
-        numbers.append(Number(f"{max(waits):.0%}", "of a step", "in collectives, on the rank that spends most there"))
-    yield [*numbers, Number(size(max(run.memory)), "per rank", memory_is(run))]
+    if shares := run.communication:
+        numbers.append(Number(f"{max(shares):.0%}", "of a step", "in collectives, on the rank that spends most there"))
+    memory = "peak memory of tensors on the GPU" if run.device == "cuda" else "resident memory, with Python and PyTorch"
+    yield [*numbers, Number(size(max(run.memory)), "per rank", memory)]
     yield _summary(run)
 
 
@@ -48,28 +49,18 @@ def _summary(run: Run) -> str:
         whose += f", but {len(others)} of the {len(answers['whose'])} answers {are} from the course's solutions"
     says = (
         f"This {kind(settings)} has {large(run.start['parameters'])} parameters in "
-        f"{count(settings.num_layers, 'layer')} with a hidden size of {settings.hidden_size}. {_division(settings)}. "
+        f"{count(settings.num_layers, 'layer')} with a hidden size of {settings.hidden_size}. "
         f"In {run.done:,} steps in {settings.precision}, the model has read "
         f"{run.done * settings.tokens_per_step:,} tokens. It uses {whose}."
     )
     if settings.start_from is not None:
         says += f" It started from the weights in {settings.start_from}."
     if again := len(run.starts) - 1:
-        at = [f"step {start['resumed_from']}" for start in run.starts[1:] if start["resumed_from"]]
-        says += " The run was resumed " + ("once" if again == 1 else f"{again} times")
-        says += f", from {listed(at)}." if at else "."
+        at = [f"step {start['resumed_from'] or 0}" for start in run.starts[1:]]
+        says += f" The run was resumed {'once' if again == 1 else f'{again} times'}, from {listed(at)}."
     if run.end is None or run.end["why"] != "done":
         says += f" The run isn't finished yet, because {settings.steps:,} steps are planned."
     return says
-
-
-def _division(settings: Settings) -> str:
-    ways = [f"its layers are divided into {settings.pp} pipeline stages (pp)"] if settings.pp > 1 else []
-    ways += [f"every layer is split over {settings.tp} ranks (tp)"] if settings.tp > 1 else []
-    zero = f" and use ZeRO-{settings.zero}" if settings.zero else ""
-    ways += [f"{settings.dp} replicas of it (dp) share each batch{zero}"] if settings.dp > 1 else []
-    says = listed(ways or ["a single rank holds all of it"])
-    return says[0].upper() + says[1:]
 
 
 def _utilization(run: Run) -> tuple[float, str] | None:
@@ -80,11 +71,6 @@ def _utilization(run: Run) -> tuple[float, str] | None:
     if "peak" in machine:
         return done / machine["peak"], f"a GPU's published peak, {rate(machine['peak'])}"
     return done / machine["flops"], f"the {rate(machine['flops'])} that a rank reaches in large matmuls"
-
-
-def memory_is(run: Run) -> str:
-    """Describe what the memory figures in the log measure."""
-    return "peak memory of tensors on the GPU" if run.device == "cuda" else "resident memory, with Python and PyTorch"
 
 
 def plan(run: Run) -> Iterator[Block | Missing]:
@@ -126,6 +112,9 @@ def plan(run: Run) -> Iterator[Block | Missing]:
     parts = {name: part for name, part in made["seconds"].items() if part}
     picture = viz.time_bars({"measured": {"measured": run.step_seconds}, "predicted": parts})
     yield Figure("plan", picture, "The measured time of a step, with a breakdown of the predicted time below it.")
+    if used:
+        picture = viz.bill({"measured": {"all tensors": used}, "predicted": made["memory"]})
+        yield Figure("memory", picture, "The peak of all tensors on a rank, with the predicted memory below it.")
 
 
 def machine(run: Run) -> Iterator[Block | Missing]:
@@ -147,7 +136,7 @@ def machine(run: Run) -> Iterator[Block | Missing]:
             link = f"{duration(measured['alpha'])} + bytes / ({size(1 / measured['beta'])}/s) (measured)"
             rows["a message between ranks"] = f"takes {link}"
     else:
-        yield Missing("the speed of this machine's matmuls, memory and messages", "`--only machine`")
+        yield Missing("the speed of this machine, and the model-FLOPs utilization", "`--only machine`")
     yield viz.table([{"component": name, "details": what} for name, what in rows.items()])
 
 
@@ -223,34 +212,100 @@ def _verdict(settings: Settings, largest: float) -> str:
     )
 
 
-def speed(run: Run) -> Iterator[Block | Missing]:
-    yield viz.table([{
-        "time per step": duration(run.step_seconds),
-        "tokens per step": f"{run.settings.tokens_per_step:,}",
-        "tokens/s": f"{run.tokens_per_second:,.0f}",
-        "FLOPs per step": work(model_flops(run.settings.model, run.settings.batch_size)),
-    }])  # fmt: skip
+def speed(run: Run) -> Iterator[Block]:
+    flops = work(model_flops(run.settings.model, run.settings.batch_size))
+    says = f"A step takes {duration(run.step_seconds)} for {run.settings.tokens_per_step:,} tokens and {flops}."
     if share := _utilization(run):
-        says = f"The model-FLOPs utilization is {share[0]:.1%}. It's the rate at which a rank computes the FLOPs that "
-        says += f"the model needs, as a share of {share[1]}."
+        says += f" The model-FLOPs utilization is {share[0]:.1%}. It's the rate at which a rank computes the FLOPs "
+        says += f"that the model needs, as a share of {share[1]}."
         if share[0] > 1:
             again = f"`python -m tplab.capstone study --folder {run.folder} --only machine` repeats that."
             says += " More than 100% is impossible, so something else must have used the machine while the matmuls "
             says += f"were measured. {again}"
-        yield says
-    else:
-        yield Missing("the model-FLOPs utilization", "`--only machine`")
+    if shares := run.communication:
+        says += " The ranks spent part of each step in collectives, including the time they waited for each other: "
+        says += listed([f"{share:.0%} on rank {rank}" for rank, share in enumerate(shares)]) + "."
+    yield says
     picture = viz.training(thinned(run.speeds)[1], ylabel="tokens/s", from_zero=True)
     says = "Tokens per second over the course of the run. A dip may mean that something else was using the machine."
     yield Figure("speed", picture, says)
+
+
+def scaling(run: Run) -> Iterator[Block | Missing]:
+    if not (found := run.measured.get("scaling")):
+        yield Missing("step times on fewer ranks, compared with the cost model", "`--only scaling`")
+        return
+    turns = [turn | {"seconds": median(turn["rounds"])} for turn in found["turns"]]
+    of_ranks = {turn["ranks"]: turn for turn in turns if turn["threads"] == turns[0]["threads"]}
+    strong = {p: turn["seconds"] for p, turn in of_ranks.items()}
+    first, last = min(strong), max(strong)
+    ranks, times = count(last, "rank"), strong[first] / strong[last]
+    faster = f"{times:.2f} times as fast as {count(first, 'rank')}"
+    note = (
+        f"The different numbers of ranks took turns of {count(found['steps'], 'step')}, "
+        f"{len(turns[0]['rounds'])} times each. We took the median of each turn. The table shows the median, fastest "
+        "and slowest of all turns. For the cost model (chapter 11), we timed the kernels of one layer while all of the "
+        "ranks were busy."
+    )
+    note = " ".join([note, *found["notes"]])
+    if run.device == "cpu" and run.machine["cores"] < last:
+        cores = count(run.machine["cores"], "core")
+        note += f" Here, {ranks} share {cores}, so additional ranks can't speed up a step."
+    if times > last / first * IMPOSSIBLE:
+        note += (
+            f" Be careful with these numbers: {ranks} can't really be {faster}. Something else must have used the "
+            "machine during some of the turns, so it's worth repeating them: "
+            f"`python -m tplab.capstone study --folder {run.folder} --only scaling`."
+        )
+    yield note
+    yield viz.table([
+        {
+            "ranks × threads": f"{turn['ranks']} × {turn['threads']}", "time per step": duration(turn["seconds"]),
+            "range": f"{duration(min(turn['rounds']))} to {duration(max(turn['rounds']))}",
+            "cost model": duration(turn["predicted"]), "error": f"{turn['predicted'] / turn['seconds'] - 1:+.0%}",
+            "speedup": f"{strong[first] / turn['seconds']:.2f}",
+        }
+        for turn in turns
+    ])  # fmt: skip
+    if (alone := turns[-1]) not in of_ranks.values():
+        yield _beside_threads(alone["threads"], alone["seconds"] / strong[last], ranks)
+    if len(strong) < 2:
+        yield "The study only measured one number of ranks, and a curve needs at least two."
+        return
+    lines = {"measured": strong, "cost model": {p: turn["predicted"] for p, turn in of_ranks.items()}}
+    speedups = {name: {p: first * line[first] / line[p] for p in line} for name, line in lines.items()}
+    base = "" if first == 1 else f", {first} ranks = {first}"  # where the lines start
+    says = f"The same model on different numbers of ranks. {ranks} are {faster}."
+    yield Figure("scaling", viz.scaling(speedups, ylabel=f"speedup{base}"), says)
+
+
+def _beside_threads(threads: int, ratio: float, ranks: str) -> str:
+    """Compare several ranks with a single process that has as many threads as all of them."""
+    says = f"A step of a single process with {threads} threads takes {ratio:.2f} times as long as one of {ranks}."
+    if ratio < 1:
+        says += (
+            " Its threads work on the same tensors, so they don't have to exchange sums. That's the price of "
+            "communication, and the reason to split a model only if one device is too small or too slow for it. "
+            "Splitting it over the cores of a single processor doesn't pay."
+        )
+    return says
+
+
+def layers(run: Run) -> Iterator[Block]:
+    whose = None
+    for start in run.starts:
+        if (answers := start["answers"]) and answers["whose"] != whose:
+            since = f"Since step {start['step']:,}: " if len(run.starts) > 1 else ""
+            yield since + whose_is_what(**answers)
+        whose = answers and answers["whose"]
+    if used := run.start["used"]:
+        yield viz.table(used)
 
 
 def text(run: Run) -> Iterator[Block | Missing]:
     rows = run.samples
     if len(rows) > SAMPLES:
         rows = [rows[round(index * (len(rows) - 1) / (SAMPLES - 1))] for index in range(SAMPLES)]
-    if "before" in run.measured:
-        rows = [run.measured["before"] | {"step": 0}, *rows]
     if not rows:
         yield Missing("text that the model generates", "set `--sample-every` and resume the run")
         return
