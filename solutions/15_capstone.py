@@ -569,7 +569,7 @@ for exercise, whose in answers.whose.items():
 viz.table([{"chapter": c, "exercises": ", ".join(of), "whose": whose} for (c, whose), of in rows.items()])
 
 # %% [markdown]
-# And now train: text of the standard library, a tokenizer of 512 byte pairs trained on it, two ranks that share each matrix. While it runs, this output shows how far it is, loss and tokens per second, and how long each rank communicates; what stays is a picture. (A second run of this cell goes on after step 60, that is, does nothing.)
+# And now train: text of the standard library, a tokenizer of 512 byte pairs trained on it, two ranks that share each matrix. While it runs, this output shows how far it is, loss and tokens per second, and what each rank is doing; what stays is a picture. (A second run of this cell goes on after step 60, that is, does nothing.)
 
 # %%
 from tplab.capstone.watching.panel import run
@@ -577,7 +577,7 @@ from tplab.capstone.watching.panel import run
 results = run(SMALL, answers)
 
 # %% [markdown]
-# From a terminal it is the same program, with a line in place of the panel:
+# From a terminal it is the same program, with lines of text in place of the panel:
 #
 # ```
 # python -m tplab.capstone --preset laptop --layers mine                    two processes, a few minutes

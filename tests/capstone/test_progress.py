@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OFTEN", "SELDOM", "SHOWN_AFTER"):
+    for name in ("OFTEN", "SELDOM"):
         monkeypatch.setattr(module, name, 0.01)
 
 

@@ -46,11 +46,10 @@ from tplab.capstone.settings.io import add_arguments, read_settings, settings_of
 from tplab.capstone.settings.presets import preset_for
 from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, locked, set_aside
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.log import check_tensorboard, read_log, steps_of
 from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.ranks import check_started
 from tplab.capstone.training.signals import hand_on
-from tplab.capstone.watching.console import ConsoleLog, shown
+from tplab.capstone.watching.console import ConsoleLog
 from tplab.checkpoint.files import gathered
 from tplab.runtime import RankError, launch, torchrun
 from tplab.runtime.devices import backend_for
@@ -125,11 +124,9 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
 
 
 def carry_out(settings: Settings, *, fresh: bool = False) -> int:
-    """Train and return the exit code. If the run isn't possible, raises ValueError or ImportError before it starts."""
+    """Train and return the exit code. If the run isn't possible, raises ValueError before it starts."""
     if not fresh:
         check_unchanged(settings)
-    if settings.tensorboard:
-        check_tensorboard()
     return _on_torchruns_ranks(settings, fresh) if torchrun.is_active() else _on_ranks_of_its_own(settings, fresh)
 
 
@@ -164,8 +161,6 @@ def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
 
 
 def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
-    from tplab.capstone.watching.panel import panel  # imports Matplotlib, which torchrun's ranks don't need
-
     folder = Path(settings.folder)
     with locked(folder):
         pass  # without this check, every rank would fail, and only after the text is prepared
@@ -173,12 +168,9 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
     if fresh and (aside := set_aside(folder)):
         print(f"Moved the previous run from {folder} to {aside}.")
     print(prepare(settings))
-    tell = None if sys.stderr.isatty() else ConsoleLog(settings.last_step)
-    with hand_on(folder), panel(settings):
-        backend = backend_for(settings.ranks)
+    tell, backend = ConsoleLog(settings.last_step), backend_for(settings.ranks)
+    with hand_on(folder):
         outcome = launch(train, settings.ranks, args=(settings, answers, tell), backend=backend, timeout=None)[0]
-    if tell is None and (samples := steps_of(read_log(folder), "sample")):
-        print(shown(samples[-1]))
     print(_summary(outcome))
     return 0
 

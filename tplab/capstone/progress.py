@@ -5,7 +5,7 @@
         show("encoding", 0.4)              in a terminal    encoding █████░░░░░░░ 40%  12 s
 
 In a terminal, this is one line. In JupyterLab, it's a widget. Both disappear when the work is done. Elsewhere, such as
-in a job's output, a line is printed every `SELDOM` seconds. If the work takes less than a second, nothing is shown.
+in a job's output, a line is printed every `SELDOM` seconds. Quick work shows nothing.
 """
 
 import sys
@@ -20,7 +20,6 @@ from tplab.runtime.liveview import place
 from tplab.runtime.screen import LastLine, Widget
 
 OFTEN, SELDOM = 0.5, 10.0  # seconds between two updates in a terminal or widget, and between two lines elsewhere
-SHOWN_AFTER = 1.0
 Show = Callable[..., None]
 
 
@@ -50,11 +49,9 @@ def progress() -> Iterator[Show]:
             print(text, file=sys.stderr, flush=True)
 
     def keep_on() -> None:
-        wait, next_wait = (SELDOM, SELDOM) if where == "nowhere" else (SHOWN_AFTER, OFTEN)
         with suppress(Exception):  # the work continues even if its progress can't be displayed
-            while not over.wait(wait):
+            while not over.wait(SELDOM if where == "nowhere" else OFTEN):
                 draw()
-                wait = next_wait
 
     thread = threading.Thread(target=keep_on, daemon=True)
     thread.start()

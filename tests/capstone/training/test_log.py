@@ -1,16 +1,13 @@
 """The log: every row is there at once, a kill costs the last line at most, and a run that goes on appends."""
 
-import csv
 import json
 import os
-import sys
 import tracemalloc
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tplab.capstone.training.log import Log, check_tensorboard, read_log, steps_of
+from tplab.capstone.training.log import Log, read_log, steps_of, thinned
 from tplab.capstone.watching.console import ConsoleLog
 
 
@@ -21,11 +18,6 @@ def step(number: int, loss: float = 2.0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rows_of_the_table(folder):
-    with open(folder / "log.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def start(number: int) -> dict[str, Any]:
     return {"kind": "start", "step": number}
 
@@ -33,15 +25,12 @@ def start(number: int) -> dict[str, Any]:
 EVALUATION = {"kind": "evaluation", "step": 1, "loss": 3.0}
 
 
-def test_rows_are_read_as_they_were_written_and_as_a_table(tmp_path):
+def test_rows_are_read_as_they_were_written(tmp_path):
     rows = [start(1), step(1), EVALUATION, {"kind": "end", "step": 1, "why": "done"}]
     log = Log(tmp_path)
     for number, row in enumerate(rows, 1):
         log.write(row)
         assert read_log(tmp_path) == rows[:number]
-    first, second = rows_of_the_table(tmp_path)
-    assert (first["step"], first["loss"], first["communication"], first["memory"]) == ("1", "2.0", "0.3", "8")
-    assert (second["step"], second["loss"], second["evaluation"]) == ("1", "", "3.0")
 
 
 def test_only_one_rank_writes(tmp_path):
@@ -54,13 +43,11 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(tmp_path):
     log = Log(tmp_path)
     log.write(step(1))
     log.write(step(2))
-    for name in ("log.jsonl", "log.csv"):
-        os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 5)
+    os.truncate(tmp_path / "log.jsonl", (tmp_path / "log.jsonl").stat().st_size - 5)
     assert read_log(tmp_path) == [step(1)]
     log = Log(tmp_path)
     log.write(step(3))
     assert read_log(tmp_path) == [step(1), step(3)]
-    assert [row["step"] for row in rows_of_the_table(tmp_path)] == ["1", "3"]
 
 
 def test_a_log_of_a_first_line_that_was_cut_off_is_empty_then(tmp_path):
@@ -113,35 +100,12 @@ def test_a_log_that_can_not_be_written_is_named(tmp_path):
         log.write(step(1))
 
 
-def test_tensorboard_gets_the_curves(tmp_path, monkeypatch):
-    """With a stand-in for the package, which the course doesn't need."""
-    written = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str, purge_step: int) -> None:
-            written.append((folder, purge_step))
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *values: written.append((name, *values))
-
-    module = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    log = Log(tmp_path, step=1, tensorboard=True)
-    for row in (start(1), step(1), EVALUATION, {"kind": "sample", "step": 1, "prompt": "a", "text": "ab"}):
-        log.write(row)
-    log.close()
-    assert written[0] == (str(tmp_path / "tensorboard"), 1)
-    assert ("add_scalar", "train/loss", 2.0, 1) in written
-    assert ("add_scalar", "evaluation/loss", 3.0, 1) in written
-    assert ("add_text", "sample", "ab", 1) in written
-    assert written[-1] == ("close",)
-
-
-def test_without_tensorboard_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r'pip install "tplab\[tensorboard\]"'):
-        check_tensorboard()
+def test_a_long_curve_is_thinned_to_means():
+    every, points = thinned([(step, float(step)) for step in range(1, 100_001)])
+    assert (every, len(points), points[-1][0]) == (250, 400, 100_000)
+    assert points[0] == (250, 125.5)
+    assert thinned([(1, 2.0), (3, 4.0)]) == (1, [(1, 2.0), (3, 4.0)])
+    assert thinned([]) == (1, [])
 
 
 def test_lines_for_a_terminal(capsys):
@@ -167,8 +131,8 @@ def test_lines_for_a_terminal(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "Training 1,234,567 parameters on 2 ranks (a processor) until step 600, resuming after step 40",
         "learning_rate changes from 0.001 to 0.0005",
-        "step  41   loss 2.0000   norm 1.500   128 tokens/s   0:04:40 left",
-        "step 600   loss 2.0000   norm 1.500   128 tokens/s   0:00:00 left",
+        "step  41   loss 2.0000   norm 1.500   128 tokens/s   30% communicating   4 min 40 s left",
+        "step 600   loss 2.0000   norm 1.500   128 tokens/s   30% communicating   0 s left",
         "step 600   saved a checkpoint",
         "step 600   loss 3.0000 on held-out text",
         "step 600   the model wrote:",

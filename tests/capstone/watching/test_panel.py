@@ -2,22 +2,21 @@
 
 import io
 import json
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.capstone.made_up import SETTINGS, Log, rows
+from tests.capstone.made_up import SETTINGS, Log, rows, step_row
 from tests.runtime.kernel import Notebook, notebook
 from tests.runtime.page import Page
 from tplab import launch
 from tplab.capstone.watching import panel as panel_module
-from tplab.capstone.watching.log_tail import RunStatus
-from tplab.capstone.watching.panel import panel, to_html, to_line
-from tplab.runtime import RankError, liveview
+from tplab.capstone.watching.panel import HIGH, WIDE, _Panel, panel, to_svg
+from tplab.runtime import liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW
 
@@ -32,56 +31,98 @@ def log(tmp_path: Path) -> Log:
 # Showing
 
 
-def seen(**other: Any) -> RunStatus:
-    values = {"step": 312, "last_step": 600, "loss": 2.3141, "tokens_per_second": 8912.4, "seconds_left": 130.0,
-              "memory": [412e6, 1.5e9], "communication": [0.34, 0.2], "losses": [(1, 7.5), (312, 2.3)],
-              "speeds": [(1, 8000.0), (312, 8912.4)], "evaluations": [(300, 2.4)], "started": True}  # fmt: skip
-    return RunStatus(**(values | other))
-
-
-def test_the_page_says_how_far_the_run_is_and_how_each_rank_does():
-    page = Page(to_html(seen()))
-    for words in ("step 312 of 600, 52%", "2 min 10 s left", "2.3141", "8,912", "rank 0", "34% communicating", "rank 1",
-                  "412 MB resident", "1.5 GB resident", "held-out text"):  # fmt: skip
-        assert words in page.text, words
-    assert "on the GPU" in to_html(seen(device="cuda"))
-
-
 def test_the_curve_leaves_room_for_what_is_to_come():
-    x = [float(point.split(",")[0]) for point in " ".join(Page(to_html(seen(speeds=[]))).values("points")).split()]
-    assert (x[1] - x[0]) / (292 - 44) == pytest.approx(311 / 599, abs=0.01)
+    (points,) = Page(to_svg([(1, 7.5), (312, 2.3)], 600)).values("points")
+    (left, top), (right, bottom) = (map(float, point.split(",")) for point in points.split())
+    assert (left, top, bottom) == (0, 0, HIGH)
+    assert right / WIDE == pytest.approx(311 / 599, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    "strange",
-    [
-        {"losses": [], "loss": None, "speeds": [], "tokens_per_second": None},
-        {"losses": [(1, float("nan")), (2, 3.0)]},
-        {"losses": [(1, 3.0)], "last_step": 1, "step": 1, "seconds_left": 0.0},
-        {"communication": [], "memory": []},
-        {"step": 0, "losses": [], "started": False},
-        {"ended": "<b>done", "communication": [1.7]},
-    ],
-)
-def test_whatever_is_not_there_yet_is_left_out(strange: dict[str, Any]):
-    page = to_html(seen(**strange), [Now(0, "starting")])
-    Page(page)
-    assert "nan" not in page
-    assert "<b>done" not in page
-    assert to_line(seen(**strange), 200)
+@pytest.mark.parametrize(("losses", "last_step"), [([], 600), ([(1, 3.0)], 1), ([(1, 3.0), (2, 3.0)], 600)])
+def test_a_curve_may_have_few_points(losses: list[tuple[int, float]], last_step: int):
+    assert len(Page(to_svg(losses, last_step)).values("points")) == bool(losses)
 
 
-def test_until_the_first_step_it_says_what_the_ranks_do():
-    early = RunStatus(last_step=600, started=True)
-    ranks = [Now(0, "waiting", "all_reduce #3", (1,)), Now(1, "computing")]
-    assert "waits in all_reduce #3 for rank 1" in Page(to_html(early, ranks)).text
-    assert to_line(early, 200, ranks) == "first step  rank 0 waits in all_reduce #3 for rank 1, rank 1 computing"
+@pytest.fixture
+def shown(log: Log, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Draw the panel of a run on two ranks, and return the page."""
+    monkeypatch.setattr(panel_module, "place", lambda: "page")
+    drawn = []
+    view = _Panel(log.settings, lambda: [Now(0, "waiting", "all_reduce #3", (1,)), Now(1, "computing")])
+    monkeypatch.setattr(view._widget, "show", drawn.append)
+
+    def show() -> str:
+        view._draw(1.0)
+        return Page(drawn[-1]).text
+
+    return show
 
 
-def test_the_line_keeps_its_width():
-    whole = to_line(seen(), 200)
-    assert whole == ("step 312/600  ██████░░░░░░  52%  2 min 10 s left  loss 2.3141  8,912 tokens/s  34% communicating")
-    assert to_line(seen(), 30) == whole[:29] + "…"
+def test_the_page_says_how_far_the_run_is_and_what_each_rank_does(log: Log, shown: Callable[[], str]):
+    assert "waits in all_reduce #3 for rank 1" in shown()
+    log.start()
+    assert "Training 2,410,000 parameters on 2 ranks (An Example CPU @ 2.00GHz) until step 60" in shown()
+    log.steps(1, 6)
+    log.add({"kind": "evaluation", "step": 6, "loss": 5.0})
+    text = shown()
+    for words in ("Predicted: 100 ms per step", "step  6   loss 4.9400", "30% communicating", "6 s left",
+                  "loss 5.0000 on held-out text", "waits in all_reduce #3 for rank 1", "computing"):  # fmt: skip
+        assert words in text, words
+
+
+def test_it_reads_only_what_is_new(log: Log, shown: Callable[[], str], monkeypatch: pytest.MonkeyPatch):
+    log.start()
+    log.steps(1, 50)
+    shown()
+    parsed = []
+    monkeypatch.setattr(panel_module, "to_text", lambda row, _: parsed.append(row["step"]) or "")
+    log.steps(51, 52)
+    shown()
+    shown()
+    assert parsed == [51, 52]
+
+
+def test_half_a_row_waits_for_its_other_half(log: Log, shown: Callable[[], str]):
+    log.start()
+    text = json.dumps(step_row(log.settings, 1, 5.0))
+    for part, there in ((text[:40], False), (text[40:], False), ("\n", True)):
+        log.write(part)
+        assert ("step  1 " in shown()) == there
+
+
+def test_of_a_run_taken_up_again_the_old_rows_and_what_a_kill_cut_off_are_passed_over(log: Log):
+    log.start()
+    log.steps(1, 3)
+    whole = log.path.stat().st_size
+    log.write('{"kind": "step", "st')
+    view = _Panel(log.settings, list)
+    assert view._new_rows() == []
+    os.truncate(log.path, whole)  # as the resumed run does
+    log.start(resumed_from=2, step=3)
+    log.steps(3, 3)
+    assert [(row["kind"], row["step"]) for row in view._new_rows()] == [("start", 3), ("step", 3)]
+
+
+def test_a_log_that_is_none_does_not_disturb(log: Log, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(panel_module, "place", lambda: "page")
+    view = _Panel(log.settings, list)
+    view._due = 0.0
+    log.write('[1]\n"kind"\n{"kind": "step"}\n')
+    view.refresh()
+    assert view._due == float("inf"), "it gives up"
+    view.close()
+
+
+def test_a_long_run_stays_cheap(log: Log, shown: Callable[[], str]):
+    log.start()
+    line = json.dumps(step_row(log.settings, 1, 5.0)) + "\n"
+    log.write("".join(line.replace('"step": 1,', f'"step": {step},') for step in range(1, 20_001)))
+    shown()
+    log.steps(20_001, 20_001)
+    began = time.process_time()
+    text = shown()
+    assert time.process_time() - began < 0.2
+    assert "step 20001" in text
 
 
 # Where and when
@@ -109,40 +150,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_in_a_terminal_it_is_one_line_whose_last_state_stays(log: Log, monkeypatch: pytest.MonkeyPatch):
+def test_outside_of_notebooks_a_run_is_shown_as_any_other(log: Log, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
     with panel(log.settings):
+        assert liveview._other is None
         assert list(launch(write_and_wait, 2, args=(log.settings.folder, False))) == [0, 1]
-    shown = sys.stderr.getvalue()
-    assert shown.count("\r\x1b[K") >= 2, "drawn at least once, and wiped"
-    assert shown.endswith("\n")
-    last = shown.split("\x1b[K")[-1]
-    assert last.startswith("step 60/60  ████████████  100%  done  loss 2.1122  2,327 tokens/s")
-    assert "\n" not in shown[:-1].replace("tplab: running on gloo, on the CPU (0 GPUs for 2 ranks)\n", "")
-
-
-def test_it_never_disturbs(log: Log, monkeypatch: pytest.MonkeyPatch):
-    """Neither a log that is none, nor a screen that can't draw, nor the end of the run by an error."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    log.path.write_text('[1]\n"kind"\n{"kind": "step"}\n')
-    with pytest.raises(RankError, match="the loss has come apart"), panel(log.settings):
-        launch(write_and_wait, 2, args=(log.settings.folder, True))
-    monkeypatch.setattr(panel_module, "to_line", lambda *_: 1 / 0)
-    with panel(log.settings):
-        assert list(launch(write_and_wait, 2, args=(log.settings.folder, False))) == [0, 1]
+    assert "rank 1 " in sys.stderr.getvalue()
     with pytest.raises(KeyboardInterrupt), panel(log.settings):
         raise KeyboardInterrupt
-    assert liveview._other is None
-
-
-def test_nothing_is_shown_where_nobody_looks(log: Log, capfd: pytest.CaptureFixture[str]):
-    with panel(log.settings) as following:
-        log.start()
-        log.steps(1, 60)
-    assert following.look().step == 60
-    assert capfd.readouterr() == ("", "")
 
 
 CELL = """

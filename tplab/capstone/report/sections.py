@@ -9,8 +9,8 @@ from tplab.capstone.own_layers.find import MINE, whose_is_what
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Sample
 from tplab.capstone.report.run import Run
 from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.log import thinned
 from tplab.capstone.training.step import TEMPERATURE, TOP_K
-from tplab.capstone.watching.log_tail import thinned
 from tplab.capstone.words import apart, kind, layout, listed, small, visible
 from tplab.common.units import count, duration, large, rate, size, work
 from tplab.cost.flops import model_flops

@@ -1,7 +1,7 @@
 """The folder of a run: its contents, and whether the run may continue with the current settings.
 
 settings.yaml            the settings that the run was started with
-log.jsonl, log.csv       the log
+log.jsonl                the log
 checkpoints/             the steps from which the run can resume
 tokens/                  the tokenized text
 """
@@ -20,10 +20,7 @@ from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.settings import RETUNED, Settings, changed
 
 SETTINGS, LOG, LOCK = "settings.yaml", "log.jsonl", ".lock"
-OF_THE_RUN = (
-    SETTINGS, LOG, "log.csv", "tensorboard", "checkpoints", "measurements.json", "report.html", "report.md",
-    "report_files",
-)  # fmt: skip
+OF_THE_RUN = (SETTINGS, LOG, "checkpoints", "measurements.json", "report.html", "report.md", "report_files")
 
 
 def checkpoints_in(folder: Path) -> bool:

@@ -129,7 +129,6 @@ class Settings:
     keep: int = _of(2, "number of recent checkpoints to keep", 1, FREE)
     async_save: bool = _of(True, "keep training while a checkpoint is being written", changes=FREE)
     plan: bool = _of(True, "time the kernels of a layer first, and predict the run from them", changes=FREE)
-    tensorboard: bool = _of(False, "also write a TensorBoard log", changes=FREE)
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -1,4 +1,4 @@
-"""The log of a run: log.jsonl for programs, log.csv for spreadsheets, and a TensorBoard log if requested.
+"""The log of a run, log.jsonl.
 
     {"kind": "start", "time": .., "settings": {..}, "machine": {..}, "step": 1, "resumed_from": null, ..}
     {"kind": "step", "step": 1, "loss": 7.63, "learning_rate": .., "norm": .., "seconds": .., "sent": [..], ..}
@@ -9,8 +9,7 @@
 
 Losses are in nats per token. Lists in a "step" row have one value per rank: bytes for `sent`, `memory` and `tensors`,
 and for `communication` the fraction of the time that the rank waited (`tplab.capstone.training.meter`). The list of
-`communication` is empty until all GPUs have finished a step. For every list but `tensors`, log.csv
-has only the largest value.
+`communication` is empty until all GPUs have finished a step.
 
 Each row is one line and is written immediately, so a run that is killed loses at most the last line. A resumed run
 appends a new "start" row, and steps that the killed run completed after its last checkpoint appear twice.
@@ -23,6 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch.distributed as dist
@@ -37,53 +37,45 @@ from tplab.capstone.training.step_summary import StepSummary
 from tplab.memory.config import parameter_count
 
 Row = dict[str, Any]
-TABLE = "log.csv"
-COLUMNS = (
-    "step", "loss", "evaluation", "learning_rate", "norm", "seconds", "tokens_per_second", "communication", "sent",
-    "memory",
-)  # fmt: skip
+Points = Sequence[tuple[int, float]]  # (step, value)
+POINTS = 400  # maximum number of points per curve
 
 
 class Log:
     """A run's log. One rank writes its rows, and the other ranks create a `Log` with `writes=False`.
 
-    step    the first step of this run; TensorBoard discards existing data from this step on
     tell    a function that is called with each row after it has been written
     """
 
-    def __init__(
-        self, folder: Path, *, step: int = 1, tensorboard: bool = False, writes: bool = True,
-        tell: Callable[[Row], None] | None = None,
-    ) -> None:  # fmt: skip
-        self.folder, self.writes, self.tell = folder, writes, tell
-        self._board: Any = None
+    def __init__(self, folder: Path, *, writes: bool = True, tell: Callable[[Row], None] | None = None) -> None:
+        self.path, self.writes, self.tell = folder / LOG, writes, tell
         if not writes:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (LOG, TABLE):
-            _drop_cut_off_line(folder / name)
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        if self.path.exists() and self.path.stat().st_size:  # drop a last line that a kill cut off
+            with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                whole = text.rfind(b"\n") + 1  # `rfind` only reads the end of the file
+            os.truncate(self.path, whole)
 
     def write(self, row: Row) -> None:
-        """Write a row. If that fails, raises OSError with the name of the file."""
+        """Write a row in a single call, so readers see complete rows, and a killed run can only truncate its last one.
+
+        If that fails, raises OSError with the name of the file.
+        """
         if not self.writes:
             return
-        _append(self.folder / LOG, json.dumps(row, allow_nan=False) + "\n")
-        if cells := _cells(row):
-            table = self.folder / TABLE
-            head = "" if table.exists() else ",".join(COLUMNS) + "\n"
-            _append(table, head + ",".join(str(cells.get(column, "")) for column in COLUMNS) + "\n")
-        if self._board is not None:
-            _to_tensorboard(self._board, row)
+        data = (json.dumps(row, allow_nan=False) + "\n").encode()
+        try:
+            with open(self.path, "ab", buffering=0) as file:
+                if file.write(data) != len(data):
+                    raise OSError("only a part could be written")
+        except OSError as error:
+            raise OSError(
+                f"couldn't write to {self.path}: {error.strerror or error}. The checkpoints are intact, and the same "
+                "command resumes from the newest one"
+            ) from error
         if self.tell is not None:
             self.tell(row)
-
-    def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
 
 
 def start_row(settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks) -> Row:
@@ -141,54 +133,8 @@ def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
     return [last[step] for step in sorted(last)]
 
 
-def check_tensorboard() -> None:
-    """If TensorBoard isn't installed, raise an ImportError that says what to install."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            'tensorboard=True needs TensorBoard: pip install "tplab[tensorboard]". You can also train without it, '
-            "because every run writes log.jsonl and log.csv"
-        ) from None
-
-
-def _to_tensorboard(board: Any, row: Row) -> None:
-    if row["kind"] == "step":
-        for name in ("loss", "learning_rate", "norm", "seconds", "tokens_per_second"):
-            board.add_scalar(f"train/{name}", row[name], row["step"])
-    elif row["kind"] == "evaluation":
-        board.add_scalar("evaluation/loss", row["loss"], row["step"])
-    elif row["kind"] == "sample":
-        board.add_text("sample", row["text"], row["step"])
-    board.flush()
-
-
-def _cells(row: Row) -> Row:
-    """Return a row's values for log.csv, with the largest value in place of each per-rank list."""
-    if row["kind"] == "evaluation":
-        return {"step": row["step"], "evaluation": row["loss"]}
-    if row["kind"] != "step":
-        return {}
-    return row | {name: max(row[name], default="") for name in ("communication", "sent", "memory")}
-
-
-def _append(path: Path, text: str) -> None:
-    """Append text in a single write, so readers see complete rows, and a killed run can only truncate its last one."""
-    data = text.encode()
-    try:
-        with open(path, "ab", buffering=0) as file:
-            if file.write(data) != len(data):
-                raise OSError("only a part could be written")
-    except OSError as error:
-        raise OSError(
-            f"couldn't write to {path}: {error.strerror or error}. The checkpoints are intact, and the same command "
-            "resumes from the newest one"
-        ) from error
-
-
-def _drop_cut_off_line(path: Path) -> None:
-    if path.exists() and (size := path.stat().st_size):
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            whole = text.rfind(b"\n") + 1  # `rfind` only reads the end of the file
-        if whole < size:
-            os.truncate(path, whole)
+def thinned(points: Points) -> tuple[int, list[tuple[int, float]]]:
+    """Average each group of n adjacent points, so that at most `POINTS` remain. Returns n and (step, mean) pairs."""
+    every = max(1, -(-len(points) // POINTS))
+    groups = (points[at : at + every] for at in range(0, len(points), every))
+    return every, [(group[-1][0], fmean(value for _, value in group)) for group in groups]

@@ -30,7 +30,7 @@ from tplab.capstone.planning.predictions import plan
 from tplab.capstone.settings.run_folder import changes_of, check_unchanged, locked, write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
-from tplab.capstone.training.log import Log, Row, check_tensorboard, start_row, step_row
+from tplab.capstone.training.log import Log, Row, start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter
 from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks, join
@@ -70,8 +70,6 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
     """
     ranks = join(settings)
     check_unchanged(settings)
-    if settings.tensorboard:
-        check_tensorboard()
     folder = Path(settings.folder)
     with ExitStack() as lock, stop_requests(folder if ranks.rank == 0 else None) as stop:
         together(lambda: lock.enter_context(locked(folder)) if ranks.rank == 0 else None, None)
@@ -114,9 +112,7 @@ class _Run:
         if writes:
             changes = changes_of(settings)
             write_settings(settings)
-        self.log = Log(
-            Path(settings.folder), step=self.done + 1, tensorboard=settings.tensorboard, writes=writes, tell=tell
-        )
+        self.log = Log(Path(settings.folder), writes=writes, tell=tell)
         try:
             begins = {"step": self.done + 1, "resumed_from": self.resumed_from, "changes": changes, "plan": made}
             self.log.write(start_row(settings, self.answers, hooks_of(self.model).idle, self.ranks) | begins)
@@ -128,8 +124,6 @@ class _Run:
         except Exception:
             self.checkpoints.linger(A_SAVE_MAY_TAKE)
             raise
-        finally:
-            self.log.close()
         return Outcome(self.done, self.losses, why, settings.folder)
 
     def _steps(self) -> bool:
@@ -208,11 +202,10 @@ class _Run:
             return "There is no checkpoint, so the run starts over. "
         losses = dict(enumerate(self.losses, (self.resumed_from or 0) + 1))
         told = [f"step {step}" + (f" (loss {losses[step]:.3f})" if step in losses else "") for step in saved]
-        sentences = f"The run resumes from its newest checkpoint. There are checkpoints of {' and '.join(told)}. "
-        if len(saved) > 1:
-            newest = self.checkpoints.folders.path(saved[-1])
-            sentences += f"If the loss of the newest one was already too high, delete {newest}. "
-        return sentences
+        return (
+            f"The run resumes from its newest checkpoint. There are checkpoints of {' and '.join(told)}. If the loss "
+            f"of the newest one was already too high, delete {self.checkpoints.folders.path(saved[-1])}. "
+        )
 
     def _keep(self, *, asked: bool = False) -> None:
         """Save a checkpoint if `save_every` is set or the run was `asked` to stop, unless this step already has one."""

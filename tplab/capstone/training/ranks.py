@@ -71,15 +71,13 @@ def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
 
 
 def check_started(settings: Settings, started: int) -> None:
-    """If the number of started ranks doesn't match the settings, raise a ValueError that suggests a command."""
+    """If the number of started ranks doesn't match the settings, raise a ValueError that says what to do."""
     wanted = settings.ranks
     if started == wanted:
         return
     needs = f"tp={settings.tp} · pp={settings.pp} · dp={settings.dp} = {wanted} ranks"
     were = "1 was" if started == 1 else f"{started} were"
-    replicas, rest = divmod(started, settings.tp * settings.pp)
-    advice = "" if rest else f"use --dp {replicas}, so that the other ranks hold more replicas of the model, or "
     raise ValueError(
-        f"these settings need {needs}, but {were} started. To fix that, {advice}start {wanted} ranks with `torchrun "
-        f"--standalone --nproc-per-node {wanted} -m tplab.capstone ..`, or let `python -m tplab.capstone ..` start them"
+        f"these settings need {needs}, but {were} started. To fix that, change --dp, or start {wanted} ranks with "
+        f"`torchrun --standalone --nproc-per-node {wanted} -m tplab.capstone ..`"
     )

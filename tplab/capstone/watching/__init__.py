@@ -1,1 +1,1 @@
-"""Views that show a run while it trains, by reading its growing log."""
+"""Shows a run while it trains: as lines of text, and as a panel in a notebook."""
