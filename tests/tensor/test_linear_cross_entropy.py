@@ -92,9 +92,19 @@ def test_loss_gradients_and_traffic_for_every_combination_of_options(p):
         assert all(result[number][3] == expected for result in results)
 
 
-@pytest.mark.parametrize(("columns", "tokens"), [(1024, 4096), (8192, 512), (16032, 512), (1, 2**22)])
-def test_default_blocks_have_4_million_logits_or_512_tokens(columns, tokens):
-    assert default_tokens_at_once(columns) == tokens
+@pytest.mark.parametrize(
+    ("device", "columns", "tokens"),
+    [
+        ("cpu", 1024, 4096),
+        ("cpu", 8192, 512),
+        ("cpu", 16032, 512),
+        ("cpu", 1, 2**22),
+        ("cuda", 16384, 4096),
+        ("cuda", 2**18, 512),
+    ],
+)
+def test_default_blocks_have_4_or_67_million_logits_or_512_tokens(device, columns, tokens):
+    assert default_tokens_at_once(columns, torch.device(device)) == tokens
 
 
 def _blocks_that_are_sent(columns):
