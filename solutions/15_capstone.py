@@ -319,7 +319,7 @@ for done in range(5):
 viz.table(rows, title="10 windows, 4 in a step: the third batch ends one epoch and begins the next")
 
 # %% [markdown]
-# Writing down the order of an epoch takes 8 bytes a window, and once an epoch is often enough. For a billion windows that is too much on each rank: `tplab.capstone.data.batches` computes what stands at any place of a random order without the rest of it.
+# Writing down the order of an epoch takes 8 bytes a window, and once an epoch is often enough. That's what `tplab.capstone.data.batches` does. For ten million windows, it's 80 MB on each rank.
 #
 # ### The step
 #

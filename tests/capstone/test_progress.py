@@ -85,7 +85,7 @@ def test_tokens_are_made_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             said.append(("over",))
 
     monkeypatch.setattr(tokens, "progress", Said)
-    monkeypatch.setattr(tokens, "_AT_ONCE", 1000)
+    monkeypatch.setattr(tokens, "_AT_ONCE", 1)
     tokens.prepare(small(write_text(tmp_path / "text"), "run"))
     steps = [what for what, *_ in said]
     for before, after in zip(

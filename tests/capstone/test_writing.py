@@ -211,7 +211,7 @@ def test_what_arrives_in_two_parts_is_shown_whole(tmp_path: Path):
         ("run", ["--temperature", "-1"], "temperature=-1.0 should be 0"),
         ("run", ["--top-k", "-1"], "top_k=-1 should be 0 or more"),
         ("run", ["--seed", "-1"], "seed=-1 should be between 0 and"),
-        ("damaged", [], ".distcp has the right size, .* bytes, but its contents have changed"),
+        ("damaged", [], ".distcp was changed or truncated. It had .* bytes and the SHA-256 .*, but now it has"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_one_line(folder, flags, says, settings, capsys, tmp_path):

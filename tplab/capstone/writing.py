@@ -25,8 +25,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from tplab.capstone.checkpoints.folders import StepFolders
-from tplab.capstone.checkpoints.manifest import check_files, read_manifest
+from tplab.capstone.checkpoints.folders import StepFolders, check_files, read_manifest
 from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tplab.capstone.data.batches import Batches, shuffled
+from tplab.capstone.data.batches import Batches
 
 TOKENS = np.random.default_rng(0).permutation(1003).astype(np.uint16)  # each id once, so that a row tells where it is
 WHERE = {int(token): place for place, token in enumerate(TOKENS)}
@@ -71,24 +71,22 @@ def test_replicas_together_have_the_same_global_batch(replicas: int) -> None:
             assert torch.equal(of_all, torch.cat(of_each))
 
 
-def test_the_order_is_a_permutation_of_any_size() -> None:
-    keys = np.array([5, 2**63 + 1, 7, 2**64 - 1, 11, 13, 17, 19], dtype=np.uint64)
-    for size in [*range(1, 70), 255, 256, 257, 4096, 100_003]:
-        assert np.array_equal(np.sort(shuffled(range(size), size, keys)), np.arange(size))
-
-
 def test_the_order_looks_like_chance() -> None:
-    """Of 50,000 numbers: neighbours are far apart, and early places don't prefer low numbers."""
+    """Of 50,000 windows: neighbors are far apart, and early places don't prefer low numbers."""
     size = 50_000
-    orders = [
-        shuffled(range(size), size, np.random.default_rng(seed).integers(2**63, size=8).astype(np.uint64))
-        for seed in (1, 2)
-    ]
+    data = batches(tokens=np.zeros(size + 1, np.uint16), seq_length=1)
+    orders = [np.array([data._begin(epoch * size + place) for place in range(size)]) for epoch in (0, 1)]
     for order in orders:
+        assert sorted(order) == list(range(size))
         assert abs(np.abs(np.diff(order)).mean() / (size / 3) - 1) < 0.02
         assert abs(np.corrcoef(np.arange(size), order)[0, 1]) < 0.02
         assert (order == np.arange(size)).sum() < 10
     assert abs(np.corrcoef(*orders)[0, 1]) < 0.02
+
+
+def test_the_order_is_the_same_with_any_version_of_numpy() -> None:
+    data = batches(tokens=np.zeros(91, np.uint16))
+    assert [data._begin(place) for place in range(data.windows)] == [6, 16, 66, 26, 46, 36, 56, 76]
 
 
 @pytest.mark.parametrize("length", range(11, 45))
@@ -108,26 +106,22 @@ def test_every_token_is_an_input_in_some_epoch() -> None:
     assert seen == set(range(52))  # the last one is only a target
 
 
-def test_too_short_a_text_and_impossible_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="10 tokens are too few, .*seq_length=10 .* need 11"):
+def test_too_short_a_text_and_impossible_replicas_are_refused() -> None:
+    with pytest.raises(ValueError, match="only 10 tokens, .*seq_length=10 .* need 11"):
         batches(tokens=TOKENS[:10])
-    with pytest.raises(ValueError, match="batch_size=0"):
-        batches(batch_size=0)
     with pytest.raises(ValueError, match="replica=2 should be between 0 and 1"):
         batches(batch_size=8).own(0, 2, 2)
-    with pytest.raises(ValueError, match="step=-1 should be 0 or more"):
+    with pytest.raises(ValueError):
         batches().batch(-1)
-    with pytest.raises(TypeError, match=r"\.train or \.validation"):
-        Batches([1, 2, 3], 1, 1, 0)  # type: ignore[arg-type]
 
 
-def test_a_thousand_million_tokens_take_the_memory_of_one_batch() -> None:
-    tokens = np.broadcast_to(np.uint16(7), 10**9)
+def test_a_hundred_million_tokens_take_the_memory_of_the_order_of_their_windows() -> None:
+    tokens = np.broadcast_to(np.uint16(7), 10**8)
     tracemalloc.start()
-    data = batches(seq_length=16, batch_size=64, tokens=tokens)
+    data = batches(seq_length=1000, batch_size=64, tokens=tokens)
     ids, _ = data.batch(10**12)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert data.windows == (10**9 - 16) // 16
-    assert ids.shape == (64, 16)
-    assert peak < 1_000_000
+    assert data.windows == (10**8 - 1000) // 1000
+    assert ids.shape == (64, 1000)
+    assert peak < 5_000_000

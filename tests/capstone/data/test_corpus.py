@@ -38,9 +38,10 @@ def test_a_folder_s_text_is_taken_byte_by_byte_and_the_rest_is_named(folder: Pat
     assert [document.name for document in collected.documents] == ["a.py", "b.txt", "sub/c", "sub/z.md"]
     for document in collected.documents:
         assert document.text.encode() == (folder / document.name).read_bytes()
-    assert collected.skipped == {"binary": ["late_zero.txt", "picture.png", "utf16.txt"], "not UTF-8": ["latin.txt"]}
-    assert "skipped" in str(collected)
-    assert "latin.txt" in str(collected)
+    assert collected.skipped == [
+        "late_zero.txt (binary)", "latin.txt (not UTF-8)", "picture.png (binary)", "utf16.txt (binary)",
+    ]  # fmt: skip
+    assert collected.left_out.startswith(" Skipped 4 files, such as late_zero.txt (binary), latin.txt (not UTF-8), ")
 
 
 def test_what_is_no_file_or_can_t_be_read_is_named_and_links_in_circles_end(folder: Path) -> None:
@@ -51,7 +52,8 @@ def test_what_is_no_file_or_can_t_be_read_is_named_and_links_in_circles_end(fold
     os.mkfifo(folder / "pipe")  # reading it would wait for ever
     collected = gather(str(folder))
     assert [document.name for document in collected.documents] == ["a.py", "again.txt", "b.txt", "sub/c", "sub/z.md"]
-    assert collected.skipped["not a regular file"] == ["itself", "nowhere", "pipe"]
+    for name in ("itself", "nowhere", "pipe"):
+        assert f"{name} (not a regular file)" in collected.skipped
 
 
 def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +73,7 @@ def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypa
     monkeypatch.setattr("builtins.open", read)
     collected = gather(str(folder))
     assert [document.name for document in collected.documents] == ["b.txt"]
-    assert collected.skipped["can't be read: Permission denied"] == ["a.py", "sub/"]
+    assert {"a.py (Permission denied)", "sub/ (Permission denied)"} <= set(collected.skipped)
 
 
 def test_a_limit_is_in_bytes_and_cuts_no_character_in_two(folder: Path) -> None:
@@ -82,8 +84,6 @@ def test_a_limit_is_in_bytes_and_cuts_no_character_in_two(folder: Path) -> None:
         text = "".join(document.text for document in gather(str(folder), limit).documents).encode()
         assert whole.startswith(text)
         assert min(limit, len(whole)) - 3 <= len(text) <= limit
-    with pytest.raises(ValueError, match="limit=0"):
-        gather(str(folder), 0)
 
 
 def test_a_single_file_is_a_text_too_and_nothing_is_an_error_that_says_what_to_do(folder: Path) -> None:
@@ -91,33 +91,25 @@ def test_a_single_file_is_a_text_too_and_nothing_is_an_error_that_says_what_to_d
     with pytest.raises(FileNotFoundError, match=r"missing.*--data PATH"):
         gather(str(folder / "missing"))
     (folder / "nothing").mkdir()
-    with pytest.raises(ValueError, match="no UTF-8 text in .*nothing, because it's empty"):
+    with pytest.raises(ValueError, match="no UTF-8 text in .*nothing"):
         gather(str(folder / "nothing"))
     (folder / "nothing" / "x.bin").write_bytes(b"\0")
-    with pytest.raises(ValueError, match=r"no UTF-8 text in .*nothing, because we skipped 1 binary \(x.bin\)"):
+    with pytest.raises(ValueError, match=r"no UTF-8 text in .*nothing. Skipped 1 file, such as x.bin \(binary\)"):
         gather(str(folder / "nothing"))
 
 
-def test_the_standard_library_is_its_sources_and_what_help_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topics = {"assert": "The statement\n*****\n", "del": "It's \\ gone\n"}
+def test_the_standard_library_is_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "a.py": "a = 1\n", "test/test_a.py": "b = 2\n", "test/numbers.txt": "1 2 3", "LICENSE.txt": "free",
         "x.so": "!", "site-packages/torch.py": "no", "encodings/cp1.py": "table", "config-3.11/x.py": "no",
-        "_sysconfigdata_x.py": "", "pydoc_data/topics.py": f"# made\ntopics = {topics!r}\n",
+        "_sysconfigdata_x.py": "", "pydoc_data/topics.py": "topics = {}\n",
         "__pycache__/a.py": "no", "email/a.rst": "docs",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.get)
-    found = {document.name: document.text for document in gather().documents}
-    names = ["LICENSE.txt", "a.py", "email/a.rst", "pydoc_data/assert", "pydoc_data/del", "test/test_a.py"]
-    assert list(found) == names
-    assert found["pydoc_data/assert"] == topics["assert"]
-    assert found["pydoc_data/del"] == topics["del"]
-    assert gather(None, 40).documents[-1].name == "pydoc_data/topics.py"  # half a dict is only text
+    assert [document.name for document in gather().documents] == ["a.py", "pydoc_data/topics.py", "test/test_a.py"]
 
 
 def test_this_python_has_text_enough_to_learn_python_from() -> None:
@@ -176,5 +168,5 @@ def test_several_small_files_can_be_split_and_copies_of_one_text_can_t() -> None
     train, validation = split(many_copies)
     assert {document.text[0] for document in validation} == {"a"}  # the shortest, since each is more than 8%
     assert len(train) == 30
-    with pytest.raises(ValueError, match="all 3 documents are the same. Add a different"):
+    with pytest.raises(ValueError, match="all documents are the same. Add another"):
         split([Document(name, "same\n") for name in "abc"])

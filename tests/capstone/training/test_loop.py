@@ -280,7 +280,7 @@ def test_what_is_said_of_a_checkpoint_under_way_is_so_when_the_run_fails(write, 
     step = Step.run
     monkeypatch.setattr(Step, "run", lambda self, number, *batch: (step(self, number, *batch)[0] / (number < 2), NORM))
     assert said in raises(settings)
-    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).steps() == left
+    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).folders.steps() == left
 
 
 def test_a_rank_that_fails_alone_waits_for_its_checkpoint_under_way(text, monkeypatch):
@@ -288,7 +288,7 @@ def test_a_rank_that_fails_alone_waits_for_its_checkpoint_under_way(text, monkey
     settings = small(text, "fails alone", save_every=1, async_save=True)
     with pytest.raises(OSError, match="no room"):
         train(settings, tell=at_step_2(fail_to_write))
-    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).steps() == [1]
+    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).folders.steps() == [1]
 
 
 @pytest.mark.parametrize("case", ["signal", "file"])

@@ -7,25 +7,106 @@ A rename is atomic, so whatever a killed program leaves behind has a temporary n
     step-000050.deleting/        an older one, renamed before it is deleted
     .shared-3f0c...              an empty file that shows whether all machines share the root folder
     .making-name-4f1a09c2/       any other folder that is being made (`new_folder`)
+
+A disk can lose the end of a file or change a byte without reporting an error, so each folder has a manifest.json, and
+we verify all files before loading:
+
+    {
+     "step": 100,                (any other facts about the folder)
+     "files": {
+      ".metadata": {"bytes": 21034, "sha256": "91c0.."},
+      "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (as printed by `sha256sum __0_0.distcp`)
+      ..
+     },
+     "sha256": "77ad.."          (checksum of this file without this line)
+    }
 """
 
-import errno
+import hashlib
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from tplab.capstone.checkpoints.manifest import DamagedCheckpointError, check_files, read_manifest, sync_folder
-from tplab.common import files, units
+from typing import Any
 
 PROBE = ".shared-"
 _COMPLETE = re.compile(r"step-(\d{6,})")
 _LEFT_BEHIND = re.compile(r"step-\d{6,}\.(saving|deleting)")
 _MAKING = ".making-"
 _ABANDONED = 24 * 3600  # a folder that gets no new file for this many seconds isn't being made anymore
+MANIFEST = "manifest.json"
+
+
+class DamagedCheckpointError(ValueError):
+    """Raised when a folder differs from what was written, because a file is missing, truncated or changed."""
+
+
+def file_sum(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def write(path: Path, chunks: Iterable[bytes]) -> dict[str, Any]:
+    """Write a new file, sync it to disk, and return its size in bytes and its SHA-256."""
+    with open(path, "xb") as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+    return file_sum(path)
+
+
+def write_manifest(folder: Path, about: Mapping[str, Any], files: Mapping[str, dict[str, Any]]) -> None:
+    """Write the manifest, and sync both its contents and the folder's directory entries to disk."""
+    write(folder / MANIFEST, [_text({**about, "files": dict(sorted(files.items()))}).encode()])
+    sync_folder(folder)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read a manifest. Raises DamagedCheckpointError if it isn't valid, and FileNotFoundError if there's no folder."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there's no folder {folder}")
+    path = folder / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        intact = text == _text({name: value for name, value in manifest.items() if name != "sha256"})
+    except (FileNotFoundError, ValueError, AttributeError):
+        intact = False
+    if not intact:
+        raise DamagedCheckpointError(f"{path} is missing, or it was changed or truncated after it was written")
+    return manifest
+
+
+def check_files(folder: Path, manifest: Mapping[str, Any], share: int = 0, shares: int = 1) -> None:
+    """Verify every `shares`-th file of a manifest, starting at `share`. Raises DamagedCheckpointError on a mismatch."""
+    for name, expected in list(manifest["files"].items())[share::shares]:
+        path = folder / name
+        if not path.is_file():
+            raise DamagedCheckpointError(f"{path} is missing. It had {expected['bytes']:,} bytes")
+        if (found := file_sum(path)) != expected:
+            raise DamagedCheckpointError(
+                f"{path} was changed or truncated. It had {expected['bytes']:,} bytes and the SHA-256 "
+                f"{expected['sha256'][:12]}.., but now it has {found['bytes']:,} bytes and {found['sha256'][:12]}.."
+            )
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's directory entries to disk. Without this, a power failure may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    body = json.dumps(manifest, indent=1)
+    return json.dumps({**manifest, "sha256": hashlib.sha256(body.encode()).hexdigest()}, indent=1) + "\n"
 
 
 class StepFolders:
@@ -34,18 +115,13 @@ class StepFolders:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def path(self, step: int) -> Path:
-        return self.root / f"step-{step:06d}"
-
-    def saving(self, step: int) -> Path:
-        return self.root / f"step-{step:06d}.saving"
+    def path(self, step: int, suffix: str = "") -> Path:
+        return self.root / f"step-{step:06d}{suffix}"
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, in ascending order."""
-        if not self.root.is_dir():
-            return []
-        found = [match for path in self.root.iterdir() if (match := _COMPLETE.fullmatch(path.name)) and path.is_dir()]
-        return sorted(int(match[1]) for match in found)
+        folders = [path for path in self.root.glob("step-*") if path.is_dir()]
+        return sorted(int(match[1]) for path in folders if (match := _COMPLETE.fullmatch(path.name)))
 
     def clear(self) -> None:
         """Create the root folder if necessary, and remove what killed programs have left behind in it."""
@@ -58,60 +134,38 @@ class StepFolders:
             elif path.name.startswith(PROBE):
                 path.unlink(missing_ok=True)
 
-    def check_is_free(self, step: int) -> None:
-        """Raise FileExistsError if something other than an empty folder is at the step's path."""
-        path = self.path(step)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):  # `publish` replaces an empty folder
-            raise FileExistsError(
-                f"{path} already exists, but this run has neither saved nor loaded it. Move it out of the way, or "
-                "train in another folder"
-            )
-
     def publish(self, step: int) -> None:
-        """Turn the step's `.saving` folder into a checkpoint by renaming it."""
-        self.saving(step).rename(self.path(step))
+        """Turn the step's `.saving` folder into a checkpoint by renaming it. Raises OSError if the name is taken."""
+        self.path(step, ".saving").rename(self.path(step))
         sync_folder(self.root)
 
     def delete_old(self, step: int, keep: int) -> None:
         """Delete all but the newest `keep` of the checkpoints up to `step`."""
         for old in [other for other in self.steps() if other <= step][:-keep]:
-            deleting = self.root / f"step-{old:06d}.deleting"
-            self.path(old).rename(deleting)
-            shutil.rmtree(deleting)
+            self.path(old).rename(self.path(old, ".deleting"))
+            shutil.rmtree(self.path(old, ".deleting"))
 
     def instead_of(self, path: Path) -> str:
-        """Return advice about a damaged checkpoint: which older one is intact, and how to resume from that one."""
-        match = _COMPLETE.fullmatch(path.name)
+        """Return advice about a damaged checkpoint: which other one is intact, and how to resume from that one."""
         away = f"move the damaged one out of the way (mv {path} {path}.damaged) and run the same command again"
-        for older in reversed(self.steps()):
+        for step in reversed(self.steps()):
             with suppress(OSError, DamagedCheckpointError):
-                if match and older < int(match[1]):
-                    check_files(self.path(older), read_manifest(self.path(older)))
-                    return f"{self.path(older)} is intact. To resume from step {older}, {away}"
-        return f"There is no older intact checkpoint in {self.root}. To start over, {away}"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Context manager that locks the folder for new folders, creating it if necessary. It waits until it has the lock.
-
-    It also removes the leftovers of killed processes, but only after a day. On some file systems, a lock is visible on
-    only one machine, so several machines may make the same folder under temporary names. The first one to finish wins.
-    """
-    with files.locked(folder / ".lock") as alone:
-        for place in folder.glob(_MAKING + "*") if alone else ():
-            with suppress(FileNotFoundError):  # another process has just renamed or removed it
-                if time.time() - place.stat().st_mtime > _ABANDONED:
-                    shutil.rmtree(place, ignore_errors=True)
-        yield
+                check_files(self.path(step), read_manifest(self.path(step)))
+                return f"{self.path(step)} is intact. To resume from step {step}, {away}"
+        return f"There is no intact checkpoint in {self.root}. To start over, {away}"
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to `folder` when the block ends, or removed if there's an error.
 
-    If another process has created `folder` in the meantime, that folder is kept.
+    If another process has created `folder` in the meantime, that folder is kept. Temporary folders of killed processes
+    are removed after a day, because until then, another machine may be filling them.
     """
+    for left in folder.parent.glob(_MAKING + "*"):
+        with suppress(FileNotFoundError):  # another process has just renamed or removed it
+            if time.time() - left.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
     place = folder.parent / f"{_MAKING}{folder.name}-{os.urandom(4).hex()}"
     place.mkdir(parents=True)
     try:
@@ -123,26 +177,5 @@ def new_folder(folder: Path) -> Iterator[Path]:
             if not folder.is_dir():
                 raise
         sync_folder(folder.parent)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = units.size(shutil.disk_usage(folder.parent).free)
-            error.add_note(
-                f"The disk is too full for {folder}, with only {free} free. The unfinished folder was removed."
-            )
-        raise
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def link(path: Path, folder: Path) -> None:
-    """Atomically make `path` a relative link to `folder`. Raises FileExistsError if `path` exists and isn't a link."""
-    if path.is_dir() and path.resolve() == folder.resolve():
-        return
-    if path.exists() and not path.is_symlink():
-        raise FileExistsError(
-            f"{path} should become a link to {folder}, but there's something else. Move it out of the way"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
-    new.symlink_to(os.path.relpath(folder.resolve(), path.parent.resolve()), target_is_directory=True)
-    os.replace(new, path)

@@ -14,7 +14,7 @@ our checksums and the rename have to run in the thread, too.)
 
 Only the first data-parallel replica saves a checkpoint, but all replicas load it. With ZeRO, the replicas first gather
 the optimizer's state (`FullOptimizer`), so a checkpoint depends neither on the number of ranks in any dimension nor on
-the ZeRO stage. (For comparison, see the async strategies in Megatron-Core's dist_checkpointing.)
+the ZeRO stage.
 """
 
 import os
@@ -34,14 +34,15 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from tplab.capstone.checkpoints.folders import PROBE, StepFolders
-from tplab.capstone.checkpoints.manifest import (
+from tplab.capstone.checkpoints.folders import (
+    PROBE,
     DamagedCheckpointError,
+    StepFolders,
     check_files,
     file_sum,
     read_manifest,
     write_manifest,
-)
+)  # fmt: skip
 from tplab.checkpoint.files import gathered, together
 from tplab.checkpoint.optimizer import OptimizerState
 from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_sharded
@@ -57,7 +58,7 @@ UNTIL_SEEN = 60.0  # seconds after which a new file must be visible on all machi
 class Checkpoints:
     """The checkpoints in a folder on a disk that all ranks share. Every rank creates one and calls the same methods.
 
-    keep            number of newest checkpoints to keep
+    keep            number of newest checkpoints to keep, 1 or more
     asynchronous    if True, training continues while a checkpoint is written
     mesh            from `tplab.data.grid.mesh`. If None, all ranks share the layers of a single model
 
@@ -67,15 +68,13 @@ class Checkpoints:
     def __init__(
         self, folder: str | PathLike, keep: int = 2, asynchronous: bool = False, mesh: DeviceMesh | None = None
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep={keep} should be 1 or more, because the newest checkpoint has to stay")
         self.folders, self.keep, self.asynchronous = StepFolders(Path(folder)), keep, asynchronous
         self.group = None if mesh is None else mesh.get_group("tp")
         self.saves = mesh is None or mesh.get_local_rank("dp") == 0
         self._everyone, self._savers = _own_groups(self.saves)
         self.rank = rank_and_size(self._savers)[0]
         if self._everyone is not None:
-            _check_shared(self.folders.root, self._everyone)
+            _check_shared(self.folders, self._everyone)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
         self._is_there: int | None = None  # the step that was loaded or last saved
@@ -86,9 +85,9 @@ class Checkpoints:
     ) -> None:  # fmt: skip
         """Save step-<step> with {"step": step, **extra}, then delete all checkpoints except the newest `keep`.
 
-        Skips the step that was loaded or last saved, because it already has a checkpoint. Raises FileExistsError if
-        something else exists at its path, ValueError if replicated tensors differ between ranks, and RuntimeError if
-        writing fails; older checkpoints stay unchanged. Also raises the error of an earlier background save.
+        Skips the step that was loaded or last saved, because it already has a checkpoint. Raises ValueError if
+        replicated tensors differ between ranks, and RuntimeError if writing fails or something else exists at the
+        step's path; all checkpoints stay unchanged. Also raises the error of an earlier background save.
         """
         self.wait()
         if step == self._is_there:
@@ -97,7 +96,7 @@ class Checkpoints:
         with unsharded(optimizer) as full:
             if isinstance(full, FullOptimizer):
                 full.gather()
-            staged = together(lambda: self._stage(step, model, full, extra), self._everyone)
+            staged = together(lambda: self._stage(model, full, extra), self._everyone)
             if not self.asynchronous:
                 together(lambda: self._write(step, staged), self._everyone)
         if self.asynchronous:
@@ -121,12 +120,9 @@ class Checkpoints:
             with suppress(Exception):
                 self._under_way.result(seconds)
 
-    def _stage(
-        self, step: int, model: nn.Module, optimizer: OptimizerState | None, extra: Mapping[str, Any]
-    ) -> Staged | None:
+    def _stage(self, model: nn.Module, optimizer: OptimizerState | None, extra: Mapping[str, Any]) -> Staged | None:
         if not self.saves:
             return None
-        together(lambda: self.folders.check_is_free(step), self._savers)
         staged = stage_sharded(model, optimizer=optimizer, extra=extra, group=self.group, replica=self._savers)
         return staged.copied() if self.asynchronous else staged
 
@@ -134,17 +130,17 @@ class Checkpoints:
         if staged is None:
             return
         self._first(self.folders.clear)
-        saving = self.folders.saving(step)
+        saving = self.folders.path(step, ".saving")
         try:
             write_sharded(saving, staged, group=self._savers)
             self._write_manifest(saving, step)
+            self._first(lambda: self.folders.publish(step))
         except Exception as error:
             with suppress(OSError):
                 self._first(self.folders.clear)
-            older = [self.folders.path(other) for other in self.steps() if other < step]
+            older = [self.folders.path(other) for other in self.folders.steps() if other < step]
             kept = f"The checkpoint before it, {older[-1]}, is intact" if older else "There is no older checkpoint"
             raise RuntimeError(f"step {step} wasn't saved: {error}. {kept}") from error
-        self._first(lambda: self.folders.publish(step))
         self._first(lambda: self.folders.delete_old(step, self.keep))
 
     def _write_manifest(self, saving: Path, step: int) -> None:
@@ -159,14 +155,10 @@ class Checkpoints:
         """Do `work` on the first rank while the others wait. If it fails, raise its error on all ranks."""
         together(lambda: work() if self.rank == 0 else None, self._savers)
 
-    def steps(self) -> list[int]:
-        """Return the steps of the checkpoints in the folder, in ascending order."""
-        return self.folders.steps()
-
     def latest(self) -> Path | None:
         """Return the path of the newest checkpoint, or None if there is none. Only `load` checks if it's damaged."""
         self.wait()
-        newest = max(self.steps(), default=None)
+        newest = max(self.folders.steps(), default=None)
         if len(set(seen := gathered(newest, self._everyone))) > 1:
             raise ValueError(
                 f"the ranks see different newest checkpoints in {self.folders.root}, of steps {seen}. This folder has "
@@ -180,7 +172,7 @@ class Checkpoints:
         """Load a checkpoint in place and return the `extra` saved with it. Any number of ranks may have saved it.
 
         Raises DamagedCheckpointError or FileNotFoundError if a file is missing or changed, naming the newest intact
-        checkpoint before it, and ValueError if it belongs to a different model. In these cases, nothing is modified.
+        checkpoint, and ValueError if it belongs to a different model. In these cases, nothing is modified.
         """
         self.wait()
         path = Path(path)
@@ -192,32 +184,25 @@ class Checkpoints:
             advice = gathered(self.folders.instead_of(path) if self.rank == 0 else "", self._everyone)[0]
             raise type(error)(f"{error}. {advice}") from None
         with unsharded(optimizer) as full:
-            extra = together(lambda: self._load(path, model, full), self._everyone)
+            extra = together(
+                lambda: load_sharded(path, model, optimizer=full, group=self.group, replica=self._everyone),
+                self._everyone,
+            )
         self._is_there = manifest["step"]
         return extra
 
-    def _load(self, path: Path, model: nn.Module, optimizer: OptimizerState | None) -> dict[str, Any]:
-        try:
-            return load_sharded(path, model, optimizer=optimizer, group=self.group, replica=self._everyone)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} can't be loaded into this model: {error}. Nothing has been changed. Use the settings with "
-                "which it was saved, or train in another folder"
-            ) from error
 
-
-def _check_shared(root: Path, everyone: ProcessGroup) -> None:
+def _check_shared(folders: StepFolders, everyone: ProcessGroup) -> None:
     """Have the first rank write a file. Raises RuntimeError on all ranks if any of them can't see it.
 
     Without this check, we'd notice only when the run is resumed that the machines don't share the folder.
     """
-    is_first, existed = dist.get_rank() == 0, root.is_dir()
-    here = f"{root.absolute()} on {socket.gethostname()}"
+    here = f"{folders.root.absolute()} on {socket.gethostname()}"
     name, written = gathered((f"{PROBE}{os.urandom(8).hex()}", here), everyone)[0]
-    path = root / name
+    path, is_first = folders.root / name, dist.get_rank() == 0
 
     def write() -> None:
-        root.mkdir(parents=True, exist_ok=True)
+        folders.clear()
         path.touch()
 
     def wait() -> None:
@@ -230,17 +215,12 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
                 )
             time.sleep(0.05)
 
-    def clear_up() -> None:
-        with suppress(OSError):  # it would hide the other ranks' error, which explains the problem better
-            path.unlink(missing_ok=True)
-            if not existed:
-                root.rmdir()  # unless another run is using it by now
-
+    together(lambda: write() if is_first else None, everyone)
     try:
-        together(lambda: write() if is_first else None, everyone)
         together(wait, everyone)
     finally:
-        together(lambda: clear_up() if is_first else None, everyone)
+        if is_first:
+            path.unlink(missing_ok=True)
 
 
 def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:

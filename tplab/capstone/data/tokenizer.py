@@ -8,8 +8,7 @@ turns the most frequent pair of adjacent tokens into a token ("se", "sel", "self
     ids 257 and higher   pairs, the most frequent first
 
 If a text contains the characters "<|endoftext|>", they become ordinary tokens, so a document that mentions the marker
-doesn't end there. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford et al.
-2019 for bytes, and for the rule that splits text into words before pairs are counted.)
+doesn't end there. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units".)
 """
 
 import json
@@ -21,25 +20,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tplab.capstone.data.corpus import Document
 
 END_OF_TEXT = "<|endoftext|>"
-SMALLEST = 258  # the bytes, END_OF_TEXT, and one pair
-MIN_FREQUENCY = 2  # a pair that occurs only once isn't worth a token
 
 
 def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
     """Train a tokenizer on these documents. It has `vocab_size` tokens, or fewer if the text has too few pairs.
 
-    The result doesn't depend on the number of threads. Raises ValueError if vocab_size is below 258.
+    The result doesn't depend on the number of threads.
     """
-    if vocab_size < SMALLEST:
-        raise ValueError(
-            f"vocab_size={vocab_size} should be at least {SMALLEST}, for the bytes, {END_OF_TEXT} and one pair"
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        min_frequency=MIN_FREQUENCY,
+        min_frequency=2,  # a pair that occurs only once isn't worth a token
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

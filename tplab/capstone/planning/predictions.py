@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.capstone.planning.traffic import gathered_at_once, step_parts
+from tplab.capstone.planning.traffic import gathered_at_once, loss_block, step_parts
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.words import listed
 from tplab.collectives.links import Link
 from tplab.cost.calibration import Kernels, measure_kernels
 from tplab.cost.machines import Machine
@@ -21,7 +20,6 @@ from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Recipe, bill, rank_parameters
 from tplab.runtime import record
-from tplab.tensor.linear_cross_entropy import default_tokens_at_once
 
 ROUNDS = 3  # fewer than `measure_kernels` takes by default, because the run waits for them
 _WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # size of an activation, in units of 16 bits
@@ -62,23 +60,11 @@ def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> K
 def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
     """Return a rank's predicted bytes by purpose, on the stage that needs most, and a note on how they're counted."""
     stages = (_memory_of_stage(settings, stage) for stage in range(settings.pp))
-    width, zero = _WIDTH[settings.precision], settings.zero
-    dtype, times = ("float64", "four times") if width == 4 else ("float32", "twice")
-    note = f"The memory formula counts weights, gradients and AdamW's averages in {dtype}"
-    if width > 1:
-        note += f", and it counts 16-bit activations {times}"
-    if settings.pp == 1:
-        note += f". It includes the logits of the {_logits(settings)[0]:,} tokens that the loss handles at a time."
-    else:
-        note += ". It includes the logits of a micro-batch and their gradient."
-    if zero:
-        shared = listed(("optimizer's state", "gradients", "weights")[:zero])
-        note += f" The {shared} {'is' if zero == 1 else 'are'} divided over {settings.dp} replicas."
-    if zero == 3:
-        note += " The weights of one layer, and everything outside the layers, are gathered in addition to that."
+    numbers = "float64" if settings.precision == "float64" else "float32"
+    note = f"The memory formula counts weights, gradients and AdamW's averages in {numbers}."
     if not settings.bias:
         note += " On a CPU, PyTorch's RMSNorm consists of several operations, which save more than the formula says."
-    if width == 1:
+    if settings.precision == "bfloat16":
         note += (
             " The formula leaves out what autocast saves (16-bit weights, and float32 activations between the blocks)."
         )
@@ -90,8 +76,9 @@ def _memory_of_stage(settings: Settings, stage: int) -> dict[str, int]:
     need = bill(config, settings.layout, recipe, stage)
     activations = width * need.activations
     if stage == settings.pp - 1:
-        (at_once, columns), tokens = _logits(settings), settings.micro_batch_size * config.seq_length
-        kept = at_once if settings.pp == 1 else 2 * tokens
+        tokens, columns = settings.micro_batch_size * config.seq_length, -(-settings.vocab_size // settings.tp)
+        # The fused output layer and loss handle a few tokens at a time. A pipeline keeps all logits and their gradient
+        kept = min(tokens, loss_block(settings, columns)) if settings.pp == 1 else 2 * tokens
         activations += (recipe.weights * kept - width * 4 * tokens) * columns
     parts = need.parts() | {"activations": activations}
     for name, stage_of_zero in (("optimizer state", 1), ("gradients", 2), ("weights", 3)):
@@ -103,22 +90,16 @@ def _memory_of_stage(settings: Settings, stage: int) -> dict[str, int]:
     return parts
 
 
-def _logits(settings: Settings) -> tuple[int, int]:
-    """Return how many tokens the fused output layer and loss handle at a time, and a token's logits on one rank."""
-    columns = -(-settings.vocab_size // settings.tp)
-    return min(settings.micro_batch_size * settings.seq_length, default_tokens_at_once(columns)), columns
-
-
 def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
     """Predict the step time in seconds, broken down by purpose, from a machine's speeds."""
     program = Program(
-        overlap_input_gradient=settings.async_grad_allreduce,
-        overlap_gradients=settings.dp > 1,
-        shard_optimizer=settings.zero > 0,
+        settings.async_grad_allreduce, overlap_gradients=settings.dp > 1, shard_optimizer=settings.zero > 0
     )
     state, width = _STATE[settings.precision], _WIDTH[settings.precision]
     recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
-    time = step_time(_as_run(settings), settings.layout, slower(machine, width), program, recipe)
+    inside, between = (Link(link.alpha, link.beta * width) for link in (machine.inside, machine.between))
+    slower = replace(machine, bandwidth=machine.bandwidth / width, inside=inside, between=between)
+    time = step_time(_as_run(settings), settings.layout, slower, program, recipe)
     return {
         "matmuls": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
         "communication": time.tensor_parallel + time.data_parallel + time.pipeline_sends,
@@ -161,12 +142,6 @@ def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
         "communication": communication,
         "pipeline bubble": sum(stages) - stages[slowest],
     }
-
-
-def slower(machine: Machine, times: int) -> Machine:
-    """Return a copy of the machine for elements that have `times` as many bytes and take `times` as long to move."""
-    inside, between = (Link(link.alpha, link.beta * times) for link in (machine.inside, machine.between))
-    return replace(machine, bandwidth=machine.bandwidth / times, inside=inside, between=between)
 
 
 def machine_of(measured: dict[str, Any]) -> Machine:

@@ -20,27 +20,30 @@ Over pp, a stage sends its output [n, h] (only its shard with sequence paralleli
 gradient of the same size. On its input side, it does the reverse. The first and the last stage all-reduce the gradient
 of a tied table.
 
-Over dp, the gradients of this rank's parameters are all-reduced once per step, in buckets, with 4 bytes per element.
-ZeRO-1 replaces this with a reduce-scatter of gradients and an all-gather of weights. ZeRO-2 and 3 reduce-scatter for
-each micro-batch, and ZeRO-3 gathers twice per micro-batch. ZeRO's vectors are padded to a multiple of dp. The norm is
-summed over tp and pp, and with ZeRO over dp. A dimension with one rank has no traffic. (In float64, 4 and e become 8.)
+Over dp, the traffic is that of `tplab.data.zero_cost`, in buckets or layers, with 4 bytes per element. ZeRO's vectors
+are padded to a multiple of dp. The norm is summed over tp and pp, and with ZeRO over dp. A dimension with one rank has
+no traffic. (In float64, 4 and e become 8.)
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
+from typing import Any, NamedTuple
+
+import torch
 
 from tplab.capstone.settings.settings import Settings
 from tplab.data.flat_parameters import BUCKET_BYTES
+from tplab.data.zero_cost import zero_traffic
 from tplab.memory.config import Weight, first_weights, last_weights, layer_weights
 from tplab.runtime import Total
+from tplab.runtime.devices import backend_for
 from tplab.tensor.embedding import pad_vocab_size
 from tplab.tensor.linear_cross_entropy import default_tokens_at_once
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """How often a collective is called for one purpose, its total message bytes, and its group: tp, pp or dp."""
 
     name: str
@@ -56,7 +59,7 @@ def step_parts(settings: Settings, stage: int = 0, replica: int = 0) -> list[Par
     With ZeRO and sequence parallelism, the traffic depends on `replica`, because shards contain different norms.
     """
     m = settings.micro_batches
-    parts = [replace(part, calls=m * part.calls, bytes=m * part.bytes) for part in _micro_batch(settings, stage)]
+    parts = [part._replace(calls=m * part.calls, bytes=m * part.bytes) for part in _micro_batch(settings, stage)]
     parts += _once(settings, _parameters(settings, stage), replica)
     return [part for part in parts if part.calls]
 
@@ -72,7 +75,12 @@ def step_bytes(settings: Settings, stage: int = 0, replica: int = 0) -> dict[str
 
 def gathered_at_once(settings: Settings, stage: int = 0) -> int:
     """Return how many parameters ZeRO-3 gathers at a time: those of one layer, and all those outside the layers."""
-    return sum(p.numel for p in _parameters(settings, stage) if p.unit in (-1, 0))
+    return sum(p.numel for p in _parameters(settings, stage) if p.layer in (None, 0))
+
+
+def loss_block(settings: Settings, columns: int) -> int:
+    """Return how many tokens the fused loss of a run on this machine handles at a time, with `columns` logits each."""
+    return default_tokens_at_once(columns, torch.device("cuda" if backend_for(settings.ranks) == "nccl" else "cpu"))
 
 
 def _micro_batch(settings: Settings, stage: int) -> Iterator[Part]:
@@ -89,71 +97,60 @@ def _micro_batch(settings: Settings, stage: int) -> Iterator[Part]:
     entering = narrow if settings.async_grad_allreduce and not settings.compile else wide  # f, or the gather instead
     leaving = narrow if settings.async_grad_allreduce else wide  # the same for the output layer of a pipeline
     cut, pipelined = settings.sequence_parallel, settings.pp > 1
-    summing = "reduce_scatter" if cut else "all_reduce"
+    summing, gathers = ("reduce_scatter", 2 * layers) if cut else ("all_reduce", 0)
     if stage == 0:
         yield Part("embedding, forward", summing, 1, whole * wide)
-    if cut:
-        yield Part("layers, forward", "all_gather", 2 * layers, 2 * layers * whole * entering)
+    yield Part("layers, forward", "all_gather", gathers, gathers * whole * entering)
     yield Part("layers, forward", summing, 2 * layers, 2 * layers * whole * narrow)
     if stage == settings.pp - 1:
-        if cut:
-            yield Part("output layer, forward", "all_gather", 1, whole * (leaving if pipelined else wide))
+        yield Part("output layer, forward", "all_gather", int(cut), whole * (leaving if pipelined else wide))
         columns = pad_vocab_size(settings.vocab_size, settings.tp) // settings.tp
         # The loss: maxima in the logits' dtype, sums in at least float32, and one more value per block of tokens
-        blocks = 1 if pipelined else ceil(tokens / default_tokens_at_once(columns))
+        blocks = 1 if pipelined else ceil(tokens / loss_block(settings, columns))
         yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
         alone = wide if cut else narrow
         yield Part("output layer, backward", summing, 1, whole * (leaving if pipelined else alone))
     if settings.recompute == "layers":
         sums = (2 if settings.dropout else 1) * layers
-        if cut:
-            yield Part("layers, recomputed", "all_gather", 2 * layers, 2 * layers * whole * entering)
+        yield Part("layers, recomputed", "all_gather", gathers, gathers * whole * entering)
         yield Part("layers, recomputed", summing, sums, sums * whole * narrow)
-    if cut:  # in backward, gathers and reduce-scatters trade places
-        yield Part("layers, backward", "all_gather", 2 * layers, 2 * layers * whole * narrow)
+    # In backward, gathers and reduce-scatters trade places
+    yield Part("layers, backward", "all_gather", gathers, gathers * whole * narrow)
     yield Part("layers, backward", summing, 2 * layers, 2 * layers * whole * entering)
-    if cut and stage == 0:
-        yield Part("embedding, backward", "all_gather", 1, whole * wide)
+    yield Part("embedding, backward", "all_gather", int(cut and stage == 0), whole * wide)
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    """A parameter on this rank: its size, whether it's sharded over tp, whether it's a matrix, and its layer or -1."""
+class _Parameter(NamedTuple):
+    """A parameter on this rank: its size, whether it's sharded over tp, its layer, and what it is."""
 
     numel: int
     sharded: bool
-    matrix: bool
-    unit: int = -1
-    tied: bool = False
+    layer: int | None
+    is_matrix: bool
+    is_tied: bool
 
 
 def _once(settings: Settings, parameters: Sequence[_Parameter], replica: int) -> Iterator[Part]:
     """Yield the traffic that occurs once per step, and ZeRO's traffic for all micro-batches."""
-    wide, m, dp = _sizes(settings)[0], settings.micro_batches, settings.dp
-    shards = dp if settings.zero else 1
+    wide, shards = _sizes(settings)[0], settings.dp if settings.zero else 1
     units = _units(settings, parameters)
     lengths = [ceil(sum(p.numel for p in unit) / shards) for unit in units]  # of each unit's shard, padded
-    vectors = wide * shards * sum(lengths)
-    if settings.zero == 3:
-        yield Part("weights, over replicas", "all_gather", 2 * m * len(units), 2 * m * vectors, "dp")
-    if settings.zero:
-        times = m if settings.zero > 1 else 1
-        yield Part("gradients, over replicas", "reduce_scatter", times * len(units), times * vectors, "dp")
-    elif dp > 1:
-        yield Part("gradients, over replicas", "all_reduce", len(units), vectors, "dp")
+    if settings.dp > 1:
+        sent = zero_traffic(settings.zero, shards * sum(lengths), settings.micro_batches)
+        for kind, calls in zero_traffic(settings.zero, len(units), settings.micro_batches).items():
+            what = "weights" if kind == "all_gather" else "gradients"
+            yield Part(f"{what}, over replicas", kind, calls, wide * sent[kind], "dp")
     if settings.tp > 1 and settings.sequence_parallel:
         own = replica if settings.zero else 0
         between = sum(_replicated(unit, own * size, size) for unit, size in zip(units, lengths, strict=True))
         yield Part("gradients between the blocks", "all_reduce", int(between > 0), wide * between)
     for unit, size in zip(units, lengths, strict=True):
-        for table in (p for p in unit if p.tied):
+        for table in (p for p in unit if p.is_tied):
             numel = size if settings.zero else table.numel
             yield Part("gradient of the tied table", "all_reduce", 1, wide * numel, "pp")
     norms = {"tp": (settings.tp, ""), "pp": (settings.pp, ", all stages"), "dp": (shards, ", all replicas")}
     for group, (ranks, where) in norms.items():
         yield Part("gradient norm" + where, "all_reduce", int(ranks > 1), 8, group)
-    if settings.zero in (1, 2):
-        yield Part("weights, over replicas", "all_gather", len(units), vectors, "dp")
 
 
 def _units(settings: Settings, parameters: Sequence[_Parameter]) -> list[list[_Parameter]]:
@@ -163,9 +160,9 @@ def _units(settings: Settings, parameters: Sequence[_Parameter]) -> list[list[_P
     because only matrices decay, and it gives a tied table a unit of its own.
     """
     zero, limit = settings.zero, BUCKET_BYTES // _sizes(settings)[0]  # elements
-    found: dict[tuple[int, ...], list[list[_Parameter]]] = {}
+    found: dict[Any, list[list[_Parameter]]] = {}
     for parameter in parameters if zero == 3 else reversed(parameters):
-        kind = (parameter.matrix, parameter.tied, parameter.unit if zero == 3 else 0) if zero else ()
+        kind = (parameter.is_matrix, parameter.is_tied, parameter.layer if zero == 3 else 0) if zero else None
         buckets = found.setdefault(kind, [[]])
         filled = sum(p.numel for p in buckets[-1])
         if filled and filled + parameter.numel > limit and zero < 3:
@@ -193,23 +190,22 @@ def _sizes(settings: Settings) -> tuple[int, int]:
 
 def _parameters(settings: Settings, stage: int) -> list[_Parameter]:
     """Return this rank's parameters in the model's order. Q, K and V form one parameter, and so do gate and up."""
-    tp, last = settings.tp, settings.pp - 1
-    config = replace(settings.model, vocab_size=pad_vocab_size(settings.vocab_size, tp))
-    tied, first = settings.pp > 1 and config.tied_embedding, first_weights(config)
-    units = [(number, layer_weights(config)) for number in range(settings.layers_of_stages[stage])]
-    if stage == 0:
-        units.insert(0, (-1, first))
-    elif stage == last and tied:
-        units.insert(0, (-1, [weight for weight in first if weight.name == "embedding"]))
-    if stage == last:
-        units.append((-1, last_weights(config)))
-    found = []
-    for unit, weights in units:
-        fused: dict[str, list[Weight]] = {}
-        for weight in weights:
-            name = re.sub(r"\.(q|k|v)\.", ".qkv.", weight.name).replace(".gate.", ".up.")
-            fused.setdefault(name, []).append(weight)
-        for name, own in fused.items():
-            numel, matrix = sum(weight.on_rank(tp) for weight in own), len(own[0].shape) > 1
-            found.append(_Parameter(numel, own[0].cut is not None, matrix, unit, tied and name == "embedding"))
-    return found
+    config = replace(settings.model, vocab_size=pad_vocab_size(settings.vocab_size, settings.tp))
+    is_last, tied = stage == settings.pp - 1, settings.pp > 1 and config.tied_embedding
+    first = first_weights(config)
+    if stage > 0:
+        first = first[:1] if is_last and tied else []  # only the table
+    weights: list[tuple[int | None, Weight]] = [(None, weight) for weight in first]
+    weights += [(layer, w) for layer in range(settings.layers_of_stages[stage]) for w in layer_weights(config)]
+    weights += [(None, weight) for weight in (last_weights(config) if is_last else [])]
+    fused: dict[tuple[int | None, str], list[Weight]] = {}
+    for layer, weight in weights:
+        name = re.sub(r"\.[qkv]\.", ".qkv.", weight.name).replace(".gate.", ".up.")
+        fused.setdefault((layer, name), []).append(weight)
+    return [
+        _Parameter(
+            sum(weight.on_rank(settings.tp) for weight in own), own[0].cut is not None, layer,
+            is_matrix=len(own[0].shape) > 1, is_tied=tied and name == "embedding",
+        )
+        for (layer, name), own in fused.items()
+    ]  # fmt: skip

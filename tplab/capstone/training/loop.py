@@ -197,7 +197,7 @@ class _Run:
 
     def _saved_so_far(self) -> str:
         """Return sentences about the checkpoints and their losses, because the newest loss may already be too high."""
-        saved = self.checkpoints.steps()
+        saved = self.checkpoints.folders.steps()
         if not saved:
             return "There is no checkpoint, so the run starts over. "
         losses = dict(enumerate(self.losses, (self.resumed_from or 0) + 1))
