@@ -78,6 +78,7 @@ def over_nccl(ranks: int) -> Way:
     """A GPU per rank where there are enough. Otherwise, ranks share them."""
     return Way("nccl", ranks, ranks)
 
+
 Found = dict[tuple[str, torch.dtype], dict[str, Difference]]
 
 
