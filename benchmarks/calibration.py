@@ -12,7 +12,7 @@ from statistics import median
 
 from tplab import launch
 from tplab.capstone.planning.predictions import calibrated_step
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.study import programs
 
 STEPS, WARM_UP = 20, 4

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from tplab import device, launch
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.loop import compile_layers
@@ -199,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("quartiles need at least 2 rounds")
-    settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False)
+    settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False, recompute="nothing")
     settings = replace(settings, **SMALL) if options.small else settings
     ways = EAGER if options.eager else EAGER | COMPILED
     given = (settings, ways, options.rounds)

@@ -33,7 +33,7 @@ from tplab import RankError, launch
 from tplab.capstone.checkpoints.folders import StepFolders
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import prepare
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import read_log
 from tplab.capstone.training.loop import train

@@ -24,6 +24,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,12 +34,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import loss_parallel
 
 from benchmarks import implementations
+from benchmarks.dtensor_gpt import DTensorGPT, clip_gradients
 from benchmarks.implementations import chunks
 from tplab import launch
-from tplab.capstone.model.plain_gpt import PlainGPT
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.model import PlainGPT
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.loop import compile_layers
@@ -130,7 +133,9 @@ def _of_tplab(settings: Settings, grid: DeviceMesh, threads: int) -> Way:
 
 
 def torch_dtensor(problem: Problem) -> Way:
-    return tplab_sharded(replace(problem, settings=replace(problem.settings, layers="dtensor")))
+    model = DTensorGPT(problem.settings.model, _mesh_of_its_own()["tp"])
+    model.load(problem.weights)
+    return Way(_trainer(model, model, problem.settings, clip_gradients, model.layers, around_backward=loss_parallel))
 
 
 def plain_alone(problem: Problem, threads: int) -> Way:
@@ -232,8 +237,9 @@ def _trainer(
     model: nn.Module,
     loss: Callable[[Tensor, Tensor], Tensor],
     settings: Settings,
-    clip: Callable[..., None],
+    clip: Callable[..., object],
     layers: Iterable[nn.Module],
+    around_backward: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Callable[[Batch], float]:
     """Return a plain training step with the same optimizer as `Step`."""
     for layer in layers if settings.compile else ():
@@ -243,7 +249,8 @@ def _trainer(
 
     def step(batch: Batch) -> float:
         found = loss(*batch)
-        found.backward()
+        with around_backward():
+            found.backward()
         clip(model, settings.max_norm)
         optimizer.step()
         optimizer.zero_grad()

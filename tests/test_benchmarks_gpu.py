@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import gpu
 from tplab import launch
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.training.build_model import build_model
 from tplab.cost.flops import model_flops
 from tplab.runtime import RankError

@@ -7,8 +7,7 @@ import torch.distributed as dist
 
 from tests.reference import random
 from tplab.capstone import Settings
-from tplab.capstone.model.training_hooks import local
-from tplab.capstone.training.build_model import backward, build_model, hooks_of, training_step
+from tplab.capstone.training.build_model import build_model, hooks_of, training_step
 from tplab.data.grid import mesh
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 
@@ -43,8 +42,8 @@ def finish_gradients(model):
 
 
 def gradients(model):
-    """This rank's shards of all gradients. Writing to them changes what an optimizer uses."""
-    return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    """All gradients. Writing to them changes what an optimizer uses."""
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def few_steps(settings, answers=None, count=5):
@@ -55,7 +54,7 @@ def few_steps(settings, answers=None, count=5):
     for step in range(count):
         with training.micro_batch():
             loss = model(*batch(step))
-            backward(model, loss)
+            loss.backward()
         told.append((loss.item(), training.update().item()))
     return told
 

@@ -15,7 +15,7 @@ import pytest
 from tests.capstone.small import SMALL, write_text
 from tplab.capstone.__main__ import main
 from tplab.capstone.command import settings_from
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import read_log, steps_of
 
@@ -88,10 +88,9 @@ def test_ctrl_c_saves_and_meanwhile_nobody_else_can_train_in_the_folder(flags, t
     assert [row["step"] for row in steps_of(rows)] == list(range(1, rows[-1]["step"] + 1))
 
 
-@pytest.mark.parametrize("fresh", [[], ["--fresh"]], ids=["", "fresh"])
-def test_when_torchrun_restarts_a_killed_rank_the_run_goes_on_from_its_newest_checkpoint(flags, fresh, tmp_path):
+def test_when_torchrun_restarts_a_killed_rank_the_run_goes_on_from_its_newest_checkpoint(flags, tmp_path):
     folder = tmp_path / "run"
-    more = [*flags, *fresh, "--save-every", "5"]
+    more = [*flags, "--save-every", "5"]
     restarting = [*TORCHRUN[:4], "--max-restarts=1", *TORCHRUN[4:]]
     run = subprocess.Popen(
         [*restarting, *more], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -164,7 +163,7 @@ ON_A_SECOND_MACHINE = {**TOO_MANY, "RANK": "11"}
         (["--preset", "h100x8", "--folder", "nowhere"], TOO_MANY,
          r".*tp=8 · pp=1 · dp=1 = 8 ranks, but 16 were started\. To fix that, change --dp"),
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "0"},
-         rf" \(rank 11, on {socket.gethostname()}\): there's no file with settings at nowhere.yaml"),
+         rf" \(on {socket.gethostname()}\): there's no file with settings at nowhere.yaml"),
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "3"}, None),
     ],
 )  # fmt: skip

@@ -23,7 +23,7 @@ from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.corpus import Document
 from tplab.capstone.data.prepare import prepare
 from tplab.capstone.data.tokenizer import train_tokenizer
-from tplab.capstone.model.plain_gpt import PlainGPT
+from tplab.capstone.model import PlainGPT
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.writing import Request

@@ -2,7 +2,7 @@
 
 settings      what to train and how
 data          text, tokenizer, token files, batches
-model         the GPT implementations that ours is compared with
+model         what a step needs to know about a model, and a GPT in plain PyTorch
 own_layers    a GPT built from the learner's answers
 planning      time, memory and traffic of a step, predicted from the settings
 training      the program that every rank runs
@@ -14,7 +14,7 @@ report        a one-page report on the run and the study
 command       training runs from a terminal (`python -m tplab.capstone`)
 """
 
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.writing import sample
 

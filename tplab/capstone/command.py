@@ -13,10 +13,8 @@ If a rank fails, torchrun ends all of them. With --max-restarts 3, it restarts t
 from the newest checkpoint.
 
 Without --preset and --config, the settings are those of the run in --folder, if there is one. Otherwise, a preset is
-chosen to fit this machine.
-
-The exit code is 0 if the run is finished or was stopped on request after saving a checkpoint, 1 if it failed, 2 if the
-command can't be carried out, and 130 if a second Ctrl-C ended it without saving.
+chosen to fit this machine. The exit code is 0 if the run is finished or was stopped on request after saving a
+checkpoint, 1 if it failed, 2 if the command can't be carried out, and 130 if a second Ctrl-C ended it without saving.
 
 other commands:
     python -m tplab.capstone sample FOLDER     generate text with the newest checkpoint of a run
@@ -35,16 +33,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from tplab.capstone.data.prepare import prepare
 from tplab.capstone.own_layers.find import find_answers
-from tplab.capstone.settings.io import add_arguments, read_settings, settings_of
-from tplab.capstone.settings.presets import preset_for
-from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, locked, set_aside
+from tplab.capstone.settings.io import add_arguments, preset_for, read_settings, settings_of
+from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, locked
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.ranks import check_started
@@ -57,7 +53,6 @@ from tplab.runtime.devices import backend_for
 _OTHERS = {
     "sample": "tplab.capstone.writing", "report": "tplab.capstone.report", "study": "tplab.capstone.study.run",
 }  # fmt: skip
-_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WAYS_TO_END = {
     "done": "All {step} steps are done.",
     "stop_after": "Stopped after step {step}. Run the same command without --stop-after to continue.",
@@ -72,12 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name:  # imported here because training doesn't need it
             return import_module(_OTHERS[name]).main(arguments)
-        given = vars(parser().parse_args(arguments))
-        fresh = given.pop("fresh", False)
-        return carry_out(settings_from(given), fresh=fresh)
+        return carry_out(settings_from(vars(parser().parse_args(arguments))))
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one machine may be misconfigured
-            where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
+            where = f" (on {socket.gethostname()})" if torchrun.is_active() else ""
             print(f"python -m tplab.capstone{name and ' ' + name}{where}: {error}", file=sys.stderr)
         return 2
     except RankError as error:
@@ -102,9 +95,6 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_arguments(made)
-    made.add_argument(
-        "--fresh", action="store_true", help="start over, and move the previous run in this folder to before-1/"
-    )
     return made
 
 
@@ -112,8 +102,7 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
     """Build the settings from the flags and a preset or file, the run in the folder, or a preset for this machine."""
     if "preset" in given or "config" in given:
         return settings_of(given)
-    there = Path(given["folder"], SETTINGS) if "folder" in given else None
-    if there is not None and there.exists():
+    if "folder" in given and (there := Path(given["folder"], SETTINGS)).exists():
         return settings_of(given, replace(read_settings(there), stop_after=None))
     gpus = torch.cuda.device_count()
     gpu = torch.cuda.get_device_name(0) if gpus else None
@@ -123,23 +112,17 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
     return settings_of(given, preset_for(gpu, *(given.get(name) for name in ("tp", "dp", "pp")), gpus=gpus))
 
 
-def carry_out(settings: Settings, *, fresh: bool = False) -> int:
+def carry_out(settings: Settings) -> int:
     """Train and return the exit code. If the run isn't possible, raises ValueError before it starts."""
-    if not fresh:
-        check_unchanged(settings)
-    return _on_torchruns_ranks(settings, fresh) if torchrun.is_active() else _on_ranks_of_its_own(settings, fresh)
+    check_unchanged(settings)
+    return _on_torchruns_ranks(settings) if torchrun.is_active() else _on_ranks_of_its_own(settings)
 
 
-def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
+def _on_torchruns_ranks(settings: Settings) -> int:
     check_started(settings, int(os.environ["WORLD_SIZE"]))
-    answers = None
-    if os.environ["RANK"] == "0":
-        with patch.dict(os.environ):  # without torchrun's variables, the chapters' checks can start ranks
-            for name in _OF_TORCHRUN:
-                os.environ.pop(name, None)
-            answers = _answers(settings)
+    answers = _answers(settings) if os.environ["RANK"] == "0" else None
     try:
-        outcome = launch(_on_a_rank, settings.ranks, args=(settings, answers, fresh), timeout=None)[0]
+        outcome = launch(_on_a_rank, settings.ranks, args=(settings, answers), timeout=None)[0]
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
@@ -150,23 +133,17 @@ def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
     return 0
 
 
-def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
-    if fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # torchrun's restarts resume instead
-        if dist.get_rank() == 0:
-            set_aside(Path(settings.folder))
-        dist.barrier()
+def _on_a_rank(settings: Settings, answers: Any) -> Outcome:
     if settings.layers == "mine":
         answers = gathered(answers, dist.group.WORLD)[0]
     return train(settings, answers, ConsoleLog(settings.last_step))
 
 
-def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
+def _on_ranks_of_its_own(settings: Settings) -> int:
     folder = Path(settings.folder)
     with locked(folder):
         pass  # without this check, every rank would fail, and only after the text is prepared
     answers = _answers(settings)
-    if fresh and (aside := set_aside(folder)):
-        print(f"Moved the previous run from {folder} to {aside}.")
     print(prepare(settings))
     tell, backend = ConsoleLog(settings.last_step), backend_for(settings.ranks)
     with hand_on(folder):

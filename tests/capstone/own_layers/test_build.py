@@ -10,9 +10,9 @@ import torch
 from tests.capstone.a_few_steps import batch, finish_gradients, make, variant
 from tests.capstone.own_layers.libraries import Libraries, swapped, wrong
 from tplab import launch
-from tplab.capstone.model.training_hooks import copy_shards
+from tplab.capstone.model import copy_shards
 from tplab.capstone.own_layers import build
-from tplab.capstone.training.build_model import backward, hooks_of
+from tplab.capstone.training.build_model import hooks_of
 from tplab.course.learner.statements import needed_statements
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
@@ -94,7 +94,7 @@ def _step(settings, answers, trial):
             return "\n".join([str(error), *getattr(error, "__notes__", [])])
     copy_shards(right, model)
     loss = model(*batch(0))
-    backward(model, loss)
+    loss.backward()
     finish_gradients(model)
     return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 

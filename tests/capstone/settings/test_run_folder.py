@@ -16,7 +16,6 @@ from tplab.capstone.settings.run_folder import (
     check_unchanged,
     checkpoints_in,
     locked,
-    set_aside,
     write_settings,
 )
 from tplab.capstone.settings.settings import Settings
@@ -50,32 +49,17 @@ def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> N
     again = replace(settings, **{name: now for name, (_, now) in retuned.items()})
     check_unchanged(again)
     assert changes_of(again) == retuned
-    with pytest.raises(ValueError, match="precision  was 'float32' and is now 'float64'"):
+    with pytest.raises(ValueError, match="precision was 'float32' and is now 'float64'"):
         check_unchanged(replace(settings, precision="float64"))
     with pytest.raises(ValueError, match="different settings") as raised:
         check_unchanged(other)
-    for line in ("hidden_size   was 128 and is now 64", "weight_decay  was 0.1 and is now 0.2"):
+    for line in ("hidden_size was 128 and is now 64", "weight_decay was 0.1 and is now 0.2"):
         assert line in str(raised.value)
     assert re.search("seed +was 0 and is now 1", str(raised.value))
     assert read_settings(Path(settings.folder) / "settings.yaml") == settings
     (Path(settings.folder) / "settings.yaml").unlink()
     with pytest.raises(ValueError, match="checkpoints, but not the settings.yaml"):
         check_unchanged(settings)
-
-
-def test_a_fresh_run_sets_aside_what_was_there_but_its_tokens(settings: Settings) -> None:
-    folder = Path(settings.folder)
-    (folder / "tokens").mkdir()
-    for number in (1, 2):
-        write_settings(replace(settings, seed=number))
-        save(settings, "step-000001")
-        (folder / "report_files").mkdir()
-        before = folder / f"before-{number}"
-        assert set_aside(folder) == before
-        assert f"seed: {number}" in (before / "settings.yaml").read_text()
-        assert (before / "checkpoints" / "step-000001").is_dir()
-    assert sorted(path.name for path in folder.iterdir()) == ["before-1", "before-2", "tokens"]
-    assert set_aside(folder) is None
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from tests.capstone.small import LLAMA, SMALL, logits, plain_losses, small, write_text
 from tplab import launch
 from tplab.capstone.data.prepare import Batches, prepare
-from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training import step
 from tplab.capstone.training.log import read_log, steps_of

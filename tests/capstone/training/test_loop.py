@@ -313,7 +313,7 @@ def test_asked_to_stop_a_run_saves_also_where_it_saves_nothing_else(text):
 
 
 def test_a_run_with_other_settings_is_refused_and_left_alone(text, on_two):
-    assert "seed  was 3 and is now 5" in on_two[0]["changed"]
+    assert "seed was 3 and is now 5" in on_two[0]["changed"]
     assert on_two[0]["changed"] == on_two[1]["changed"]
     rows = read_log(text.parent / "l")
     assert [row["kind"] for row in rows].count("start") == 1

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
 
-from tplab.capstone.model.plain_gpt import again_in_backward
-from tplab.capstone.model.training_hooks import TrainingHooks
+from tplab.capstone.model import TrainingHooks
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.own_layers.link import check_answers, is_async, needed, whole_world
 from tplab.capstone.own_layers.trial import try_out
@@ -48,20 +48,15 @@ _numbers = itertools.count(1)
 
 
 def assemble(
-    answers: Answers, settings: Settings, config: GPTConfig, *, mesh: DeviceMesh | None, device: Device = None,
+    answers: Answers, settings: Settings, config: GPTConfig, *, mesh: DeviceMesh, device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:  # fmt: skip
     """Build the learner's GPT. It has the same parameters as ParallelGPT, but without their initial values.
 
-    Raises ValueError if mesh is None, if an answer that the settings need is missing, or if a small model's results on
-    these ranks differ from tplab's.
+    Raises ValueError if an answer that the settings need is missing, or if a small model's results on these ranks
+    differ from tplab's.
     """
     check_answers(answers.whose, settings)
-    if mesh is None:
-        raise ValueError(
-            'layers="mine" needs a process group even for a single rank, because your layers ask torch.distributed for '
-            "their rank. Start it with tplab.launch or torchrun, and pass mesh=tplab.data.grid.mesh(tp=..)"
-        )
     build = partial(_gpt, load(answers, settings), settings, mesh)
     ran = try_out(build, settings, mesh, device)
     model = build(config, device, dtype)
@@ -73,7 +68,6 @@ def assemble(
 def _gpt(
     my_tp: Any, settings: Settings, mesh: DeviceMesh, config: GPTConfig, device: Device, dtype: torch.dtype | None
 ) -> nn.Module:
-    """Build a GPT from the loaded library, with sequence parallelism if the settings say so."""
     group: ProcessGroup = mesh.get_group("tp")
     model: nn.Module = my_tp.transformer.ParallelGPT(  # pads its table to a multiple of 128 rows, like ParallelGPT
         config, my_tp.transformer.ParallelTransformerLayer, multiple=128, group=group, device=device, dtype=dtype
@@ -81,7 +75,7 @@ def _gpt(
     finish = None
     if settings.recompute == "layers":
         for layer in model.get_submodule("layers").children():
-            layer.forward = again_in_backward(layer.forward)
+            layer.forward = _again_in_backward(layer.forward)
     if settings.sequence_parallel:
         rank, p = mesh.get_local_rank("tp"), mesh["tp"].size()
         model.get_submodule("positions").register_forward_pre_hook(
@@ -95,8 +89,9 @@ def _gpt(
         found = my_tp.data_parallel.gradient_norm(list(model.parameters()), group, mesh.get_group("pp"))
         return torch.tensor(float(found), dtype=torch.float64, device=device)
 
-    hooks = TrainingHooks(config=config, group=group, finish_gradients=finish, norm=norm)
-    model.hooks = hooks  # type: ignore[assignment]
+    model.hooks = TrainingHooks(  # type: ignore[assignment]
+        config=config, group=group, finish_gradients=finish, norm=norm
+    )
     return model
 
 
@@ -132,13 +127,22 @@ def load(answers: Answers, settings: Settings) -> ModuleType:
     module("mlp", **f_and_g)
     attention = module("attention", **f_and_g)
     if settings.recompute == "attention":
-        attention.attend = again_in_backward(attention.attend)
+        attention.attend = _again_in_backward(attention.attend)
     embedding = module("embedding", **f_and_g)
     if is_async(settings):
         embedding.parallel_logits = _logits_with(matmul, embedding.parallel_logits)
     module("transformer")
     module("data_parallel")
     return importlib.import_module(name)
+
+
+def _again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap `function` so that only its inputs are saved and backward recomputes it. It must not draw random numbers."""
+
+    def kept_by_inputs(*args: Any, **kwargs: Any) -> Tensor:
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return kept_by_inputs
 
 
 def _column_with(matmul: Any, column: Any) -> Any:
@@ -176,11 +180,10 @@ class _Importer(MetaPathFinder, ExecutionLoader):
         self.files = {".".join(parts[file]).removesuffix(".__init__"): file for file in parts}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname not in self.files:
-            return None
-        file = self.get_filename(fullname)
-        inside: list[str] | None = [] if file.endswith("__init__.py") else None
-        return spec_from_file_location(fullname, file, loader=self, submodule_search_locations=inside)
+        return spec_from_loader(fullname, self) if fullname in self.files else None
+
+    def is_package(self, fullname: str) -> bool:
+        return self.files[fullname].endswith("__init__.py")
 
     def get_source(self, fullname: str) -> str:
         return self.answers.files[self.files[fullname]]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.capstone.model.training_hooks import copy_shards
+from tplab.capstone.model import copy_shards
 from tplab.capstone.settings.settings import Settings
 from tplab.data.grad_norm import grad_norm
 from tplab.gpt.model import ParallelGPT

@@ -11,7 +11,6 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.settings import RETUNED, Settings, changed
 
 SETTINGS, LOG, LOCK = "settings.yaml", "log.jsonl", ".lock"
-OF_THE_RUN = (SETTINGS, LOG, "checkpoints", "measurements.json", "report.html", "report.md", "report_files")
 
 
 def checkpoints_in(folder: Path) -> bool:
@@ -40,17 +38,13 @@ def check_unchanged(settings: Settings) -> None:
         return
     if not (folder / SETTINGS).exists():
         raise ValueError(
-            f"{folder} has checkpoints, but not the {SETTINGS} of their run. Put it back, or start over with --fresh, "
-            "which keeps the old files in a subfolder"
+            f"{folder} has checkpoints, but not the {SETTINGS} of their run. Put it back, or move them away"
         )
     if differ := changed(settings, read_settings(folder / SETTINGS)):
-        width = max(map(len, differ))
-        lines = [f"  {name:<{width}}  was {before!r} and is now {now!r}" for name, (before, now) in differ.items()]
+        lines = [f"  {name} was {before!r} and is now {now!r}\n" for name, (before, now) in differ.items()]
         raise ValueError(
-            f"the run in {folder} was started with different settings:\n"
-            + "\n".join(lines)
-            + "\nLeave these settings as they were to resume it. For a new run, use another --folder or --fresh, which "
-            "keeps the old files in a subfolder"
+            f"the run in {folder} was started with different settings:\n{''.join(lines)}Leave these settings as they "
+            "were to resume it. For a new run, use another --folder"
         )
 
 
@@ -94,15 +88,3 @@ def write_settings(settings: Settings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or read_settings(path) != settings:
         settings.save(path)
-
-
-def set_aside(folder: Path) -> Path | None:
-    """Move a run's files, except its tokens, to a new folder before-N/. Return that, or None if there are no files."""
-    there = [folder / name for name in OF_THE_RUN if (folder / name).exists()]
-    if not there:
-        return None
-    aside = next(path for number in count(1) if not (path := folder / f"before-{number}").exists())
-    aside.mkdir()
-    for path in there:
-        path.rename(aside / path.name)
-    return aside

@@ -10,7 +10,7 @@ Each setting has a default, a line of help, perhaps a minimum, and a kind, which
 """
 
 from dataclasses import asdict, dataclass, field, fields
-from math import gcd, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,7 +20,7 @@ from tplab.common.files import replace
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.memory.memory_bill import Layout, layers_of_stage
 
-Layers = Literal["tplab", "mine", "dtensor", "plain"]
+Layers = Literal["tplab", "mine", "plain"]
 Activation = Literal["gelu", "gelu_tanh"]
 Missing = Literal["todo", "tplab", "error"]
 Precision = Literal["float32", "bfloat16", "float64"]
@@ -28,10 +28,10 @@ Zero = Literal[0, 1, 2, 3]
 FIXED, LAYOUT, FREE, RETUNED = "fixed", "layout", "free", "retuned"
 LARGEST_SEED = 2**32 - 1  # so that the larger seeds of individual micro-batches fit into 64 bits
 
-GPT_2: dict[str, Any] = {  # the only kind of model that layers other than tplab's support
-    "activation": "gelu", "gated": False, "bias": True, "qkv_bias": False, "tied_embedding": True,
-    "learned_positions": True, "sliding_window": None, "norm_eps": 1e-5, "dropout": 0.0,
-}  # fmt: skip
+ONLY_OF_TPLAB = (  # layers other than tplab's only support the defaults of these settings
+    "num_kv_heads", "ffn_hidden_size", "activation", "gated", "bias", "qkv_bias", "tied_embedding",
+    "learned_positions", "sliding_window", "norm_eps", "dropout", "pp", "zero",
+)  # fmt: skip
 GROUPS = {  # the first setting of each group, and the group's title in the help
     "folder": "the run",
     "data": "the text",
@@ -61,11 +61,10 @@ class Settings:
 
     data: str | None = _of(None, "a folder of text files to train on (default: Python's standard library)")
     data_limit: int | None = _of(None, "use only this many bytes of the text", 1)
-    vocab_size: int = _of(8192, "vocabulary size of the byte-pair tokenizer, which is trained on the text")
+    vocab_size: int = _of(8192, "vocabulary size of the byte-pair tokenizer: 256 bytes, two more, and pairs", 258)
 
     layers: Layers = _of(
-        "tplab", "tplab's layers, yours from my_tp (mine), PyTorch's (dtensor), or unsharded ones (plain)",
-        changes=LAYOUT,
+        "tplab", "tplab's layers, yours from my_tp (mine), or unsharded ones (plain)", changes=LAYOUT
     )  # fmt: skip
     chapters: str = _of(".", "for --layers mine: your folder, or the one that contains my_course/", changes=FREE)
     missing: Missing = _of(
@@ -132,35 +131,29 @@ class Settings:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value = getattr(self, one.name)
+            value, least = getattr(self, one.name), one.metadata["least"]
             _check_type(one.name, one.type, value)
-            if one.type is float and not isfinite(value):
+            if isinstance(value, float) and not isfinite(value):
                 raise ValueError(f"{one.name}={value} should be a finite number")
-            if one.metadata["least"] is not None and value is not None and value < one.metadata["least"]:
-                raise ValueError(f"{one.name}={value} should be {one.metadata['least']} or more")
+            if least is not None and value is not None and value < least:
+                raise ValueError(f"{one.name}={value} should be {least} or more")
         for name in ("beta1", "beta2", "dropout"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name}={getattr(self, name)} should be at least 0 and less than 1")
         if self.seed > LARGEST_SEED:
             raise ValueError(f"seed={self.seed} should be at most 2^32 - 1 = {LARGEST_SEED}")
-        if self.vocab_size < 258:
+        if self.min_learning_rate > self.learning_rate:
             raise ValueError(
-                f"vocab_size={self.vocab_size} should be at least 258, for the 256 bytes and two more tokens"
+                f"min_learning_rate={self.min_learning_rate} should be at most learning_rate={self.learning_rate}"
             )
-        if not 0 <= self.min_learning_rate <= self.learning_rate:
+        each = self.dp * self.micro_batch_size
+        if self.batch_size % each:
             raise ValueError(
-                f"min_learning_rate={self.min_learning_rate} should be between 0 and learning_rate={self.learning_rate}"
+                f"batch_size={self.batch_size} should be a multiple of dp · micro_batch_size = {self.dp} · "
+                f"{self.micro_batch_size} = {each}. Try {max(each, round(self.batch_size / each) * each)}"
             )
         check_tensor_parallel(self.model, self.tp)
         _check_combinations(self)
-        each = self.dp * self.micro_batch_size
-        if self.batch_size % each:
-            smaller = gcd(self.micro_batch_size, self.batch_size // self.dp)
-            fewer = "" if self.batch_size % self.dp else f", or keep it and use micro_batch_size={smaller}"
-            raise ValueError(
-                f"batch_size={self.batch_size} should be a multiple of dp · micro_batch_size = {self.dp} · "
-                f"{self.micro_batch_size} = {each}. Try {max(each, round(self.batch_size / each) * each)}{fewer}"
-            )
 
     @property
     def ranks(self) -> int:
@@ -231,47 +224,29 @@ def _check_type(name: str, kind: Any, value: Any) -> None:
         raise ValueError(f"{name} should be {wanted}, not {value!r}")
 
 
-def _check_combinations(settings: Settings) -> None:
+def _check_combinations(s: Settings) -> None:
     """Raise ValueError for settings that don't work together, and say which one to change."""
-    s, model = settings, settings.model
-    if s.layers != "tplab":
-        others = {
-            "num_kv_heads": (model.kv_heads, s.num_heads), "ffn_hidden_size": (model.ffn_size, 4 * s.hidden_size),
-            "pp": (s.pp, 1), "zero": (s.zero, 0), **{name: (getattr(s, name), GPT_2[name]) for name in GPT_2},
-        }  # fmt: skip
-        others |= {"dp": (s.dp, 1)} if s.layers in ("dtensor", "plain") else {}
-        others |= {"tp": (s.tp, 1)} if s.layers == "plain" else {}
-        for name, (value, only) in others.items():
-            if value != only:
-                raise ValueError(
-                    f'layers="{s.layers}" only supports {name}={only}. Use that instead of {name}={value}, or use '
-                    'layers="tplab"'
-                )
-    if s.layers == "dtensor" and s.compile and s.recompute != "nothing":
-        raise ValueError(
-            f'with layers="dtensor", compile=True and recompute="{s.recompute}" fail inside torch.compile. Use '
-            'recompute="nothing" or compile=False'
-        )
+    sizes = {"num_kv_heads": s.num_heads, "ffn_hidden_size": 4 * s.hidden_size}  # what None means
+    for name in {"tplab": (), "mine": ONLY_OF_TPLAB, "plain": (*ONLY_OF_TPLAB, "tp", "dp", "recompute")}[s.layers]:
+        value, default = getattr(s, name), getattr(Settings, name)
+        only = sizes.get(name, default)
+        if value not in (default, only):
+            raise ValueError(
+                f'layers="{s.layers}" only supports {name}={only}. Use that instead of {name}={value}, or use '
+                'layers="tplab"'
+            )
     if s.sequence_parallel and s.seq_length % s.tp:
         raise ValueError(
             f"sequence_parallel needs a seq_length that is a multiple of tp={s.tp}, but seq_length={s.seq_length}"
         )
-    if not s.learned_positions and model.head_dim % 2:
+    if not s.learned_positions and s.model.head_dim % 2:
         raise ValueError(
-            f"rotary positions rotate pairs of elements, but each head has hidden_size / num_heads = {model.head_dim} "
-            "of them. Use an even number, or learned_positions=True"
+            "rotary positions rotate pairs of elements, but each head has hidden_size / num_heads = "
+            f"{s.model.head_dim} of them. Use an even number, or learned_positions=True"
         )
     if s.pp > s.num_layers:
-        raise ValueError(
-            f"pp={s.pp} is too large, because each stage needs one of the num_layers={s.num_layers} layers. Set "
-            f"pp to {s.num_layers} or less"
-        )
+        raise ValueError(f"pp={s.pp} is too large: each stage needs one of the num_layers={s.num_layers} layers")
     if s.zero and s.dp == 1:
-        raise ValueError(
-            f"zero={s.zero} shards over replicas, but dp=1 means there's only one. Set dp to 2 or more, or zero to 0"
-        )
+        raise ValueError(f"zero={s.zero} shards over replicas, but dp=1. Set dp to 2 or more, or zero to 0")
     if s.zero == 3 and s.compile:
-        raise ValueError(
-            "compile=True can't trace layers whose weights come and go, as they do with zero=3. Set compile to False, "
-            "or zero to 2"
-        )
+        raise ValueError("torch.compile can't trace the layers of zero=3. Set compile to False, or zero to 2")

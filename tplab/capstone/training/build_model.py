@@ -1,13 +1,11 @@
-"""Build the model that a run trains. Its layers are the course's, the learner's, torch's built-in ones, or plain ones.
+"""Build the model that a run trains. Its layers are the course's, the learner's, or plain ones.
 
-    layers      parameters are        backward runs in    gradient sums after backward         the norm is from
-    "tplab"     shards                nothing             `TrainingStep` does all of them      tplab.data.grad_norm
-    "mine"      shards                nothing             learner's 12.3 (sequence_parallel)   the learner's 14.4
-    "dtensor"   DTensors              loss_parallel       all-reduces of Partial gradients     tplab.data.grad_norm
-    "plain"     full, on one rank     nothing             nothing                              tplab.data.grad_norm
+    layers      parameters are        gradient sums after backward         the norm is from
+    "tplab"     shards                `TrainingStep` does all of them      tplab.data.grad_norm
+    "mine"      shards                learner's 12.3 (sequence_parallel)   the learner's 14.4
+    "plain"     full, on one rank     nothing                              tplab.data.grad_norm
 
-With pp > 1, which requires layers="tplab", the model is this rank's pipeline stage. The `.grad` of a DTensor is a
-DTensor, too, and `local` returns this rank's shard of either one.
+With pp > 1, which requires layers="tplab", the model is this rank's pipeline stage.
 
 Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. A seed therefore gives the same model
 with all kinds of layers, on any number of ranks, on a GPU, and in float64. With `start_from`, the initial weights are
@@ -18,14 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from tplab.capstone.model.plain_gpt import PlainGPT
-from tplab.capstone.model.training_hooks import TrainingHooks, copy_shards, local
+from tplab.capstone.model import PlainGPT, TrainingHooks, copy_shards
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.settings.settings import Settings
 from tplab.cluster.training_step import TrainingStep
@@ -81,28 +77,20 @@ def build_model(
         if settings.layers == "tplab":
             return drawn.to(device=device)
         if settings.layers == "plain":
-            model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
+            model: nn.Module = PlainGPT(config, device=device, dtype=dtype)
             model.load_state_dict(full_state_dict(drawn, group))
             model.hooks = TrainingHooks(config=config)  # type: ignore[assignment]
             return model
-        if settings.layers == "dtensor":
-            from tplab.capstone.model.dtensor_gpt import parallel_plain_gpt
+        from tplab.capstone.own_layers.build import assemble
 
-            model = parallel_plain_gpt(settings, config, mesh=mesh, device=device, dtype=dtype)
-        else:
-            from tplab.capstone.own_layers.build import assemble
-
-            if answers is None:
-                raise ValueError('layers="mine" needs answers: pass answers=find_answers(Path("my_course"), settings)')
-            model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
+        if answers is None or mesh is None:
+            raise ValueError(
+                'layers="mine" needs answers=find_answers(Path("my_course"), settings) and, even for a single rank, a '
+                "process group and its mesh, because your layers ask torch.distributed for their rank"
+            )
+        model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
         copy_shards(drawn, model)
         return model
-
-
-def backward(model: nn.Module, loss: Tensor) -> None:
-    """Run `loss.backward()` inside the context manager that the model requires."""
-    with hooks_of(model).around_backward():
-        loss.backward()
 
 
 def training_step(
@@ -123,7 +111,7 @@ def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
     way, own = hooks_of(model), dict(model.named_parameters())
     first = next(iter(own.values()))
     whole = ParallelGPT(way.config, group=way.group, device="meta", dtype=first.dtype)
-    if isinstance(model, PlainGPT) and not isinstance(first, DTensor):  # its embedding table has no padding
+    if isinstance(model, PlainGPT):  # its embedding table has no padding
         whole = whole.to_empty(device=first.device)
         load_full_state_dict(whole, model.state_dict())
         return whole.eval()
@@ -133,7 +121,7 @@ def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
         writer = GPTStage(whole, numbers[0], numbers[-1] + 1)
     for name, parameter in own.items():
         path, _, last = name.rpartition(".")
-        shared = nn.Parameter(local(parameter).detach(), requires_grad=False)
+        shared = nn.Parameter(parameter.detach(), requires_grad=False)
         writer.get_submodule(path).register_parameter(last, shared)
     if isinstance(writer, ParallelGPT):
         return writer.eval()

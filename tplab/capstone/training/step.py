@@ -22,7 +22,7 @@ from torch.optim import AdamW
 
 from tplab.capstone.data.batches import Batches
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import backward, for_generation, training_step
+from tplab.capstone.training.build_model import for_generation, training_step
 from tplab.capstone.training.optimizer import adamw_options, learning_rate
 from tplab.capstone.training.ranks import Ranks
 from tplab.data.zero_state import unsharded
@@ -68,7 +68,7 @@ class Step:
             for k, (x, y) in enumerate(zip(*batches, strict=True)):
                 with self.training.micro_batch(last=k == m - 1):
                     loss = self._forward(k, x, y) / m
-                    backward(self.model, loss)
+                    loss.backward()
                 total += loss.detach()
         for group in self.training.torch_optimizer.param_groups:
             group["lr"] = learning_rate(step, self.settings)
