@@ -174,7 +174,7 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     rows = {row["what"]: row for row in used(answers.whose, variant(layers="mine"))}
     assert rows["MLP"]["source"] == "exercise 5.2"
     assert rows["f"]["source"] == "exercise 3.2"
-    assert rows["initial weights, replicas, samples and checkpoints"]["whose"] == "tplab"
+    assert rows["initial weights"]["whose"] == "tplab"
     idle = {row["what"]: row for row in used(answers.whose, variant(layers="mine"), idle={"3.2", "8.2"})}
     assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", "the other answers don't call it")
     assert idle["g"] == rows["g"]
