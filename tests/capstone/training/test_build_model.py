@@ -174,15 +174,16 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     rows = {row["what"]: row for row in used(answers.whose, variant(layers="mine"))}
     assert rows["MLP"]["source"] == "exercise 5.2"
     assert rows["f"]["source"] == "exercise 3.2"
-    assert rows["initial weights"]["whose"] == "tplab"
+    assert rows["generation"]["whose"] == "tplab"
     idle = {row["what"]: row for row in used(answers.whose, variant(layers="mine"), idle={"3.2", "8.2"})}
     assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", "the other answers don't call it")
     assert idle["g"] == rows["g"]
-    assert idle["loss"]["whose"] == "partly not called and partly the course's solution"
+    loss = "maximum, log-sum-exp and target of the loss"
+    assert idle[loss]["whose"] == "partly not called and partly the course's solution"
     cut = {
         row["what"]: row["source"] for row in used(answers.whose, variant(layers="mine", sequence_parallel=True, tp=2))
     }
-    assert cut["all-gather and reduce-scatter instead of f and g"] == "exercise 12.1"
+    assert cut["all-gather instead of f, reduce-scatter instead of g"] == "exercise 12.1"
     groups = used(answers.whose, variant(layers="mine", dp=2, batch_size=8))
     assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.mappings"
     assert all(all(isinstance(value, str) for value in row.values()) for row in groups)
