@@ -73,6 +73,11 @@ def run_again_in_backward(
 NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
+def _added(y: Tensor, other: Tensor) -> Tensor:
+    """Return y + other, written over y if the sum has its dtype. On a CPU, new memory takes longer than adding."""
+    return y.add_(other) if torch.promote_types(y.dtype, other.dtype) == y.dtype else y + other
+
+
 class ParallelTransformerLayer(nn.Module):
     """Transformer layer sharded over p ranks. Input x and output z are [b, s, h] and replicated.
 
@@ -205,9 +210,13 @@ class ParallelTransformerLayer(nn.Module):
         return normed if self.apply_residual_connection_post_layernorm else x, normed.to(norm.weight.dtype)
 
     def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
-        """Return residual + dropout(y + bias), which is the same on every rank unless the sequence is sharded."""
-        y = y if bias is None else y + bias
-        return residual + dropout(y, self.hidden_dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
+        """Return residual + dropout(y + bias), which is the same on every rank unless the sequence is sharded.
+
+        This may overwrite y, which nothing else uses.
+        """
+        y = y if bias is None else _added(y, bias)
+        y = dropout(y, self.hidden_dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
+        return _added(y, residual)
 
     def _check_memory(self, memory: Tensor | None, cache: LayerCache | None) -> None:
         if self.cross_attention is None:
