@@ -161,7 +161,7 @@ ON_A_SECOND_MACHINE = {**TOO_MANY, "RANK": "11"}
         (["--config", "nowhere.yaml"], {}, ".*there's no file with settings at nowhere.yaml"),
         (["report", "nowhere"], {}, ".*nowhere"),
         (["--preset", "h100x8", "--folder", "nowhere"], TOO_MANY,
-         r".*tp=8 · pp=1 · dp=1 = 8 ranks, but 16 were started\. To fix that, change --dp"),
+         r".*tp=8 · pp=1 · dp=1 = 8 ranks, but 16 were started\. To fix that, change --tp, --pp or --dp"),
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "0"},
          rf" \(on {socket.gethostname()}\): there's no file with settings at nowhere.yaml"),
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "3"}, None),

@@ -113,7 +113,7 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
 
 
 def carry_out(settings: Settings) -> int:
-    """Train and return the exit code. If the run isn't possible, raises ValueError before it starts."""
+    """Train and return the exit code. If the run isn't possible, raises ValueError or OSError before it starts."""
     check_unchanged(settings)
     return _on_torchruns_ranks(settings) if torchrun.is_active() else _on_ranks_of_its_own(settings)
 

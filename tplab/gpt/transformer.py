@@ -74,7 +74,7 @@ NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 def _added(y: Tensor, other: Tensor) -> Tensor:
-    """Return y + other, written over y if the sum has its dtype. On a CPU, new memory takes longer than adding."""
+    """Return y + other, in place if the sum has y's dtype. On a CPU, allocating memory takes longer than the sum."""
     return y.add_(other) if torch.promote_types(y.dtype, other.dtype) == y.dtype else y + other
 
 

@@ -78,9 +78,9 @@ def parallel_linear_cross_entropy(
 def default_tokens_at_once(columns: int, device: torch.device) -> int:
     """Return the number of tokens per block for a shard of `columns` = v/p ids on this device.
 
-    A block has about 4 million logits on a CPU and 67 million on a GPU, but at least 512 tokens. Larger blocks need
-    more memory. Smaller blocks need more all-reduces, each of which waits for the slowest rank. On a GPU, they also
-    leave its kernels with less work than it takes to launch them: on an H200, blocks of 512 tokens and 16384 ids took
+    A block has about 4 million logits on a CPU and 67 million on a GPU, but never fewer than 512 tokens. Larger blocks
+    need more memory. Smaller blocks need more all-reduces, each of which waits for the slowest rank. On a GPU, they
+    also give its kernels less work than it takes to launch them: on an H200, blocks of 512 tokens and 16384 ids took
     four times as long as blocks of 4096 tokens.
     """
     return max(512, (2**26 if device.type == "cuda" else 2**22) // columns)

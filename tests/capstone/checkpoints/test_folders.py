@@ -4,7 +4,10 @@ import os
 import time
 from pathlib import Path
 
-from tplab.capstone.checkpoints.folders import new_folder
+import pytest
+
+from tplab.capstone.checkpoints import folders
+from tplab.capstone.checkpoints.folders import DamagedCheckpointError, StepFolders, check_files, new_folder, write
 
 
 def test_only_what_nobody_makes_any_more_is_removed(tmp_path: Path) -> None:
@@ -17,3 +20,40 @@ def test_only_what_nobody_makes_any_more_is_removed(tmp_path: Path) -> None:
             assert place.is_dir()
             assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "made"]
+
+
+def test_a_fault_of_the_disk_while_a_file_is_written_is_found_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    monkeypatch.setattr(folders.os, "fsync", lambda descriptor: file.write_bytes(b"one twO"))
+    found = write(file, iter([b"one ", b"two"]))
+    with pytest.raises(DamagedCheckpointError, match="file was changed"):
+        check_files(tmp_path, {"files": {"file": found}})
+    file.write_bytes(b"one two")
+    check_files(tmp_path, {"files": {"file": found}})
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_has_the_name_of_a_checkpoint_stays_and_is_named(tmp_path: Path, kind: str) -> None:
+    steps = StepFolders(tmp_path)
+    steps.path(3, ".saving").mkdir()
+    steps.path(3).write_text("mine") if kind == "file" else (steps.path(3) / "mine").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match=f"something else is at {steps.path(3)}. Move it out of the way"):
+        steps.publish(3)
+    assert steps.path(3).read_text() == "mine" if kind == "file" else (steps.path(3) / "mine").is_dir()
+
+
+def test_another_error_than_a_taken_name_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="step-000003.saving"):
+        StepFolders(tmp_path).publish(3)
+
+
+def test_a_damaged_checkpoint_is_never_the_one_to_resume_from(tmp_path: Path) -> None:
+    """Even if it can be read a second time, as from a faulty disk."""
+    steps = StepFolders(tmp_path)
+    for step in (1, 2):
+        steps.path(step).mkdir()
+        folders.write_manifest(steps.path(step), {"step": step}, {})
+    assert steps.instead_of(steps.path(2)).startswith(f"{steps.path(1)} is intact")
+    assert steps.instead_of(steps.path(1)).startswith(f"{steps.path(2)} is intact")

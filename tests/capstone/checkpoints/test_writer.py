@@ -113,7 +113,8 @@ def test_a_step_that_is_there_is_not_saved_again(saved, folder):
     checkpoints = Checkpoints(folder)
     model, optimizer = build()
     before = file_sum(folder / "step-000002" / "manifest.json")
-    with pytest.raises(RuntimeError, match=r"step 2 wasn't saved: .*not empty.*step-000002'.*step-000001, is intact"):
+    says = r"step 2 wasn't saved: something else is at .*step-000002. Move it out of the way.*step-000001, is intact"
+    with pytest.raises(RuntimeError, match=says):
         checkpoints.save(2, model, optimizer)
     assert file_sum(folder / "step-000002" / "manifest.json") == before
     assert names(folder) == ["step-000001", "step-000002"]
@@ -341,6 +342,7 @@ def test_another_model_is_refused(folder):
         ({"hidden_size": 64}, "is [40, 32] in the checkpoint; the model needs [40, 64]"),
     ):
         said = refused(folder, 2, ValueError, config=replace(CONFIG, **change))
+        assert re.search(r"step-000002 can't be loaded into this model.*train in another folder", said)
         assert words in said
 
 
@@ -571,3 +573,18 @@ def test_a_folder_that_the_machines_do_not_share_is_refused_at_the_start(tmp_pat
         launch(on_a_disk_of_its_own, 3, args=(folders,))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "checkpoints", "run"]
     launch(on_a_disk_of_its_own, 2, args=(folders,))
+
+
+def and_nothing_can_be_removed(folders: list[Path]) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: no_space())
+        return message(on_a_disk_of_its_own, folders)
+
+
+def test_a_file_that_rank_0_can_not_remove_hides_no_other_error(tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    for said in launch(and_nothing_can_be_removed, 2, args=(folders,)):
+        assert "RuntimeError: " in said
+        assert "the checkpoint folder isn't shared: rank 0 writes to" in said

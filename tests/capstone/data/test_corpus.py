@@ -168,5 +168,6 @@ def test_several_small_files_can_be_split_and_copies_of_one_text_can_t() -> None
     train, validation = split(many_copies)
     assert {document.text[0] for document in validation} == {"a"}  # the shortest, since each is more than 8%
     assert len(train) == 30
-    with pytest.raises(ValueError, match="all documents are the same. Add another"):
-        split([Document(name, "same\n") for name in "abc"])
+    for names in ("a", "abc"):
+        with pytest.raises(ValueError, match="only one document, or all are the same. Add a different one"):
+            split([Document(name, "same\n") for name in names])

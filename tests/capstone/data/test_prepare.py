@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from tplab import RankError, launch
 from tplab.capstone import Settings
@@ -82,7 +83,9 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
 def test_a_vocabulary_that_the_text_lacks_is_said(settings: Settings) -> None:
     files = prepare(replace(settings, vocab_size=60_000))
     assert files.vocab_size == files.tokenizer.get_vocab_size() < 1000
-    assert f"a vocabulary of {files.vocab_size:,}" in str(files)
+    fewer = f"a vocabulary of {files.vocab_size:,}, fewer than requested because the text has too few pairs."
+    assert str(files).endswith(fewer)
+    assert str(prepare(replace(settings, vocab_size=files.vocab_size))).endswith(f"a vocabulary of {files.vocab_size}.")
 
 
 def spread_out(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
@@ -142,6 +145,25 @@ def test_a_second_run_makes_nothing_and_any_change_makes_new_files(
     assert len({files.fingerprint for files in different}) == len(folders_made) == 6
 
 
+def test_documents_are_encoded_a_few_megabytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def encode(tokenizer: object, documents: Sequence[Document]) -> list[list[int]]:
+        calls.append(sum(len(document.text) for document in documents))
+        return [[int(document.name)] for document in documents]
+
+    monkeypatch.setattr(tokens, "encode", encode)
+    documents = [Document(str(i + 1), "x" * (1_000_000 if i < 5 else 1000)) for i in range(200)]
+    shown: list[float] = []
+    chunks = tokens._ids_of(documents, Tokenizer(BPE()), 0, "<u2", lambda what, share: shown.append(share))
+    ids = np.frombuffer(b"".join(chunks), "<u2")
+    assert ids.tolist() == [id for number in range(1, 201) for id in (number, 0)]
+    assert max(calls) <= 2 << 20
+    assert len(calls) == len(shown) <= 4
+    assert shown == sorted(shown)
+    assert shown[-1] == 1
+
+
 @pytest.mark.parametrize("run", ["run", "runs/one"])
 def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settings, run: str) -> None:
     texts = Path(settings.data)
@@ -195,7 +217,7 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
         with pytest.raises(ValueError, match=message) as raised:
             prepare(settings)
         assert f"Delete {folder.resolve()}" in str(raised.value)
-        if name.endswith(".json"):
+        if name.endswith(".json") or data is None or len(data) != len(kept[name]):
             with pytest.raises(ValueError, match=message):
                 TokenFiles(folder, check=False)
         (folder / name).write_bytes(kept[name])
@@ -205,10 +227,13 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
     assert np.array_equal(prepare(settings).train, np.frombuffer(train, "<u2"))
 
 
-def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
-    says = r"the part of it that is held out, has only [\d,]+ tokens, .*seq_length=2000 .* need 2,001"
+@pytest.mark.parametrize(("name", "seq_length"), [("the held-out text", 2000), ("the text for training", 200_000)])
+def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(
+    settings: Settings, name: str, seq_length: int
+) -> None:
+    says = rf"^{name} has only [\d,]+ tokens, .*seq_length={seq_length} .* need {seq_length + 1:,}"
     with pytest.raises(ValueError, match=says):
-        prepare(replace(settings, seq_length=2000))
+        prepare(replace(settings, seq_length=seq_length))
 
 
 def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(settings: Settings) -> None:
@@ -228,13 +253,29 @@ def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(setti
     assert prepare(settings).fingerprint != first.fingerprint
 
 
+@pytest.mark.parametrize("earlier", [{}, {"format": tokens.FORMAT - 1}])
+def test_a_run_of_an_earlier_version_is_not_resumed(settings: Settings, earlier: dict[str, int]) -> None:
+    files = prepare(settings)
+    about = folders.read_manifest(files.folder)
+    del about["format"], about["sha256"]
+    (files.folder / "manifest.json").unlink()
+    folders.write_manifest(files.folder, about | earlier, about["files"])
+    (Path(settings.folder) / "checkpoints" / "step-000100").mkdir(parents=True)
+    says = f"the run in {settings.folder} was started with an earlier version of tplab, .* in another folder"
+    with pytest.raises(ValueError, match=says):
+        prepare(settings)
+    assert TokenFiles(files.folder).fingerprint == files.fingerprint  # its model can still write
+
+
 def test_a_full_disk_leaves_nothing_behind(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folders.os, "fsync", fsync)
-    with pytest.raises(OSError, match="No space left"):
+    says = r"couldn't write .*/runs/tokens/\w+ \(No space left on device\). The unfinished folder was removed"
+    with pytest.raises(OSError, match=says) as raised:
         prepare(settings)
+    assert raised.value.errno == 28
     assert [path.name for path in Path(settings.folder).parent.rglob("*")] == ["tokens", ".lock"]
 
 
@@ -342,8 +383,23 @@ def test_without_locks_the_first_folder_stays(settings: Settings, monkeypatch: p
     assert sorted(path.name for path in target.parent.iterdir()) == [".lock", "made"]
 
 
-def test_what_lies_in_the_place_of_the_link_is_not_overwritten(settings: Settings) -> None:
-    (Path(settings.folder) / "tokens").mkdir(parents=True)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_lies_in_the_place_of_the_link_is_not_overwritten(
+    settings: Settings, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "gather", None)  # the text isn't even read
+    own = Path(settings.folder) / "tokens"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine") if kind == "file" else own.mkdir()
+    with pytest.raises(FileExistsError, match="/tokens should become a link .*there's something else. Move it out"):
+        prepare(settings)
+    assert [path.name for path in own.parent.iterdir()] == ["tokens"]
+    assert own.read_text() == "mine" if kind == "file" else own.is_dir()
+
+
+def test_a_link_that_gets_no_name_is_removed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, gather = Path(settings.folder) / "tokens", tokens.gather
+    monkeypatch.setattr(tokens, "gather", lambda *args, **more: own.mkdir(parents=True) or gather(*args, **more))
     with pytest.raises(OSError, match="/tokens'"):
         prepare(settings)
-    assert not (Path(settings.folder) / "tokens").is_symlink()
+    assert [path.name for path in own.parent.iterdir()] == ["tokens"]

@@ -8,13 +8,13 @@ import torch
 
 from tests.capstone.small import LLAMA
 from tplab import launch
-from tplab.capstone.planning.traffic import step_bytes, step_parts
+from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
 from tplab.data.grid import Grid
-from tplab.runtime import Record, record
+from tplab.runtime import Record, Total, record
 
 pytestmark = pytest.mark.share(3)
 
@@ -79,6 +79,15 @@ def one_step(runs: dict[str, Settings]) -> dict[str, list]:
         with record() as section:
             step.run(1, ids, ids)
         found[name] = list(section)
+    return found
+
+
+def step_bytes(settings: Settings, stage: int = 0, replica: int = 0) -> dict[str, Total]:
+    """Return one rank's calls and bytes per collective in one training step, in the same form as `Record.totals`."""
+    found: dict[str, Total] = {}
+    for part in step_parts(settings, stage, replica):
+        calls, size = found.get(part.kind, Total(0, 0))
+        found[part.kind] = Total(calls + part.calls, size + part.bytes)
     return found
 
 

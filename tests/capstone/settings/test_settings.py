@@ -175,11 +175,11 @@ def test_a_file_that_is_none_is_named(text, message, tmp_path):
 
 def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
     check_started(Settings(tp=2, pp=2, dp=2, batch_size=32), 8)
-    with pytest.raises(ValueError, match=r"tp=2 · pp=2 · dp=1 = 4 ranks, but 8 were started. To fix that, change --dp"):
+    with pytest.raises(ValueError, match="= 4 ranks, but 8 were started. To fix that, change --tp, --pp or --dp"):
         check_started(Settings(tp=2, pp=2), 8)
     with pytest.raises(
         ValueError,
-        match=r"but 1 was started. To fix that, change --dp, or start 2 ranks with `torchrun --standalone",
+        match="but 1 was started. To fix that, change --tp, --pp or --dp, start 2 ranks with `torchrun --standalone",
     ):
         join(Settings(tp=2))
 

@@ -227,7 +227,7 @@ def test_weights_whose_loss_is_no_number_are_not_saved_and_the_run_goes_on_with_
     rows = read_log(text.parent / "i")
     losses = {row["step"]: row["loss"] for row in steps_of(rows) if row["step"] < 3}
     newest = text.parent / "i" / "checkpoints" / "step-000002"
-    assert "There are checkpoints of step 1 and step 2. " in said
+    assert "Saved so far: step 1 and step 2. " in said
     assert f"If the loss of the newest one was already too high, delete {newest}" in said
     assert "lower --learning-rate (it was 1e+30 at this step)" in said
     ends = [(row["step"], row["why"]) for row in rows if row["kind"] == "end"]
@@ -255,7 +255,7 @@ def test_a_loss_that_is_no_number_is_told_with_the_losses_of_the_checkpoints(tex
     losses = {row["step"]: row["loss"] for row in steps_of(read_log(Path(settings.folder)))}
     assert sorted(losses) == [1, 2, 3], "what isn't a number has no place in JSON"
     assert said.startswith("the loss of step 4 is nan, so the training has diverged. Nothing has been saved since. ")
-    assert f"There are checkpoints of step 2 (loss {losses[2]:.3f}) and step 3 (loss {losses[3]:.3f}). " in said
+    assert f"Saved so far: step 2 (loss {losses[2]:.3f}) and step 3 (loss {losses[3]:.3f}). " in said
 
 
 NORM = torch.ones(())
@@ -272,7 +272,7 @@ def fail_to_write(*args: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("write", "left", "said"),
-    [(write_slowly, [1], "There are checkpoints of step 1"), (fail_to_write, [], "There is no checkpoint")],
+    [(write_slowly, [1], "Saved so far: step 1"), (fail_to_write, [], "There is no checkpoint")],
 )
 def test_what_is_said_of_a_checkpoint_under_way_is_so_when_the_run_fails(write, left, said, text, monkeypatch):
     monkeypatch.setattr(checkpoints, "write_sharded", write)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.runtime.kernel import Notebook, notebook
 from tests.runtime.page import Page
 from tplab import launch
 from tplab.capstone.watching import panel as panel_module
-from tplab.capstone.watching.panel import HIGH, WIDE, _Panel, panel, to_svg
+from tplab.capstone.watching.panel import HIGH, WIDE, _Panel, panel, run, to_svg
 from tplab.runtime import liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW
@@ -200,3 +201,22 @@ def test_executed_without_a_page_it_leaves_the_picture_only(book: Notebook, tmp_
     cell = book.run(CELL.format(page={}, folder=str(tmp_path), fail=False))
     displays = [message["content"]["data"] for message in cell.messages if message["msg_type"] == "display_data"]
     assert [sorted(data) for data in displays] == [["image/png", "text/plain"]]
+
+
+# Running
+
+
+def test_without_answers_the_learners_are_looked_for_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given = []
+    settings = replace(SETTINGS, layers="mine", tp=2, folder=str(tmp_path / "run"), chapters=str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match="there's no folder .*nowhere with your notebooks"):
+        run(settings)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(panel_module, "prepare", lambda settings: None)
+    monkeypatch.setattr(panel_module, "find_answers", lambda folder, settings: f"those in {folder}")
+    monkeypatch.setattr(panel_module, "launch", lambda *_, args, **options: given.append(args))
+    run(settings)
+    run(settings, "others")
+    assert [answers for _, answers in given] == [f"those in {settings.chapters}", "others"]

@@ -52,12 +52,19 @@ def file_sum(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, chunks: Iterable[bytes]) -> dict[str, Any]:
-    """Write a new file, sync it to disk, and return its size in bytes and its SHA-256."""
+    """Write a new file, sync it to disk, and return its size in bytes and its SHA-256.
+
+    Both describe the chunks and not what the disk has made of them, so `check_files` also notices a faulty write.
+    """
+    digest, size = hashlib.sha256(), 0
     with open(path, "xb") as file:
-        file.writelines(chunks)
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
         file.flush()
         os.fsync(file.fileno())
-    return file_sum(path)
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any], files: Mapping[str, dict[str, Any]]) -> None:
@@ -86,13 +93,22 @@ def check_files(folder: Path, manifest: Mapping[str, Any], share: int = 0, share
     """Verify every `shares`-th file of a manifest, starting at `share`. Raises DamagedCheckpointError on a mismatch."""
     for name, expected in list(manifest["files"].items())[share::shares]:
         path = folder / name
-        if not path.is_file():
-            raise DamagedCheckpointError(f"{path} is missing. It had {expected['bytes']:,} bytes")
+        check_size(path, expected)
         if (found := file_sum(path)) != expected:
             raise DamagedCheckpointError(
                 f"{path} was changed or truncated. It had {expected['bytes']:,} bytes and the SHA-256 "
                 f"{expected['sha256'][:12]}.., but now it has {found['bytes']:,} bytes and {found['sha256'][:12]}.."
             )
+
+
+def check_size(path: Path, expected: Mapping[str, Any]) -> None:
+    """Raise DamagedCheckpointError if the file is missing or doesn't have the expected size in bytes."""
+    if not path.is_file():
+        raise DamagedCheckpointError(f"{path} is missing. It had {expected['bytes']:,} bytes")
+    if (size := path.stat().st_size) != expected["bytes"]:
+        raise DamagedCheckpointError(
+            f"{path} was changed or truncated. It had {expected['bytes']:,} bytes, but now it has {size:,} bytes"
+        )
 
 
 def sync_folder(folder: Path) -> None:
@@ -135,8 +151,13 @@ class StepFolders:
                 path.unlink(missing_ok=True)
 
     def publish(self, step: int) -> None:
-        """Turn the step's `.saving` folder into a checkpoint by renaming it. Raises OSError if the name is taken."""
-        self.path(step, ".saving").rename(self.path(step))
+        """Rename the step's `.saving` folder to make it a checkpoint. Raises FileExistsError if the name is taken."""
+        try:
+            self.path(step, ".saving").rename(self.path(step))
+        except OSError as error:
+            if not self.path(step).exists():
+                raise
+            raise FileExistsError(f"something else is at {self.path(step)}. Move it out of the way") from error
         sync_folder(self.root)
 
     def delete_old(self, step: int, keep: int) -> None:
@@ -149,6 +170,8 @@ class StepFolders:
         """Return advice about a damaged checkpoint: which other one is intact, and how to resume from that one."""
         away = f"move the damaged one out of the way (mv {path} {path}.damaged) and run the same command again"
         for step in reversed(self.steps()):
+            if self.path(step) == path:
+                continue
             with suppress(OSError, DamagedCheckpointError):
                 check_files(self.path(step), read_manifest(self.path(step)))
                 return f"{self.path(step)} is intact. To resume from step {step}, {away}"
@@ -177,5 +200,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
             if not folder.is_dir():
                 raise
         sync_folder(folder.parent)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(error.errno, f"couldn't write {folder} ({reason}). The unfinished folder was removed") from error
     finally:
         shutil.rmtree(place, ignore_errors=True)

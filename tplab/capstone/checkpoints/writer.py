@@ -184,12 +184,18 @@ class Checkpoints:
             advice = gathered(self.folders.instead_of(path) if self.rank == 0 else "", self._everyone)[0]
             raise type(error)(f"{error}. {advice}") from None
         with unsharded(optimizer) as full:
-            extra = together(
-                lambda: load_sharded(path, model, optimizer=full, group=self.group, replica=self._everyone),
-                self._everyone,
-            )
+            extra = together(lambda: self._load(path, model, full), self._everyone)
         self._is_there = manifest["step"]
         return extra
+
+    def _load(self, path: Path, model: nn.Module, optimizer: OptimizerState | None) -> dict[str, Any]:
+        try:
+            return load_sharded(path, model, optimizer=optimizer, group=self.group, replica=self._everyone)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} can't be loaded into this model: {error}. Nothing has been changed. Use the settings with "
+                "which it was saved, or train in another folder"
+            ) from error
 
 
 def _check_shared(folders: StepFolders, everyone: ProcessGroup) -> None:
@@ -220,7 +226,8 @@ def _check_shared(folders: StepFolders, everyone: ProcessGroup) -> None:
         together(wait, everyone)
     finally:
         if is_first:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # it would hide the error above, and `clear` will remove the file later
+                path.unlink(missing_ok=True)
 
 
 def _own_groups(saves: bool) -> tuple[ProcessGroup | None, ProcessGroup | None]:

@@ -9,7 +9,8 @@ The targets of a window are its tokens shifted by one position. Each epoch conta
 has new windows in a new order, and a batch may contain the last windows of one epoch and the first of the next.
 
 The order of an epoch is drawn from the seed and the epoch's number, and takes 8 bytes of memory per window. We use
-NumPy's `RandomState` for it, because its numbers will stay the same in all versions of NumPy.
+NumPy's `RandomState` for it, because its numbers will stay the same in all versions of NumPy. If you change the order,
+also increase `FORMAT` in prepare.py, so that runs that were started with the old order aren't resumed with the new one.
 """
 
 import numpy as np
@@ -23,15 +24,17 @@ from tplab.tensor.sharding import divide
 class Batches:
     """The batches of `tokens`, a vector of ids such as `TokenFiles.train`. The same arguments give the same batches.
 
-    `windows` is the number of sequences per epoch. Raises ValueError if the text is too short for a sequence.
+    `windows` is the number of sequences per epoch. Raises ValueError, with the `name` of the text, if the text is too
+    short for a sequence.
     """
 
-    def __init__(self, tokens: NDArray[np.unsignedinteger], seq_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, tokens: NDArray[np.unsignedinteger], seq_length: int, batch_size: int, seed: int, name: str = "the text"
+    ) -> None:
         if len(tokens) < seq_length + 1:
             raise ValueError(
-                f"the text, or the part of it that is held out, has only {len(tokens):,} tokens, but a sequence of "
-                f"seq_length={seq_length} and its last target need {seq_length + 1:,}. Use more text (data, "
-                "data_limit) or a smaller seq_length"
+                f"{name} has only {len(tokens):,} tokens, but a sequence of seq_length={seq_length} and its last "
+                f"target need {seq_length + 1:,}. Use more text (data, data_limit) or a smaller seq_length"
             )
         self.tokens, self.seq_length, self.batch_size, self.seed = tokens, seq_length, batch_size, seed
         self.windows = max(1, (len(tokens) - seq_length) // seq_length)  # the same number for every offset

@@ -103,7 +103,10 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
     for document, digest in sides:
         sizes[digest] += len(document.text)
     if len(sizes) < 2:
-        raise ValueError("some text has to be held out for evaluation, but all documents are the same. Add another one")
+        raise ValueError(
+            "some text has to be held out for evaluation, but there is only one document, or all are the same. Add a "
+            "different one"
+        )
     total, taken, held = sum(sizes.values()), 0, set()
     for digest in sorted(sizes):
         if taken < VALIDATION_SHARE * total and taken + sizes[digest] <= VALIDATION_MOST * total:

@@ -39,8 +39,8 @@ from tplab.common.files import locked
 
 __all__ = ["Batches", "TokenFiles", "prepare"]
 
-FORMAT = 2  # increase this when the same text would give different files
-_AT_ONCE = 64  # documents to encode together
+FORMAT = 3  # increase this when the same text would give different files, or the same seed a different order
+_AT_ONCE = 1 << 20  # characters to encode together
 
 
 class TokenFiles:
@@ -55,8 +55,8 @@ class TokenFiles:
     A model may still use the larger vocabulary size given in the settings, so that its own sizes stay as planned and
     divisible by tp. Ids of `vocab_size` or more never occur in the text, so only sampling has to avoid them.
 
-    Raises FileNotFoundError if the folder is missing, and ValueError if its manifest, the tokenizer or (with `check`)
-    another file is missing, truncated or changed. The ValueError says what to delete.
+    Raises FileNotFoundError if the folder is missing, and ValueError, which says what to delete, if a file is missing,
+    truncated or changed. Without `check`, a change of the token ids that keeps their number isn't noticed.
     """
 
     def __init__(self, folder: str | Path, check: bool = True) -> None:
@@ -64,6 +64,8 @@ class TokenFiles:
         try:
             about = folders.read_manifest(self.folder)
             checked = about["files"] if check else {"tokenizer.json": about["files"]["tokenizer.json"]}
+            for name, expected in about["files"].items():
+                folders.check_size(self.folder / name, expected)
             folders.check_files(self.folder, {"files": checked})
         except folders.DamagedCheckpointError as error:
             raise ValueError(
@@ -77,12 +79,15 @@ class TokenFiles:
             np.memmap(self.folder / name, dtype=about["dtype"], mode="r") for name in ("train.bin", "validation.bin")
         )
         self.tokenizer = read_tokenizer(self.folder / "tokenizer.json")
+        self.format: int | None = about.get("format")  # earlier versions didn't write it
         self._text: str = about["text"]
+        self._has_fewer = self.vocab_size < about.get("asked_vocab_size", 0)
 
     def __str__(self) -> str:
+        fewer = ", fewer than requested because the text has too few pairs" if self._has_fewer else ""
         return (
             f"{self._text} That's {len(self.train):,} tokens for training and {len(self.validation):,} held-out "
-            f"tokens, with a vocabulary of {self.vocab_size:,}."
+            f"tokens, with a vocabulary of {self.vocab_size:,}{fewer}."
         )
 
 
@@ -90,8 +95,9 @@ def prepare(settings: Settings) -> TokenFiles:
     """Return the token files for these settings, creating them if they don't exist yet.
 
     Every rank calls this, or a single process without a process group. One rank per machine creates the files while the
-    others wait. Raises what `gather` raises, and ValueError if the text is too short for a sequence, files are damaged,
-    machines have different texts, or the tokens that a resumed run started with are gone and its text has changed.
+    others wait. Raises what `gather` raises, FileExistsError if something else is in the place of the link, and
+    ValueError if the text is too short for a sequence, files are damaged, machines have different texts, or a run can't
+    be resumed with the same sequences, because its tokens are gone or it was started with an earlier version.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return _found_or_made(settings)
@@ -115,7 +121,17 @@ def _found_or_made(settings: Settings) -> TokenFiles:
     with progress() as show:
         if resumes and own.is_dir():
             show("checking the tokens")
-            return TokenFiles(own)
+            files = TokenFiles(own)
+            if files.format != FORMAT:
+                raise ValueError(
+                    f"the run in {run} was started with an earlier version of tplab, which drew the sequences in "
+                    "another order. Start a new run in another folder"
+                )
+            return files
+        if own.exists() and not own.is_symlink():
+            raise FileExistsError(
+                f"{own} should become a link to the token files, but there's something else. Move it out of the way"
+            )
         show("reading the text")
         collected = gather(settings.data, settings.data_limit, without=[run, shared])  # without the run's own files
         parts = in_parts(collected.documents)
@@ -134,12 +150,16 @@ def _found_or_made(settings: Settings) -> TokenFiles:
                     _make(folder, collected, parts, ready, settings, show)
         show("checking the tokens")
         files = TokenFiles(folder)
-    for ids in (files.train, files.validation):
-        Batches(ids, settings.seq_length, settings.batch_size, settings.seed)  # raises ValueError if there are too few
+    for name, ids in (("the text for training", files.train), ("the held-out text", files.validation)):
+        Batches(ids, settings.seq_length, settings.batch_size, settings.seed, name)  # raises ValueError if it's short
     run.mkdir(parents=True, exist_ok=True)
     link = run / f".tokens-{os.urandom(4).hex()}"
     link.symlink_to(os.path.relpath(folder.resolve(), run.resolve()))
-    link.replace(own)
+    try:
+        link.replace(own)
+    except OSError:
+        link.unlink()
+        raise
     return files
 
 
@@ -163,8 +183,10 @@ def _make(
     dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
     megabytes = sum(len(part.text.encode()) for part in parts) / 1e6
     about = {
+        "format": FORMAT,
         "fingerprint": folder.name,
         "vocab_size": vocab_size,
+        "asked_vocab_size": vocab_size if ready else settings.vocab_size,
         "end_of_text": end,
         "dtype": dtype,
         "text": f"The text has {megabytes:.2f} MB in {len(collected.documents):,} documents.{collected.left_out}",
@@ -177,8 +199,14 @@ def _make(
 
 
 def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str, show: Show) -> Iterator[bytes]:
-    """Yield the ids of all documents as bytes, a few documents at a time. `end` follows each document."""
-    for first in range(0, len(documents), _AT_ONCE):
-        for ids in encode(tokenizer, documents[first : first + _AT_ONCE]):
-            yield np.array([*ids, end], dtype).tobytes()
-        show("encoding the text", min(1.0, (first + _AT_ONCE) / len(documents)))
+    """Yield the ids of all documents as bytes, encoding 1 to 2 MB of text at a time. `end` follows each document."""
+    group: list[Document] = []
+    characters = 0
+    for number, document in enumerate(documents, 1):
+        group.append(document)
+        characters += len(document.text)
+        if characters >= _AT_ONCE or number == len(documents):
+            for ids in encode(tokenizer, group):
+                yield np.array([*ids, end], dtype).tobytes()
+            group, characters = [], 0
+            show("encoding the text", number / len(documents))

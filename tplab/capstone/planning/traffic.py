@@ -37,7 +37,6 @@ from tplab.capstone.settings.settings import Settings
 from tplab.data.flat_parameters import BUCKET_BYTES
 from tplab.data.zero_cost import zero_traffic
 from tplab.memory.config import Weight, first_weights, last_weights, layer_weights
-from tplab.runtime import Total
 from tplab.runtime.devices import backend_for
 from tplab.tensor.embedding import pad_vocab_size
 from tplab.tensor.linear_cross_entropy import default_tokens_at_once
@@ -64,22 +63,13 @@ def step_parts(settings: Settings, stage: int = 0, replica: int = 0) -> list[Par
     return [part for part in parts if part.calls]
 
 
-def step_bytes(settings: Settings, stage: int = 0, replica: int = 0) -> dict[str, Total]:
-    """Return one rank's calls and bytes per collective in one training step, in the same form as `Record.totals`."""
-    found: dict[str, Total] = {}
-    for part in step_parts(settings, stage, replica):
-        calls, size = found.get(part.kind, Total(0, 0))
-        found[part.kind] = Total(calls + part.calls, size + part.bytes)
-    return found
-
-
 def gathered_at_once(settings: Settings, stage: int = 0) -> int:
     """Return how many parameters ZeRO-3 gathers at a time: those of one layer, and all those outside the layers."""
     return sum(p.numel for p in _parameters(settings, stage) if p.layer in (None, 0))
 
 
 def loss_block(settings: Settings, columns: int) -> int:
-    """Return how many tokens the fused loss of a run on this machine handles at a time, with `columns` logits each."""
+    """Return how many tokens the fused loss processes at a time on this machine, with `columns` logits per token."""
     return default_tokens_at_once(columns, torch.device("cuda" if backend_for(settings.ranks) == "nccl" else "cpu"))
 
 

@@ -72,7 +72,7 @@ def _left_out(run: Run, missing: Sequence[Missing]) -> Iterator[Block]:
             f"just one of them with the flag in this table. `python -m tplab.capstone report {run.folder}` then "
             "updates this report."
         )
-        yield viz.table([missed._asdict() for missed in missing])
+        yield viz.table([{"missing": missed.what, "how to get it": missed.how} for missed in missing])
 
 
 def main(argv: Sequence[str]) -> int:

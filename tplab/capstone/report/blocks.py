@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Something that wasn't measured for this run, and how to measure it or why that's impossible.
+    """Something that wasn't measured for this run, and how to measure it.
 
     A section yields it in place of a block. The report's last section lists everything that's missing.
     """

@@ -56,7 +56,7 @@ def _summary(run: Run) -> str:
     if settings.start_from is not None:
         says += f" It started from the weights in {settings.start_from}."
     if again := len(run.starts) - 1:
-        at = [f"step {start['resumed_from'] or 0}" for start in run.starts[1:]]
+        at = [f"step {step}" if (step := start["resumed_from"]) else "the beginning" for start in run.starts[1:]]
         says += f" The run was resumed {'once' if again == 1 else f'{again} times'}, from {listed(at)}."
     if run.end is None or run.end["why"] != "done":
         says += f" The run isn't finished yet, because {settings.steps:,} steps are planned."

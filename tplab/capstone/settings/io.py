@@ -52,7 +52,10 @@ PRESETS: dict[str, Settings] = {
 
 def read_settings(path: Path) -> Settings:
     """Read settings from a YAML file, with defaults for missing fields. Raises ValueError if the file is invalid."""
-    return from_values(_values_in(path))
+    try:
+        return from_values(_values_in(path))
+    except ValueError as error:
+        raise ValueError(f"the settings in {path} can't be used: {error}") from None
 
 
 def from_values(values: dict[str, Any], base: Settings | None = None) -> Settings:

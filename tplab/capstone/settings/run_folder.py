@@ -38,7 +38,8 @@ def check_unchanged(settings: Settings) -> None:
         return
     if not (folder / SETTINGS).exists():
         raise ValueError(
-            f"{folder} has checkpoints, but not the {SETTINGS} of their run. Put it back, or move them away"
+            f"{folder} has checkpoints, but not the {SETTINGS} of their run. Put that file back, or move the "
+            "checkpoints away"
         )
     if differ := changed(settings, read_settings(folder / SETTINGS)):
         lines = [f"  {name} was {before!r} and is now {now!r}\n" for name, (before, now) in differ.items()]

@@ -61,7 +61,7 @@ class Settings:
 
     data: str | None = _of(None, "a folder of text files to train on (default: Python's standard library)")
     data_limit: int | None = _of(None, "use only this many bytes of the text", 1)
-    vocab_size: int = _of(8192, "vocabulary size of the byte-pair tokenizer: 256 bytes, two more, and pairs", 258)
+    vocab_size: int = _of(8192, "vocabulary size of the byte-pair tokenizer, which is trained on the text", 258)
 
     layers: Layers = _of(
         "tplab", "tplab's layers, yours from my_tp (mine), or unsharded ones (plain)", changes=LAYOUT

@@ -23,12 +23,10 @@ from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
 class Short:
     """Runs the first steps of a run on this rank, one at a time."""
 
-    def __init__(self, settings: Settings, answers: Any = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings, self.ranks, self.tokens = settings, join(settings), prepare(settings)
         self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
-        self.model = build_model(
-            settings, settings.model, answers=answers, mesh=self.ranks.mesh, device=self.ranks.device
-        )
+        self.model = build_model(settings, settings.model, mesh=self.ranks.mesh, device=self.ranks.device)
         if settings.compile:
             compile_layers(self.model)
         self.step = Step(self.model, settings, self.ranks)

@@ -202,9 +202,10 @@ class _Run:
             return "There is no checkpoint, so the run starts over. "
         losses = dict(enumerate(self.losses, (self.resumed_from or 0) + 1))
         told = [f"step {step}" + (f" (loss {losses[step]:.3f})" if step in losses else "") for step in saved]
+        then = "starts over" if len(saved) == 1 else f"resumes from step {saved[-2]}"
         return (
-            f"The run resumes from its newest checkpoint. There are checkpoints of {' and '.join(told)}. If the loss "
-            f"of the newest one was already too high, delete {self.checkpoints.folders.path(saved[-1])}. "
+            f"The run resumes from its newest checkpoint. Saved so far: {' and '.join(told)}. If the loss of the "
+            f"newest one was already too high, delete {self.checkpoints.folders.path(saved[-1])}, and it {then}. "
         )
 
     def _keep(self, *, asked: bool = False) -> None:

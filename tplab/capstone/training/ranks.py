@@ -71,13 +71,14 @@ def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
 
 
 def check_started(settings: Settings, started: int) -> None:
-    """If the number of started ranks doesn't match the settings, raise a ValueError that says what to do."""
+    """If the number of ranks started doesn't match the settings, raise a ValueError that says what to do."""
     wanted = settings.ranks
     if started == wanted:
         return
     needs = f"tp={settings.tp} · pp={settings.pp} · dp={settings.dp} = {wanted} ranks"
     were = "1 was" if started == 1 else f"{started} were"
     raise ValueError(
-        f"these settings need {needs}, but {were} started. To fix that, change --dp, or start {wanted} ranks with "
-        f"`torchrun --standalone --nproc-per-node {wanted} -m tplab.capstone ..`"
+        f"these settings need {needs}, but {were} started. To fix that, change --tp, --pp or --dp, "
+        f"start {wanted} ranks with `torchrun --standalone --nproc-per-node {wanted} -m tplab.capstone ..`, or let "
+        "`python -m tplab.capstone ..` start them"
     )

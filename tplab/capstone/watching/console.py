@@ -25,7 +25,7 @@ class ConsoleLog:
 
 
 def to_text(row: Row, last_step: int) -> str:
-    """Describe a row of the log of a run that stops after `last_step`. A sample has several lines."""
+    """Describe one row of the log, for a run that stops after `last_step`. A sample has several lines."""
     step = f"step {row['step']:>{len(str(last_step))}}   "
     match row["kind"]:
         case "start":

@@ -4,8 +4,8 @@
         launch(train, settings.ranks, args=(settings,), backend=backend_for(settings.ranks), timeout=None)
 
 In JupyterLab, the panel is a widget that is redrawn a few times a second. When the run ends, a picture of all its
-curves takes its place. If a program executes the notebook, only this picture is shown. Outside of notebooks, a run is
-shown like any other. The panel only reads the log, so if drawing fails, the run isn't affected.
+curves takes its place. If a program executes the notebook, only this picture is shown. Outside of notebooks, the run
+is displayed like any other launch. The panel only reads the log, so if drawing fails, the run isn't affected.
 """
 
 import json
@@ -19,6 +19,7 @@ from typing import Any
 
 from tplab import viz
 from tplab.capstone.data.prepare import prepare
+from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import Points, Row, read_log, steps_of, thinned
@@ -36,8 +37,10 @@ CURVE = "#3A86C8"  # visible on white and on black
 def run(settings: Settings, answers: Any = None) -> Results:
     """Train with the panel: prepare the tokens, then run `train` on every rank.
 
-    answers    the learner's answers from the chapters (`find_answers`), for layers="mine"
+    answers    the learner's answers, for layers="mine". If None, `find_answers` looks for them in `settings.chapters`
     """
+    if settings.layers == "mine" and answers is None:
+        answers = find_answers(settings.chapters, settings)
     prepare(settings)
     with panel(settings):
         backend = backend_for(settings.ranks)
@@ -46,7 +49,7 @@ def run(settings: Settings, answers: Any = None) -> Results:
 
 @contextmanager
 def panel(settings: Settings) -> Iterator[None]:
-    """Context manager in which a notebook shows the panel for each launched run."""
+    """Context manager that makes a notebook show the panel for each run launched inside it."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or place() == "terminal":
         yield
