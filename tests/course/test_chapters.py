@@ -186,7 +186,7 @@ def test_check_fails_where_only_its_exercise_is_blank(exercise):
         run_check(exercise, namespace)
 
 
-@pytest.mark.share(16)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("wrong", spread(WRONG, lambda wrong: f"{wrong.exercise} {wrong.name}"))
 def test_wrong_answer_is_caught(wrong):
     run_wrong_answer(wrong)
