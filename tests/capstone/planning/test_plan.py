@@ -1,15 +1,18 @@
 """The plan times every group of the run, and each message takes the time of its own group."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tplab import launch
-from tplab.capstone.planning.predictions import calibrated_step
+from tplab.capstone.planning.predictions import calibrated_step, plan, predicted_memory
 from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import programs
+from tplab.capstone.training.ranks import join
 from tplab.cost.calibration import Kernels, Line
 from tplab.runtime import record, shared_memory
 
@@ -65,3 +68,33 @@ def test_a_stage_sends_its_output_once_however_many_stages_there_are():
     sent = sum(part.bytes for part in step_parts(settings) if part.kind == "send")
     sums = sum(part.bytes for part in step_parts(settings) if part.kind == "all_reduce")
     assert calibrated_step(settings, pp)["communication"] == pytest.approx(sent + 1.5 * sums)
+
+
+BLOCKS = Settings(num_layers=1, hidden_size=8, num_heads=2, seq_length=1024, vocab_size=8192, batch_size=4,
+                  micro_batch_size=4, tp=2)  # fmt: skip
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_the_loss_uses_larger_blocks_on_a_gpu():
+    calls, memory = {}, {}
+    for device in (CPU, GPU):
+        calls[device] = [part.calls for part in step_parts(BLOCKS, device=device) if part.name == "loss"]
+        memory[device] = sum(predicted_memory(BLOCKS, device)[0].values())
+    assert calls == {CPU: [2 * 4], GPU: [2 * 1]}  # blocks of 2^22 / 4096 = 1024 tokens, and all 4096
+    assert memory[GPU] - memory[CPU] == 4 * (4096 - 1024) * 4096
+    assert step_parts(BLOCKS) == step_parts(BLOCKS, device=CPU)
+
+
+def planned(settings: Settings) -> dict:
+    with patch(
+        "tplab.capstone.planning.traffic.backend_for", lambda ranks: "nccl"
+    ):  # what this machine alone would use
+        ranks = join(settings)
+        return plan(settings, ranks.device, ranks.mesh)
+
+
+def test_a_plan_is_for_the_device_that_the_run_uses_also_where_this_machine_alone_would_use_another():
+    found = launch(planned, 2, args=(BLOCKS,), backend="gloo")[0]
+    assert found["sent"] == sum(part.bytes for part in step_parts(BLOCKS, device=CPU))
+    assert found["memory"] == predicted_memory(BLOCKS, CPU)[0]
+    assert found["sent"] != sum(part.bytes for part in step_parts(BLOCKS, device=GPU))

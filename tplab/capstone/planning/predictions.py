@@ -37,11 +37,11 @@ def plan(settings: Settings, device: torch.device, mesh: DeviceMesh | None) -> d
         kernels = kernels_of(settings, mesh, rounds=ROUNDS)
     if gpus:
         torch.cuda.reset_peak_memory_stats(device)
-    memory, note = predicted_memory(settings)
+    memory, note = predicted_memory(settings, device)
     places = product(range(settings.pp), range(settings.dp))
-    of_ranks = [step_parts(settings, stage=stage, replica=replica) for stage, replica in places]
+    of_ranks = [step_parts(settings, stage, replica, device) for stage, replica in places]
     sent = max(sum(part.bytes for part in parts if part.kind != "recv") for parts in of_ranks)
-    return {"seconds": calibrated_step(settings, kernels), "memory": memory, "note": note, "sent": sent}
+    return {"seconds": calibrated_step(settings, kernels, device), "memory": memory, "note": note, "sent": sent}
 
 
 def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> Kernels:
@@ -57,9 +57,12 @@ def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> K
     )  # fmt: skip
 
 
-def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
-    """Return a rank's predicted bytes by purpose, on the stage that needs most, and a note on how they're counted."""
-    stages = (_memory_of_stage(settings, stage) for stage in range(settings.pp))
+def predicted_memory(settings: Settings, device: torch.device | None = None) -> tuple[dict[str, int], str]:
+    """Return a rank's predicted bytes by purpose, on the stage that needs most, and a note on how they're counted.
+
+    For `device`, see `tplab.capstone.planning.traffic.loss_block`.
+    """
+    stages = (_memory_of_stage(settings, stage, device) for stage in range(settings.pp))
     numbers = "float64" if settings.precision == "float64" else "float32"
     note = f"The memory formula counts weights, gradients and AdamW's averages in {numbers}."
     if not settings.bias:
@@ -71,14 +74,14 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
     return max(stages, key=lambda parts: sum(parts.values())), note
 
 
-def _memory_of_stage(settings: Settings, stage: int) -> dict[str, int]:
+def _memory_of_stage(settings: Settings, stage: int, device: torch.device | None) -> dict[str, int]:
     config, width, recipe = _as_run(settings), _WIDTH[settings.precision], _STATE[settings.precision]
     need = bill(config, settings.layout, recipe, stage)
     activations = width * need.activations
     if stage == settings.pp - 1:
         tokens, columns = settings.micro_batch_size * config.seq_length, -(-settings.vocab_size // settings.tp)
         # The fused output layer and loss handle a few tokens at a time. A pipeline keeps all logits and their gradient
-        kept = min(tokens, loss_block(settings, columns)) if settings.pp == 1 else 2 * tokens
+        kept = min(tokens, loss_block(settings, columns, device)) if settings.pp == 1 else 2 * tokens
         activations += (recipe.weights * kept - width * 4 * tokens) * columns
     parts = need.parts() | {"activations": activations}
     for name, stage_of_zero in (("optimizer state", 1), ("gradients", 2), ("weights", 3)):
@@ -107,14 +110,14 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
     }  # fmt: skip
 
 
-def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
+def calibrated_step(settings: Settings, kernels: Kernels, device: torch.device | None = None) -> dict[str, float]:
     """Predict the step time in seconds, broken down by purpose, from kernel timings of one layer on the same machine.
 
     The messages are those of `tplab.capstone.planning.traffic`. An all-reduce sends 2 (p - 1) / p times the tensor, an
     all-gather or reduce-scatter sends half as much, and a message between two stages sends the tensor once. The
     replicas' collectives for gradients and weights overlap with a matmul. With `async_grad_allreduce`, so do f's
     all-reduces in the layers. The slowest stage computes all micro-batches, and while the pipeline fills and drains, it
-    waits for the time that one micro-batch takes on all other stages.
+    waits for the time that one micro-batch takes on all other stages. For `device`, see `loss_block` in that module.
     """
     again = kernels.attention[0] if settings.recompute == "attention" else 0.0
     times = 2 if settings.recompute == "layers" else 1
@@ -125,7 +128,7 @@ def calibrated_step(settings: Settings, kernels: Kernels) -> dict[str, float]:
     stages = [own + layers * elementwise for own, layers in zip(products, settings.layers_of_stages, strict=True)]
     slowest = stages.index(max(stages))
     communication = 0.0
-    for part in step_parts(settings, stage=slowest):
+    for part in step_parts(settings, slowest, device=device):
         if part.kind == "recv":
             continue
         summed, beside = kernels.others.get(part.group, (kernels.summed, kernels.beside))

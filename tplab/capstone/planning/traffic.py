@@ -52,13 +52,16 @@ class Part(NamedTuple):
     group: str = "tp"
 
 
-def step_parts(settings: Settings, stage: int = 0, replica: int = 0) -> list[Part]:
+def step_parts(settings: Settings, stage: int = 0, replica: int = 0, device: torch.device | None = None) -> list[Part]:
     """Return one rank's traffic in one training step, roughly in the order in which it occurs.
 
-    With ZeRO and sequence parallelism, the traffic depends on `replica`, because shards contain different norms.
+    With ZeRO and sequence parallelism, the traffic depends on `replica`, because shards contain different norms. For
+    `device`, see `loss_block`.
     """
     m = settings.micro_batches
-    parts = [part._replace(calls=m * part.calls, bytes=m * part.bytes) for part in _micro_batch(settings, stage)]
+    parts = [
+        part._replace(calls=m * part.calls, bytes=m * part.bytes) for part in _micro_batch(settings, stage, device)
+    ]
     parts += _once(settings, _parameters(settings, stage), replica)
     return [part for part in parts if part.calls]
 
@@ -68,12 +71,17 @@ def gathered_at_once(settings: Settings, stage: int = 0) -> int:
     return sum(p.numel for p in _parameters(settings, stage) if p.layer in (None, 0))
 
 
-def loss_block(settings: Settings, columns: int) -> int:
-    """Return how many tokens the fused loss processes at a time on this machine, with `columns` logits per token."""
-    return default_tokens_at_once(columns, torch.device("cuda" if backend_for(settings.ranks) == "nccl" else "cpu"))
+def loss_block(settings: Settings, columns: int, device: torch.device | None) -> int:
+    """Return how many tokens the fused loss processes at a time, with `columns` logits per token.
+
+    device    where the run trains; None: a GPU if this machine alone has one for each of the run's ranks
+    """
+    if device is None:
+        device = torch.device("cuda" if backend_for(settings.ranks) == "nccl" else "cpu")
+    return default_tokens_at_once(columns, device)
 
 
-def _micro_batch(settings: Settings, stage: int) -> Iterator[Part]:
+def _micro_batch(settings: Settings, stage: int, device: torch.device | None) -> Iterator[Part]:
     """Yield one micro-batch's messages between stages, and its traffic over tp in the forward and backward passes."""
     layers, tokens = settings.layers_of_stages[stage], settings.micro_batch_size * settings.seq_length
     wide, narrow = _sizes(settings)
@@ -96,7 +104,7 @@ def _micro_batch(settings: Settings, stage: int) -> Iterator[Part]:
         yield Part("output layer, forward", "all_gather", int(cut), whole * (leaving if pipelined else wide))
         columns = pad_vocab_size(settings.vocab_size, settings.tp) // settings.tp
         # The loss: maxima in the logits' dtype, sums in at least float32, and one more value per block of tokens
-        blocks = 1 if pipelined else ceil(tokens / loss_block(settings, columns))
+        blocks = 1 if pipelined else ceil(tokens / loss_block(settings, columns, device))
         yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
         alone = wide if cut else narrow
         yield Part("output layer, backward", summing, 1, whole * (leaving if pipelined else alone))

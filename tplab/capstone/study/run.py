@@ -20,6 +20,8 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from tplab.capstone.command import carry_out, settings_from
 from tplab.capstone.planning.predictions import calibrated_step
 from tplab.capstone.report.run import MEASUREMENTS, measured_with, read_measurements
@@ -118,7 +120,8 @@ def _scaling(study: Study) -> Measured:
         if one != asked:
             smaller = f"micro-batches of {one.micro_batch_size}, because larger ones didn't fit"
             notes.append(f"For {_named(one.ranks, number)}, we used {smaller}.")
-        predicted = sum(calibrated_step(one, kernels).values())
+        device = torch.device("cuda" if study.backend == "nccl" else "cpu")
+        predicted = sum(calibrated_step(one, kernels, device).values())
         turns.append((one, {"ranks": one.ranks, "threads": number, "predicted": predicted, "rounds": []}))
     for _ in range(budget.rounds):  # they take turns, so other load on the machine slows all of them down
         for one, found in turns:
