@@ -16,7 +16,7 @@ import tplab
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import shared_memory
 from tplab.runtime.hooks import unrecorded
-from tplab.runtime.shared_memory import SMALLEST, share_memory
+from tplab.runtime.shared_memory import share_memory
 
 LARGEST = 1 << 20  # bytes
 LIMIT = 25.0
@@ -65,31 +65,51 @@ def test_the_sum_is_right_and_has_the_same_bits_on_every_rank(p, dtype):
     assert all(torch.equal(x, results[0][0]) for x, _ in results)
 
 
-@pytest.mark.parametrize(
-    ("size", "through"),
-    [(SMALLEST // 4 - 1, 0), (SMALLEST // 4, 1), (LARGEST // 4, 1), (LARGEST // 4 + 1, 0), (0, 0)],
-)
-def test_only_messages_between_the_two_limits_are_taken(size, through):
+@pytest.mark.parametrize(("size", "through"), [(0, 1), (1, 1), (LARGEST // 4, 1), (LARGEST // 4 + 1, 0)])
+def test_only_messages_up_to_the_limit_are_taken(size, through):
     assert [count for _, count in tplab.launch(summed, 2, args=(torch.float32, size))] == [through] * 2
+
+
+def extremes(p, rank):
+    """Return a rank's tensor, whose row 0 starts with a NaN on the first rank, one on the last, a zero, and -inf."""
+    x = terms(p, 9, 1000, dtype=torch.float32)[rank]
+    x[0, :4] = torch.tensor([torch.nan if rank == 0 else 1, torch.nan if rank == p - 1 else 1, 0.0, -torch.inf])
+    x[0, 2] *= (-1) ** rank
+    return x
+
+
+def most_and_least():
+    assert share_memory(None, LARGEST)
+    p, rank = dist.get_world_size(), dist.get_rank()
+    largest, least = extremes(p, rank), extremes(p, rank)
+    _, count = taken(
+        lambda: (dist.all_reduce(largest, dist.ReduceOp.MAX), dist.all_reduce(least, op=dist.ReduceOp.MIN))
+    )
+    return count, largest, least
+
+
+@pytest.mark.parametrize("p", [2, 3])
+def test_maxima_and_minima_are_right_and_have_the_same_bits_on_every_rank(p):
+    every = torch.stack([extremes(p, rank) for rank in range(p)])
+    results = tplab.launch(most_and_least, p)
+    for count, largest, least in results:
+        assert count == 2
+        torch.testing.assert_close(largest, every.amax(0), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(least, every.amin(0), rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(largest.view(torch.int32), results[0][1].view(torch.int32))
+        assert torch.equal(least.view(torch.int32), results[0][2].view(torch.int32))
 
 
 def others():
     assert share_memory(None, LARGEST)
-    rank = dist.get_rank()
-    x = torch.full((9000,), float(rank + 1))
-    highest, mean, whole = x.clone(), x.clone(), x.long()
-    _, count = taken(
-        lambda: (
-            dist.all_reduce(highest, dist.ReduceOp.MAX),
-            dist.all_reduce(mean, dist.ReduceOp.PRODUCT),
-            dist.all_reduce(whole),
-        )
-    )
-    return count, highest[0].item(), mean[0].item(), whole[-1].item()
+    x = torch.full((9000,), float(dist.get_rank() + 1))
+    product, whole = x.clone(), x.long()
+    _, count = taken(lambda: (dist.all_reduce(product, dist.ReduceOp.PRODUCT), dist.all_reduce(whole)))
+    return count, product[0].item(), whole[-1].item()
 
 
-def test_other_operations_and_integers_still_go_through_gloo():
-    assert list(tplab.launch(others, 3)) == [(0, 3.0, 6.0, 6)] * 3
+def test_products_and_integers_still_go_through_gloo():
+    assert list(tplab.launch(others, 3)) == [(0, 6.0, 6)] * 3
 
 
 def in_place(layout):
@@ -131,13 +151,12 @@ def with_a_slow_reader():
     assert share_memory(None, LARGEST)
     rank = dist.get_rank()
     if rank == 1:
-        add = torch.add
 
         def slow(*args, **kwargs):
             time.sleep(0.05)
-            return add(*args, **kwargs)
+            return torch.add(*args, **kwargs)
 
-        torch.add = slow
+        shared_memory._OPERATIONS["sum"] = slow
     tensors = [torch.full((5000,), float(turn)) for turn in range(8)]
     for x in tensors:
         dist.all_reduce(x)
@@ -245,7 +264,7 @@ def test_where_there_is_no_such_memory_gloo_is_used(name):
 
 def changed_and_stopped():
     x, counts = torch.ones(9000), []
-    for largest in (LARGEST, 2 * SMALLEST, 0, LARGEST):
+    for largest in (LARGEST, LARGEST // 32, 0, LARGEST):
         assert share_memory(None, largest) == (largest > 0)
         counts.append(taken(lambda: dist.all_reduce(x))[1])
     return counts, x[0].item()

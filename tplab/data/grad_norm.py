@@ -105,11 +105,12 @@ def _norm(
     total = torch.zeros((), dtype=torch.float64, device=device())
     own: list[Tensor] = []
     others: list[Tensor] = []  # other ranks count these, but every rank must notice if they aren't finite
+    (stage, _), tp = _place(mesh, "pp"), _place(mesh, "tp")
     for parameter, shape, start, values in pieces:
-        if parameter is tied and _place(mesh, "pp")[0] > 0:
+        if parameter is tied and stage > 0:
             others.append(values)
             continue
-        here = counted(parameter, shape, *_place(mesh, "tp"))
+        here = counted(parameter, shape, *tp)
         if here.any():
             if not here.all():
                 values = values[here.to(values.device).expand(shape).flatten()[start : start + len(values)]]

@@ -52,10 +52,8 @@ def _wrap_operator(name: str, kind: str, whole: bool, active: Active, unrecorded
         tensors = flat(args[0])
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = distributed_c10d._resolve_process_group(given["group_name"])
-        op = given.get("reduce_op")
-        entered = recorder.enter_collective(
-            group, kind, tensors, group.size() if whole else 1, op and op.lower(), given.get("src")
-        )
+        op = given["reduce_op"].lower() if "reduce_op" in given else None
+        entered = recorder.enter_collective(group, kind, tensors, group.size() if whole else 1, op, given.get("src"))
         outputs = None
         if name in ("all_reduce", "all_reduce_"):
             outputs = shared_memory.functional_all_reduce(group, args[0], str(op), in_place=name.endswith("_"))

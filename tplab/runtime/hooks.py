@@ -145,7 +145,7 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
     reduces, rooted = kind in _REDUCING, kind in _ROOTED
     original = getattr(ProcessGroup, name)
     if name == "allreduce":
-        original = shared_memory.instead_of(original)
+        original = shared_memory.instead_of(original, _op_name)
 
     def method(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = _recorder()
@@ -264,7 +264,7 @@ def install() -> None:
         setattr(ProcessGroup, name, _wrap_message(name))
     _wrap_batches()
     dist.Work.wait = _wrap_wait(lambda *args, **kwargs: torchs_wait(*args, **kwargs))  # type: ignore[method-assign]
-    shared_memory.Sum.wait = _wrap_wait(shared_memory.Sum.wait)  # type: ignore[method-assign]
+    shared_memory.Reduction.wait = _wrap_wait(shared_memory.Reduction.wait)  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
     functional_hooks.install(_recorder, unrecorded)
     torch_hooks.install(_recorder)

@@ -7,7 +7,8 @@
 gloo sends every message through a socket, even to a rank on the same machine. The operating system copies the message
 into the socket's buffer and out again. Here, each rank writes its x once and reads the other ranks' x directly. (NCCL
 has a similar transport, called SHM.) When a rank's slot is full, the rank rings: it writes a byte to a pipe of each
-other rank. If a rank exits, its pipes close, and any rank that is waiting for it raises an error.
+other rank. If a rank exits, its pipes close, and any rank that is waiting for it raises an error. Maxima and minima
+take the same way.
 
 If every rank has a core of its own, a waiting rank polls the pipes for 2 ms before it goes to sleep, because waking up
 takes longer than most waits.
@@ -22,7 +23,7 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,30 +32,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tplab.common.cores import cores
 
 AllReduce = Callable[..., Any]  # ProcessGroup.allreduce
-SMALLEST = 16 * 1024  # bytes; smaller messages aren't faster through shared memory
 _SETS = 2
+_KEPT = 256  # sizes of messages, at most, for which tensors are kept
 _LOOKS = 2e-3  # seconds that a waiting rank polls before it goes to sleep
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_OPERATIONS: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 _slots: WeakKeyDictionary[ProcessGroup, "_Slots"] = WeakKeyDictionary()
-_functional: dict[int, "Sum"] = {}  # all-reduces in progress, by the address of the result's storage
+_functional: dict[int, "Reduction"] = {}  # all-reduces in progress, by the address of the result's storage
 _hooked = False  # all-reduces only reach this module if `tplab.runtime.hooks` has replaced torch's
 
 
 def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     """Use shared memory for this group's all-reduces of at most `largest` bytes. All ranks in the group must call this.
 
-    From then on, the group sums floating-point CPU tensors of 16 KiB or more through shared memory. All other messages
-    still use gloo. If the ranks can't share memory because they're on different machines, the sums use gloo as well.
-    Returns True if the ranks share memory. With largest=0, the group goes back to gloo.
+    From then on, sums, maxima and minima of floating-point CPU tensors use shared memory. All other messages still use
+    gloo. If the ranks can't share memory because they're on different machines, everything uses gloo. Returns True if
+    the ranks share memory. With largest=0, the group goes back to gloo.
 
-    Every rank gets exactly the same sum. With more than two ranks, the sum may be rounded differently than with gloo,
-    because the ranks' tensors are added in rank order. A group of p ranks needs 2 · p · `largest` bytes of memory.
+    Every rank gets exactly the same result. With more than two ranks, a sum may be rounded differently than with gloo,
+    because the ranks' tensors are added in rank order. A NaN on any rank makes the maximum and the minimum NaN. A group
+    of p ranks needs 2 · p · `largest` bytes of memory.
 
     Raises RuntimeError if this process wasn't started by tplab and isn't being recorded.
     """
@@ -67,7 +69,7 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     if not largest or size == 1 or dist.get_backend(group) != "gloo":
         return False
     largest = -(-largest // mmap.PAGESIZE) * mmap.PAGESIZE
-    with ExitStack() as opened, _disable_current_modes():
+    with ExitStack() as opened, torch._C._DisableTorchDispatch():
         slots = _connected(group, mmap.PAGESIZE + _SETS * size * largest, opened)
         joined = torch.tensor(int(slots is not None))
         dist.all_reduce(joined, dist.ReduceOp.MIN, group=group)
@@ -129,16 +131,19 @@ def _map(path: str, token: int, size: int) -> Tensor:
         os.close(file)
 
 
-def instead_of(gloos: AllReduce) -> AllReduce:
-    """Return a function that all-reduces through shared memory if possible, and otherwise calls `gloos`."""
+def instead_of(gloos: AllReduce, op_name: Callable[[Any], str | None]) -> AllReduce:
+    """Return a function that all-reduces through shared memory if possible, and otherwise calls `gloos`.
+
+    op_name    returns the name of the operation in a `dist.AllreduceOptions`
+    """
     global _hooked
     _hooked = True
 
     def all_reduce(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        if _slots and len(args) == 2 and isinstance(args[1], dist.AllreduceOptions) and len(args[0]) == 1:
-            is_sum = args[1].reduceOp == dist.ReduceOp.SUM
-            if (slots := _slots_for(group, args[0][0], is_sum)) is not None:
-                return slots.all_reduce(args[0][0])
+        if _slots and len(args) == 2 and len(args[0]) == 1:
+            op = str(op_name(args[1]))
+            if (slots := _slots_for(group, args[0][0], op)) is not None:
+                return slots.all_reduce(args[0][0], op)
         return gloos(group, *args, **kwargs)
 
     return all_reduce
@@ -146,24 +151,24 @@ def instead_of(gloos: AllReduce) -> AllReduce:
 
 def functional_all_reduce(group: ProcessGroup, x: Tensor, op: str, in_place: bool) -> Tensor | None:
     """Start an all-reduce for DTensor or torch.compile. Return its result, or None if the caller has to use gloo."""
-    if not _slots or (slots := _slots_for(group, x, op.lower() == "sum")) is None:
+    if not _slots or (slots := _slots_for(group, x, op)) is None:
         return None
-    total = x if in_place else x.clone(memory_format=torch.contiguous_format)
-    _functional[total.untyped_storage().data_ptr()] = slots.all_reduce(total)
-    return total
+    result = x if in_place else x.clone(memory_format=torch.contiguous_format)
+    _functional[result.untyped_storage().data_ptr()] = slots.all_reduce(result, op)
+    return result
 
 
-def functional_work(tensor: Tensor) -> "Sum | None":
+def functional_work(tensor: Tensor) -> "Reduction | None":
     """Return the work that `functional_all_reduce` started for this tensor, or None. A second call returns None."""
     return _functional.pop(tensor.untyped_storage().data_ptr(), None) if _functional else None
 
 
-def _slots_for(group: ProcessGroup, x: Tensor, is_sum: bool) -> "_Slots | None":
+def _slots_for(group: ProcessGroup, x: Tensor, op: str) -> "_Slots | None":
     """Return the slots, or None to use gloo. All ranks decide alike, because their tensors' sizes and dtypes agree."""
     slots = _slots.get(group)
-    if slots is None or not is_sum or x.device.type != "cpu" or x.dtype not in _DTYPES:
+    if slots is None or op not in _OPERATIONS or x.device.type != "cpu" or x.dtype not in _DTYPES:
         return None
-    return slots if SMALLEST <= x.numel() * x.element_size() <= slots.memory.shape[2] else None
+    return slots if x.nbytes <= slots.memory.shape[2] else None
 
 
 class _Slots:
@@ -173,6 +178,7 @@ class _Slots:
     doorbells    the pipes that this rank writes to when its own slot is full
     patience     the timeout in milliseconds, the same as gloo's
     looks        how many seconds a waiting rank polls before it goes to sleep
+    parts        the tensors that `_parts` has made, because making them takes longer than a small all-reduce
     """
 
     memory: Tensor
@@ -182,39 +188,53 @@ class _Slots:
         self.looks = _LOOKS if dist.get_world_size() <= cores() else 0.0
         self.doorbells: list[int] = []
         self.turn = 0
-        self.latest: Sum | None = None
+        self.parts: dict[tuple[int, int, torch.dtype], tuple[Tensor, ...]] = {}
+        self.latest: Reduction | None = None
 
     def __del__(self) -> None:
         for descriptor in (*self.arrivals.values(), *self.doorbells):
             os.close(descriptor)
 
-    def all_reduce(self, x: Tensor) -> "Sum":
+    def all_reduce(self, x: Tensor, op: str) -> "Reduction":
         if self.latest is not None:
             self.latest.wait()
-        with _disable_current_modes():  # so that a memory meter doesn't count the transport's buffers
+        with torch._C._DisableTorchDispatch():  # so that a memory meter doesn't count the transport's buffers
             x = x.data.as_strided((x.numel(),), (1,))  # in memory order, as in gloo
-            slots = self.memory[self.turn, :, : x.numel() * x.element_size()].view(x.dtype)  # [p, n]
+            slots = self._parts(x.nbytes, x.dtype)
             slots[self.rank].copy_(x)
         for doorbell in self.doorbells:
             with suppress(BrokenPipeError):  # that rank has exited, so `wait` will raise an error
                 os.write(doorbell, b"!")
         self.turn = (self.turn + 1) % _SETS
-        self.latest = Sum(self, slots, x)
+        self.latest = Reduction(self, slots, x, op)
         return self.latest
 
+    def _parts(self, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return the first `size` bytes of every slot in the current set, as p tensors of this dtype."""
+        key = self.turn, size, dtype
+        if key not in self.parts:
+            if len(self.parts) == _KEPT:
+                self.parts.clear()
+            self.parts[key] = self.memory[self.turn, :, :size].view(dtype).unbind()
+        return self.parts[key]
 
-class Sum(dist.Work):
-    """One all-reduce in progress, with its slots [p, n] and the tensor x [n] that receives their sum."""
 
-    _tensors: tuple[Tensor, Tensor] | None
+class Reduction(dist.Work):
+    """One all-reduce in progress, with its p slots [n] and this rank's x [n], which receives the result."""
 
-    def __init__(self, group: _Slots, slots: Tensor, x: Tensor) -> None:
+    _tensors: tuple[Sequence[Tensor], Tensor] | None
+
+    def __init__(self, group: _Slots, slots: Sequence[Tensor], x: Tensor, op: str) -> None:
         super().__init__()
         self._missing, self._tensors = dict(group.arrivals), (slots, x)
-        self._size, self._looks, self._patience = x.nbytes, group.looks, group.patience
+        self._rank, self._size, self._op = group.rank, x.nbytes, op
+        self._looks, self._patience = group.looks, group.patience
+        self._poll = select.poll()
+        for arrival in self._missing.values():
+            self._poll.register(arrival, select.POLLIN)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the other ranks, then sum the slots. Raises RuntimeError if a rank has exited or the time is up."""
+        """Wait for the other ranks, then combine. Raises RuntimeError if a rank has exited or the time is up."""
         sleeps = time.monotonic() + self._looks
         while self._missing:
             if not self._look(0) and time.monotonic() >= sleeps and not self._look(self._patience):
@@ -231,24 +251,29 @@ class Sum(dist.Work):
         return not self._missing
 
     def _look(self, milliseconds: int) -> bool:
-        """Note which slots are full, and sum them once all are full. Return False if none filled up in that time."""
-        poll = select.poll()
-        for arrival in self._missing.values():
-            poll.register(arrival, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
-        for rank, arrival in list(self._missing.items()):
+        """Note which slots are full, and combine them once all are. Return False if none filled up in that time."""
+        ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
+        for rank, arrival in list(self._missing.items()) if ready else ():
             if arrival in ready:
                 if not os.read(arrival, 1):
                     raise RuntimeError(f"Connection closed by peer: rank {rank} of the group has ended")
+                self._poll.unregister(arrival)
                 del self._missing[rank]
         if not self._missing:
-            assert self._tensors is not None  # the slots are summed only once
-            (slots, x), self._tensors = self._tensors, None  # the group keeps this object, which shouldn't keep x alive
-            with _disable_current_modes():
-                torch.add(slots[0], slots[1], out=x)
-                for slot in slots[2:]:
-                    x.add_(slot)
+            self._combine()
         return bool(ready)
+
+    def _combine(self) -> None:
+        assert self._tensors is not None  # the slots are combined only once
+        (slots, x), self._tensors = self._tensors, None  # the group keeps this object, which shouldn't keep x alive
+        combine = _OPERATIONS[self._op]
+        with torch._C._DisableTorchDispatch():
+            first, second, *others = slots
+            if not others:  # x is still in the cache, unlike this rank's slot
+                first, second = (x, second) if self._rank == 0 else (first, x)
+            combine(first, second, out=x)
+            for slot in others:
+                combine(x, slot, out=x)
 
 
 def _timeout_of(group: ProcessGroup) -> int:

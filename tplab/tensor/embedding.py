@@ -112,9 +112,9 @@ class VocabParallelEmbedding(ShardedModule):
         foreign = (ids < self.start) | (ids >= self.stop)  # [b, s]: another rank has the row
         row = (ids - self.start).masked_fill(foreign, 0)  # [b, s]: 0 is an arbitrary valid row, masked below
         vectors = F.embedding(row, self.weight, self._local_padding_idx())  # [b, s, h]
-        vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)
+        vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, which saves memory of the same size
         if wrong is not None:
-            vectors = vectors.masked_fill(wrong.unsqueeze(-1), torch.nan)
+            vectors.masked_fill_(wrong.unsqueeze(-1), torch.nan)
         return self.region.leave(vectors, self.group)  # [b, s, h]
 
     def _local_padding_idx(self) -> int | None:

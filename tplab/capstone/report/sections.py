@@ -128,7 +128,7 @@ def machine(run: Run) -> Iterator[Block | Missing]:
         "ranks": f"{run.ranks}, using {run.start['backend']}" if run.start["backend"] else "a single process",
     }
     if run.start["shares_memory"]:
-        rows["ranks"] += ", with all-reduces of activations through shared memory"
+        rows["ranks"] += ", with tensor-parallel all-reduces through shared memory"
     if measured:
         rows["matmuls"] = f"a rank reaches {rate(measured['flops'])} in large ones (measured)"
         rows["memory bandwidth"] = f"{size(measured['bandwidth'])}/s per rank, reading and writing (measured)"

@@ -60,9 +60,9 @@ def join(settings: Settings) -> Ranks:
 
 
 def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
-    """Make all-reduces of activations use shared memory if the settings ask for it. Returns True if they use it now.
+    """Make tensor-parallel all-reduces use shared memory if the settings ask for it. Returns True if they use it now.
 
-    With sequence parallelism or on GPUs, they don't use it, because no all-reduce of activations could.
+    GPUs don't use it. With sequence parallelism, the large messages aren't all-reduces, so it would gain little.
     """
     wanted = settings.shared_memory and not settings.sequence_parallel and device().type == "cpu"
     elements = settings.micro_batch_size * settings.seq_length * settings.hidden_size
