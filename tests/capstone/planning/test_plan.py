@@ -85,6 +85,13 @@ def test_the_loss_uses_larger_blocks_on_a_gpu():
     assert step_parts(BLOCKS) == step_parts(BLOCKS, device=CPU)
 
 
+def test_with_dropout_only_a_cpu_saves_the_attention_scores():
+    drops = replace(BLOCKS, dropout=0.1, vocab_size=1024)
+    cpu, gpu = (predicted_memory(drops, device)[0]["activations"] for device in (CPU, GPU))
+    scores, log_sum_exp = 4 * 1 * 1024 * 1024, 4 * 1 * 1024  # b · a/p · s² and b · a/p · s
+    assert cpu - gpu == 2 * (5 * scores - 4 * log_sum_exp)
+
+
 def planned(settings: Settings) -> dict:
     with patch(
         "tplab.capstone.planning.traffic.backend_for", lambda ranks: "nccl"

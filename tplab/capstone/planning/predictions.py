@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.capstone.planning.traffic import gathered_at_once, loss_block, step_parts
+from tplab.capstone.planning.traffic import device_of, gathered_at_once, loss_block, step_parts
 from tplab.capstone.settings.settings import Settings
 from tplab.collectives.links import Link
 from tplab.cost.calibration import Kernels, measure_kernels
@@ -60,7 +60,7 @@ def kernels_of(settings: Settings, mesh: DeviceMesh | None, **options: Any) -> K
 def predicted_memory(settings: Settings, device: torch.device | None = None) -> tuple[dict[str, int], str]:
     """Return a rank's predicted bytes by purpose, on the stage that needs most, and a note on how they're counted.
 
-    For `device`, see `tplab.capstone.planning.traffic.loss_block`.
+    For `device`, see `tplab.capstone.planning.traffic.device_of`.
     """
     stages = (_memory_of_stage(settings, stage, device) for stage in range(settings.pp))
     numbers = "float64" if settings.precision == "float64" else "float32"
@@ -75,7 +75,7 @@ def predicted_memory(settings: Settings, device: torch.device | None = None) -> 
 
 
 def _memory_of_stage(settings: Settings, stage: int, device: torch.device | None) -> dict[str, int]:
-    config, width, recipe = _as_run(settings), _WIDTH[settings.precision], _STATE[settings.precision]
+    config, width, recipe = _as_run(settings, device), _WIDTH[settings.precision], _STATE[settings.precision]
     need = bill(config, settings.layout, recipe, stage)
     activations = width * need.activations
     if stage == settings.pp - 1:
@@ -93,8 +93,11 @@ def _memory_of_stage(settings: Settings, stage: int, device: torch.device | None
     return parts
 
 
-def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
-    """Predict the step time in seconds, broken down by purpose, from a machine's speeds."""
+def predicted_step(settings: Settings, machine: Machine, device: torch.device | None = None) -> dict[str, float]:
+    """Predict the step time in seconds, broken down by purpose, from a machine's speeds.
+
+    For `device`, see `tplab.capstone.planning.traffic.device_of`.
+    """
     program = Program(
         settings.async_grad_allreduce, overlap_gradients=settings.dp > 1, shard_optimizer=settings.zero > 0
     )
@@ -102,7 +105,7 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
     recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
     inside, between = (Link(link.alpha, link.beta * width) for link in (machine.inside, machine.between))
     slower = replace(machine, bandwidth=machine.bandwidth / width, inside=inside, between=between)
-    time = step_time(_as_run(settings), settings.layout, slower, program, recipe)
+    time = step_time(_as_run(settings, device), settings.layout, slower, program, recipe)
     return {
         "matmuls": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
         "communication": time.tensor_parallel + time.data_parallel + time.pipeline_sends,
@@ -117,7 +120,7 @@ def calibrated_step(settings: Settings, kernels: Kernels, device: torch.device |
     all-gather or reduce-scatter sends half as much, and a message between two stages sends the tensor once. The
     replicas' collectives for gradients and weights overlap with a matmul. With `async_grad_allreduce`, so do f's
     all-reduces in the layers. The slowest stage computes all micro-batches, and while the pipeline fills and drains, it
-    waits for the time that one micro-batch takes on all other stages. For `device`, see `loss_block` in that module.
+    waits for the time that one micro-batch takes on all other stages. For `device`, see `device_of` in that module.
     """
     again = kernels.attention[0] if settings.recompute == "attention" else 0.0
     times = 2 if settings.recompute == "layers" else 1
@@ -156,6 +159,7 @@ def machine_of(measured: dict[str, Any]) -> Machine:
     )  # fmt: skip
 
 
-def _as_run(settings: Settings) -> GPTConfig:
-    """Return the model's config. With dropout, it counts attention scores, because torch saves them on a CPU."""
-    return replace(settings.model, flash_attention=not settings.dropout)
+def _as_run(settings: Settings, device: torch.device | None) -> GPTConfig:
+    """Return the model's config. If it has dropout, torch saves the attention scores on a CPU, so they are counted."""
+    saves_scores = settings.dropout > 0 and device_of(settings, device).type == "cpu"
+    return replace(settings.model, flash_attention=not saves_scores)

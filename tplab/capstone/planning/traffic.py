@@ -56,7 +56,7 @@ def step_parts(settings: Settings, stage: int = 0, replica: int = 0, device: tor
     """Return one rank's traffic in one training step, roughly in the order in which it occurs.
 
     With ZeRO and sequence parallelism, the traffic depends on `replica`, because shards contain different norms. For
-    `device`, see `loss_block`.
+    `device`, see `device_of`.
     """
     m = settings.micro_batches
     parts = [
@@ -74,11 +74,14 @@ def gathered_at_once(settings: Settings, stage: int = 0) -> int:
 def loss_block(settings: Settings, columns: int, device: torch.device | None) -> int:
     """Return how many tokens the fused loss processes at a time, with `columns` logits per token.
 
-    device    where the run trains; None: a GPU if this machine alone has one for each of the run's ranks
+    For `device`, see `device_of`.
     """
-    if device is None:
-        device = torch.device("cuda" if backend_for(settings.ranks) == "nccl" else "cpu")
-    return default_tokens_at_once(columns, device)
+    return default_tokens_at_once(columns, device_of(settings, device))
+
+
+def device_of(settings: Settings, device: torch.device | None) -> torch.device:
+    """Return `device`. If it's None, return a GPU if this machine has one for each rank, and the CPU otherwise."""
+    return device or torch.device("cuda" if backend_for(settings.ranks) == "nccl" else "cpu")
 
 
 def _micro_batch(settings: Settings, stage: int, device: torch.device | None) -> Iterator[Part]:
