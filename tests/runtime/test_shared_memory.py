@@ -192,6 +192,52 @@ def test_functional_all_reduces_are_taken_too(way):
     assert list(tplab.launch(functional, 2, args=(way,))) == [(1, [("all_reduce", 90 * 110 * 4)])] * 2
 
 
+def after_inference():
+    assert share_memory(None, LARGEST)
+    with torch.inference_mode():
+        for _ in range(2):  # once per set of slots
+            dist.all_reduce(torch.ones(5))
+    x = torch.ones(5)
+    _, count = taken(lambda: dist.all_reduce(x))
+    return count, x[-1].item()
+
+
+def test_training_may_follow_inference():
+    assert list(tplab.launch(after_inference, 2)) == [(1, 2.0)] * 2
+
+
+def unusual_calls():
+    assert share_memory(None, LARGEST)
+    own = torch.full((5,), dist.get_rank() + 1.0)
+    wrapped = funcol.all_reduce(
+        own, "sum", dist.group.WORLD
+    )  # an AsyncCollectiveTensor, which has no memory of its own
+    dist.all_reduce(wrapped)
+    single = torch.tensor(dist.get_rank() + 1.0)
+    dist.group.WORLD.allreduce(single, dist.ReduceOp.SUM).wait()  # an overload without options
+    return wrapped[-1].item(), single.item()
+
+
+def test_tensors_that_wrap_others_and_calls_without_options_use_gloo():
+    assert list(tplab.launch(unusual_calls, 2)) == [(6.0, 3.0)] * 2
+
+
+def compiled_with_a_graph_break():
+    assert share_memory(None, LARGEST)
+
+    @torch.compile(backend="aot_eager")
+    def program(x):
+        y = x * 2
+        dist.all_reduce(y, async_op=True).wait()
+        return y + 1
+
+    return [program(torch.ones(size))[-1].item() for size in (5, 6, 7, 9000, 9001)]
+
+
+def test_compiled_programs_may_break_at_an_asynchronous_all_reduce_of_any_size():
+    assert list(tplab.launch(compiled_with_a_graph_break, 2)) == [[5.0] * 5] * 2
+
+
 def never_waited_for():
     """A functional all-reduce that nobody waits for, and then one through gloo into the same memory."""
     assert share_memory(None, LARGEST)

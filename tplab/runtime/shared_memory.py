@@ -8,7 +8,7 @@ gloo sends every message through a socket, even to a rank on the same machine. T
 into the socket's buffer and out again. Here, each rank writes its x once and reads the other ranks' x directly. (NCCL
 has a similar transport, called SHM.) When a rank's slot is full, the rank rings: it writes a byte to a pipe of each
 other rank. If a rank exits, its pipes close, and any rank that is waiting for it raises an error. Maxima and minima
-take the same way.
+work the same way.
 
 If every rank has a core of its own, a waiting rank polls the pipes for 2 ms before it goes to sleep, because waking up
 takes longer than most waits.
@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.common.cores import cores
@@ -69,7 +69,7 @@ def share_memory(group: ProcessGroup | None, largest: int) -> bool:
     if not largest or size == 1 or dist.get_backend(group) != "gloo":
         return False
     largest = -(-largest // mmap.PAGESIZE) * mmap.PAGESIZE
-    with ExitStack() as opened, torch._C._DisableTorchDispatch():
+    with ExitStack() as opened, torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         slots = _connected(group, mmap.PAGESIZE + _SETS * size * largest, opened)
         joined = torch.tensor(int(slots is not None))
         dist.all_reduce(joined, dist.ReduceOp.MIN, group=group)
@@ -140,7 +140,7 @@ def instead_of(gloos: AllReduce, op_name: Callable[[Any], str | None]) -> AllRed
     _hooked = True
 
     def all_reduce(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        if _slots and len(args) == 2 and len(args[0]) == 1:
+        if _slots and len(args) == 2 and isinstance(args[1], dist.AllreduceOptions) and len(args[0]) == 1:
             op = str(op_name(args[1]))
             if (slots := _slots_for(group, args[0][0], op)) is not None:
                 return slots.all_reduce(args[0][0], op)
@@ -168,6 +168,10 @@ def _slots_for(group: ProcessGroup, x: Tensor, op: str) -> "_Slots | None":
     slots = _slots.get(group)
     if slots is None or op not in _OPERATIONS or x.device.type != "cpu" or x.dtype not in _DTYPES:
         return None
+    if torch.compiler.is_compiling():  # after a graph break, torch.compile traces even this function, and can't
+        return None
+    if type(x) not in (Tensor, nn.Parameter):  # a DTensor, for example, whose values are in a different tensor
+        return None
     return slots if x.nbytes <= slots.memory.shape[2] else None
 
 
@@ -178,7 +182,7 @@ class _Slots:
     doorbells    the pipes that this rank writes to when its own slot is full
     patience     the timeout in milliseconds, the same as gloo's
     looks        how many seconds a waiting rank polls before it goes to sleep
-    parts        the tensors that `_parts` has made, because making them takes longer than a small all-reduce
+    parts        a cache for `_parts`, because creating these tensors takes longer than a small all-reduce
     """
 
     memory: Tensor
@@ -210,17 +214,18 @@ class _Slots:
         return self.latest
 
     def _parts(self, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return the first `size` bytes of every slot in the current set, as p tensors of this dtype."""
+        """Return the first `size` bytes of every slot in the current set, as p tensors of the given dtype."""
         key = self.turn, size, dtype
         if key not in self.parts:
             if len(self.parts) == _KEPT:
                 self.parts.clear()
-            self.parts[key] = self.memory[self.turn, :, :size].view(dtype).unbind()
+            with torch.inference_mode(False):  # otherwise, nothing outside of inference mode could write to them
+                self.parts[key] = self.memory[self.turn, :, :size].view(dtype).unbind()
         return self.parts[key]
 
 
 class Reduction(dist.Work):
-    """One all-reduce in progress, with its p slots [n] and this rank's x [n], which receives the result."""
+    """An all-reduce in progress: its p slots [n], and this rank's tensor x [n], which the result overwrites."""
 
     _tensors: tuple[Sequence[Tensor], Tensor] | None
 
@@ -234,7 +239,7 @@ class Reduction(dist.Work):
             self._poll.register(arrival, select.POLLIN)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the other ranks, then combine. Raises RuntimeError if a rank has exited or the time is up."""
+        """Wait for the other ranks, and combine the slots. Raises RuntimeError if a rank has exited or time is up."""
         sleeps = time.monotonic() + self._looks
         while self._missing:
             if not self._look(0) and time.monotonic() >= sleeps and not self._look(self._patience):
@@ -251,7 +256,7 @@ class Reduction(dist.Work):
         return not self._missing
 
     def _look(self, milliseconds: int) -> bool:
-        """Note which slots are full, and combine them once all are. Return False if none filled up in that time."""
+        """Record which slots are full, and combine them once all are. Return False if none filled up in that time."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
         for rank, arrival in list(self._missing.items()) if ready else ():
             if arrival in ready:
