@@ -126,7 +126,7 @@ def test_a_study_that_is_asked_to_stop_measures_nothing_and_trains_no_further(fl
         run.kill()
     assert run.returncode == 0, errors
     assert "nothing has been measured yet. Run the same command again" in said
-    assert read_log(tmp_path / "run")[-1]["why"] == "SIGTERM"
+    assert read_log(tmp_path / "run")[-1]["why"] == "asked to stop"
     assert not (tmp_path / "run" / "measurements.json").exists()
 
 

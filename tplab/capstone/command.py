@@ -42,7 +42,7 @@ from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.settings.io import add_arguments, preset_for, read_settings, settings_of
 from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, locked
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.loop import Outcome, train
+from tplab.capstone.training.loop import ASKED, Outcome, train
 from tplab.capstone.training.ranks import check_started
 from tplab.capstone.training.signals import hand_on
 from tplab.capstone.watching.console import ConsoleLog
@@ -56,7 +56,7 @@ _OTHERS = {
 _WAYS_TO_END = {
     "done": "All {step} steps are done.",
     "stop_after": "Stopped after step {step}. Run the same command without --stop-after to continue.",
-    "SIGTERM": "Stopped and saved a checkpoint after step {step}. Run the same command again to continue.",
+    ASKED: "Stopped and saved a checkpoint after step {step}. Run the same command again to continue.",
 }
 
 

@@ -112,7 +112,7 @@ class VocabParallelEmbedding(ShardedModule):
         foreign = (ids < self.start) | (ids >= self.stop)  # [b, s]: another rank has the row
         row = (ids - self.start).masked_fill(foreign, 0)  # [b, s]: 0 is an arbitrary valid row, masked below
         vectors = F.embedding(row, self.weight, self._local_padding_idx())  # [b, s, h]
-        vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, which saves memory of the same size
+        vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, to avoid a second tensor of this size
         if wrong is not None:
             vectors.masked_fill_(wrong.unsqueeze(-1), torch.nan)
         return self.region.leave(vectors, self.group)  # [b, s, h]

@@ -67,7 +67,7 @@ def test_a_run_that_is_trained_differently_from_some_step_on_says_so(tmp_path: P
     words = words_of(tmp_path, "Loss")
     assert "At step 31, learning_rate changed from 0.001 to 0.0005 and steps changed from 60 to 90." in words
     assert "a single rank can't reproduce its losses" in words
-    assert "The run was resumed once, from step 30." in words_of(tmp_path)
+    assert "The run was restarted once, from step 30." in words_of(tmp_path)
 
 
 def test_speed_is_that_of_the_precision_with_which_the_run_went_on(tmp_path: Path):

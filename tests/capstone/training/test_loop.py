@@ -295,18 +295,18 @@ def test_a_rank_that_fails_alone_waits_for_its_checkpoint_under_way(text, monkey
 def test_asked_to_stop_all_ranks_save_the_same_step_and_end(case, on_two):
     outcome = on_two[0][case]
     assert outcome == on_two[1][case]
-    assert outcome.stopped == "SIGTERM"
+    assert outcome.stopped == "asked to stop"
     assert 2 <= outcome.step < 10_000
     folder = Path(outcome.folder)
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{outcome.step:06d}"]
-    assert read_log(folder)[-1] == {"kind": "end", "step": outcome.step, "why": "SIGTERM"}
+    assert read_log(folder)[-1] == {"kind": "end", "step": outcome.step, "why": "asked to stop"}
     assert not (folder / "stop").exists()
 
 
 def test_asked_to_stop_a_run_saves_also_where_it_saves_nothing_else(text):
     settings = small(text, "asked", save_every=0)
     outcome = with_a_file(settings)
-    assert outcome.stopped == "SIGTERM"
+    assert outcome.stopped == "asked to stop"
     assert [path.name for path in Path(settings.folder, "checkpoints").iterdir()] == [f"step-{outcome.step:06d}"]
     assert train(settings).step == settings.steps
     assert len(list(Path(settings.folder, "checkpoints").iterdir())) == 1, "nobody asked the second time"

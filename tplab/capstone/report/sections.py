@@ -57,7 +57,7 @@ def _summary(run: Run) -> str:
         says += f" It started from the weights in {settings.start_from}."
     if again := len(run.starts) - 1:
         at = [f"step {step}" if (step := start["resumed_from"]) else "the beginning" for start in run.starts[1:]]
-        says += f" The run was resumed {'once' if again == 1 else f'{again} times'}, from {listed(at)}."
+        says += f" The run was restarted {'once' if again == 1 else f'{again} times'}, from {listed(at)}."
     if run.end is None or run.end["why"] != "done":
         says += f" The run isn't finished yet, because {settings.steps:,} steps are planned."
     return says
@@ -128,7 +128,7 @@ def machine(run: Run) -> Iterator[Block | Missing]:
         "ranks": f"{run.ranks}, using {run.start['backend']}" if run.start["backend"] else "a single process",
     }
     if run.start["shares_memory"]:
-        rows["ranks"] += ", with tensor-parallel all-reduces through shared memory"
+        rows["ranks"] += ", except for tensor-parallel all-reduces, which use shared memory"
     if measured:
         rows["matmuls"] = f"a rank reaches {rate(measured['flops'])} in large ones (measured)"
         rows["memory bandwidth"] = f"{size(measured['bandwidth'])}/s per rank, reading and writing (measured)"

@@ -40,6 +40,7 @@ from tplab.capstone.training.step_summary import StepSummaries
 from tplab.checkpoint.files import together
 from tplab.runtime import record
 
+ASKED = "asked to stop"  # why a run ended, if by a signal or a `stop` file
 A_SAVE_MAY_TAKE = 60.0  # how long a failed rank waits for a save in progress, in seconds
 
 
@@ -49,7 +50,7 @@ class Outcome:
 
     step       the last completed step, whether in this run or before it
     losses     the loss of each step of this run, averaged over the full batch
-    stopped    the reason why the run stopped: "done", "stop_after" or "SIGTERM"
+    stopped    the reason why the run stopped: "done", "stop_after" or `ASKED`
     """
 
     step: int
@@ -118,7 +119,7 @@ class _Run:
             self.log.write(start_row(settings, self.answers, hooks_of(self.model).idle, self.ranks) | begins)
             why = self._why(self._steps())
             with record(keep=False):
-                self._keep(asked=why == "SIGTERM")
+                self._keep(asked=why == ASKED)
                 self.checkpoints.wait()
             self.log.write({"kind": "end", "step": self.done, "why": why})
         except Exception:
@@ -223,7 +224,7 @@ class _Run:
     def _why(self, asked: bool) -> str:
         if self.done >= self.settings.steps:
             return "done"
-        return "SIGTERM" if asked else "stop_after"
+        return ASKED if asked else "stop_after"
 
 
 def compile_layers(model: nn.Module) -> None:

@@ -62,7 +62,8 @@ def join(settings: Settings) -> Ranks:
 def share_memory_of(mesh: DeviceMesh, settings: Settings) -> bool:
     """Make tensor-parallel all-reduces use shared memory if the settings ask for it. Returns True if they use it now.
 
-    GPUs don't use it. With sequence parallelism, the large messages aren't all-reduces, so it would gain little.
+    Shared memory isn't used on GPUs. It isn't used with sequence parallelism either, because large messages then use
+    other collectives, so there would be little to gain.
     """
     wanted = settings.shared_memory and not settings.sequence_parallel and device().type == "cpu"
     elements = settings.micro_batch_size * settings.seq_length * settings.hidden_size
