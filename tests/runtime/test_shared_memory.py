@@ -209,9 +209,7 @@ def test_training_may_follow_inference():
 def unusual_calls():
     assert share_memory(None, LARGEST)
     own = torch.full((5,), dist.get_rank() + 1.0)
-    wrapped = funcol.all_reduce(
-        own, "sum", dist.group.WORLD
-    )  # an AsyncCollectiveTensor, which has no memory of its own
+    wrapped = funcol.all_reduce(own, "sum", dist.group.WORLD)  # an AsyncCollectiveTensor has no memory of its own
     dist.all_reduce(wrapped)
     single = torch.tensor(dist.get_rank() + 1.0)
     dist.group.WORLD.allreduce(single, dist.ReduceOp.SUM).wait()  # an overload without options

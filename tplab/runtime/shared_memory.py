@@ -37,7 +37,7 @@ from tplab.common.cores import cores
 
 AllReduce = Callable[..., Any]  # ProcessGroup.allreduce
 _SETS = 2
-_KEPT = 256  # sizes of messages, at most, for which tensors are kept
+_KEPT = 256  # maximum number of entries in the cache of views over the slots
 _LOOKS = 2e-3  # seconds that a waiting rank polls before it goes to sleep
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _OPERATIONS: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -164,7 +164,7 @@ def functional_work(tensor: Tensor) -> "Reduction | None":
 
 
 def _slots_for(group: ProcessGroup, x: Tensor, op: str) -> "_Slots | None":
-    """Return the slots, or None to use gloo. All ranks decide alike, because their tensors' sizes and dtypes agree."""
+    """Return the slots, or None to use gloo. All ranks decide alike, because their tensors are alike."""
     slots = _slots.get(group)
     if slots is None or op not in _OPERATIONS or x.device.type != "cpu" or x.dtype not in _DTYPES:
         return None
@@ -258,7 +258,9 @@ class Reduction(dist.Work):
     def _look(self, milliseconds: int) -> bool:
         """Record which slots are full, and combine them once all are. Return False if none filled up in that time."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
-        for rank, arrival in list(self._missing.items()) if ready else ():
+        if not ready:
+            return False
+        for rank, arrival in list(self._missing.items()):
             if arrival in ready:
                 if not os.read(arrival, 1):
                     raise RuntimeError(f"Connection closed by peer: rank {rank} of the group has ended")
@@ -266,7 +268,7 @@ class Reduction(dist.Work):
                 del self._missing[rank]
         if not self._missing:
             self._combine()
-        return bool(ready)
+        return True
 
     def _combine(self) -> None:
         assert self._tensors is not None  # the slots are combined only once

@@ -75,6 +75,11 @@ BLOCKS = Settings(num_layers=1, hidden_size=8, num_heads=2, seq_length=1024, voc
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
+def on_a_machine_for(backend: str):
+    """Context manager in which a run that used this machine alone would use the given backend."""
+    return patch("tplab.capstone.planning.traffic.backend_for", lambda ranks: backend)
+
+
 def test_the_loss_uses_larger_blocks_on_a_gpu():
     calls, memory = {}, {}
     for device in (CPU, GPU):
@@ -82,7 +87,9 @@ def test_the_loss_uses_larger_blocks_on_a_gpu():
         memory[device] = sum(predicted_memory(BLOCKS, device)[0].values())
     assert calls == {CPU: [2 * 4], GPU: [2 * 1]}  # blocks of 2^22 / 4096 = 1024 tokens, and all 4096
     assert memory[GPU] - memory[CPU] == 4 * (4096 - 1024) * 4096
-    assert step_parts(BLOCKS) == step_parts(BLOCKS, device=CPU)
+    for backend, device in (("gloo", CPU), ("nccl", GPU)):
+        with on_a_machine_for(backend):
+            assert step_parts(BLOCKS) == step_parts(BLOCKS, device=device)
 
 
 def test_with_dropout_only_a_cpu_saves_the_attention_scores():
@@ -93,9 +100,7 @@ def test_with_dropout_only_a_cpu_saves_the_attention_scores():
 
 
 def planned(settings: Settings) -> dict:
-    with patch(
-        "tplab.capstone.planning.traffic.backend_for", lambda ranks: "nccl"
-    ):  # what this machine alone would use
+    with on_a_machine_for("nccl"):
         ranks = join(settings)
         return plan(settings, ranks.device, ranks.mesh)
 

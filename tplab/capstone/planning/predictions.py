@@ -93,11 +93,8 @@ def _memory_of_stage(settings: Settings, stage: int, device: torch.device | None
     return parts
 
 
-def predicted_step(settings: Settings, machine: Machine, device: torch.device | None = None) -> dict[str, float]:
-    """Predict the step time in seconds, broken down by purpose, from a machine's speeds.
-
-    For `device`, see `tplab.capstone.planning.traffic.device_of`.
-    """
+def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
+    """Predict the step time in seconds, broken down by purpose, from a machine's speeds."""
     program = Program(
         settings.async_grad_allreduce, overlap_gradients=settings.dp > 1, shard_optimizer=settings.zero > 0
     )
@@ -105,7 +102,7 @@ def predicted_step(settings: Settings, machine: Machine, device: torch.device | 
     recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
     inside, between = (Link(link.alpha, link.beta * width) for link in (machine.inside, machine.between))
     slower = replace(machine, bandwidth=machine.bandwidth / width, inside=inside, between=between)
-    time = step_time(_as_run(settings, device), settings.layout, slower, program, recipe)
+    time = step_time(_as_run(settings, None), settings.layout, slower, program, recipe)
     return {
         "matmuls": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
         "communication": time.tensor_parallel + time.data_parallel + time.pipeline_sends,
