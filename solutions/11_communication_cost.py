@@ -266,7 +266,7 @@ viz.time_bars(rows, notes=notes, title="the same with one network adapter for ea
 
 # %%
 from tplab.cost import TERMS, Program, throughput, without
-from tplab.course.chapters.ch11 import published
+from tplab.course.exercises.ch11 import published
 from tplab.memory import Layout
 
 measured = published.published_rows()

@@ -492,8 +492,8 @@ check("15.4", save_checkpoint, newest_checkpoint)
 def killed_saves():
     import tempfile
 
-    from tplab.course.chapters.ch15.killing import killed_at
-    from tplab.course.chapters.ch15.saving import Writer
+    from tplab.course.exercises.ch15.killing import killed_at
+    from tplab.course.exercises.ch15.saving import Writer
 
     rows, when = [], "somewhere"
     while when:

@@ -181,7 +181,7 @@ class Files:
     def _reach_chapter(self, number: int) -> bool:
         """By its source, its notebooks, its wrong answers, its checks, what they need, or the machinery around them."""
         if number not in self._by_chapter:
-            checks = (ROOT / "tplab/course/chapters" / package(number)).glob("*.py")
+            checks = (ROOT / "tplab/course/exercises" / package(number)).glob("*.py")
             sources = {path for path in chapter_files(ROOT / "solutions", ".py") if number_of(path.stem) == number}
             own = {*sources, *(path.with_suffix(".ipynb") for path in sources)}
             own |= {ROOT / "chapters" / f"{path.stem}.ipynb" for path in sources}

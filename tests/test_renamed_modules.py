@@ -45,9 +45,9 @@ from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.trace.chrome import save_chrome_trace
 from tplab.cost.collective import all_reduce
 from tplab.course import check, predict, progress, show_failure, symptoms
-from tplab.course.chapters.ch11 import published
-from tplab.course.chapters.ch15.killing import killed_at
-from tplab.course.chapters.ch15.saving import Writer
+from tplab.course.exercises.ch11 import published
+from tplab.course.exercises.ch15.killing import killed_at
+from tplab.course.exercises.ch15.saving import Writer
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.gpt.model import ParallelGPT

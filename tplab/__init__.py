@@ -92,10 +92,15 @@ RENAMED = {
     "tplab.capstone.step": "tplab.capstone.training.step",
     "tplab.capstone.traffic": "tplab.capstone.planning.traffic",
     "tplab.capstone.train": "tplab.capstone.training.loop",
-    "tplab.course.ch11": "tplab.course.chapters.ch11",
-    "tplab.course.ch15": "tplab.course.chapters.ch15",
-    "tplab.course.ch15.killing": "tplab.course.chapters.ch15.killing",
-    "tplab.course.ch15.saving": "tplab.course.chapters.ch15.saving",
+    "tplab.course.chapters": "tplab.course.exercises",
+    "tplab.course.chapters.ch11": "tplab.course.exercises.ch11",
+    "tplab.course.chapters.ch15": "tplab.course.exercises.ch15",
+    "tplab.course.chapters.ch15.killing": "tplab.course.exercises.ch15.killing",
+    "tplab.course.chapters.ch15.saving": "tplab.course.exercises.ch15.saving",
+    "tplab.course.ch11": "tplab.course.exercises.ch11",
+    "tplab.course.ch15": "tplab.course.exercises.ch15",
+    "tplab.course.ch15.killing": "tplab.course.exercises.ch15.killing",
+    "tplab.course.ch15.saving": "tplab.course.exercises.ch15.saving",
 }
 
 

@@ -1,4 +1,4 @@
-"""The cost model beside published tables, which no code of the model reads (`tplab.course.chapters.ch11.published`).
+"""The cost model beside published tables, which no code of the model reads (`tplab.course.exercises.ch11.published`).
 
 Parameters and FLOPs have to agree exactly. Times have to be within 10 % for each of the 28 published values on A100s,
 and within 3 % on average. No constant was chosen by looking at these tables: the shares of the peak are Calculon's,
@@ -17,7 +17,7 @@ from tplab.cost.flops import hardware_flops, model_flops
 from tplab.cost.layer import layer_time
 from tplab.cost.machines import MACHINES, TERMS, Machine, without
 from tplab.cost.step import Program, achieved, step_time, throughput
-from tplab.course.chapters.ch11.published import (
+from tplab.course.exercises.ch11.published import (
     KORTHIKANTI_TABLE_4,
     KORTHIKANTI_TABLE_5,
     LAYER_22B,

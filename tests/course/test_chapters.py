@@ -79,7 +79,7 @@ def test_source_keeps_the_rules_and_notebooks_fit_it(number):
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_checks_and_predictions_are_those_of_the_source(number):
-    module = importlib.import_module(f"tplab.course.chapters.{package(number)}")
+    module = importlib.import_module(f"tplab.course.exercises.{package(number)}")
     assert set(module.PREDICTIONS) == set(chapter(number).of_role("predict"))
     assert {symptom.exercise for symptom in module.SYMPTOMS} - {""} <= set(EXERCISES)
 
@@ -223,7 +223,7 @@ def questions_in(value: object, depth: int = 0) -> Iterator[Question]:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_every_question_is_what_some_wrong_answer_must_be_asked(number):
     """By the words that the wrong answers of the chapter must get; `test_wrong_answer_is_caught` sees that they do."""
-    chapters = importlib.import_module(f"tplab.course.chapters.{package(number)}")
+    chapters = importlib.import_module(f"tplab.course.exercises.{package(number)}")
     modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{chapters.__name__}.")]
     asked = {question.ask for module in modules for value in vars(module).values() for question in questions_in(value)}
     expected = [plain(wrong.says) for wrong in WRONG if wrong.exercise.startswith(f"{prefix(number)}.")]

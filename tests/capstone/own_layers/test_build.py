@@ -107,7 +107,7 @@ def _idle(settings, answers):
 def _steps(cases, tried):
     told = {name: _step(*case) for name, case in cases.items()}
     told["idle"] = {name: _idle(*case) for name, case in tried.items()}
-    other = ("tplab.viz", "tplab.course.chapters", "tplab.course.checks", "matplotlib")
+    other = ("tplab.viz", "tplab.course.exercises", "tplab.course.checks", "matplotlib")
     return {**told, "modules": sorted(name for name in sys.modules if name.startswith(other))}
 
 

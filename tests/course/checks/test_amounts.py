@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplab.course.chapters.ch00.amounts import expect
+from tplab.course.exercises.ch00.amounts import expect
 from tplab.course.feedback.verdict import CheckFailed
 
 SUSPECTS = [(90.0, "Where are the biases?"), (80.0, "Which layers?"), (90.0, "Which heads?"), (90.0, "Which norms?")]

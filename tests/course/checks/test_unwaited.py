@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplab.course.chapters.ch01 import rings
+from tplab.course.exercises.ch01 import rings
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.runtime import Deadlock
 

@@ -171,7 +171,7 @@ def module_that_a_shared_module_needs_edited(root, learner):
 
 
 TPLAB = {
-    "course/chapters/ch90/double.py": "from tplab.course.checks.verification import TOLERANCE\n",
+    "course/exercises/ch90/double.py": "from tplab.course.checks.verification import TOLERANCE\n",
     "course/checks/verification.py": "from tplab import runtime\nTOLERANCE = 1e-9\n",
     "runtime.py": "RANKS = 2\n",
     "viz.py": "",

@@ -1,7 +1,7 @@
 """Run the check for an exercise, as in `check("4.1", ColumnParallelLinear)`. To register a check, use `@exercise`.
 
 An answer is the learner's function or class, and an exercise's check decides whether the answer is correct. A check is
-a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
+a function in a module of the chapter's package `tplab/course/exercises/chNN/`:
 
     @exercise("4.1", "ColumnParallelLinear: forward")
     def column_forward(layer_class) -> Verdict:
@@ -71,13 +71,13 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 
 
 def chapter_module(number: str | int) -> Any:
-    """Import the package `tplab.course.chapters.chNN` that a chapter or an exercise belongs to, and return it.
+    """Import the package `tplab.course.exercises.chNN` that a chapter or an exercise belongs to, and return it.
 
     Raises ValueError if there's no such chapter.
     """
     text = str(number).split(".")[0]
     chapter = parse_chapter(text) if isinstance(number, str) else number
-    name = "" if chapter is None else f"tplab.course.chapters.{package(chapter)}"
+    name = "" if chapter is None else f"tplab.course.exercises.{package(chapter)}"
     try:
         return importlib.import_module(name)
     except (ModuleNotFoundError, ValueError) as error:

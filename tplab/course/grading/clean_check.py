@@ -92,7 +92,7 @@ def serve(descriptor: int) -> None:
 
 def _in_a_fork(number: str, answers: str, limit: float) -> Reply:
     with suppress(ModuleNotFoundError):  # `check` reports this error itself
-        importlib.import_module(f"tplab.course.chapters.{package(chapter_of(number))}")
+        importlib.import_module(f"tplab.course.exercises.{package(chapter_of(number))}")
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
     if not pid:

@@ -68,7 +68,7 @@ def fingerprint(number: int) -> str:
     """
     digest = hashlib.sha256()
     for path in [
-        *sorted((COURSE / "chapters" / package(number)).glob("*.py")),
+        *sorted((COURSE / "exercises" / package(number)).glob("*.py")),
         *(COURSE / f"{name}.py" for name in SHOWING),
     ]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")

@@ -84,5 +84,5 @@ def heading(chapter: int) -> str:
 
 
 def package(chapter: int) -> str:
-    """Return the name of the chapter's package in tplab/course/chapters: "ch04" or "start"."""
+    """Return the name of the chapter's package in tplab/course/exercises: "ch04" or "start"."""
     return START if chapter == START_NUMBER else f"ch{chapter:02d}"

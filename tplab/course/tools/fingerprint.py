@@ -58,7 +58,7 @@ def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles
 
 def checker_files(chapter: int) -> set[Path]:
     """Return the files that make up a chapter's checks: its package, and everything in tplab that it needs."""
-    folder = PACKAGE_ROOT / "tplab" / "course" / "chapters" / package(chapter)
+    folder = PACKAGE_ROOT / "tplab" / "course" / "exercises" / package(chapter)
     return ImportGraph(PACKAGE_ROOT, "tplab").closure(folder.glob("*.py"))
 
 

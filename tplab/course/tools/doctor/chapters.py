@@ -61,7 +61,7 @@ def _name(files: ChapterFiles) -> str:
 
 
 def _ranks(files: ChapterFiles) -> set[int]:
-    folder = PACKAGE_ROOT / "tplab" / "course" / "chapters" / package(files.number)
+    folder = PACKAGE_ROOT / "tplab" / "course" / "exercises" / package(files.number)
     cells = [cell.source for cell in read_notebook(files.reference) if cell.kind == "code"]
     return ranks_of([*cells, *(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))])
 

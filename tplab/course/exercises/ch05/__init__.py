@@ -1,0 +1,11 @@
+"""The exercises of chapter 05: a sharded MLP (5.1), ParallelMLP (5.2), drifting replicas (5.3) and a gated MLP (5.4).
+
+Importing this package registers the checks of these exercises. The package also contains the chapter's prediction
+questions and its table of symptoms, which lists what a learner may see and which mistakes cause it.
+"""
+
+from tplab.course.exercises.ch05 import design, detector, mlps
+from tplab.course.exercises.ch05.predictions import PREDICTIONS
+from tplab.course.exercises.ch05.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "design", "detector", "mlps"]

@@ -1,0 +1,12 @@
+"""Checks for the exercises in chapter 09: initial values (9.1), seeds (9.2), a tracker (9.3), dropout (9.4), and
+dropout that runs twice (9.5).
+
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
+"""
+
+from tplab.course.exercises.ch09 import block, first_values, replay, seeds, tracker
+from tplab.course.exercises.ch09.predictions import PREDICTIONS
+from tplab.course.exercises.ch09.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "block", "first_values", "replay", "seeds", "tracker"]

@@ -1,0 +1,12 @@
+"""Checks for the exercises in chapter 13: GPipe and 1F1B as lists (13.1, 13.2), their peak and bubble (13.3), and
+running a stage (13.4).
+
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
+"""
+
+from tplab.course.exercises.ch13 import lists, reading, stage
+from tplab.course.exercises.ch13.predictions import PREDICTIONS
+from tplab.course.exercises.ch13.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "lists", "reading", "stage"]

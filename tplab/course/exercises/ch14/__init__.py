@@ -1,0 +1,12 @@
+"""Checks for the exercises in chapter 14: gradient buckets (14.1), ZeRO-1 (14.2), the mesh (14.3), the norm (14.4), and
+a layout (14.5).
+
+Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
+of symptoms.
+"""
+
+from tplab.course.exercises.ch14 import buckets, layouts, mesh, norm, zero
+from tplab.course.exercises.ch14.predictions import PREDICTIONS
+from tplab.course.exercises.ch14.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "buckets", "layouts", "mesh", "norm", "zero"]
