@@ -171,11 +171,11 @@ def course(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("changed", ["chapters/ch90/predictions.py", "chapters/ch90/new.py", "feedback/verdict.py"])
+@pytest.mark.parametrize("changed", ["exercises/ch90/predictions.md", "exercises/ch90/new.py", "feedback/verdict.py"])
 def test_a_changed_check_makes_the_solution_stale(built, course, monkeypatch, capsys, changed):
     monkeypatch.setattr(build, "execute", None)  # needs no kernel
-    (course / "chapters" / "ch90").mkdir(parents=True)
-    (course / "chapters" / "ch90" / "predictions.py").write_text("WHY = 'Since.'\n", encoding="utf-8")
+    (course / "exercises" / "ch90").mkdir(parents=True)
+    (course / "exercises" / "ch90" / "predictions.md").write_text("Since.\n", encoding="utf-8")
     notebook = built / "solutions" / "90_tiny.ipynb"
     stored = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]["tplab"]["checks"]
     text = notebook.read_text(encoding="utf-8")
@@ -192,8 +192,8 @@ def test_a_changed_check_makes_the_solution_stale(built, course, monkeypatch, ca
 
 def test_the_checks_of_another_chapter_do_not_make_it_stale(course):
     before = build.fingerprint(90)
-    (course / "chapters" / "ch91").mkdir(parents=True)
-    (course / "chapters" / "ch91" / "predictions.py").write_text("WHY = 'Since.'\n", encoding="utf-8")
+    (course / "exercises" / "ch91").mkdir(parents=True)
+    (course / "exercises" / "ch91" / "predictions.md").write_text("Since.\n", encoding="utf-8")
     assert build.fingerprint(90) == before != build.fingerprint(91)
 
 

@@ -36,6 +36,7 @@ from tplab.course.checks.check_vocabulary import (
     random_tensor,
 )
 from tplab.course.checks.default_device import DefaultDevice
+from tplab.course.checks.differences import Differences
 from tplab.course.checks.exercises import WORLD_SIZES, exercise, fresh_generator
 from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable, same_memory
@@ -44,7 +45,7 @@ from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
 from tplab.course.checks.run_answer import called_as, calling, fail, must_refuse, run_cases, run_ranks
 from tplab.course.checks.symptoms import Symptom
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import LATE_QUESTION, Differences, Question, verify
+from tplab.course.checks.verification import LATE_QUESTION, Question, verify
 from tplab.course.feedback.verdict import CheckFailed, Verdict
 
 __all__ = [

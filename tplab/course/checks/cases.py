@@ -16,7 +16,7 @@ changes one condition (see `twins`). For example, a variant may use bfloat16, ru
 tensors.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -175,6 +175,56 @@ def check_cases(
     def by_group(case: Any) -> list[Question]:
         return [group_question(whose_group)] if case.groups and whose_group else []
 
+    for batch in batches(
+        cases, answer, draw, give, world_sizes=world_sizes, without=without, layouts_differ=layouts_differ
+    ):
+        runs = run_cases(
+            on_a_rank, batch.world_size, (run, answer, values_on_cpu), batch.cases, batch.given,
+            note=note, question=asked(crash), stuck=asked(stuck), ask_instead=instead,
+        )  # fmt: skip
+        for case, rows, observed in zip(batch.cases, batch.problems, runs, strict=True):
+            expected = [
+                expect(case, problem, replace(place, observed=tuple(observed[rank] for rank in place.ranks)))
+                for problem, place in rows
+            ]
+            own = questions(case, observed) if callable(questions) else questions
+            verify(
+                number, batch.world_size, observed, [twins.expected(case.twin, one.right) for one in expected],
+                lookalikes=by_name([one.mistakes for one in expected]),
+                questions=[*twins.asked_first(case.twin), *by_group(case), *own],
+                note=note(case), tol=twins.tolerance(case.twin, tol),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cases that share a launch.
+
+    problems: for each case, a (problem, place) pair for every rank
+    given:    for each case, the packed data for every rank
+    """
+
+    world_size: int
+    cases: Sequence[Any]
+    problems: Sequence[Sequence[tuple[Any, Place]]]
+    given: Sequence[Sequence[Any]]
+
+
+def batches(
+    cases: Sequence[Any] | Callable[[int], Sequence[Any]],
+    answer: Any,
+    draw: Callable[[Any, torch.Generator, int], Any],
+    give: Callable[[Any, Any, Place], Any],
+    *,
+    world_sizes: Sequence[int],
+    without: Collection[Twin] | Callable[[Any], Collection[Twin]],
+    layouts_differ: bool,
+) -> Iterator[Batch]:
+    """Yield the cases to run at each world size, with new random problems: first a case alone, then the others.
+
+    On two ranks, the others include every variant of every case that makes sense for the answer.
+    """
+
     def packed(case: Any, full: Any, place: Place) -> Any:
         index = place.index if layouts_differ else 0
         return layouts.packed(twins.given(case.twin, give(case, full, place), index))
@@ -191,27 +241,12 @@ def check_cases(
                 for case in wanted
                 if case.groups is None and twin not in (without(case) if callable(without) else without)
             ]
-        for batch in filter(None, (here[:1], here[1:])):
-            problems = [_problems(case, world_size, draw, generator) for case in batch]
+        for some in filter(None, (here[:1], here[1:])):
+            problems = [_problems(case, world_size, draw, generator) for case in some]
             given = [
-                [packed(case, full, place) for full, place in rows] for case, rows in zip(batch, problems, strict=True)
+                [packed(case, full, place) for full, place in rows] for case, rows in zip(some, problems, strict=True)
             ]
-            runs = run_cases(
-                _on_a_rank, world_size, (run, answer, values_on_cpu), batch, given,
-                note=note, question=asked(crash), stuck=asked(stuck), ask_instead=instead,
-            )  # fmt: skip
-            for case, rows, observed in zip(batch, problems, runs, strict=True):
-                expected = [
-                    expect(case, problem, replace(place, observed=tuple(observed[rank] for rank in place.ranks)))
-                    for problem, place in rows
-                ]
-                own = questions(case, observed) if callable(questions) else questions
-                verify(
-                    number, world_size, observed, [twins.expected(case.twin, one.right) for one in expected],
-                    lookalikes=by_name([one.mistakes for one in expected]),
-                    questions=[*twins.asked_first(case.twin), *by_group(case), *own],
-                    note=note(case), tol=twins.tolerance(case.twin, tol),
-                )  # fmt: skip
+            yield Batch(world_size, some, problems, given)
 
 
 def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
@@ -221,15 +256,25 @@ def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator)
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
 
 
-def _on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
+FIRST_CALL = "first call"  # what a rank observed before it ran the case again
+
+
+def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
+    """Run an answer in several cases on this rank, and return its observations in each case.
+
+    given: the check's `run` function, the answer, and whether `run` may return tensors that it created on the CPU
+    data:  for each case, the packed data for every rank
+    """
     run, answer, values_on_cpu = given
     seen = []
     for case, mine in zip(cases, data, strict=True):
         with twins.observed_as(case.twin), DefaultDevice() as watch:
+            runs = []
             for _ in range(2 if case.twin is Twin.AGAIN else 1):
                 # Each run gets a copy of the data, because an answer may modify its arguments in place
                 data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
-                observed = run(answer, case, data_of_rank, make_group(case.groups))
-        returned = {} if values_on_cpu else observed
-        seen.append(twins.observed(case.twin, observed) | watch.claims(returned))
+                runs.append(run(answer, case, data_of_rank, make_group(case.groups)))
+        returned = {} if values_on_cpu else runs[-1]
+        first = {FIRST_CALL: runs[0]} if len(runs) > 1 else {}
+        seen.append(twins.observed(case.twin, runs[-1]) | watch.claims(returned) | first)
     return seen

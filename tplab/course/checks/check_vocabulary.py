@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.checks.verification import Differences, Question
+from tplab.course.checks.differences import Differences
+from tplab.course.checks.mistakes import shared
+from tplab.course.checks.verification import Question
 
 Lookalikes = Mapping[str, Mapping[str, Sequence[Tensor]]]
 
@@ -84,12 +86,9 @@ def changed(differences: Differences) -> bool:
     return "changed" in differences.kinds()
 
 
-_TWO_GROUPS = "In this run, the four ranks form two groups of two, and each group has its own data."
-
-
 def ask_about_group(ask: str) -> str:
     """Return the question `ask`, preceded by a sentence saying that the ranks form two groups in this run."""
-    return f"{_TWO_GROUPS} {ask}"
+    return f"{shared('two groups')} {ask}"
 
 
 def group_question(ask: str) -> Question:

@@ -45,10 +45,6 @@ _MAY_MIX = {Tensor.copy_, Tensor.to, Tensor.type_as, Tensor.__getitem__, Tensor.
 
 
 MADE_THERE = "every tensor is created on the same device as the input"
-QUESTION = (
-    "By default, functions such as torch.empty and torch.zeros create tensors on the CPU, but your code should run on "
-    "GPUs, too. Which of your lines creates a tensor without device=x.device, or moves a tensor to a fixed device?"
-)
 
 
 class DefaultDevice(TorchFunctionMode):

@@ -8,7 +8,7 @@ times the correct tensor" rather than "not close".
 `kind` is a word or phrase that a `Question` can match. `text` is what the learner reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from tplab.course.checks.describe import describe, describe_sequence
 from tplab.course.checks.mistake_kinds import Context, missing_value, tensor_difference
 from tplab.course.checks.observation import REQUIRES_GRAD, Changed, Claim, NotRun
 from tplab.course.checks.recorded_traffic import Traffic
-from tplab.course.feedback.verdict import names
+from tplab.course.feedback.verdict import names, ranks_text
 
 NOT_RUN = "not run"
 MALFORMED = ("none", "type", "structure", "dtype", "missing")
@@ -33,6 +33,82 @@ class Difference:
     rank: int
     kind: str
     text: str
+
+
+# kind of difference -> the aspect of the observation that is wrong
+_ASPECTS = {
+    "dtype": "dtype",
+    "negated": "sign",
+    "order": "order",
+    "transposed": "order",
+    "p times": "scale",
+    "1/p": "scale",
+    "multiple": "scale",
+}
+
+
+class Differences(Sequence[Difference]):
+    """All differences found in one run on p ranks.
+
+    names:       the observations that differ on at least one rank, not counting those that the check couldn't make.
+    kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it's right on every rank.
+    text(name):  the difference in words.
+    ranks(name): the ranks on which the observation differs.
+    malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, only
+                 questions with a predicate can match.
+    """
+
+    def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
+        self.p, self.alone = p, alone
+        self._all = list(differences)
+        self.names = frozenset(d.name for d in self._all if d.kind != NOT_RUN)
+        self.malformed = any(d.kind in MALFORMED and not is_gradient(d.name) for d in self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all[index]
+
+    def kind(self, name: str) -> str:
+        kinds = {d.kind for d in self._all if d.name == name and d.kind != NOT_RUN}
+        return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
+
+    def text(self, name: str) -> str:
+        """Describe the difference on the first rank where the observation differs. Return "" if it never differs."""
+        return next((d.text for d in self._all if d.name == name), "")
+
+    def kinds(self) -> set[str]:
+        return {d.kind for d in self._all}
+
+    def ranks(self, name: str) -> list[int]:
+        return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]
+
+    @property
+    def aspect(self) -> str:
+        """The aspect that all differences share ("dtype", "sign", "order" or "scale"), or "" if they share none."""
+        aspects = {_ASPECTS.get(d.kind, "") for d in self._all if d.kind != NOT_RUN and "traffic" not in d.name}
+        return next(iter(aspects)) if len(aspects) == 1 else ""
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (observations, ranks, text) rows.
+
+        Observations that differ in the same way share a row, and so do observations that the check couldn't make.
+        """
+        rows: dict[tuple[str, str], list[str]] = {}  # (ranks, text) -> names of observations
+        for name in dict.fromkeys(d.name for d in self._all if d.kind != NOT_RUN):
+            mine = [d for d in self._all if d.name == name and d.kind != NOT_RUN]
+            for kind in dict.fromkeys(d.kind for d in mine):
+                alike = [d for d in mine if d.kind == kind]
+                varied = len({d.text for d in alike}) > 1
+                text = f"{alike[0].text} (rank {alike[0].rank})" if varied else alike[0].text
+                where = "" if self.alone else ranks_text([d.rank for d in alike], self.p)
+                rows.setdefault((where, text), []).append(name)
+        for (ranks, text), alike_names in rows.items():
+            yield ", ".join(alike_names), ranks, text
+        skipped = [d for d in self._all if d.kind == NOT_RUN and d.name not in self.names]
+        if skipped:
+            yield "the rest", "", ", ".join(dict.fromkeys(d.name for d in skipped)) + ": " + skipped[0].text
 
 
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
@@ -103,10 +179,15 @@ def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str
         all_seen = [_item(value, index) for value in context.seen]
         all_right = [_item(value, index) for value in context.expected]
         alike = {label: _item(value, index) for label, value in context.lookalikes.items()}
-        found = compare(mine, right, Context(context.p, context.rank, all_seen, all_right, alike, context.tol))
+        found = compare(mine, right, Context(context.p, context.rank, all_seen, all_right, alike, {}, context.tol))
         if found:
             return found[0], f"element {index}: {found[1]}"
     return None
+
+
+def is_gradient(name: str) -> bool:
+    """Return True for the name of a gradient, such as "dx", "dW" or "db2", but not for "dtype" or "device"."""
+    return name.startswith("d") and name not in ("dtype", "dim", "device", "divide")
 
 
 def _item(values: Any, index: int) -> Any:

@@ -20,7 +20,7 @@ observation on every rank before it reports anything. A check's ledger keeps tra
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,8 @@ class Exercise:
     number: str
     title: str
     function: Callable[..., Verdict]
+    takes: tuple[str, ...]  # the names of the answers
+    trials: Any = ()  # what the check tries, for a check that has a table of mistakes (see `trials`)
 
 
 _exercises: dict[str, Exercise] = {}
@@ -63,11 +65,24 @@ _passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers
 def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
     """Return a decorator that registers a function as the check for an exercise."""
 
-    def register(function: Callable[..., Verdict]) -> Callable[..., Verdict]:
-        _exercises[number] = Exercise(number, title, function)
+    def decorate(function: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        register(number, title, function, tuple(inspect.signature(function).parameters))
         return function
 
-    return register
+    return decorate
+
+
+def register(number: str, title: str, function: Callable[..., Verdict], takes: Sequence[str], trials: Any = ()) -> None:
+    """Register a function as the check for an exercise. For the arguments, see `Exercise`."""
+    _exercises[number] = Exercise(number, title, function, tuple(takes), trials)
+
+
+def registered(number: str) -> Exercise:
+    """Return an exercise of a chapter. Raises ValueError if there is none with this number."""
+    chapter_module(number)
+    if number not in _exercises:
+        raise ValueError(f"there is no exercise {number!r} in this chapter")
+    return _exercises[number]
 
 
 def chapter_module(number: str | int) -> Any:
@@ -96,10 +111,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     ValueError for an unknown exercise, and TypeError for the wrong number of answers. To repeat a failed check with the
     same inputs, pass the `seed` from its message.
     """
-    chapter_module(number)
-    if number not in _exercises:
-        raise ValueError(f"there is no exercise {number!r} in this chapter")
-    takes = list(inspect.signature(_exercises[number].function).parameters)
+    takes = registered(number).takes
     if len(answers) != len(takes):
         raise TypeError(
             f"the check for exercise {number} takes {', '.join(takes)}, but you passed {len(answers)} answers"

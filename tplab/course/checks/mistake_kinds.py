@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tplab.course.checks.combinations import combinations
 from tplab.course.checks.describe import describe
 from tplab.course.feedback.verdict import names
 
@@ -28,6 +29,7 @@ class Context:
     seen, expected: the observed and the expected value on every rank.
     lookalikes:     the values that common mistakes would produce on this rank. Each key is a description that
                     completes the sentence "The tensor equals ..." in a message.
+    terms:          the tensors that each rank started with, by name.
     gradient:       True if the observed tensor is a gradient.
     """
 
@@ -36,6 +38,7 @@ class Context:
     seen: Sequence[Any]
     expected: Sequence[Any]
     lookalikes: Mapping[str, Any] = field(default_factory=dict)
+    terms: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tol: float = 1e-9
     gradient: bool = False
 
@@ -95,6 +98,7 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
             f"almost correct, off by {off:.1g} at most: either rounded, for example by a cast to float32, or something "
             "tiny was added",
         )
+    yield from combinations(seen, context.terms, context.rank, context.p, context.tol)
     for rank, other in enumerate(context.expected):
         if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):
             yield "other rank", f"equals what rank {rank} should have"

@@ -2,15 +2,19 @@
 
     predict("4.a", calls=1, bytes=96)
 
-This call looks up `PREDICTIONS["4.a"]` in the chapter's package. If a field is still `...`, the learner hasn't
-predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets some advice and, starting with
-the third distinct attempt, can also reveal the right answer. Numbers may also be text, fractions, or tensors ("1/4",
-"0.25", Fraction(1, 4), torch.tensor(0.25)), and names may contain hyphens, spaces, or underscores.
+This call looks up `PREDICTIONS["4.a"]` in the chapter's package, which reads them from `predictions.md`. If a field is
+still `...`, the learner hasn't predicted it yet. A wrong prediction doesn't raise an error. Instead, the learner gets
+some advice and, starting with the third distinct attempt, can also reveal the right answer. Numbers may also be text,
+fractions, or tensors ("1/4", "0.25", Fraction(1, 4), torch.tensor(0.25)), and names may contain hyphens, spaces, or
+underscores.
 """
 
+import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -34,6 +38,43 @@ class Prediction:
     answer: Mapping[str, Any]
     why: str
     wrong: Mapping[Any, str] = field(default_factory=dict)
+
+
+def read_predictions(path: Path) -> dict[str, Prediction]:
+    """Read the predictions of a chapter from a file with a section per prediction:
+
+    ## 4.a
+
+    How many calls, and how many bytes?
+
+    Right: `calls=1, bytes=96`
+
+    One all-reduce of 12 doubles.
+
+    - `bytes=12`: You counted elements.
+    - `calls`: Count the arrows between ranks.
+    """
+    text = path.read_text(encoding="utf-8")
+    sections = re.split(r"^## (?=\w+\.)", text, flags=re.MULTILINE)[1:]
+    return dict(map(_prediction, sections))
+
+
+def _prediction(section: str) -> tuple[str, Prediction]:
+    number, question, right, why, *advice = section.partition("\n## ")[0].strip().split("\n\n")
+    answer = _values(right.removeprefix("Right: ").strip("`"))
+    wrong: dict[Any, str] = {}
+    for line in "\n".join(advice).splitlines():
+        key, _, text = line.removeprefix("- ").partition(": ")
+        name, equals, _ = key.strip("`").partition("=")
+        wrong[(name, _values(key.strip("`"))[name]) if equals else name] = text
+    return number, Prediction(question, answer, why, wrong)
+
+
+def _values(arguments: str) -> dict[str, Any]:
+    """Return {name: value} for the keyword arguments of a call, such as "calls=1, bytes=96"."""
+    call = ast.parse(f"predict({arguments})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
 
 
 @dataclass(frozen=True)

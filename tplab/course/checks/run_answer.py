@@ -19,6 +19,7 @@ import torch
 
 from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.ledger import current
+from tplab.course.checks.mistakes import shared
 from tplab.course.checks.observation import portable
 from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
 from tplab.course.feedback.verdict import CheckFailed, names
@@ -27,25 +28,9 @@ from tplab.runtime import Deadlock, RankError, Results, launch
 from tplab.runtime.failures import rank_names
 
 _STUB = re.compile(rf"exercise {EXERCISE}")
-_FAILED = (
-    "Read the last line of the report first, and then the line of your own code above it. What did that line expect, "
-    "and what did it get instead?"
-)
-_CALLED = "According to the exercise's docstring, what does your function receive, and what should it return?"
-_LATE = (
-    "If the report says that a rank is still running, look at the line that the report names. Is that line inside a "
-    "loop that never ends? If the report says that a rank hasn't started yet, your code isn't the cause. The machine "
-    "may be busy with something else, so just run the check again later."
-)
-_DTYPES = (
-    "The failing line combines tensors with two different dtypes. Which of these tensors has the same dtype as your "
-    "input? Which of your lines creates the tensor with the other dtype? (torch.empty and torch.zeros create float32 "
-    "tensors unless you pass dtype=x.dtype.)"
-)
 _DTYPES_MEET = re.compile(
     r"different dtypes|same dtype|dtypes? to match|scalar type|grad_dtype|dtypes? (do not|don't) match"
 )
-_STUCK = "Does every rank call the same collectives in the same order, with tensors of the same shape?"
 
 
 def as_failure(
@@ -70,8 +55,8 @@ def _about(report: str, question: str | None) -> str:
     Otherwise, return the question that the check passed. If it passed None, return a general question.
     """
     if _DTYPES_MEET.search(report):
-        return _DTYPES
-    return question or (_FAILED if has_frames(report) else _CALLED)
+        return shared("mixed dtypes")
+    return question or shared("failed" if has_frames(report) else "called")
 
 
 def run_ranks(
@@ -108,7 +93,7 @@ def run_ranks(
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {note}" if note else ""
         report = readable_report(str(error))
-        asked = (stuck or _STUCK) if waiting else _LATE if late else _about(report, question)
+        asked = (stuck or shared("stuck")) if waiting else shared("late") if late else _about(report, question)
         raise CheckFailed(f"{start}: {what}{current().right_before(note)}.", report=report, question=asked) from error
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import wrap
 
 from tplab.course.feedback.verdict import table
@@ -17,6 +18,13 @@ class Symptom:
     see: str
     cause: str
     exercise: str = ""
+
+
+def read_symptoms(path: Path) -> list[Symptom]:
+    """Read the table at the end of a chapter's `predictions.md`, which has a column per field of `Symptom`."""
+    _, _, table_text = path.read_text(encoding="utf-8").partition("\n## Symptoms\n")
+    rows = [line.strip("|").split("|") for line in table_text.splitlines() if line.startswith("|")]
+    return [Symptom(*(cell.strip() for cell in row)) for row in rows[2:]]
 
 
 class Symptoms:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts, run_answer
 from tplab.course.checks.default_device import DefaultDevice
+from tplab.course.checks.mistakes import shared
 from tplab.course.checks.observation import GROUPS_LEFT, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
@@ -46,73 +47,9 @@ ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # these variants don't suit cases whose
 # A check that doesn't launch any ranks loops over these variants itself. None stands for the original case
 ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
 
-_QUESTIONS = {
-    Twin.FLOAT32: (
-        "Your code gives the correct result for float64 tensors, but not for float32 tensors. Which line hardcodes "
-        "a dtype? Instead, use the dtype of one of the tensors passed to your function: torch.empty_like(x), "
-        "x.new_zeros(...), or dtype=x.dtype."
-    ),
-    Twin.BETWEEN: (
-        "Your code works the first time it's called. In this run, we also called your code with other values, once "
-        "before this call and once between this call's forward and backward passes. The tensors in these "
-        "extra calls may have had a different size. Which variable in your code keeps its value between "
-        "calls? Check class attributes, attributes of the layer, and global variables. (Local variables "
-        "and ctx belong to a single call.)"
-    ),
-    Twin.EVALUATION: (
-        "Your code is correct in training. This time, nothing needs a gradient, just like during evaluation or "
-        "text generation. Which line writes into a tensor that belongs to the caller, or does something "
-        "different when no gradient is needed? (An in-place operation on your input also changes the "
-        "caller's tensor, whether or not autograd complains.)"
-    ),
-    Twin.EVAL_MODE: (
-        "Your code works when the module is in training mode and the input is a leaf. In this run, the module is in "
-        "eval mode, which should only turn off dropout. The module's input comes from an earlier layer, so the input "
-        "needs a gradient but isn't a leaf. Which line checks self.training or x.is_leaf? What does your code skip "
-        "because of that line?"
-    ),
-    Twin.STRIDED: (
-        "Your code works when the same values are stored in contiguous tensors. Which line writes into a reshaped "
-        "or flattened tensor, or assumes that the elements are adjacent in memory? If a tensor isn't "
-        "contiguous, reshape, flatten, and contiguous return a copy, and whatever you write into the copy "
-        "is lost."
-    ),
-    Twin.BFLOAT16: (
-        "Your code gives the right result for float64 and float32 tensors, but not for bfloat16, which is what "
-        "large models are trained in. Does any line of your code handle only certain dtypes? Does your "
-        "code return a tensor whose dtype differs from the input's? (If you compute in float32 internally, "
-        "convert the result back, for example with .to(x.dtype). And remember that NumPy has no bfloat16, "
-        "and that bfloat16 can't represent every integer above 256.)"
-    ),
-    Twin.AGAIN: (
-        "Your code works the first time it's called. Then it was called again with exactly the same arguments, and the "
-        "result was different. Which variable in your code keeps something from the first call? It may be a class "
-        "attribute, a global variable, or a random generator whose state has changed since the first call."
-    ),
-}
-
 _LAYOUTS_MEET = "with strides"  # reports say this if ranks pass tensors with different layouts to a collective
-_LAYOUTS_QUESTION = (
-    "In this run, rank 0's tensors aren't contiguous, but rank 1's are. A collective sends the elements in the "
-    "order in which they're stored in memory, so unless you make a contiguous copy, the collective combines elements "
-    "that don't belong together. Which line passes a tensor to a collective without making sure that it's "
-    "contiguous? (`clone()` and `torch.empty_like` keep the memory layout of the original unless you pass "
-    "memory_format=torch.contiguous_format.)"
-)
-
-GROUPS_QUESTION = Question(
-    lambda d: GROUPS_LEFT in d.names,
-    "A process group lives until the program ends, and it ties up memory and connections. A training run may call "
-    "this code a million times. Which line creates a new group on each call? Where could you create the group just "
-    "once?",
-)
-
-LATER_QUESTION = Question(
-    lambda d: "out" not in d.names and "changed" not in d.kinds(),
-    "Your code works when the input is a leaf. In this run, the input comes from an earlier layer, as it usually "
-    "does, so it needs a gradient but isn't a leaf. Which line checks x.is_leaf? What does your code skip because "
-    "of that line?",
-)
+GROUPS_QUESTION = Question(lambda d: GROUPS_LEFT in d.names, shared("new groups"))
+LATER_QUESTION = Question(lambda d: "out" not in d.names and "changed" not in d.kinds(), shared("not a leaf"))
 
 
 def dtype_of(twin: Twin | None) -> torch.dtype:
@@ -128,7 +65,7 @@ def question(twin: Twin, report: str = "") -> str:
 
     If the variant's run failed, `report` is the report from that run.
     """
-    return _LAYOUTS_QUESTION if twin is Twin.STRIDED and _LAYOUTS_MEET in report else _QUESTIONS[twin]
+    return shared("layouts" if twin is Twin.STRIDED and _LAYOUTS_MEET in report else twin.value)
 
 
 def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:

@@ -63,12 +63,15 @@ def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
 def fingerprint(number: int) -> str:
     """Return a hash of what determines a chapter's outputs besides its source.
 
-    That's the code of its checks and predictions, and the modules that word the results. The hash is stored in the
-    solution's metadata, so changing a check's text makes the solution stale.
+    That's the code of its checks, its predictions, and the modules that word the results. The hash is stored in the
+    solution's metadata, so changing a prediction's text makes the solution stale. The questions in `mistakes.md` don't
+    count, because an answer that passes is asked none of them.
     """
     digest = hashlib.sha256()
+    folder = COURSE / "exercises" / package(number)
     for path in [
-        *sorted((COURSE / "exercises" / package(number)).glob("*.py")),
+        *sorted(folder.glob("*.py")),
+        *folder.glob("predictions.md"),
         *(COURSE / f"{name}.py" for name in SHOWING),
     ]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")

@@ -58,8 +58,10 @@ def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles
 
 def checker_files(chapter: int) -> set[Path]:
     """Return the files that make up a chapter's checks: its package, and everything in tplab that it needs."""
-    folder = PACKAGE_ROOT / "tplab" / "course" / "exercises" / package(chapter)
-    return ImportGraph(PACKAGE_ROOT, "tplab").closure(folder.glob("*.py"))
+    course = PACKAGE_ROOT / "tplab" / "course"
+    folder = course / "exercises" / package(chapter)
+    tables = {*folder.glob("*.md"), *(course / "checks").glob("*.md")}
+    return ImportGraph(PACKAGE_ROOT, "tplab").closure(folder.glob("*.py")) | tables
 
 
 def _texts(files: Iterable[Path]) -> Iterator[str]:

@@ -4,9 +4,14 @@ Importing this package registers their checks. The package also contains the cha
 table of symptoms, which lists what a learner may see and what causes it.
 """
 
+from pathlib import Path
+
+from tplab.course.checks.predictions import read_predictions
+from tplab.course.checks.symptoms import read_symptoms
 from tplab.course.exercises.ch01 import all_gather, all_reduce, cost, reduce_scatter, scatter_gather, together
-from tplab.course.exercises.ch01.predictions import PREDICTIONS
-from tplab.course.exercises.ch01.symptoms import SYMPTOMS
+
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
+SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
 __all__ = [
     "PREDICTIONS",

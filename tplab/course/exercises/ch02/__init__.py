@@ -4,8 +4,13 @@ Importing this package registers the checks of these exercises. The package also
 questions and its table of symptoms, which lists what a learner may see and which mistakes cause it.
 """
 
+from pathlib import Path
+
+from tplab.course.checks.predictions import read_predictions
+from tplab.course.checks.symptoms import read_symptoms
 from tplab.course.exercises.ch02 import gather, gelu, shards, two_matmuls
-from tplab.course.exercises.ch02.predictions import PREDICTIONS
-from tplab.course.exercises.ch02.symptoms import SYMPTOMS
+
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
+SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
 __all__ = ["PREDICTIONS", "SYMPTOMS", "gather", "gelu", "shards", "two_matmuls"]

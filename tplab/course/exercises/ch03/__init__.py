@@ -4,8 +4,13 @@ Importing this package registers their checks. The package also contains the cha
 table of symptoms, which lists what a learner may see and what causes it.
 """
 
-from tplab.course.exercises.ch03 import operators, scatter_gather, summed, table
-from tplab.course.exercises.ch03.predictions import PREDICTIONS
-from tplab.course.exercises.ch03.symptoms import SYMPTOMS
+from pathlib import Path
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "operators", "scatter_gather", "summed", "table"]
+from tplab.course.checks.predictions import read_predictions
+from tplab.course.checks.symptoms import read_symptoms
+from tplab.course.exercises.ch03 import checks
+
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
+SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "checks"]

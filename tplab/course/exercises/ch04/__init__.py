@@ -4,8 +4,13 @@ Importing this package registers the checks of these exercises. The package also
 questions and its table of symptoms, which lists what a learner may see and which mistakes cause it.
 """
 
+from pathlib import Path
+
+from tplab.course.checks.predictions import read_predictions
+from tplab.course.checks.symptoms import read_symptoms
 from tplab.course.exercises.ch04 import column, cut_and_glue, full_state, master_weight, row
-from tplab.course.exercises.ch04.predictions import PREDICTIONS
-from tplab.course.exercises.ch04.symptoms import SYMPTOMS
+
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
+SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
 __all__ = ["PREDICTIONS", "SYMPTOMS", "column", "cut_and_glue", "full_state", "master_weight", "row"]

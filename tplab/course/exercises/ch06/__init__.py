@@ -5,8 +5,13 @@ Importing this package registers the checks. The package also contains the chapt
 of symptoms.
 """
 
+from pathlib import Path
+
+from tplab.course.checks.predictions import read_predictions
+from tplab.course.checks.symptoms import read_symptoms
 from tplab.course.exercises.ch06 import attention, cache, grouped, heads, slicing
-from tplab.course.exercises.ch06.predictions import PREDICTIONS
-from tplab.course.exercises.ch06.symptoms import SYMPTOMS
+
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
+SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
 __all__ = ["PREDICTIONS", "SYMPTOMS", "attention", "cache", "grouped", "heads", "slicing"]

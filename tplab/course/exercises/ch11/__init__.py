@@ -5,8 +5,13 @@ Importing this package registers the checks. The package also contains the chapt
 symptoms, and (in `published`) published measurements of real runs.
 """
 
+from pathlib import Path
+
+from tplab.course.checks.predictions import read_predictions
+from tplab.course.checks.symptoms import read_symptoms
 from tplab.course.exercises.ch11 import async_backward, collective_time, layer_time, smallest
-from tplab.course.exercises.ch11.predictions import PREDICTIONS
-from tplab.course.exercises.ch11.symptoms import SYMPTOMS
+
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
+SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
 __all__ = ["PREDICTIONS", "SYMPTOMS", "async_backward", "collective_time", "layer_time", "smallest"]

@@ -1,13 +1,13 @@
 """The exercises of the start page: one matmul split by rows (S.1) and by columns (S.2).
 
-Importing this package registers their checks. The package also contains the page's prediction questions. SYMPTOMS is
-empty, because the page has no table of symptoms and their causes.
+Importing this package registers their checks. The package also contains the page's prediction questions.
 """
 
-from tplab.course.checks import Symptom
+from pathlib import Path
+
+from tplab.course.checks.predictions import read_predictions
 from tplab.course.exercises.start import products
-from tplab.course.exercises.start.predictions import PREDICTIONS
 
-SYMPTOMS: list[Symptom] = []
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "products"]
+__all__ = ["PREDICTIONS", "products"]

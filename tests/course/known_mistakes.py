@@ -1,0 +1,114 @@
+"""Run every mistake of an exercise's table as an answer, and find out which question it gets.
+
+Mistakes that run to their end share one launch per world size and batch of cases. A mistake marked "(fails)" runs by
+itself, like a learner's answer, and so do all mistakes of an exercise whose trials depend on the answer.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from zlib import crc32
+
+from tplab.course.checks import exercises
+from tplab.course.checks.cases import Batch
+from tplab.course.checks.default_device import MADE_THERE
+from tplab.course.checks.exercises import registered
+from tplab.course.checks.ledger import open_ledger
+from tplab.course.checks.mistakes import Mistake, Table, shared
+from tplab.course.checks.reference_answers import reference_answers
+from tplab.course.checks.run_answer import run_ranks
+from tplab.course.checks.trials import ERROR, OnRanks, each_on_a_rank, judge
+from tplab.course.feedback.verdict import CheckFailed
+
+PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
+
+
+def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
+    """Yield (mistake, the question it should get, the question it gets) for every mistake in an exercise's tables."""
+    trials = registered(number).trials
+    together = not callable(trials) and all(isinstance(trial, OnRanks) for trial in trials)
+    sections = {trial.table(number).title: trial.table(number) for trial in trials} if together else {}
+    for title, own in (sections or _sections_of(number)).items():
+        here = [trial for trial in trials if trial.table(number).title == title] if together else []
+        asked = _asked_together(number, own, here, crc32(f"{number} {seed}".encode()) % 10**6) if together else {}
+        for row in own.rows:
+            for mistake in row.mistakes:
+                name = f"{mistake.where} {mistake.name}"
+                yield name, row.ask, asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed)
+
+
+def _sections_of(number: str) -> dict[str, Table]:
+    from tplab.course.checks.mistakes import table
+
+    return {number: table(number)}
+
+
+def _asked_alone(number: str, mistake: Mistake, seed: int) -> str:
+    answers = reference_answers(number, mistake.of)
+    try:
+        _, ledger = exercises._run(number, tuple(answers.values()), crc32(f"{mistake.name} {seed}".encode()) % 10**6)
+    except CheckFailed as failure:
+        return failure.question
+    return PASSES
+
+
+def _asked_together(number: str, own: Table, trials: list[OnRanks], seed: int) -> dict[str, str]:
+    """Return {mistake: question} for the mistakes of a table that run to their end."""
+    mistakes = {mistake.name: reference_answers(number, mistake.of) for mistake in own.mistakes if not mistake.fails}
+    asked: dict[str, str] = {}
+    on_the_cpu: set[str] = set()
+    with open_ledger(number, seed):
+        for trial in trials:
+            answers = {name: trial.answer(named) for name, named in mistakes.items()}
+            for batch in trial.batches(trial.answer(reference_answers(number))):
+                waiting = {name: answer for name, answer in answers.items() if name not in asked}
+                seen = _observed(trial, batch, waiting if batch.cases[0].twin else answers)
+                for name in waiting:
+                    asked |= _first_question(trial, own, batch, name, seen)
+                    on_the_cpu |= {name} if any(_on_the_cpu(case) for case in seen.get(name, [])) else set()
+    return {name: asked.get(name, shared("device") if name in on_the_cpu else PASSES) for name in mistakes}
+
+
+def _first_question(
+    trial: OnRanks, own: Table, batch: Batch, name: str, seen: Mapping[str, list[list[dict[str, Any]]]]
+) -> dict[str, str]:
+    if name not in seen:
+        return {name: FAILS}
+    for index, observed in enumerate(seen[name]):
+        if any(ERROR in rank for rank in observed):
+            return {name: f"{FAILS}: {observed}"}
+
+        def known(mistake: Mistake, index: int = index) -> Any:
+            ranks = seen[mistake.name][index] if mistake.name in seen else None
+            return None if ranks is None or any(ERROR in rank for rank in ranks) else ranks
+
+        differences, _, ask = judge(trial, own, batch, index, observed, known)  # type: ignore[arg-type]
+        if differences:
+            return {name: ask}
+    return {}
+
+
+def _on_the_cpu(observed: list[dict[str, Any]]) -> bool:
+    return any(rank.get(MADE_THERE) for rank in observed)
+
+
+def _observed(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[str, list[list[dict[str, Any]]]]:
+    """Return, for each answer, what each rank observed in each case. An answer that ends the launch is left out."""
+    if not answers:
+        return {}
+    given = trial.run, list(answers.values()), trial.values_on_cpu
+    try:
+        ranks = run_ranks(each_on_a_rank, batch.world_size, given, batch.cases, batch.given)
+    except CheckFailed:
+        names = list(answers)
+        if len(names) == 1:
+            return {}
+        halves = names[: len(names) // 2], names[len(names) // 2 :]
+        return {
+            name: seen
+            for half in halves
+            for name, seen in _observed(trial, batch, {each: answers[each] for each in half}).items()
+        }
+    return {
+        name: [[rank[number][index] for rank in ranks] for index in range(len(batch.cases))]
+        for number, name in enumerate(answers)
+    }

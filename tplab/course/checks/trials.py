@@ -1,0 +1,264 @@
+"""A check as data: what an exercise tries with an answer, and what's right.
+
+    exercise("3.2", "f", takes=["CopyToRegion"], trials=[operator("f", COPY, ADD, of="CopyToRegion")], passed="...")
+
+A trial runs one answer in many cases on ranks (`OnRanks`) or calls it in this process (`forms.alone.Alone`). The
+questions for wrong answers aren't here. They're in the exercise's table, `mistakes.md`. If an answer fails, the known
+mistakes of the table run beside it on the same ranks and inputs, all of them in one launch.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tplab.course.checks import twins
+from tplab.course.checks.cases import FIRST_CALL, Batch, Place, batches, on_a_rank
+from tplab.course.checks.check_vocabulary import IN_GROUPS, ask_about_group
+from tplab.course.checks.differences import NOT_RUN, Differences, compare
+from tplab.course.checks.exercises import WORLD_SIZES, register
+from tplab.course.checks.mistake_kinds import Context
+from tplab.course.checks.mistakes import Mistake, Table, about_groups, about_report, choose, table
+from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
+from tplab.course.checks.reference_answers import reference_answers
+from tplab.course.checks.run_answer import run_cases, run_ranks
+from tplab.course.checks.twins import Twin
+from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
+from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.runtime import Deadlock
+
+Answers = Mapping[str, Any]  # {name: the learner's function or class}
+Seen = Sequence[Observed]  # what each rank observed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What all trials have in common.
+
+    of:   the name of the answer that this trial is about, or several names for a trial that gets a tuple of answers. By
+          default, it's all answers of the exercise
+    part: the section of the table, if the answers of an exercise have a section each, as in "scatter" for "3.3 scatter"
+    """
+
+    of: str | tuple[str, ...] = ()
+    part: str = ""
+
+    def table(self, number: str) -> Table:
+        return table(f"{number} {self.part}".strip())
+
+    def answer(self, answers: Answers) -> Any:
+        """Return the answer that this trial is about, or a tuple if there are several."""
+        if isinstance(self.of, str):
+            return answers[self.of]
+        chosen = tuple(answers[name] for name in self.of or answers)
+        return chosen if len(chosen) > 1 else chosen[0]
+
+    def check(self, number: str, answers: Answers) -> None:
+        """Raise CheckFailed if the answer is wrong."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRanks(Trial):
+    """A trial that runs the answer in many cases on ranks. See `cases` for the words *case* and *place*.
+
+    cases:       instances of subclasses of `Case`, or a function that takes a world size and returns such instances
+    draw, give, run    as in `cases.check_cases`
+    right:       (case, problem, place) -> the observations that are right on the rank at this place
+    terms:       (case, problem) -> tensors by name, each as a list with one tensor per rank. A wrong tensor is often a
+                 combination of these, such as the sum of x without one rank's
+    world_sizes, tol, without, values_on_cpu, layouts_differ    as in `cases.check_cases`
+    """
+
+    cases: Sequence[Any] | Callable[[int], Sequence[Any]]
+    run: Callable[[Any, Any, Any, Any], Observed]
+    right: Callable[[Any, Any, Place], Observed]
+    draw: Callable[[Any, torch.Generator, int], Any] = lambda case, generator, size: None
+    give: Callable[[Any, Any, Place], Any] = lambda case, problem, place: problem
+    terms: Callable[[Any, Any], Mapping[str, Sequence[Any]]] = lambda case, problem: {}
+    world_sizes: Sequence[int] = WORLD_SIZES
+    tol: float = 1e-9
+    without: Collection[Twin] | Callable[[Any], Collection[Twin]] = ()
+    values_on_cpu: bool = False
+    layouts_differ: bool = False
+
+    def check(self, number: str, answers: Answers) -> None:
+        answer, own = self.answer(answers), self.table(number)
+        name = getattr(answer, "__name__", "the answer")
+        for batch in self.batches(answer):
+            runs = run_cases(
+                on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
+                note=lambda case: describe(case, name), question=lambda case: case.twin and twins.question(case.twin),
+                ask_instead=lambda case, failure: self._about(case, failure, own),
+            )  # fmt: skip
+            for index, observed in enumerate(runs):
+                known = KnownMistakes(number, self, batch, index)
+                differences, names, ask = judge(self, own, batch, index, observed, known)
+                note = describe(batch.cases[index], name)
+                note_the_device(number, batch.world_size, observed, note)
+                if differences:
+                    raise failed(number, differences, names, ask, note)
+                note_right(batch.world_size, observed, names, note)
+
+    def batches(self, answer: Any) -> Iterator[Batch]:
+        return batches(
+            self.cases, answer, self.draw, self.give, world_sizes=self.world_sizes, without=self.without,
+            layouts_differ=self.layouts_differ,
+        )  # fmt: skip
+
+    def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:
+        """Return the question about a run that failed, or "" for the general one."""
+        if case.twin:
+            return twins.question(case.twin, failure.report if self.layouts_differ else "")
+        if case.groups and (asked := about_groups(own)):
+            return ask_about_group(asked)
+        return about_report(own, failure.report, stuck=isinstance(failure.__cause__, Deadlock))
+
+
+def describe(case: Any, name: str) -> str:
+    """Describe a case for a headline, as in "f of x with 3 dimensions in bfloat16"."""
+    notes = [case.describe(name), IN_GROUPS if case.groups else "", twins.note(case.twin)]
+    return " ".join(filter(None, notes))
+
+
+def judge(
+    trial: OnRanks, own: Table, batch: Batch, index: int, observed: Seen, known: "KnownMistakes"
+) -> tuple[Differences, list[str], str]:
+    """Compare what the ranks observed in one case of a batch with what's right.
+
+    Returns the differences, the names of all values that were compared, and the question, or "" if nothing differs.
+    """
+    case, rows = batch.cases[index], batch.problems[index]
+    places = [replace(place, observed=tuple(observed[rank] for rank in place.ranks)) for _, place in rows]
+    expected = [
+        twins.expected(case.twin, trial.right(case, problem, place))
+        for (problem, _), place in zip(rows, places, strict=True)
+    ]
+    differences, names = compare_ranks(
+        batch.world_size, observed, expected, tol=twins.tolerance(case.twin, trial.tol),
+        terms={} if case.twin or case.groups else trial.terms(case, rows[0][0]),
+    )  # fmt: skip
+    if not differences:
+        return differences, names, ""
+    if case.twin and not (case.twin is Twin.AGAIN and _repeats(observed)):
+        asked = twins.asked_first(case.twin)
+        return differences, names, next(question.ask for question in asked if question.fits(differences))
+    if case.groups and (ask := about_groups(own)):
+        return differences, names, ask_about_group(ask)
+    ask = choose(own, differences, lambda mistake: explained(known(mistake), observed, differences, expected))
+    return differences, names, ask_about_group(ask) if case.groups else ask
+
+
+class KnownMistakes:
+    """What the known mistakes of a trial's table observe in a case. They run when somebody first asks.
+
+    Called with a mistake, it returns what each rank observed, or None if the mistake didn't run to its end.
+    """
+
+    def __init__(self, number: str, trial: OnRanks, batch: Batch, index: int) -> None:
+        self.number, self.trial, self.batch, self.index = number, trial, batch, index
+
+    def __call__(self, mistake: Mistake) -> Seen | None:
+        return self._observed.get(mistake.name)
+
+    @cached_property
+    def _observed(self) -> dict[str, Seen]:
+        mistakes = [mistake for mistake in self.trial.table(self.number).mistakes if not mistake.fails]
+        answers = [self.trial.answer(reference_answers(self.number, mistake.of)) for mistake in mistakes]
+        case, data = self.batch.cases[self.index], self.batch.given[self.index]
+        given = self.trial.run, answers, self.trial.values_on_cpu
+        try:
+            ranks = run_ranks(each_on_a_rank, self.batch.world_size, given, [case], [data])
+        except CheckFailed:  # on a machine where one of them doesn't end, symptoms have to do
+            return {}
+        return {
+            mistake.name: [rank[number][0] for rank in ranks]
+            for number, mistake in enumerate(mistakes)
+            if not any(ERROR in rank[number][0] for rank in ranks)
+        }
+
+
+ERROR = "error"
+
+
+def each_on_a_rank(
+    given: tuple[Any, Sequence[Any], bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]
+) -> list[list[Observed]]:
+    """Run several answers in the same cases on this rank, and return each answer's observations in each case.
+
+    given: what `on_a_rank` takes, but with several answers. An answer that raises an exception observes {ERROR: text}
+    """
+    run, answers, values_on_cpu = given
+    seen: list[list[Observed]] = []
+    for answer in answers:
+        seen.append([])
+        for case, mine in zip(cases, data, strict=True):
+            try:
+                seen[-1] += on_a_rank((run, answer, values_on_cpu), [case], [mine])
+            except Exception as error:
+                seen[-1].append({ERROR: f"{type(error).__name__}: {error}"})
+    return seen
+
+
+def explained(theirs: Seen | None, observed: Seen, differences: Differences, expected: Seen) -> int:
+    """Return how much of an answer's differences a known mistake explains: all (2), the first one (1), or nothing (0).
+
+    To explain the first difference, the mistake must have the same wrong value, and whatever is right in the answer
+    must be right in the mistake, too.
+    """
+    if theirs is None:
+        return 0
+    names = list(dict.fromkeys(name for rank in observed for name in rank))
+    if all(_same(name, theirs, observed) for name in names):
+        return 2
+    first = next((row.name for row in differences if row.kind != NOT_RUN), "")
+    says_little = not first or "traffic" in first or differences.kind(first) in ("zeros", "none", "changed", "not so")
+    if says_little or _same(first, theirs, expected):
+        return 0
+    fine = [name for name in names if name in expected[0] and name not in differences.names]
+    return int(_same(first, theirs, observed) and all(_same(name, theirs, expected) for name in fine))
+
+
+def _repeats(observed: Seen) -> bool:
+    """Return whether a second call on the same data gave the same values as the first, so nothing was left behind."""
+    first: Seen = [rank[FIRST_CALL] for rank in observed]
+    return all(_same(name, first, observed) for name in first[0])
+
+
+def _same(name: str, mine: Seen, theirs: Seen) -> bool:
+    """Return whether an observation is the same on every rank."""
+    return all(
+        _same_value(a.get(name), b.get(name), rank) for rank, (a, b) in enumerate(zip(mine, theirs, strict=True))
+    )
+
+
+def _same_value(mine: Any, theirs: Any, rank: int) -> bool:
+    if isinstance(theirs, (Claim, Changed, NotRun, type(None))):
+        return type(mine) is type(theirs) and bool(mine) == bool(theirs)
+    return compare(mine, theirs, Context(1, rank, [], [])) is None
+
+
+def exercise(
+    number: str,
+    title: str,
+    *,
+    takes: Sequence[str],
+    trials: Sequence[Trial] | Callable[[Answers], Sequence[Trial]],
+    passed: str,
+) -> None:
+    """Register the check of an exercise.
+
+    takes:  the names of the answers that the check takes, as the reference answer defines them
+    trials: what the check tries, one after the other, or a function that takes {name: answer} and returns the trials
+    passed: the sentences that the learner reads if the answer passes
+    """
+
+    def check(*answers: Any) -> Verdict:
+        given = dict(zip(takes, answers, strict=True))
+        for trial in trials(given) if callable(trials) else trials:
+            trial.check(number, given)
+        return Verdict(passed)
+
+    register(number, title, check, takes, trials)
