@@ -13,11 +13,11 @@ from tplab.course.checks.cases import Batch
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.exercises import registered
 from tplab.course.checks.ledger import open_ledger
-from tplab.course.checks.mistakes import Mistake, Table, shared
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import run_ranks
 from tplab.course.checks.trials import ERROR, OnRanks, each_on_a_rank, judge
 from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.notebooks.mistakes import Mistake, Table, shared, table
 
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
 
@@ -33,12 +33,14 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
         for row in own.rows:
             for mistake in row.mistakes:
                 name = f"{mistake.where} {mistake.name}"
-                yield name, row.ask, asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed)
+                yield (
+                    name,
+                    row.ask,
+                    asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed),
+                )
 
 
 def _sections_of(number: str) -> dict[str, Table]:
-    from tplab.course.checks.mistakes import table
-
     return {number: table(number)}
 
 

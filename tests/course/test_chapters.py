@@ -15,8 +15,10 @@ import pytest
 
 from tests import ROOT
 from tests.course.chapter_cells import that_need_answers, with_what_they_need
+from tests.course.known_mistakes import questions
 from tests.wrong_answers import (
     chapter,
+    has_table,
     load_chapter_namespace,
     plain,
     run_check,
@@ -29,7 +31,7 @@ from tplab.course.checks.failures import NOTHING_FAILED
 from tplab.course.grading.cell_dependencies import has_side_effects
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
 from tplab.course.grading.run import PYTEST
-from tplab.course.notebooks.build import stale
+from tplab.course.notebooks.build import stale, table_problems
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.kernels import DIED, STARTS
 from tplab.course.notebooks.numbering import chapter_of, number_of, package, prefix
@@ -40,6 +42,7 @@ STEMS = [path.stem for path in sources(ROOT)]
 NUMBERS = [number_of(stem) for stem in STEMS]
 EXERCISES = [exercise for number in NUMBERS for exercise in chapter(number).of_role("exercise")]
 PREDICTIONS = [prediction for number in NUMBERS for prediction in chapter(number).of_role("predict")]
+IN_TABLES = [exercise for exercise in EXERCISES if has_table(chapter_of(exercise))]
 WRONG = [wrong for number in NUMBERS for wrong in wrong_answers(number)]
 
 
@@ -192,7 +195,20 @@ def test_wrong_answer_is_caught(wrong):
     run_wrong_answer(wrong)
 
 
-@pytest.mark.parametrize("exercise", EXERCISES)
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise", spread(IN_TABLES))
+def test_known_mistakes_get_the_question_they_stand_under(exercise):
+    found = list(questions(exercise))
+    assert len(found) >= 10
+    assert [f"{name}: {asked}" for name, wanted, asked in found if asked != wanted] == []
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_tables_of_mistakes_fit_their_reference_answers(number):
+    assert table_problems(chapter(number)) == []
+
+
+@pytest.mark.parametrize("exercise", [exercise for exercise in EXERCISES if exercise not in IN_TABLES])
 def test_five_wrong_answers_for_each_exercise(exercise):
     names = Counter(wrong.name for wrong in WRONG if wrong.exercise == exercise)
     assert len(names) >= 5
@@ -231,6 +247,8 @@ def test_every_question_is_what_some_wrong_answer_must_be_asked(number):
 
 
 def test_every_wrong_answer_belongs_to_an_exercise():
-    assert {wrong.exercise for wrong in WRONG} == set(EXERCISES)
+    assert {wrong.exercise for wrong in WRONG} == set(EXERCISES) - set(IN_TABLES)
     files = {path.stem for path in Path(__file__).parents[1].joinpath("wrong_answers").glob("*.py")}
-    assert files - {"__init__", "accepted", "by_class"} == {package(number) for number in NUMBERS}
+    assert files - {"__init__", "accepted", "by_class"} == {
+        package(number) for number in NUMBERS if not has_table(number)
+    }

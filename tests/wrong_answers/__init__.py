@@ -71,8 +71,17 @@ def chapter_of(exercise: str) -> Chapter:
     return chapter(numbering.chapter_of(exercise))
 
 
+def has_table(number: int) -> bool:
+    return (ROOT / "tplab" / "course" / "exercises" / package(number) / "mistakes.md").exists()
+
+
 def wrong_answers(number: int) -> list[WrongAnswer]:
-    """The wrong answers to the exercises of a chapter: its own, and those that every chapter has (by_class.py)."""
+    """The wrong answers to the exercises of a chapter: its own, and those that every chapter has (by_class.py).
+
+    A chapter with a table of mistakes (`mistakes.md`) has none here.
+    """
+    if has_table(number):
+        return []
     own, by_class = (importlib.import_module(f"tests.wrong_answers.{name}") for name in (package(number), "by_class"))
     return [*own.WRONG, *(wrong for wrong in by_class.WRONG if wrong.exercise.startswith(f"{prefix(number)}."))]
 

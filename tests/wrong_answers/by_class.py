@@ -20,13 +20,11 @@ def empty(like: str, options: str) -> tuple[str, str]:
     return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
 
 
-BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "chunk", "S.2": "y", "3.3": "mine", "12.1": "x", "13.4": "template"}  # fmt: skip
+BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "chunk", "12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "tensors with two different dtypes"),
     ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "Which line of your code changes the dtype"),
-    ("S.1", [("y = x_shard @ a_shard", "y = (x_shard @ a_shard).double()")]),
-    ("3.2", [("torch.contiguous_format)", "torch.contiguous_format).double()")]),
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
     ("4.2", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).double()")]),
@@ -59,8 +57,6 @@ NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=value.dtype")]),
     ("2.1", [("part = tensor.narrow", 'part = tensor.to("cpu").narrow')]),
-    ("S.1", [("y = x_shard @ a_shard", "y = torch.zeros(*x_shard.shape[:-1], a_shard.shape[1], dtype=x_shard.dtype) + x_shard @ a_shard")]),
-    ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "dx = torch.empty(grad_output.shape, dtype=grad_output.dtype)\n        dx.copy_(grad_output)")]),
     ("4.1", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
     ("4.2", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).cpu()")]),
@@ -96,8 +92,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("S.1", [("y = x_shard @ a_shard", f"y = {half('x_shard @ a_shard')}")]),
-    ("S.2", [("torch.cat(parts, dim=-1)", half("torch.cat(parts, dim=-1)"))]),
     ("1.1", [("return out.copy_(chunks[src])", "out.numpy()[...] = chunks[src].numpy()\n    return out")]),
     ("1.2", [("x[index].clone()", "torch.from_numpy(x[index].numpy().copy())")]),
     ("1.3", [("chunks[rank].copy_(chunk)", "chunks[rank].numpy()[...] = chunk.numpy()")]),
@@ -105,9 +99,6 @@ NOT_BFLOAT16: list[Changed] = [
     ("1.5", [("(~gradient.isfinite().all())", "(~torch.from_numpy(gradient.numpy()).isfinite().all())")]),
     ("2.2", [("        return z\n", f"        return {half('z')}\n")]),
     ("2.4", [("    gathered = y.new_empty", "    " + ONLY_TWO.format("y") + "gathered = y.new_empty")]),
-    ("3.2", [("return x.view_as(x)", f"return {half('x.view_as(x)')}")]),
-    ("3.3", [("        return y\n", f"        return {half('y')}\n")]),
-    ("3.4", [("    return y\n", f"    return {half('y')}\n")]),
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", f"torch.empty(weight_shape, device=device, dtype={WIDER})")]),
     ("4.2", [("return out", f"return {half('out')}")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
@@ -232,7 +223,6 @@ ZERO_TIMES_INFINITY: list[Changed] = [
 ]  # fmt: skip
 
 LEAVES_OUT_A_CASE: list[Changed] = [
-    ("3.2", [("        dist.all_reduce(dx)\n", "        if dx.any():\n            dist.all_reduce(dx)\n")], "are waiting for each other"),
     ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the missing name instead of raising an error"),
     ("5.3", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
     ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
@@ -248,8 +238,6 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 
 HELD_TOO_LONG: list[Changed] = [
     ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do all calls share the same dict"),
-    ("3.2", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], "x, used twice"),
-    ("3.3", [("        mine = grad_output.contiguous()", "        ScatterToRegion.width = grad_output.shape[-1]\n        mine = grad_output.contiguous()"), ("return ScatterToRegion.forward(ctx, grad_output)", "width = ScatterToRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "keeps its value between calls"),
     ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")], "keeps its value between calls"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.checks.differences import Differences
-from tplab.course.checks.mistakes import shared
 from tplab.course.checks.verification import Question
+from tplab.course.notebooks.mistakes import shared
 
 Lookalikes = Mapping[str, Mapping[str, Sequence[Tensor]]]
 

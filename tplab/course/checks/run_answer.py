@@ -19,10 +19,10 @@ import torch
 
 from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.ledger import current
-from tplab.course.checks.mistakes import shared
 from tplab.course.checks.observation import portable
 from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
 from tplab.course.feedback.verdict import CheckFailed, names
+from tplab.course.notebooks.mistakes import shared
 from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
 from tplab.runtime.failures import rank_names

@@ -17,16 +17,17 @@ import torch
 from tplab.course.checks import twins
 from tplab.course.checks.cases import FIRST_CALL, Batch, Place, batches, on_a_rank
 from tplab.course.checks.check_vocabulary import IN_GROUPS, ask_about_group
+from tplab.course.checks.choose import about_groups, about_report, choose
 from tplab.course.checks.differences import NOT_RUN, Differences, compare
 from tplab.course.checks.exercises import WORLD_SIZES, register
 from tplab.course.checks.mistake_kinds import Context
-from tplab.course.checks.mistakes import Mistake, Table, about_groups, about_report, choose, table
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.run_answer import run_cases, run_ranks
 from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
 from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.course.notebooks.mistakes import Mistake, Table, table
 from tplab.runtime import Deadlock
 
 Answers = Mapping[str, Any]  # {name: the learner's function or class}
@@ -67,8 +68,8 @@ class OnRanks(Trial):
     cases:       instances of subclasses of `Case`, or a function that takes a world size and returns such instances
     draw, give, run    as in `cases.check_cases`
     right:       (case, problem, place) -> the observations that are right on the rank at this place
-    terms:       (case, problem) -> tensors by name, each as a list with one tensor per rank. A wrong tensor is often a
-                 combination of these, such as the sum of x without one rank's
+    terms:       (case, problem, size) -> tensors by name, each as a list with one tensor for each of `size` ranks. A
+                 wrong tensor is often a combination of these, such as the sum of x without one rank's
     world_sizes, tol, without, values_on_cpu, layouts_differ    as in `cases.check_cases`
     """
 
@@ -77,7 +78,7 @@ class OnRanks(Trial):
     right: Callable[[Any, Any, Place], Observed]
     draw: Callable[[Any, torch.Generator, int], Any] = lambda case, generator, size: None
     give: Callable[[Any, Any, Place], Any] = lambda case, problem, place: problem
-    terms: Callable[[Any, Any], Mapping[str, Sequence[Any]]] = lambda case, problem: {}
+    terms: Callable[[Any, Any, int], Mapping[str, Sequence[Any]]] = lambda case, problem, size: {}
     world_sizes: Sequence[int] = WORLD_SIZES
     tol: float = 1e-9
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = ()
@@ -138,7 +139,7 @@ def judge(
     ]
     differences, names = compare_ranks(
         batch.world_size, observed, expected, tol=twins.tolerance(case.twin, trial.tol),
-        terms={} if case.twin or case.groups else trial.terms(case, rows[0][0]),
+        terms={} if case.twin or case.groups else trial.terms(case, rows[0][0], batch.world_size),
     )  # fmt: skip
     if not differences:
         return differences, names, ""

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts, run_answer
 from tplab.course.checks.default_device import DefaultDevice
-from tplab.course.checks.mistakes import shared
 from tplab.course.checks.observation import GROUPS_LEFT, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
+from tplab.course.notebooks.mistakes import shared
 
 WORLD_SIZE = 2  # the smallest world size at which ranks send any messages
 FLOAT32_TOLERANCE = 1e-4

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tplab.course.checks.choose import FIRST, LAST, choose_general
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.differences import MISSING, NOT_RUN, Difference, Differences, compare, is_gradient
 from tplab.course.checks.ledger import current
 from tplab.course.checks.mistake_kinds import Context
-from tplab.course.checks.mistakes import FIRST, LAST, choose_general, shared
 from tplab.course.checks.observation import Changed, Claim
 from tplab.course.feedback.verdict import CheckFailed, ranks_text
+from tplab.course.notebooks.mistakes import shared
 
 
 @dataclass(frozen=True)

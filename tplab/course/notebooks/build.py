@@ -6,7 +6,7 @@
 
     tplab build              build whatever has changed, or only the given pages: NN ..., "start" or "index"
     tplab build --force      execute everything again
-    tplab build --check      list stale notebooks (exit code 1 if there are any); needs no kernel
+    tplab build --check      list stale notebooks and errors in tables of mistakes (exit code 1 if there are any)
 
 Everything except execution is a pure function, so two builds from the same outputs are byte-for-byte identical.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from tplab.course.notebooks import mistakes
 from tplab.course.notebooks.numbering import INDEX, argument, number_of, package
 from tplab.course.notebooks.outputs import ExecutionError, execute, what_is_compared
 from tplab.course.notebooks.pictures import copy_pictures, stale_pictures
@@ -168,6 +169,14 @@ def stale(chapter: Chapter, root: Path) -> list[str]:
     return stale_pictures(chapter)
 
 
+def table_problems(chapter: Chapter) -> list[str]:
+    """Return what's wrong with the chapter's tables of mistakes, such as a change that its reference answer lost."""
+    if chapter.is_index or not mistakes.path_of(chapter.number).exists():
+        return []
+    references = {number: keep_solution(cell.text) for number, cell in chapter.of_role("exercise").items()}
+    return list(mistakes.problems(mistakes.path_of(chapter.number), references))
+
+
 def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
     """Write the chapter's notebooks and pictures if they are stale, and return the names of the files written."""
     solution_path = root / "solutions" / f"{chapter.stem}.ipynb"
@@ -222,11 +231,9 @@ def main(argv: list[str] | None = None) -> int:
             chapter = read(path)
             validate(chapter)
             if options.check:
-                found = stale(chapter, options.root)
-                print(
-                    "\n".join(f"stale       {name}; run `make notebooks`" for name in found)
-                    or f"up to date  {path.stem}"
-                )
+                found = [f"stale       {name}; run `make notebooks`" for name in stale(chapter, options.root)]
+                found += [f"refused     {problem}" for problem in table_problems(chapter)]
+                print("\n".join(found) or f"up to date  {path.stem}")
                 failed |= bool(found)
             else:
                 written = build(chapter, options.root, force=options.force)

@@ -16,10 +16,10 @@ from torch.autograd import Function
 
 from tplab.course.checks.cases import Case, Place
 from tplab.course.checks.check_vocabulary import random_tensor
-from tplab.course.checks.mistakes import shared
 from tplab.course.checks.observation import Observed, observe
 from tplab.course.checks.run_answer import fail
 from tplab.course.checks.trials import Answers, OnRanks
+from tplab.course.notebooks.mistakes import shared
 from tplab.runtime import device
 
 
@@ -171,5 +171,5 @@ def right(forward: Half, backward: Half, dim: int, case: Input, problem: Problem
     }
 
 
-def terms(case: Input, problem: Problem) -> dict[str, list[Tensor]]:
+def terms(case: Input, problem: Problem, size: int) -> dict[str, list[Tensor]]:
     return {} if case.exp or case.twice or case.zero else {"x": problem.xs, "upstream gradient": problem.upstream}

@@ -218,7 +218,7 @@ exercise(
             right=lambda case, problem, place: {
                 "out": total(problem), "traffic": place.traffic(("all_reduce", problem[0].numel())),
             },
-            terms=lambda case, problem: {"x": problem},
+            terms=lambda case, problem, size: {"x": problem},
         )
     ],
     passed="The sum is correct for any memory layout, and the caller's tensor is left unchanged.",

@@ -6,8 +6,8 @@ Importing this package registers their checks. The package also contains the pag
 from pathlib import Path
 
 from tplab.course.checks.predictions import read_predictions
-from tplab.course.exercises.start import products
+from tplab.course.exercises.start import checks
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
 
-__all__ = ["PREDICTIONS", "products"]
+__all__ = ["PREDICTIONS", "checks"]

@@ -1,4 +1,4 @@
-"""Read the tables of known mistakes, and choose the question that a wrong answer gets.
+"""Read the tables of known mistakes, and find what's wrong with them.
 
 An exercise's table is a section of `exercises/chNN/mistakes.md`:
 
@@ -14,8 +14,7 @@ An exercise's table is a section of `exercises/chNN/mistakes.md`:
 Every heading is a question. Below it are the mistakes that deserve this question, each as changes of the reference
 answer. If an answer fails, these known mistakes run beside it on the same inputs, and one that does the same picks the
 question. A line that begins with "when" is a symptom. It picks the question for a mistake that nobody has listed.
-`mistakes.md` in this folder has the questions that any exercise may ask. A chapter refers to them by the word in
-brackets.
+`checks/mistakes.md` has the questions that any exercise may ask. A chapter refers to them by the word in brackets.
 
 A change replaces a text that occurs exactly once in the reference answer. `def Class.method` stands for the body of
 that method, and `*` for the full answer. The new text may be the word *nothing*, or a code block below the line. A
@@ -25,18 +24,18 @@ check.
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
-from tplab.course.checks.differences import NOT_RUN, Differences
 from tplab.course.notebooks.numbering import chapter_of, package
+from tplab.course.notebooks.source import without_magics
 
-SHARED = Path(__file__).with_name("mistakes.md")
-FIRST, LAST = "first", "last"  # sections of SHARED: questions to consider before an exercise's own, and after them
+COURSE = Path(__file__).parents[1]
+SHARED = COURSE / "checks" / "mistakes.md"
 FAILS = " (fails)"
 _CODE = re.compile(
     r"^ *```python\n(?P<block>.*?)^ *```$|`` (?P<long>.+?) ``|`(?P<short>[^`\n]+)`|\bnothing\b", re.M | re.S
@@ -94,10 +93,14 @@ class Table:
         return [mistake for row in self.rows for mistake in row.mistakes]
 
 
+def path_of(chapter: int) -> Path:
+    """Return the path of a chapter's tables, which exists once the chapter's checks use them."""
+    return COURSE / "exercises" / package(chapter) / "mistakes.md"
+
+
 def table(section: str) -> Table:
     """Return the table of an exercise, or of one of its answers, such as "3.3 scatter"."""
-    path = Path(__file__).parents[1] / "exercises" / package(chapter_of(section.split()[0])) / "mistakes.md"
-    return tables(path)[section]
+    return tables(path_of(chapter_of(section.split()[0])))[section]
 
 
 def shared(key: str) -> str:
@@ -132,7 +135,7 @@ def _row(path: Path, heading: str, number: int, lines: list[str]) -> Row:
     key, ask = re.match(r"(?:\[(.+?)\] ?)?(.*)", heading).groups()  # type: ignore[union-attr]
     if key and not ask and path != SHARED:
         if key not in _shared_by_key():
-            raise TableError(f"{where}: there is no question [{key}] in {SHARED.name} of the checks")
+            raise TableError(f"{where}: there is no question [{key}] in {SHARED.parent.name}/{SHARED.name}")
         ask = shared(key)
     row = Row(ask, where, key or "")
     for item, offset, more in _split(lines, "- "):
@@ -189,80 +192,30 @@ def _body(source: str, name: str) -> tuple[int, int]:
     return start, sum(map(len, lines[: last.end_lineno])) - lines[last.end_lineno - 1].endswith("\n")
 
 
-# Which question
+def problems(path: Path, references: Mapping[str, str]) -> Iterator[str]:
+    """Yield what's wrong with a chapter's tables, each with its file and line.
 
-
-def choose(own: Table, differences: Differences, explains: Callable[[Mistake], int]) -> str:
-    """Return the question for an answer that differs from the right one.
-
-    explains: how much of the differences a known mistake explains, which is all of them (2), the first one (1), or
-              nothing (0)
-
-    A mistake that explains everything wins. Otherwise, it's the first question whose mistake or symptom fits, among
-    those that come first in every exercise, the exercise's own, and those that come last.
+    references: the source of every exercise's reference answer
     """
-    for row in own.rows:
-        if any(explains(mistake) == 2 for mistake in row.mistakes):
-            return row.ask
-    for row in (*tables(SHARED)[FIRST].rows, *own.rows, *tables(SHARED)[LAST].rows):
-        if any(fits(symptom, differences) for symptom in row.symptoms) or any(map(explains, row.mistakes)):
-            return row.ask
-    raise AssertionError(f"the last row of {SHARED.name} fits everything")
-
-
-def choose_general(section: str, differences: Differences) -> str:
-    """Return the first question of a section of the shared table whose symptom fits, or ""."""
-    rows = tables(SHARED)[section].rows
-    return next((row.ask for row in rows if any(fits(symptom, differences) for symptom in row.symptoms)), "")
-
-
-def about_report(own: Table, report: str, *, stuck: bool) -> str:
-    """Return the first question with a symptom "report WORDS", "stuck" or "crash" that fits a failed run, or ""."""
-    for row in (*own.rows, *tables(SHARED)[LAST].rows):
-        for symptom in row.symptoms:
-            word, _, rest = symptom.partition(" ")
-            if word == "report" and re.search(rest, report) or symptom == ("stuck" if stuck else "crash"):
-                return row.ask
-    return ""
-
-
-def about_groups(own: Table) -> str:
-    """Return the question with the symptom "in groups", which is about a call that doesn't pass its group, or ""."""
-    return next((row.ask for row in own.rows if "in groups" in row.symptoms), "")
-
-
-def fits(symptom: str, d: Differences) -> bool:
-    """Return whether the differences show a symptom, such as "dx: 1/p / p times and not out" or "only traffic".
-
-    NAME                an observation that differs. The name is a regular expression
-    NAME: KIND / KIND   an observation that differs in one of these ways
-    only NAME, NAME     these observations differ, and no others
-    saw WORDS           the traffic differs, and the calls that were seen match this regular expression
-    root NAME           the observation is right on rank 0, and wrong on other ranks
-    aspect WORD         only one aspect of the values differs: "dtype", "sign", "order" or "scale"
-    malformed           an output is missing, isn't a tensor, or has the wrong structure or dtype
-    not TERM            the opposite
-    """
-    return all(_fits(term, d) for term in symptom.split(" and "))
-
-
-def _fits(term: str, d: Differences) -> bool:
-    word, _, rest = term.partition(" ")
-    if word == "not":
-        return not _fits(rest, d)
-    if word == "only":
-        wanted = rest.split(", ")
-        named = [[name for name in d.names if re.fullmatch(each, name)] for each in wanted]
-        return all(named) and d.names == {name for some in named for name in some}
-    if word == "saw":
-        return any(re.search(rest, row.text.partition("; saw ")[2]) for row in d if "traffic" in row.name)
-    if word == "root":
-        return d.p > 1 and rest in d.names and 0 not in d.ranks(rest)
-    if word == "aspect":
-        return d.aspect == rest
-    if term == "malformed":
-        return d.malformed
-    name, _, kinds = term.partition(": ")
-    ways = kinds.split(" / ") if kinds else []
-    rows = [row for row in d if row.kind != NOT_RUN or NOT_RUN in ways]
-    return any(re.fullmatch(name, row.name) and (not ways or row.kind in ways) for row in rows)
+    try:
+        found = tables(path)
+    except TableError as error:
+        yield str(error)
+        return
+    for title, each in found.items():
+        reference = references.get(title.split()[0])
+        if reference is None:
+            yield f"{path.parent.name}/{path.name}: there is no exercise for the section {title!r}"
+            continue
+        names = [mistake.name for mistake in each.mistakes]
+        yield from (f"{m.where}: {m.name!r} is there twice" for m in each.mistakes if names.count(m.name) > 1)
+        for row in each.rows:
+            if not (row.mistakes or row.symptoms):
+                yield f"{row.where}: this question has no mistake and no symptom below it, so nobody is ever asked it"
+            for mistake in row.mistakes:
+                try:
+                    ast.parse(without_magics(mistake.of(reference)))
+                except TableError as error:
+                    yield str(error)
+                except SyntaxError as error:
+                    yield f"{mistake.where}: the reference answer with this mistake isn't valid Python: {error}"

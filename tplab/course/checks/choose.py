@@ -1,0 +1,89 @@
+"""Choose the question that a wrong answer gets, from the tables of known mistakes.
+
+The exercise's own table comes first. If nothing in it fits, it's one of the questions that any exercise may ask, which
+are in `mistakes.md` in this folder.
+"""
+
+import re
+from collections.abc import Callable
+
+from tplab.course.checks.differences import NOT_RUN, Differences
+from tplab.course.notebooks.mistakes import SHARED, Mistake, Table, tables
+
+FIRST, LAST = "first", "last"  # sections of SHARED: questions to consider before an exercise's own, and after them
+
+
+def choose(own: Table, differences: Differences, explains: Callable[[Mistake], int]) -> str:
+    """Return the question for an answer that differs from the right one.
+
+    explains: how much of the differences a known mistake explains, which is all of them (2), the first one (1), or
+              nothing (0)
+
+    A mistake that explains everything wins. Otherwise, it's the first question whose mistake or symptom fits, among
+    those that come first in every exercise, the exercise's own, and those that come last.
+    """
+    for row in own.rows:
+        if any(explains(mistake) == 2 for mistake in row.mistakes):
+            return row.ask
+    for row in (*tables(SHARED)[FIRST].rows, *own.rows, *tables(SHARED)[LAST].rows):
+        if any(fits(symptom, differences) for symptom in row.symptoms) or any(map(explains, row.mistakes)):
+            return row.ask
+    raise AssertionError(f"the last row of {SHARED.name} fits everything")
+
+
+def choose_general(section: str, differences: Differences) -> str:
+    """Return the first question of a section of the shared table whose symptom fits, or ""."""
+    rows = tables(SHARED)[section].rows
+    return next((row.ask for row in rows if any(fits(symptom, differences) for symptom in row.symptoms)), "")
+
+
+def about_report(own: Table, report: str, *, stuck: bool) -> str:
+    """Return the first question with a symptom "report WORDS", "stuck" or "crash" that fits a failed run, or ""."""
+    for row in (*own.rows, *tables(SHARED)[LAST].rows):
+        for symptom in row.symptoms:
+            word, _, rest = symptom.partition(" ")
+            if word == "report" and re.search(rest, report) or symptom == ("stuck" if stuck else "crash"):
+                return row.ask
+    return ""
+
+
+def about_groups(own: Table) -> str:
+    """Return the question with the symptom "in groups", which is about a call that doesn't pass its group, or ""."""
+    return next((row.ask for row in own.rows if "in groups" in row.symptoms), "")
+
+
+def fits(symptom: str, d: Differences) -> bool:
+    """Return whether the differences show a symptom, such as "dx: 1/p / p times and not out" or "only traffic".
+
+    NAME                an observation that differs. The name is a regular expression
+    NAME: KIND / KIND   an observation that differs in one of these ways
+    only NAME, NAME     these observations differ, and no others
+    saw WORDS           the traffic differs, and the calls that were seen match this regular expression
+    root NAME           the observation is right on rank 0, and wrong on other ranks
+    aspect WORD         only one aspect of the values differs: "dtype", "sign", "order" or "scale"
+    malformed           an output is missing, isn't a tensor, or has the wrong structure or dtype
+    not TERM            the opposite
+    """
+    return all(_fits(term, d) for term in symptom.split(" and "))
+
+
+def _fits(term: str, d: Differences) -> bool:
+    word, _, rest = term.partition(" ")
+    if word == "not":
+        return not _fits(rest, d)
+    if word == "only":
+        wanted = rest.split(", ")
+        named = [[name for name in d.names if re.fullmatch(each, name)] for each in wanted]
+        return all(named) and d.names == {name for some in named for name in some}
+    if word == "saw":
+        return any(re.search(rest, row.text.partition("; saw ")[2]) for row in d if "traffic" in row.name)
+    if word == "root":
+        return d.p > 1 and rest in d.names and 0 not in d.ranks(rest)
+    if word == "aspect":
+        return d.aspect == rest
+    if term == "malformed":
+        return d.malformed
+    name, _, kinds = term.partition(": ")
+    ways = kinds.split(" / ") if kinds else []
+    rows = [row for row in d if row.kind != NOT_RUN or NOT_RUN in ways]
+    return any(re.fullmatch(name, row.name) and (not ways or row.kind in ways) for row in rows)
