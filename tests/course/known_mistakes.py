@@ -83,7 +83,7 @@ def _first_question(
             ranks = seen[mistake.name][index] if mistake.name in seen else None
             return None if ranks is None or any(ERROR in rank for rank in ranks) else ranks
 
-        differences, _, ask = judge(trial, own, batch, index, observed, known)  # type: ignore[arg-type]
+        differences, _, ask = judge(trial, own, batch, index, observed, known)
         if differences:
             return {name: ask}
     return {}

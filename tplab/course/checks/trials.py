@@ -125,9 +125,11 @@ def describe(case: Any, name: str) -> str:
 
 
 def judge(
-    trial: OnRanks, own: Table, batch: Batch, index: int, observed: Seen, known: "KnownMistakes"
+    trial: OnRanks, own: Table, batch: Batch, index: int, observed: Seen, known: Callable[[Mistake], Seen | None]
 ) -> tuple[Differences, list[str], str]:
     """Compare what the ranks observed in one case of a batch with what's right.
+
+    known: returns what a known mistake observes in this case, or None if it doesn't run to its end
 
     Returns the differences, the names of all values that were compared, and the question, or "" if nothing differs.
     """

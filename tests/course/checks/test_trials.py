@@ -1,0 +1,128 @@
+"""A check that is a table: the known mistakes that run beside a wrong answer pick its question."""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tplab.course.checks import Case, CheckFailed, Twin, random_tensor, trials
+from tplab.course.checks.cases import FIRST_CALL, Batch, Place
+from tplab.course.checks.exercises import check
+from tplab.course.checks.trials import OnRanks, exercise, judge
+from tplab.course.notebooks.mistakes import shared, tables
+
+TABLE = """
+## 90.81
+
+### Which collective adds?
+- no collective: `dist.all_reduce(y)` → `pass`
+- when out: missing x
+
+### Is that the mean?
+- the mean: `return y` → `return y / dist.get_world_size()`
+
+### Is one added?
+- one more: `return y` → `return y + 1`
+
+### Who waits for whom?
+- only rank 0 (fails): `dist.all_reduce(y)` → `dist.all_reduce(y) if dist.get_rank() == 0 else None`
+- when stuck
+
+### [between two other calls]
+- never ends beside an answer: `return y` → `raise KeyError("a known mistake that ends in an error")`
+"""
+
+
+def total(x):
+    y = x.clone()
+    dist.all_reduce(y)
+    return y
+
+
+SOURCE = inspect.getsource(total)
+
+
+def the_trial() -> OnRanks:
+    return OnRanks(
+        cases=[Case()], draw=lambda case, generator, size: [random_tensor(generator, 9) for _ in range(size)],
+        give=lambda case, xs, place: xs[place.index], run=lambda answer, case, x, group: {"out": answer(x)},
+        right=lambda case, xs, place: {"out": torch.stack(xs).sum(0)}, terms=lambda case, xs, size: {"x": xs},
+        world_sizes=(4, 2), without=(Twin.BFLOAT16,),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def exercise_90(chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mistakes.md"
+    path.write_text(TABLE, encoding="utf-8")
+
+    def reference_answers(number, change=lambda source: source):
+        namespace = {"dist": dist, "torch": torch, "__name__": "__main__"}
+        exec(change(dedent(SOURCE)), namespace)
+        return {"total": namespace["total"]}
+
+    monkeypatch.setattr(trials, "table", lambda section: tables(path)[section])
+    monkeypatch.setattr(trials, "reference_answers", reference_answers)
+    exercise("90.81", "Add", takes=["total"], trials=[the_trial()], passed="It adds.")
+
+
+def question(answer) -> str:
+    with pytest.raises(CheckFailed) as failed:
+        check("90.81", answer)
+    return failed.value.question
+
+
+def test_a_right_answer_passes():
+    assert "It adds." in str(check("90.81", total))
+
+
+def test_an_answer_that_does_the_same_as_a_known_mistake_gets_its_question():
+    def one_more(x):
+        one = torch.ones(())
+        y = x + one / dist.get_world_size()
+        dist.all_reduce(y)
+        return y
+
+    assert question(one_more) == "Is one added?"
+
+
+def test_a_mistake_that_nobody_listed_gets_a_question_by_its_symptom():
+    def without_rank_2(x):
+        y = x * (dist.get_rank() != 2)
+        dist.all_reduce(y)
+        return y
+
+    assert question(without_rank_2) == "Which collective adds?"
+
+
+def test_what_fits_nothing_gets_a_question_that_any_exercise_may_ask():
+    def squares(x):
+        y = x * x
+        dist.all_reduce(y)
+        return y
+
+    assert question(squares) == shared("other")
+
+
+def test_ranks_that_wait_for_each_other_get_the_question_for_it():
+    def only_one(x):
+        if dist.get_rank() == 0:
+            dist.all_reduce(x)
+        return x
+
+    assert question(only_one) == "Who waits for whom?"
+
+
+@pytest.mark.parametrize("first", ["right", "wrong"])
+def test_only_an_answer_whose_calls_differ_is_told_that_it_keeps_something(first):
+    case, place = Case(twin=Twin.AGAIN), Place(0, (0,), 1)
+    right = torch.arange(9.0, dtype=torch.float64)
+    trial = replace(the_trial(), right=lambda case, problem, place: {"out": right})
+    batch = Batch(1, [case], [[(None, place)]], [[]])
+    seen = {"out": right.square(), FIRST_CALL: {"out": right if first == "right" else right.square()}}
+    _, _, ask = judge(trial, trial.table("90.81"), batch, 0, [seen], lambda mistake: None)
+    assert ask == shared(Twin.AGAIN.value if first == "right" else "other")

@@ -1,0 +1,110 @@
+"""Tables of mistakes: how they're read, and what's wrong with those that contradict their reference answer."""
+
+from pathlib import Path
+
+import pytest
+
+from tplab.course.notebooks import mistakes
+from tplab.course.notebooks.mistakes import TableError, problems, shared, tables
+
+REFERENCE = '''
+class Double(Function):
+    def forward(ctx, x):
+        """Return 2 x."""
+        y = x + x
+        return y
+
+
+def half(x):
+    return x / 2
+'''
+TABLE = """# Chapter 90
+
+## 90.1
+
+### Is it twice x?
+- three times: `x + x` → `x + x + x`
+- nothing at all: `def Double.forward` →
+
+  ```python
+  y = 0 * x
+  if y.any():
+      y += 1
+  return y
+  ```
+  and `x / 2` → nothing
+- when out: zeros
+- when only out and not dx
+
+### [never waited]
+- doesn't wait (fails): `*` → `raise SystemExit`
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "ch90" / "mistakes.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        tables.cache_clear()
+        return path
+
+    yield write
+    tables.cache_clear()
+
+
+def test_a_table_has_questions_with_mistakes_and_symptoms(written):
+    own = tables(written(TABLE))["90.1"]
+    first, second = own.rows
+    assert first.ask == "Is it twice x?"
+    assert first.symptoms == ("out: zeros", "only out and not dx")
+    assert [(each.name, each.fails) for each in own.mistakes] == [
+        ("three times", False),
+        ("nothing at all", False),
+        ("doesn't wait", True),
+    ]
+    assert (second.key, second.ask) == ("never waited", shared("never waited"))
+    assert first.mistakes[0].where == "ch90/mistakes.md:6"
+
+
+def test_a_mistake_changes_the_reference_answer(written):
+    three, nothing, everything = tables(written(TABLE))["90.1"].mistakes
+    assert three.of(REFERENCE) == REFERENCE.replace("x + x", "x + x + x")
+    body = "        y = 0 * x\n        if y.any():\n            y += 1\n        return y\n"
+    changed = REFERENCE.replace("        y = x + x\n        return y\n", body).replace("x / 2", "")
+    assert nothing.of(REFERENCE) == changed
+    assert everything.of(REFERENCE) == "raise SystemExit"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("`x + x` →", "`x - x` →"), "'x - x' occurs 0 times"),
+        (("`x + x` →", "`x` →"), "times in the reference answer instead of once"),
+        (("`def Double.forward`", "`def Double.backward`"), "0 definitions of backward"),
+        (("- when out: zeros\n- when only out and not dx\n", ""), ""),
+        (("`x + x` → `x + x + x`", "`x + x` `x + x + x`"), "write a mistake as"),
+        (("[never waited]", "[no such key]"), "no question [no such key]"),
+        (("`x + x + x`", "`x + (x`"), "isn't valid Python"),
+        (("## 90.1", "## 90.7"), "no exercise for the section '90.7'"),
+        (("- doesn't wait (fails)", "- three times"), "'three times' is there twice"),
+        (("### Is it twice x?", "### Is it half of x?\n\n### Is it twice x?"), "no mistake and no symptom"),
+    ],
+)
+def test_a_table_that_contradicts_itself_or_its_reference_answer_is_an_error(written, change, says):
+    old, new = change
+    assert old in TABLE
+    found = list(problems(written(TABLE.replace(old, new, 1)), {"90.1": REFERENCE}))
+    assert any(says in problem and problem.startswith("ch90/mistakes.md:") for problem in found) if says else not found
+
+
+def test_an_unknown_key_names_its_line(written):
+    with pytest.raises(TableError, match=r"ch90/mistakes\.md:19: .*\[other words\]"):
+        tables(written(TABLE.replace("[never waited]", "[other words]")))
+
+
+def test_every_shared_question_is_there_once():
+    keys = [row.key for each in tables(mistakes.SHARED).values() for row in each.rows]
+    assert all(keys)
+    assert len(keys) == len(set(keys))
