@@ -24,7 +24,6 @@ BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "chunk", "12.1": "x", "13.4": "tem
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "tensors with two different dtypes"),
-    ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "Which line of your code changes the dtype"),
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
     ("4.2", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).double()")]),
@@ -56,7 +55,6 @@ NAMES_FLOAT64: list[Changed] = [
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=value.dtype")]),
-    ("2.1", [("part = tensor.narrow", 'part = tensor.to("cpu").narrow')]),
     ("4.1", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
     ("4.2", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).cpu()")]),
@@ -95,10 +93,7 @@ NOT_BFLOAT16: list[Changed] = [
     ("1.1", [("return out.copy_(chunks[src])", "out.numpy()[...] = chunks[src].numpy()\n    return out")]),
     ("1.2", [("x[index].clone()", "torch.from_numpy(x[index].numpy().copy())")]),
     ("1.3", [("chunks[rank].copy_(chunk)", "chunks[rank].numpy()[...] = chunk.numpy()")]),
-    ("2.1", [("return torch.cat(shards, dim)", f"return {half('torch.cat(shards, dim)')}")], "Which line of your code changes the dtype"),
     ("1.5", [("(~gradient.isfinite().all())", "(~torch.from_numpy(gradient.numpy()).isfinite().all())")]),
-    ("2.2", [("        return z\n", f"        return {half('z')}\n")]),
-    ("2.4", [("    gathered = y.new_empty", "    " + ONLY_TWO.format("y") + "gathered = y.new_empty")]),
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", f"torch.empty(weight_shape, device=device, dtype={WIDER})")]),
     ("4.2", [("return out", f"return {half('out')}")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
@@ -145,7 +140,6 @@ LEAVES_SOMETHING: list[Changed] = [
 
 CHANGES_THE_CALLERS: list[Changed] = [
     ("1.1", [("return out.copy_(chunks[src])", "return out.copy_(chunks.pop(src))")], "writes into a tensor that your caller still needs"),
-    ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which line of your code writes into an input tensor"),
     ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
     ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
@@ -178,8 +172,6 @@ WRONG_MESSAGE: list[Changed] = [
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [
-    ("2.3", [("a.chunk(world_size, dim=0)", "[part.view(-1, a.shape[1]) for part in a.view(-1).chunk(world_size)]")]),
-    ("2.4", [("gathered, y.contiguous())", "gathered, y.view(y.shape) if y.view(-1) is not None else y)")], "This time, y isn't contiguous"),
     ("5.4", [("self.up(x).chunk", "self.up(x.view(-1, x.shape[-1])).view(*x.shape[:-1], -1).chunk")]),
     ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
 ]  # fmt: skip
@@ -187,7 +179,6 @@ HAS_GAPS: list[Changed] = [
 GIVES_BACK_THE_CALLERS: list[Changed] = [
     ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
     ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return chunk.unsqueeze(0)\n")]),
-    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "`.contiguous()` doesn't copy"),
     ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip
 

@@ -61,6 +61,7 @@ def fits(symptom: str, d: Differences) -> bool:
     saw WORDS           the traffic differs, and the calls that were seen match this regular expression
     root NAME           the observation is right on rank 0, and wrong on other ranks
     aspect WORD         only one aspect of the values differs: "dtype", "sign", "order" or "scale"
+    p = 1               the run is about a single rank
     malformed           an output is missing, isn't a tensor, or has the wrong structure or dtype
     not TERM            the opposite
     """
@@ -81,6 +82,8 @@ def _fits(term: str, d: Differences) -> bool:
         return d.p > 1 and rest in d.names and 0 not in d.ranks(rest)
     if word == "aspect":
         return d.aspect == rest
+    if term == "p = 1":
+        return d.p == 1
     if term == "malformed":
         return d.malformed
     name, _, kinds = term.partition(": ")

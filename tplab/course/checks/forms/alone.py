@@ -1,0 +1,130 @@
+"""The check of a function that needs no ranks: it's called in this process, and so are the known mistakes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from tplab.course.checks import twins
+from tplab.course.checks.choose import about_report, choose
+from tplab.course.checks.differences import Differences
+from tplab.course.checks.exercises import fresh_generator
+from tplab.course.checks.observation import Claim, Observed
+from tplab.course.checks.reference_answers import reference_answers
+from tplab.course.checks.run_answer import must_refuse
+from tplab.course.checks.trials import Answers, Seen, Trial, explained
+from tplab.course.checks.twins import Twin
+from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
+from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.notebooks.mistakes import Mistake, Table
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the answer.
+
+    given: whatever `run` and `right` need to know about the call
+    note:  the call in words, for the headline
+    p:     the number of ranks that the call is about
+    alone: whether the call has a single result. Otherwise, it has one for each of the p ranks
+    twin:  the condition that this call changes, such as the dtype, or None
+    """
+
+    given: Any
+    note: str
+    p: int = 1
+    alone: bool = True
+    twin: Twin | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone(Trial):
+    """A trial that calls the answer in this process.
+
+    calls: (generator) -> the calls to try
+    run:   (answer, call) -> what was observed, for each rank or, if the call is `alone`, once
+    right: (call) -> the right observations, in the same form
+    tol:   the tolerance, as in `verify`
+    """
+
+    calls: Callable[[torch.Generator], Iterable[Call]]
+    run: Callable[[Any, Call], Seen]
+    right: Callable[[Call], Seen]
+    tol: float = 1e-9
+
+    def check(self, number: str, answers: Answers) -> None:
+        answer, own = self.answer(answers), self.table(number)
+        for call in self.calls(fresh_generator()):
+            observed = self._observed(answer, call, own)
+            expected = self.right(call)
+            differences, names = compare_ranks(
+                call.p, observed, expected, tol=twins.tolerance(call.twin, self.tol), alone=call.alone
+            )
+            note = f"{call.note} {twins.note(call.twin)}".strip()
+            note_the_device(number, call.p, observed, note)
+            if differences:
+                ask = self._question(number, own, call, observed, expected, differences)
+                raise failed(number, differences, names, ask, note)
+            note_right(call.p, observed, names, note)
+
+    def _observed(self, answer: Any, call: Call, own: Table) -> Seen:
+        try:
+            with twins.calling(call.twin, call.note):
+                return self.run(answer, call)
+        except CheckFailed as failure:
+            if not call.twin:
+                failure.question = about_report(own, failure.report, stuck=False) or failure.question
+            raise
+
+    def _question(
+        self, number: str, own: Table, call: Call, observed: Seen, expected: Seen, differences: Differences
+    ) -> str:
+        if call.twin:
+            asked = twins.asked_first(call.twin)
+            return next(question.ask for question in asked if question.fits(differences))
+
+        @cache
+        def known(mistake: Mistake) -> Seen | None:
+            try:
+                return self.run(self.answer(reference_answers(number, mistake.of)), call)
+            except Exception:  # the mistake ends in an error here, so the answer does something else
+                return None
+
+        return choose(
+            own, differences,
+            lambda mistake: 0 if mistake.fails else explained(known(mistake), observed, differences, expected),
+        )  # fmt: skip
+
+
+def one(observed: Observed) -> Seen:
+    """Return the observations of a call that's `alone`."""
+    return [observed]
+
+
+def refusals(says: str, calls: Sequence[tuple[str, Callable[[Any], Any], Sequence[object]]], **options: Any) -> Alone:
+    """Return the trial that every one of the calls raises ValueError.
+
+    says:  what's true of a right answer, as in "a size that can't be divided evenly is refused"
+    calls: (the call in words, a function that takes the answer and makes the call, what the error's message must name)
+    """
+
+    def run(answer: Any, call: Call) -> Seen:
+        make, named = call.given
+        try:
+            must_refuse("", lambda: make(answer), "", says=named, what="it")
+        except CheckFailed as failure:
+            return one({says: Claim(failure.headline.partition(": ")[2])})
+        return one({says: Claim("")})
+
+    return Alone(
+        calls=lambda generator: [Call((make, named), words) for words, make, named in calls], run=run,
+        right=lambda call: [{}], **options,
+    )  # fmt: skip
+
+
+def in_other_conditions(call: Call) -> Iterable[Call]:
+    """Yield the call, and the same call in float32, in bfloat16, and on tensors that aren't contiguous."""
+    for twin in twins.ALONE:
+        yield replace(call, twin=twin)
