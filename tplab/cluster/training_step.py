@@ -30,9 +30,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.data.data_parallel import DataParallel
+from tplab.data.elementwise import check_mesh_shards
 from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, start_alike
 from tplab.data.grad_norm import check_mesh, clip, grad_norm, grad_norm_of_pieces
-from tplab.data.zero import Parameters, ZeRO1, ZeRO2
+from tplab.data.zero import Parameters, ZeRO1, ZeRO2, as_groups, listed
 from tplab.data.zero3 import ZeRO3
 from tplab.pipeline.executor import Pipeline
 from tplab.sequence.gpt import sequence_parallel_parameters, sum_over_ranks
@@ -48,7 +49,8 @@ class TrainingStep:
         norm = training.update()
 
     model            the model, or this rank's pipeline stage
-    optimizer_class  as in ZeRO1; `defaults` are its options
+    optimizer_class  an optimizer that updates each element by itself, such as AdamW or SGD; any other, such as Adafactor
+                     or Muon, only where it has whole parameters (see `elementwise`). `defaults` are its options
     parameters       parameters or param groups for the optimizer. None means all trained parameters, and zero=3 needs
                      all of them
     mesh             as created by `tplab.data.grid.mesh`; None means that this process has the full model
@@ -118,7 +120,7 @@ class TrainingStep:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
         # an optimizer needs a parameter, even if this stage is frozen
-        given = (trained or [nn.Parameter(torch.empty(0))]) if parameters is None else parameters
+        given = listed((trained or [nn.Parameter(torch.empty(0))]) if parameters is None else parameters)
         options: dict[str, Any] = {"average": average, "master_dtype": master_dtype, "separate": self.tied, "group": dp}
         self.data: DataParallel | None = None
         self.optimizer: Optimizer | ZeRO1
@@ -131,6 +133,7 @@ class TrainingStep:
             kind = ZeRO1 if zero == 1 else ZeRO2
             self.optimizer = kind(given, optimizer_class, bucket_bytes=bucket_bytes, **options, **defaults)
         else:
+            check_mesh_shards(optimizer_class, as_groups(given), defaults, mesh)
             if dp is not None and dp.size() > 1:
                 self.data = DataParallel(model, bucket_bytes=bucket_bytes, average=average, group=dp)
             self.optimizer = optimizer_class(given, **defaults)

@@ -35,6 +35,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from tplab.common.taken_gradients import clear_taken, mark_taken, own_gradients
+from tplab.data.elementwise import check_flat_shards
 from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, in_buckets, start_alike
 from tplab.memory.meter import optimizer_bytes, tensor_bytes
 from tplab.runtime import record
@@ -151,7 +152,8 @@ class ZeRO1:
         zero.zero_grad()
 
     parameters         as for torch's optimizers: parameters, or param groups with their own options
-    optimizer_class    any optimizer that works element by element, such as AdamW and SGD, but not LAMB or Adafactor
+    optimizer_class    an optimizer that updates each element by itself, such as AdamW or SGD, but not Adafactor, Muon
+                       or LAMB. The constructor tries this out (`elementwise`), and raises ValueError otherwise
     bucket_bytes       the maximum number of bytes to reduce or gather in one call
     average            whether to average the ranks' gradients; if False, they are summed
     master_dtype       the dtype of the copy of the shard that the optimizer updates, such as float32 for bfloat16
@@ -182,7 +184,9 @@ class ZeRO1:
         self._order: list[tuple[str, int]] = []
         self.group_parameters: list[list[nn.Parameter]] = []
         groups: list[dict[str, Any]] = []
-        for given in as_groups(parameters):
+        all_given = as_groups(parameters)
+        check_flat_shards(optimizer_class, all_given, defaults)
+        for given in all_given:
             own = given["params"]
             start_alike(((f"parameter {number}", parameter) for number, parameter in enumerate(own)), group)
             units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes, separate)]
@@ -310,6 +314,16 @@ def _check_once(parameters: Sequence[nn.Parameter]) -> None:
     numbers = Counter(map(id, parameters))
     if twice := [list(parameter.shape) for parameter in parameters if numbers[id(parameter)] > 1]:
         raise ValueError(f"a parameter {twice[0]} is given {len(twice)} times: each belongs into one group, once")
+
+
+def listed(parameters: Parameters) -> list[Any]:
+    """Return the parameters or param groups with lists in place of all iterators, which can only be read once."""
+    return [
+        {**given, "params": given["params"] if isinstance(given["params"], Tensor) else list(given["params"])}
+        if isinstance(given, Mapping)
+        else given
+        for given in parameters
+    ]
 
 
 def as_groups(parameters: Parameters) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from tplab.data.elementwise import check_flat_shards
 from tplab.data.flat_parameters import broadcast, start_alike
 from tplab.data.zero import Parameters, Unit, ZeRO1, as_groups, reduce_when_full
 
@@ -118,8 +119,6 @@ class ZeRO3(ZeRO1):
         group: ProcessGroup | None = None,
         **defaults: Any,
     ) -> None:
-        start_alike(model.named_parameters(), group)
-        broadcast(model.buffers(), group)
         self.units, self.peak_gathered = [], 0
         self._order: list[tuple[str, int]] = []
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -130,7 +129,11 @@ class ZeRO3(ZeRO1):
                 f"the param groups have {len(place)} parameters, and the model trains {len(trained)}. ZeRO-3 needs all "
                 "of them in its groups: freeze the others"
             )
-        for module, own in _by_unit(model, layers).items():
+        by_unit = _by_unit(model, layers)
+        check_flat_shards(optimizer_class, groups, defaults)
+        start_alike(model.named_parameters(), group)
+        broadcast(model.buffers(), group)
+        for module, own in by_unit.items():
             units = [ShardedUnit(alike, average, master_dtype, group) for alike in _alike(own, separate, place)]
             self._gather_around(module, units)
             self.units += units

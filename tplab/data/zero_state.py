@@ -62,7 +62,7 @@ class FullOptimizer:
     def gather(self) -> None:
         """Gather the state on every rank, in CPU memory, one bucket at a time. All ranks of ZeRO's group call this.
 
-        Raises ValueError for a state that isn't elementwise, such as Adafactor's.
+        Raises ValueError for a state tensor that isn't a scalar and doesn't have the bucket's shape.
         """
         self._state = {}
         for unit in self.zero.units:

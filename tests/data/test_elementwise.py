@@ -1,0 +1,350 @@
+"""Which optimizers may update shards: the ones that give the same result on parts, which a trial finds out.
+
+The right answers here come from each optimizer's formula, not from a trial.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.reference import assert_close
+from tests.tensor.on_ranks import refusals
+from tplab import launch
+from tplab.cluster.three_dimensions import Training3D
+from tplab.cluster.training_step import TrainingStep
+from tplab.data.elementwise import check_flat_shards, check_mesh_shards
+from tplab.data.grid import Grid, mesh
+from tplab.data.zero import ZeRO1, as_groups
+from tplab.data.zero3 import ZeRO3
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import GPTConfig
+from tplab.tensor.linear import ColumnParallelLinear
+from tplab.tensor.rng import seed_all
+from tplab.tensor.sharding import Sharding
+
+optim = torch.optim
+TENSOR_PARALLEL = SimpleNamespace(mesh_dim_names=("dp", "pp", "tp"), shape=(1, 1, 2))
+PIPELINE = SimpleNamespace(mesh_dim_names=("dp", "pp", "tp"), shape=(1, 2, 1))
+CONFIG = GPTConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=37, seq_length=6, dropout=0.0)
+
+
+class Step(optim.Optimizer):
+    """Subclasses compute `direction(p)`; p.grad is there."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * self.direction(p)
+
+
+class Signs(Step):
+    def direction(self, p):
+        return p.grad.sign()
+
+
+class Lars(Step):  # the trust ratio of You et al. 2017
+    def direction(self, p):
+        return p.grad * p.norm() / p.grad.norm()
+
+
+class Centered(Step):  # gradient centralization: minus the mean of a row
+    def direction(self, p):
+        return p.grad - p.grad.mean(-1, keepdim=True) if p.dim() > 1 else p.grad
+
+
+class GlobalNorm(Step):  # as Prodigy does, a number from all parameters
+    def direction(self, p):
+        return p.grad / sum(q.grad.square().sum() for group in self.param_groups for q in group["params"]).sqrt()
+
+
+class OnlyMatricesDecay(Step):
+    def direction(self, p):
+        return p.grad + 0.5 * p if p.dim() > 1 else p.grad
+
+
+class SecondStep(Step):  # behaves like SGD at first
+    def direction(self, p):
+        seen = self.state[p]["step"] = self.state[p].get("step", 0) + 1
+        return p.grad if seen == 1 else p.grad / p.grad.norm()
+
+
+class Noisy(Step):
+    def direction(self, p):
+        return p.grad + torch.randn_like(p)
+
+
+class Vouched(Noisy):
+    elementwise = True
+
+
+class Replaces(optim.SGD):
+    def __init__(self, params, **options):
+        super().__init__([nn.Parameter(p.detach().clone()) for group in params for p in group["params"]], **options)
+
+
+class Mixed(optim.Optimizer):
+    """Orthogonal matrices where a group asks for it, and SGD elsewhere, as Muon is used in practice."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "orthogonal": False})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * (torch.linalg.qr(p.grad)[0] if group["orthogonal"] else p.grad)
+
+
+ELEMENTWISE = {
+    "SGD": partial(optim.SGD, lr=0.1),
+    "SGD, momentum": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
+    "SGD, foreach": partial(optim.SGD, lr=0.1, momentum=0.9, foreach=True),
+    "SGD, fused": partial(optim.SGD, lr=0.1, fused=True),
+    "Adam": optim.Adam,
+    "Adam, amsgrad": partial(optim.Adam, amsgrad=True, weight_decay=0.1, foreach=True),
+    "AdamW": optim.AdamW,
+    "AdamW, fused": partial(optim.AdamW, fused=True),
+    "AdamW, foreach": partial(optim.AdamW, foreach=True),
+    "AdamW, a rate that is a tensor": partial(optim.AdamW, lr=torch.tensor(1e-3), foreach=False),
+    "AdamW, a rate of 0": partial(optim.AdamW, lr=0.0),
+    "AdamW, a function": lambda params, **options: optim.AdamW(params, **options),
+    **{kind.__name__: kind for kind in (optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop)},
+    **{kind.__name__: kind for kind in (optim.Adagrad, optim.Adadelta, optim.ASGD, Signs, Vouched)},
+    "RMSprop, centered": partial(optim.RMSprop, centered=True, momentum=0.9),
+}
+NEEDS_WHOLE_MATRICES = {
+    "Adafactor": optim.Adafactor,
+    "Adafactor, a rate of 0": partial(optim.Adafactor, lr=0.0),
+    "Lars": Lars,
+    "Lars, a tiny rate": partial(Lars, lr=1e-12),
+    "SecondStep": SecondStep,
+    "GlobalNorm": GlobalNorm,
+}
+CAN_NOT_BE_TRIED = {
+    "LBFGS": (optim.LBFGS, "closure"),
+    "SparseAdam": (optim.SparseAdam, "dense gradients"),
+    "Replaces": (partial(Replaces, lr=0.1), "other parameters"),
+}
+
+
+def parameters(dtype=torch.float64):
+    """Sharded by rows and by columns, and replicated."""
+    layer = nn.ParameterList(nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in [(6, 4), (4, 3), (5,), (3, 2)])
+    layer[0].tensor_parallel, layer[1].tensor_parallel = Sharding(0, ranks=(0, 1)), Sharding(1)
+    layer[2].tensor_parallel = Sharding(0, ranks=(0, 1))
+    return list(layer)
+
+
+def check_everywhere(optimizer_class, given=None, **options):
+    groups = as_groups(parameters() if given is None else given)
+    return refusals(
+        lambda: check_flat_shards(optimizer_class, groups, options),
+        lambda: check_mesh_shards(optimizer_class, groups, options, TENSOR_PARALLEL),
+    )
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_optimizers_are_accepted_with_all_their_options(name):
+    assert check_everywhere(ELEMENTWISE[name]) == ["no error", "no error"]
+    check_mesh_shards(ELEMENTWISE[name], as_groups(parameters()), {}, PIPELINE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_of_low_precision_are_judged_in_float32(dtype):
+    assert check_everywhere(optim.AdamW, parameters(dtype)) == ["no error", "no error"]
+    assert "no error" not in check_everywhere(optim.Adafactor, parameters(dtype))
+
+
+@pytest.mark.parametrize("name", NEEDS_WHOLE_MATRICES)
+def test_optimizers_that_need_whole_matrices_are_refused(name):
+    kind = NEEDS_WHOLE_MATRICES[name]
+    flat, tensor_parallel = check_everywhere(kind)
+    assert "no error" not in (flat, tensor_parallel)
+    for message in (flat, tensor_parallel):
+        assert f"{getattr(kind, 'func', kind).__name__} doesn't update each element by itself" in message
+        assert "AdamW" in message
+    assert "zero=0" in flat
+    assert (
+        "tensor parallelism over 2 ranks splits 3 of these parameters, such as the one that is [6, 4]"
+        in tensor_parallel
+    )
+
+
+def test_torchs_muon_is_refused_for_sharded_matrices_and_for_vectors():
+    matrices = [p for p in parameters() if p.dim() == 2]
+    flat, tensor_parallel = check_everywhere(optim.Muon, matrices)
+    assert "Muon only supports 2D parameters" in flat
+    assert "Muon doesn't update each element by itself" in tensor_parallel
+
+
+def test_transformers_adafactor_is_refused_even_if_it_chooses_its_own_rate():
+    from transformers.optimization import Adafactor
+
+    for options in ({}, {"warmup_init": True}, {"lr": 0.1, "relative_step": False, "scale_parameter": False}):
+        assert all("Adafactor" in message for message in check_everywhere(Adafactor, **options))
+
+
+@pytest.mark.parametrize("name", CAN_NOT_BE_TRIED)
+def test_optimizers_that_can_not_be_tried_are_refused_with_their_own_words(name):
+    kind, words = CAN_NOT_BE_TRIED[name]
+    for message in check_everywhere(kind):
+        assert words in message
+        assert "`elementwise = True`" in message
+
+
+def test_noise_is_refused_unless_someone_vouches_for_it():
+    assert all("Noisy doesn't update each element" in message for message in check_everywhere(Noisy))
+    assert check_everywhere(Vouched) == ["no error", "no error"]
+
+
+def test_it_matters_what_is_split():
+    """Rows that stay whole, the number of dimensions, groups, and replicated or frozen parameters."""
+    by_rows, by_columns, vector, replicated = parameters()
+    assert check_everywhere(Centered, [by_rows, vector])[1] == "no error"
+    assert "Centered doesn't" in check_everywhere(Centered, [by_columns])[1]
+    flat, tensor_parallel = check_everywhere(OnlyMatricesDecay)
+    assert "OnlyMatricesDecay doesn't" in flat
+    assert tensor_parallel == "no error"
+    assert check_everywhere(optim.Adafactor, [replicated])[1] == "no error"
+    groups = [{"params": [replicated], "orthogonal": True}, {"params": [by_rows, vector]}, {"params": []}]
+    assert check_everywhere(Mixed, groups)[1] == "no error"
+    groups[1]["orthogonal"] = True
+    assert "Mixed" in check_everywhere(Mixed, groups)[1]
+    assert check_everywhere(optim.Adafactor, [by_rows.requires_grad_(False), replicated])[1] == "no error"
+    for whole in (None, SimpleNamespace(mesh_dim_names=("dp", "pp", "tp"), shape=(4, 1, 1))):
+        for kind in (optim.Adafactor, optim.LBFGS, GlobalNorm):
+            check_mesh_shards(kind, as_groups(parameters()), {}, whole)
+
+
+def test_stages_need_an_optimizer_that_looks_at_one_parameter_at_a_time():
+    groups = as_groups(parameters())
+    for kind in (optim.Adafactor, Lars, SecondStep):
+        check_mesh_shards(kind, groups, {}, PIPELINE)
+    (message,) = refusals(lambda: check_mesh_shards(GlobalNorm, groups, {}, PIPELINE))
+    assert "each of 2 stages has an optimizer of its own, but GlobalNorm doesn't" in message
+
+
+def test_odd_shapes_can_be_tried():
+    for shapes in ([()], [(1,)], [(0,)], [(1, 1)], [(3, 1, 2, 2)], [(100, 70), ()]):
+        given = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+        assert check_everywhere(optim.AdamW, given) == ["no error", "no error"]
+        assert "Adafactor" in check_everywhere(optim.Adafactor, given)[0]
+
+
+def test_a_trial_leaves_no_trace():
+    given, made = parameters(), []
+
+    def factory(params, **options):
+        made.append(Vouched(params, **options))
+        return made[-1]
+
+    before, state = [p.detach().clone() for p in given], torch.get_rng_state()
+    assert "Vouched doesn't" in check_everywhere(factory, given)[0]  # the factory isn't marked
+    assert len(made) > 2
+    assert torch.equal(torch.get_rng_state(), state)
+    for parameter, old in zip(given, before, strict=True):
+        assert torch.equal(parameter, old)
+        assert parameter.grad is None
+
+
+def test_a_wrong_option_raises_the_optimizers_own_error():
+    for message in check_everywhere(optim.AdamW, lr=-1.0):
+        assert message == "Invalid learning rate: -1.0"
+    with pytest.raises(TypeError, match="nonsense"):
+        check_flat_shards(optim.AdamW, as_groups(parameters()), {"nonsense": 1})
+
+
+# In a training step
+
+
+def data():
+    return torch.randint(0, CONFIG.vocab_size, (2, 4, 6), generator=torch.Generator().manual_seed(3))
+
+
+def trained(model, training, ids, targets):
+    for _ in range(3):
+        with training.micro_batch():
+            model(ids, targets).mean().backward()
+        training.update()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def plain(trains=lambda name: True, optimizer_class=optim.Adafactor):
+    seed_all(5)
+    model = ParallelGPT(CONFIG, dtype=torch.float64)
+    optimizer = optimizer_class([p for name, p in model.named_parameters() if trains(name)], lr=0.1)
+    for _ in range(3):
+        model.zero_grad()
+        model(*data()).mean().backward()
+        optimizer.step()
+    return model
+
+
+def _refused_and_accepted():
+    grid = mesh(dp=2, tp=2)
+    tp = grid.get_group("tp")
+    ids, targets = (t.chunk(2)[grid.get_local_rank("dp")] for t in data())
+    seed_all(5, tp)
+    model = ParallelGPT(CONFIG, group=tp, dtype=torch.float64)
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    refused = refusals(
+        lambda: TrainingStep(model, optim.Adafactor, mesh=grid),
+        lambda: TrainingStep(model, optim.Muon, mesh=grid, parameters=iter(matrices)),
+        *[lambda zero=zero: TrainingStep(model, optim.Adafactor, mesh=grid, zero=zero) for zero in (1, 2, 3)],
+        lambda: ZeRO1(model.parameters(), Lars, group=grid.get_group("dp")),
+        lambda: ZeRO3(model, list(model.layers), Lars, group=grid.get_group("dp")),
+    )
+    # a refusal leaves the model as it was, so the next optimizer can have it; norms are replicated, so Adafactor may
+    groups = [{"params": (p for name, p in model.named_parameters() if "norm" in name)}]
+    training = TrainingStep(model, optim.Adafactor, mesh=grid, parameters=groups, lr=0.1)
+    return refused, trained(model, training, ids, targets)
+
+
+def test_a_training_step_refuses_what_depends_on_the_ranks_and_trains_the_rest_like_one_process():
+    expected = plain(lambda name: "norm" in name).state_dict()
+    for refused, found in launch(_refused_and_accepted, 4, timeout=120):
+        assert all("doesn't update each element by itself" in message for message in refused)
+        for name, weight in found.items():
+            if "norm" in name:
+                assert_close(weight, expected[name])
+
+
+def _three_dimensions():
+    grid, losses = Grid(dp=2, pp=2), {}
+    for kind in (optim.Adafactor, optim.AdamW):
+        training = Training3D(
+            CONFIG, grid, kind, micro_batches=2, micro_batch_size=1, seed=5, dtype=torch.float64, lr=0.1
+        )
+        losses[kind.__name__] = [training.step(*data()) for _ in range(3)][-1:] + [training.evaluate(*data())]
+    options = {"micro_batches": 2, "micro_batch_size": 1}
+    return losses, refusals(
+        lambda: Training3D(CONFIG, grid, GlobalNorm, **options),
+        lambda: Training3D(CONFIG, grid, Lars, zero=1, **options),
+    )
+
+
+def test_stages_and_replicas_train_with_adafactor_like_one_process():
+    expected = {
+        kind.__name__: float(plain(optimizer_class=kind)(*data()).mean().detach())
+        for kind in (optim.Adafactor, optim.AdamW)
+    }
+    for losses, (global_norm, lars) in launch(_three_dimensions, 4, timeout=120):
+        for name, found in losses.items():
+            assert found[-1] == pytest.approx(expected[name], rel=1e-9)
+        assert "2 stages" in global_norm
+        assert "Lars doesn't" in lars
+
+
+@pytest.mark.parametrize("kind", [optim.Adafactor, optim.LBFGS, Lars, GlobalNorm])
+def test_one_process_without_zero_accepts_every_optimizer(kind):
+    model = ColumnParallelLinear(4, 4)
+    assert type(TrainingStep(model, kind).optimizer) is kind
+    with pytest.raises(ValueError, match="ZeRO splits"):
+        TrainingStep(ColumnParallelLinear(4, 4), kind, zero=1)
