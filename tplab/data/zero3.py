@@ -16,7 +16,7 @@ two halves, so weights stay gathered from the first half to the second. (Rajbhan
 Zhao et al. 2023, "PyTorch FSDP", whose flat parameters do the same; torch: fully_shard.)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -68,6 +68,12 @@ class ShardedUnit(Unit):
         for parameter, view in zip(self.parameters, self.flat.views(self.weights), strict=True):
             parameter.data = view
 
+    def is_memory_of(self, tensor: Tensor) -> bool:
+        """Return True if `free` would release the tensor's memory, because it's a weight or a view of one."""
+        if self.stays_whole or tensor.layout is not torch.strided or not tensor.numel():
+            return False
+        return tensor.untyped_storage()._cdata == self.weights.untyped_storage()._cdata
+
     def free(self) -> None:
         """Free the memory of the full weights. The parameters are empty until they are gathered again."""
         if self.stays_whole:
@@ -94,14 +100,16 @@ class ZeRO3(ZeRO1):
     """Like ZeRO1, but also shards weights and gradients: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
 
     layers           modules of the model, none inside another; each one is gathered separately. All other parameters,
-                     and those that several layers share, form one more unit, which is gathered while the model runs
+                     and those in a module that several layers share, form one more unit, which is gathered while the
+                     model runs
     parameters       param groups that contain all trained parameters, as for torch's optimizers; None means one group.
                      A layer whose parameters are in several groups forms one unit per group
     peak_gathered    the maximum number of bytes of full weights at any gather since the last step
 
     You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Outside these calls
     and `with zero.gathered():`, the parameters are empty. The other arguments are those of ZeRO1. Raises ValueError for
-    a layer that isn't in the model, or that is inside another layer.
+    a layer that isn't in the model, or that is inside another layer, and, in the forward pass, for a unit that returns
+    one of its parameters or a view of it, because its memory is freed. The blocks of `tplab` return copies.
     """
 
     units: list[ShardedUnit]  # type: ignore[assignment]
@@ -201,10 +209,12 @@ class ZeRO3(ZeRO1):
                 unit.backwards[torch._C._current_graph_task_id()] = None
 
         def after_forward(module: nn.Module, inputs: object, output: object) -> None:
+            tensors = _tensors(output)
+            _check_output(module, output, tensors, units)
             for unit in units:
                 if not unit.backwards:  # recomputation inside backward keeps the weights
                     unit.free()
-            for tensor in _tensors(output, type(module).__name__):
+            for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(before_backward)
 
@@ -212,42 +222,89 @@ class ZeRO3(ZeRO1):
         module.register_forward_hook(after_forward)
 
 
-def _tensors(output: object, of: str) -> list[Tensor]:
-    """Return all tensors in a module's output. Raises TypeError if there are none while autograd is recording."""
-    if is_dataclass(output):
-        output = [getattr(output, field.name) for field in fields(output)]
+def _tensors(output: object) -> list[Tensor]:
+    """Return all tensors in a module's output, however deep: in containers, dataclasses or attributes of objects."""
+    found: dict[int, object] = {}
     parts = tree_leaves(output)
-    found = [tensor for part in parts for tensor in (_tensors(part, of) if is_dataclass(part) else [part])]
-    found = [tensor for tensor in found if isinstance(tensor, Tensor)]
-    if not found and torch.is_grad_enabled():
-        kinds = ", ".join(sorted({type(part).__name__ for part in parts})) or "nothing"
+    while parts:
+        part = parts.pop()
+        if id(part) in found or isinstance(part, nn.Module | type):
+            continue
+        found[id(part)] = part
+        if not isinstance(part, Tensor):
+            parts += tree_leaves(list(part.values()) if isinstance(part, Mapping) else _attributes(part))
+    return [part for part in found.values() if isinstance(part, Tensor)]
+
+
+def _attributes(part: object) -> list[object]:
+    names = [field.name for field in fields(part)] if is_dataclass(part) else []  # those with slots have no __dict__
+    return [*getattr(part, "__dict__", {}).values(), *(getattr(part, name) for name in names)]
+
+
+def _check_output(module: nn.Module, output: object, tensors: list[Tensor], units: list[ShardedUnit]) -> None:
+    """Raise TypeError for an output in which there are no tensors, and ValueError if one of them is about to be freed.
+
+    The weights must still be gathered, because a returned view is recognized by its address.
+    """
+    unit_name = type(module).__name__
+    if not tensors and torch.is_grad_enabled():
+        kinds = ", ".join(sorted({type(part).__name__ for part in tree_leaves(output)})) or "nothing"
         raise TypeError(
-            f"{of} returns {kinds}, in which ZeRO-3 finds no tensor, so it can't notice when backward needs the "
+            f"{unit_name} returns {kinds}, in which ZeRO-3 finds no tensor, so it can't notice when backward needs the "
             "weights. Return tensors, or tuples, lists, dicts or dataclasses of them"
         )
-    return found
+    for tensor in tensors:
+        if any(unit.is_memory_of(tensor) for unit in units):
+            name = next(
+                name
+                for name, parameter in module.named_parameters()
+                if 0 <= tensor.data_ptr() - parameter.data_ptr() < parameter.numel() * parameter.element_size()
+            )
+            raise ValueError(
+                f"{unit_name} returns its parameter {name} or a view of it, {list(tensor.shape)}. ZeRO-3 frees a "
+                f"unit's weights when its forward ends, so the caller would read freed memory. Return {name}.clone(), "
+                "or pass larger units as `layers`, such as whole transformer layers, whose forward uses the parameter"
+            )
 
 
 def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Group the trainable parameters by layer. Those in no layer, or in several, are assigned to the model."""
-    inside: dict[nn.Module, nn.Module] = {}
-    for layer in layers:
-        for module in layer.modules():
-            if module in inside:
-                raise ValueError(f"{type(module).__name__} is in two layers: a unit can't lie inside another")
-            inside[module] = layer
-    if foreign := inside.keys() - set(model.modules()):
-        raise ValueError(f"{type(foreign.pop()).__name__} is in one of the layers, but not in the model")
-    owner: dict[nn.Parameter, nn.Module] = {}
-    for module in model.modules():
+    """Group the trainable parameters by layer. Those outside of the layers, or in several, are assigned to the model.
+
+    A layer that is listed twice is one unit. Raises ValueError for a layer inside another one, or not in the model.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    own = {layer: set(layer.modules()) for layer in layers}
+    for layer in own:
+        if layer not in names:
+            raise ValueError(f"{type(layer).__name__} is one of the layers, but it isn't in the model")
+        if outer := next((other for other in own if other is not layer and layer in own[other]), None):
+            raise ValueError(
+                f"{names[layer]} is a part of {names[outer] or 'the model'}, and both are in `layers`. Its parameters "
+                "can only be gathered with one of them, so list only one"
+            )
+    places: dict[nn.Parameter, set[nn.Module]] = {parameter: set() for parameter in model.parameters()}
+    for layer in own:
+        for parameter in layer.parameters():
+            places[parameter].add(layer)
+    for module in _outside(model, own.keys()):
         for parameter in module.parameters(recurse=False):
-            place = inside.get(module, model)
-            owner[parameter] = place if owner.get(parameter, place) is place else model
+            places[parameter].add(model)
     units: dict[nn.Module, list[nn.Parameter]] = {}
-    for parameter, place in owner.items():
+    for parameter, of in places.items():
         if parameter.requires_grad:
-            units.setdefault(place, []).append(parameter)
+            units.setdefault(of.pop() if len(of) == 1 else model, []).append(parameter)
     return units
+
+
+def _outside(module: nn.Module, layers: Collection[nn.Module]) -> list[nn.Module]:
+    """Return the modules that can be reached from `module` without entering a layer, such as one that is shared."""
+    found: dict[nn.Module, None] = {}
+    waiting = [module]
+    while waiting:
+        if (module := waiting.pop()) not in layers and module not in found:
+            found[module] = None
+            waiting += module.children()
+    return list(found)
 
 
 def _alike(

@@ -117,6 +117,14 @@ class _ParallelLinear(ShardedModule):
         linear.load_state_dict(full_state_dict(self, self.group), assign=True)
         return linear.requires_grad_(weight.requires_grad).train(self.training)
 
+    def _bias_to_add(self) -> Tensor | None:
+        """Return a copy of the bias that the caller has to add, or None if there is nothing to add.
+
+        ZeRO-3 and `fully_shard` free a unit's parameters when its forward ends. If the unit is smaller than the caller,
+        the parameter itself would be freed memory by the time the caller adds it.
+        """
+        return self.bias.clone() if self.skip_bias_add and self.bias is not None else None
+
     def extra_repr(self) -> str:
         whole = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{whole}, rank {self.rank} of {self.world_size} holds {list(self.weight.shape)}"
@@ -133,7 +141,7 @@ class ColumnParallelLinear(_ParallelLinear):
     """Y = X A + b with A split by columns. Maps x [.., in] (replicated) to this rank's columns of y, [.., out/p].
 
     gather_output           return the full y [.., out] on every rank, with one all-gather
-    skip_bias_add           return (y without bias, bias), so that the caller can add the bias later
+    skip_bias_add           return (y without bias, a copy of bias), so that the caller can add the bias later
     stride                  A consists of `stride` matrices side by side, each of which is split
     async_grad_allreduce    in backward, overlap the all-reduce of dX with the computation of dW. The layer is then not
                             twice differentiable, and under autocast dX is summed in the lower precision. torch.compile
@@ -164,10 +172,10 @@ class ColumnParallelLinear(_ParallelLinear):
             raise ValueError(f"x {list(x.shape)} should be [.., {self.in_features}]: each rank needs all of x")
         added: Tensor | None = None if self.skip_bias_add else self.bias
         y = self.region.column_linear(x, self.weight, added, self.group, self.async_grad_allreduce)  # [.., out/p]
-        bias: Tensor | None = self.bias
+        bias = self._bias_to_add()
         if self.gather_output:
             y = gather_from_region(y, self.group, stride=self.stride)  # [.., out]
-            if self.skip_bias_add and bias is not None:
+            if bias is not None:
                 bias = gather_from_region(bias, self.group, stride=self.stride)  # [out], to match y
         return (y, bias) if self.skip_bias_add else y
 
@@ -176,7 +184,7 @@ class RowParallelLinear(_ParallelLinear):
     """Y = X A + b with A split by rows. Maps this rank's columns of x, [.., in/p], to the full y [.., out], replicated.
 
     input_is_parallel             False: x [.., in] is replicated, and each rank takes its own slice
-    skip_bias_add                 return (y without bias, bias)
+    skip_bias_add                 return (y without bias, a copy of bias)
     stride                        A consists of `stride` matrices stacked vertically, each of which is split, like x
     options                       see `LayerOptions`
 
@@ -208,5 +216,5 @@ class RowParallelLinear(_ParallelLinear):
             x = scatter_to_region(x, self.group, stride=self.stride)  # [.., in/p]
         y = self.region.leave(F.linear(x, self.weight), self.group)  # [.., out]
         if self.skip_bias_add:
-            return y, self.bias
+            return y, self._bias_to_add()
         return y if self.bias is None else y + self.bias.to(y.dtype)
