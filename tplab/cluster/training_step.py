@@ -49,8 +49,8 @@ class TrainingStep:
         norm = training.update()
 
     model            the model, or this rank's pipeline stage
-    optimizer_class  an optimizer that updates each element by itself, such as AdamW or SGD; any other, such as Adafactor
-                     or Muon, only where it has whole parameters (see `elementwise`). `defaults` are its options
+    optimizer_class  an optimizer that updates each element by itself, such as AdamW or SGD. Others, such as Adafactor
+                     and Muon, need whole parameters (see `tplab.data.elementwise`). `defaults` are its options
     parameters       parameters or param groups for the optimizer. None means all trained parameters, and zero=3 needs
                      all of them
     mesh             as created by `tplab.data.grid.mesh`; None means that this process has the full model
