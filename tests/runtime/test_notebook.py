@@ -113,6 +113,58 @@ def test_the_magic_runs_a_cell_on_every_rank(book: Notebook) -> None:
         assert f"[rank {rank}] ([3.0, 3.0], 3)" in cell.text
 
 
+def test_the_magic_sends_the_variables_that_the_cell_reads_whatever_their_names(book: Notebook) -> None:
+    book.run("id, input, n, lr = 7, torch.ones(2), 3, 0.5\ndef named(): return id, rank")
+    book.run("import threading\nrank, lock = 5, threading.Lock()\nworld_size = lock")
+    read = """%%ranks 2
+class Layer:
+    lr = lr
+def nested():
+    return [n + extra for extra in range(2)]
+first = id, input.tolist(), f"{n:{n}}", Layer.lr, nested(), named(), [lock for lock in range(2)]
+n += 1
+id = 8
+del input
+(first, n, named(), callable(input), len(open("/dev/null").read()), world_size)"""
+    cell = book.run(read)
+    assert not cell.error
+    for rank in range(2):
+        before = (7, [1.0, 1.0], "  3", 0.5, [3, 4], (7, rank), [0, 1])
+        assert f"[rank {rank}] {(before, 4, (8, rank), True, 0, 2)}" in cell.text
+
+
+ASSIGNED_FIRST = ["lock = 3", "import math as lock", "def lock(): ...", "for lock in [3]: ...", "(lock := 3)",
+                  "with open('/dev/null') as lock: ...", "def f():\n    global lock\n    lock = 3\nf()"]  # fmt: skip
+
+
+def test_the_magic_does_not_need_a_variable_that_the_cell_assigns(book: Notebook) -> None:
+    book.run("import threading\nlock = input = threading.Lock()")
+    source = "\n".join(f"{assigns}\nprint(type(lock))\ndel lock" for assigns in ASSIGNED_FIRST)
+    cell = book.run(f"%%ranks 1\n{source}\ninput = 4\nprint(input)")
+    assert not cell.error
+    kinds = [int, type(re), type(lambda: 0), int, int, type(sys.__stdout__), int]
+    assert cell.text.count("<class") == len(kinds)
+    assert [str(kind) for kind in kinds] == re.findall("<class '.*?'>", cell.text)
+
+
+@pytest.mark.parametrize("name", ["lock", "input"])
+def test_the_magic_names_a_variable_that_the_cell_reads_and_that_cannot_be_sent(book: Notebook, name: str) -> None:
+    book.run("import threading\nlock = input = threading.Lock()")
+    assert f"['{name}'], of type lock, can't be sent" in book.run(f"%%ranks 1\n{name}").error
+    error = book.run(f"%%ranks 1\nif rank:\n    {name} = 3\n{name}").error
+    assert f"line 4, in <module>\n    {name}\n" in error
+    assert f"NameError: name '{name}' is not defined. The notebook's `{name}` can't be sent" in error
+
+
+def test_a_semicolon_hides_the_value_under_the_magic(book: Notebook) -> None:
+    shown = {"rank; 'a;'": "'a;'", "'a'  # ;": "'a'", "(4\n)": "4"}
+    hidden = ["rank;", "rank ;  # why", "'a;';\n\n# the end", "x = rank;", "x = rank", "None", "rank \\\n;"]
+    for code in [*shown, *hidden]:
+        cell = book.run(f"%%ranks 1\n{code}")
+        assert not cell.error
+        assert cell.text == (f"[rank 0] {shown[code]}\n" if code in shown else "")
+
+
 def test_an_error_under_the_magic_shows_the_line_of_the_cell(book: Notebook) -> None:
     cell = book.run("%%ranks 2\ny = 1\nraise ValueError('boom')")
     number = cell.number
