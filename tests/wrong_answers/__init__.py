@@ -23,7 +23,7 @@ from tests import ROOT
 from tplab.course.notebooks import numbering
 from tplab.course.notebooks.numbering import number_of, package, prefix
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, keep_solution
-from tplab.course.notebooks.source import Chapter, read, sources, without_magics
+from tplab.course.notebooks.source import Chapter, read, sources
 
 SEED = int(os.environ.get("TPLAB_TEST_SEED", "0"))
 
@@ -108,14 +108,13 @@ def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Ite
 
 def run_cell(source: str, namespace: dict[str, Any], name: str) -> None:
     """Run a cell's source; tracebacks show its lines."""
-    text = without_magics(source)
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), namespace)
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), namespace)
 
 
 def run_check(exercise: str, namespace: dict[str, Any], seed: int | None = None) -> Any:
     """What the check cell of `exercise` shows, for new inputs or those of `seed`. Raises what it raises."""
-    source = without_magics(chapter_of(exercise).of_role("check")[exercise].text).strip()
+    source = chapter_of(exercise).of_role("check")[exercise].text.strip()
     if seed is not None:
         source = swap(source + "\n", ")\n", f", seed={seed})")
     return eval(source, namespace)

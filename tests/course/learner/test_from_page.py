@@ -30,6 +30,7 @@ def unshard(shards, dim):
 
 
 print(shard(torch.ones(4), 0, 0, 2))"""
+IN_IPYTHON = "\nfiles = !ls\n%time x = unshard([torch.ones(2)], 0)\nlen?"
 CHECK = 'check("2.1", shard, unshard)'
 MODULE = "my_tp/splitting.py"
 TOLD = f"add this answer to your library, in {MODULE}."
@@ -66,7 +67,14 @@ def html(cell) -> str:
 
 
 def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
-    for source in (SETUP, "def pieces(tensor, dim, p):\n    return None", HELPER, "1 / 0", "def broken(:", ANSWER):
+    for source in (
+        SETUP,
+        "def pieces(tensor, dim, p):\n    return None",
+        HELPER,
+        "1 / 0",
+        "def broken(:",
+        ANSWER + IN_IPYTHON,
+    ):
         book.run(source)
     assert text_of(course) == ""
     shown = html(book.run(CHECK))

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tplab.course.checks.exercises import check
 from tplab.course.grading.merge import Piece
 from tplab.course.learner import library, library_text, start
 from tplab.course.learner.course_files import MARKER, MEMORY, Course, all_chapters
-from tplab.course.learner.passages import extract
+from tplab.course.learner.passages import NotPlain, extract
 from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 from tplab.course.tools import cli
@@ -171,7 +172,7 @@ def write_answers(course: Course, *bodies: str, helper: str = "") -> list[Cell]:
 
 def add(course: Course, learner: list[Cell], *exercises: str) -> list[str]:
     reference = read_notebook(course.material / "solutions" / NAME)
-    return library.add_passed(course, reference, learner, list(exercises))
+    return library.add_passed(course, reference, learner, list(exercises))[0]
 
 
 def module_text(course: Course) -> str:
@@ -231,7 +232,7 @@ def test_only_what_passes_tplab_check_comes_in_and_mine_shows_it(tiny_course, mo
     monkeypatch.chdir(tiny_course.folder)
     assert cli.main(["mine"]) == 0
     assert "still empty" in capsys.readouterr().out
-    write_answers(tiny_course, "return x + x", "return 3 * x")
+    write_answers(tiny_course, "return x + x\n\n\nfiles = !ls\nlen?", "return 3 * x")
     assert cli.main(["check", "90"]) == 1
     assert "Your library has your code for 90.1 now: my_tp/chapter_90.py." in " ".join(capsys.readouterr().out.split())
     assert "double_2" not in module_text(tiny_course)
@@ -275,6 +276,47 @@ def test_decorators_and_magics_are_handled():
         "%matplotlib inline\nimport functools", "%%time\n# why\n@functools.cache\ndef answer():\n    return 1"
     )
     assert found.code == ["# why\n@functools.cache\ndef answer():\n    return 1"]
+
+
+ANSWER = "def answer(x):\n    return x + x"
+TRIED = ["files = !ls", "t = %timeit -o answer(1)", "answer?", "?answer", "%time y = answer(2)", "!ls", "%cd .",
+         ";print x y", ",print x y", "/answer 3", "await asyncio.sleep(0)", "def shown():\n    !ls"]  # fmt: skip
+
+
+@pytest.mark.parametrize("tried", TRIED)
+@pytest.mark.parametrize("form", ["{answer}\n\n\n{tried}", "{tried}\n{answer}", "%%time\n{answer}\n{tried}"])
+def test_what_only_ipython_understands_is_left_out_unless_the_answer_needs_it(form, tried):
+    for cells in ((form.format(answer=ANSWER, tried=tried),), (tried, "def broken(:", ANSWER)):
+        assert passage(*cells).code == [ANSWER]
+        assert passage(*cells).helpers == passage(*cells).imports == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "line"),
+    [
+        (["files = !ls\ndef answer(x):\n    return files"], "files = !ls"),
+        (["files = %who_ls", "def answer(x):\n    return files"], "files = %who_ls"),
+        (["def answer(x):\n    x += 1\n    !ls\n    return x"], "!ls"),
+        (["two = await find()\ndef answer(x):\n    return two"], "two = await find()"),
+        (["def shown():\n    %cd ..", "# my answer\n\n@cache\ndef answer(x):\n    return shown()"], "%cd .."),
+        (["%%mine\n" + ANSWER], "%%mine"),
+    ],
+)
+def test_an_answer_that_needs_ipython_is_refused_with_the_line(cells, line):
+    pieces = [Piece("own", str(place), source) for place, source in enumerate(cells[:-1])]
+    pieces += [Piece("exercise", "x", cells[-1], "9.9"), Piece("check", "c", 'check("9.9", answer)', "9.9")]
+    with pytest.raises(NotPlain, match=rf"9\.9 .*`{re.escape(line)}`"):
+        extract("9.9", pieces)
+
+
+def test_the_other_answers_come_into_the_library_if_one_cannot(tiny_course):
+    learner = write_answers(tiny_course, "return 2 * x", "!ls\n    return 2 * x", "return x +")
+    reference = read_notebook(tiny_course.material / "solutions" / NAME)
+    changed, refused = library.add_passed(tiny_course, reference, learner, ["90.1", "90.2", "90.3"])
+    assert changed == ["90.1"]
+    assert [number for number in ("90.2", "90.3") if number in " ".join(refused)] == ["90.2", "90.3"]
+    assert "`!ls`" in refused[0]
+    assert "double_2" not in module_text(tiny_course)
 
 
 def test_another_answer_is_no_helper_even_if_a_cell_above_imports_the_courses():

@@ -22,7 +22,7 @@ from tplab.course.grading.merge import is_stub, merge
 from tplab.course.learner import library
 from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
 from tplab.course.learner.library_text import chapters_of, library_files
-from tplab.course.learner.passages import Passage, extract
+from tplab.course.learner.passages import NotPlain, Passage, extract
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import chapter_of
 
@@ -169,7 +169,15 @@ class _Chapter:
         if exercise in self.merged.missing:
             return f"is missing. {self.merged.missing[exercise]}"
         own = [piece.source for piece in self.merged.pieces if (piece.role, piece.number) == ("exercise", exercise)]
-        return TO_DO if any(is_stub(source, exercise) for source in own) else "hasn't passed its check"
+        if any(is_stub(source, exercise) for source in own):
+            return TO_DO
+        try:
+            extract(exercise, select(self.merged, [exercise], whole=False))
+        except NotPlain as error:
+            return f"can't be used. {error}"
+        except SyntaxError:
+            pass  # `tplab check` says what is wrong with it
+        return "hasn't passed its check"
 
 
 def _course_of(folder: str | Path) -> Course:

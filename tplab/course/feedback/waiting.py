@@ -27,11 +27,10 @@ from typing import Any
 from tplab.course.feedback.hints import folded
 from tplab.course.feedback.verdict import BLUE, CheckFailed, box, display_html, heading, paragraph
 from tplab.course.notebooks.numbering import EXERCISE
-from tplab.course.notebooks.source import bound_names, used_names
+from tplab.course.notebooks.source import bound_names, checked_in, used_names
 from tplab.runtime import RankError
 
 _STUB = re.compile(rf"exercise ({EXERCISE})")
-_CHECK = re.compile(rf"\s*check\(\s*[\"']({EXERCISE})[\"']")
 
 
 def on_page() -> bool:
@@ -84,9 +83,9 @@ class Watcher:
         if not number and not isinstance(error, CheckFailed):
             name = next((name for name in sorted(_names(used_names, self.source)) if name in self.unmade), "")
             number = self.unmade.get(name, "")
-        checked = _CHECK.match(self.source)
+        checked = checked_in(self.source)
         if not number and checked and isinstance(error, NameError) and error.name in _names(used_names, self.source):
-            number, name = checked[1], error.name
+            number, name = checked, error.name
         if not number:
             # If the cell isn't valid Python, it failed before IPython ran any code
             ran = any(frame.f_code.co_name == "run_code" for frame, _ in walk_tb(trace))
@@ -157,14 +156,14 @@ def told(source: str, number: str, name: str, error: Exception) -> tuple[str, st
     source: the source of the cell, which may contain the exercise's check.
     name:   the missing variable that made the cell fail with `error`, or "" if the cell called a stub.
     """
-    checked = _CHECK.match(source)
+    checked = checked_in(source)
     hints = ""
-    if checked and checked[1] == number and name:
+    if checked == number and name:
         head = f"Exercise {number} is waiting for `{name}`."
         more = f"`{name}` isn't defined yet. Run the exercise's cell above, and then run this check."
     elif checked:
-        head, more = told_by_check(checked[1], number)
-        hints = folded(number) if checked[1] == number else ""
+        head, more = told_by_check(checked, number)
+        hints = folded(number) if checked == number else ""
     elif name:
         head = f"This cell is waiting for exercise {number}."
         more = (

@@ -8,16 +8,18 @@ course's own tests run every cell.
 
 import ast
 import re
+from contextlib import suppress
 
 from tplab.course.grading.merge import Merged, Piece, names_in
 from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.ipython_syntax import to_python
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.notebooks.source import bound_names, parse_code, passed_names, used_names
 
 OWN_TIMEOUT = CELL_TIMEOUT / 2  # time limit in seconds for a cell that the learner added
 _SIDE_EFFECTS = re.compile(
-    r"^\s*[%!]|import \*|sys\.path|os\.environ|os\.chdir|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__",
-    re.MULTILINE,
+    r"get_ipython\(\)\.(?!run_line_magic\('pinfo)|import \*|sys\.path|os\.environ|os\.chdir"
+    r"|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__"
 )
 
 
@@ -38,6 +40,8 @@ def binds(source: str) -> set[str]:
 
 def has_side_effects(source: str) -> bool:
     """Return whether a cell may change paths, modules or the environment, which the names it binds don't reveal."""
+    with suppress(SyntaxError):  # then IPython can't run it either
+        source = to_python(source)
     return _SIDE_EFFECTS.search(source) is not None
 
 

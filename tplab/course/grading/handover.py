@@ -82,5 +82,6 @@ def hand_over(number: str, names: list[str], earlier: list[str]) -> str:
     except Exception as error:
         raise TypeError(
             f"{' and '.join(names)} can't be handed to the process that checks exercise {number}: {error}. "
-            "Does a function of yours use an open file, a lock or a generator from another cell?"
+            "Does a function of yours use IPython's `!` or `%`, or an open file, a lock or a generator from another "
+            "cell?"
         ) from None

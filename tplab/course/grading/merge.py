@@ -13,11 +13,13 @@ code cells is taken from the learner's notebook:
 cell_dependencies.py then selects the cells that must run for a given exercise.
 """
 
+import ast
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tplab.course.notebooks.cells import Cell
-from tplab.course.notebooks.source import defined_names
+from tplab.course.notebooks.source import checked_in, defined_names, parse_code, predictions_in
 
 _MARKS = ("exercise", "check", "predict")
 
@@ -65,7 +67,12 @@ def _plain(source: str) -> str:
 
 
 def is_stub(source: str, number: str) -> bool:
-    return f'raise NotImplementedError("exercise {number}")' in source
+    """Return whether an exercise's cell still has the line that its answer replaces."""
+    try:
+        raised = [node.exc for node in ast.walk(parse_code(source)) if isinstance(node, ast.Raise) and node.exc]
+    except SyntaxError:
+        return f'raise NotImplementedError("exercise {number}")' in source
+    return any(ast.unparse(error) == f"NotImplementedError('exercise {number}')" for error in raised)
 
 
 class _Index:
@@ -89,10 +96,14 @@ class _Index:
     def _called(self, cell: Cell) -> Cell | None:
         """Return the check or prediction cell that makes the same call as `cell`, or None.
 
-        Only the arguments after the number may differ.
+        Only the fields of a prediction may differ, and a prediction may have more lines.
         """
-        call = re.match(r"\s*(check|predict)\(\s*[\"']([\w.]+)[\"']", cell.source) if cell.kind == "code" else None
-        return self.by_mark.get((call[1], call[2])) if call else None
+        if cell.kind != "code":
+            return None
+        calls = [("check", checked_in(cell.source))]
+        with suppress(SyntaxError):
+            calls += [("predict", number) for number in predictions_in(cell.source)]
+        return next((self.by_mark[call] for call in calls if call in self.by_mark), None)
 
 
 def find_cells(reference: list[Cell], learner: list[Cell]) -> list[str]:

@@ -19,7 +19,7 @@ from tplab.course.grading.merge import Piece
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course, own_course
 from tplab.course.learner.library_text import module_name, names_of
-from tplab.course.learner.passages import Passage, extract
+from tplab.course.learner.passages import NotPlain, Passage, extract
 from tplab.course.notebooks.numbering import chapter_of
 from tplab.course.notebooks.source import parse_code, passed_names
 
@@ -73,7 +73,7 @@ def _after_cell(result: Any) -> None:
         )
         library.add(_course, {verdict.exercise: passage}, how="in the notebook")
     except (CannotTake, OSError, SyntaxError) as error:
-        text = NOT_TAKEN.format(number=verdict.exercise)
+        text = str(error) if isinstance(error, NotPlain) else NOT_TAKEN.format(number=verdict.exercise)
         if isinstance(error, OSError):
             text = f"Your library could not be written: {error.strerror or error} ({error.filename})."
         display_html(box(AMBER, paragraph(text)), text)

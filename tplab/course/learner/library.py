@@ -29,7 +29,7 @@ from tplab.course.learner.library_text import (
     library_files,
     module_name,
 )
-from tplab.course.learner.passages import Passage, extract
+from tplab.course.learner.passages import NotPlain, Passage, extract
 from tplab.course.learner.pristine import keep
 from tplab.course.learner.train_script import SCRIPT, train_script
 from tplab.course.notebooks.cells import Cell
@@ -83,10 +83,25 @@ def load(course: Course) -> dict[str, Written]:
         return {}
 
 
-def add_passed(course: Course, reference: list[Cell], learner: list[Cell], exercises: list[str]) -> list[str]:
-    """Add the answers to exercises that passed `tplab check` to the library. See `add`."""
+def add_passed(
+    course: Course, reference: list[Cell], learner: list[Cell], exercises: list[str]
+) -> tuple[list[str], list[str]]:
+    """Add the answers to exercises that passed `tplab check` to the library. See `add`.
+
+    Returns the exercises whose answers are new or have changed, and a sentence about each answer that can't be added.
+    """
     merged = merge(reference, learner)
-    return add(course, {number: extract(number, select(merged, [number], whole=False)) for number in exercises})
+    passages, refused = {}, []
+    for number in exercises:
+        try:
+            passages[number] = extract(number, select(merged, [number], whole=False))
+        except NotPlain as error:
+            refused.append(str(error))
+        except SyntaxError as error:
+            refused.append(
+                f"Your answer to {number} can't go into your library, because it isn't valid Python: {error}."
+            )
+    return add(course, passages), refused
 
 
 def add(course: Course, passages: dict[str, Passage], how: str = "tplab check") -> list[str]:

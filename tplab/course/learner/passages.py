@@ -2,21 +2,28 @@
 
     Passage(imports=["from torch import nn"], helpers=["def double(x): ..."], code=["class Layer(nn.Module): ..."])
 
-Comments above a statement belong to it. Code that only tries an answer out, such as a print below it, is left out.
+Comments above a statement belong to it. Code that only tries an answer out, such as a print below it, is left out. So
+are IPython's magics and shell commands, unless the answer needs them. In that case, it can't go into a module.
 """
 
 import ast
 import builtins
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tplab.course.grading.cell_dependencies import binds, uses
 from tplab.course.grading.merge import Piece
 from tplab.course.learner.statements import needed_statements
-from tplab.course.notebooks.source import parse_code, passed_names, without_magics
+from tplab.course.notebooks.ipython_syntax import ipython_lines, parse, to_python
+from tplab.course.notebooks.source import passed_names
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class NotPlain(SyntaxError):  # noqa: N818 (it says what to do: write it in Python)
+    """Raised for an answer that runs in a notebook but not in a Python module. The message quotes the line."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,18 @@ class Passage:
 
 @dataclass(frozen=True)
 class Statement:
-    """A top-level statement, with the comments above it."""
+    """A top-level statement, with the comments above it, and as the learner typed it in the cell."""
 
     node: ast.stmt
     text: str
+    typed: str = ""
 
 
 def extract(number: str, pieces: list[Piece]) -> Passage:
     """Extract the answer to an exercise from the code cells that ran up to its check.
 
-    Raises SyntaxError if one of these cells isn't valid Python.
+    Other cells that can't be parsed are left out. Raises SyntaxError if the answer's own cell can't be, and NotPlain if
+    the answer needs a line that only works in a notebook.
     """
     own = [piece for piece in pieces if piece.role == "exercise" and piece.number == number]
     others = [piece for piece in pieces if piece.role not in ("check", "exercise")]
@@ -70,10 +79,13 @@ def extract(number: str, pieces: list[Piece]) -> Passage:
     code = [one for cell in cells for one in cell if id(one.node) in wanted]
     if own:  # what the learner's later cells change about the answer, as in `Layer.forward = mine`
         later = [piece for piece in pieces[pieces.index(own[-1]) :] if piece.role == "own"]
-        code += [one for piece in later for one in top_level(piece.source) if binds(one.text) & checked]
+        code += [one for piece in later for one in _top_level_if_any(piece.source) if binds(one.text) & checked]
     imports = {text for one in code for text in single_imports(one.node)}
     code = [one for one in code if not isinstance(one.node, _IMPORTS)]
-    helpers = _helpers(code, [one for piece in others for one in top_level(piece.source)], answers | checked)
+    helpers = _helpers(code, [one for piece in others for one in _top_level_if_any(piece.source)], answers | checked)
+    undefined = checked - {name for one in code for name in binds(one.text)}  # a magic that ran the cell defines them
+    for one in (*code, *helpers, *(one for cell in cells for one in cell if undefined)):
+        _refuse_what_needs_a_notebook(number, one)
     used = {name for one in [*code, *helpers] for name in uses(one.text)}
     imports |= {text for one in helpers for text in single_imports(one.node)}
     return Passage(
@@ -111,18 +123,46 @@ def _defines(one: Statement, name: str) -> bool:
     return not isinstance(one.node, ast.Assign) or any(isinstance(target, ast.Name) for target in targets)
 
 
+def _refuse_what_needs_a_notebook(number: str, one: Statement) -> None:
+    """Raise NotPlain if a statement needs IPython, or awaits something outside a function."""
+    ipython = ipython_lines(one.node)
+    if not ipython and _is_plain(one.text):
+        return
+    line = one.typed.split("\n")[ipython[0] - one.node.lineno if ipython else 0].strip()
+    raise NotPlain(
+        f"Your answer to {number} can't go into your library, because it needs `{line}`, which only works in a "
+        "notebook. Write this line in plain Python, and check the exercise again."
+    )
+
+
+def _is_plain(text: str) -> bool:
+    with warnings.catch_warnings(action="ignore"):  # the notebook has shown them
+        try:
+            compile(text, "answer", "exec", dont_inherit=True)
+        except SyntaxError:
+            return False
+    return True
+
+
+def _top_level_if_any(source: str) -> list[Statement]:
+    try:
+        return top_level(source)
+    except SyntaxError:
+        return []
+
+
 def top_level(source: str) -> list[Statement]:
-    """Return the top-level statements of a cell with the comments above them."""
-    text = without_magics(source)
-    lines = text.split("\n")
+    """Return the top-level statements of a cell with the comments above them. Raises SyntaxError if it has none."""
+    text = to_python(source)
+    lines, typed = text.split("\n"), source.split("\n")
     found = []
     end = 0
-    for node in parse_code(source).body:
+    for node in parse(text).body:
         start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
         while start > end and lines[start - 1].startswith("#"):
             start -= 1
         end = node.end_lineno or node.lineno
-        found.append(Statement(node, "\n".join(lines[start:end]).rstrip()))
+        found.append(Statement(node, "\n".join(lines[start:end]).rstrip(), "\n".join(typed[node.lineno - 1 : end])))
     return found
 
 

@@ -3,13 +3,15 @@
 Below a class, there is often code that tries it out, such as `print(launch(my_try, 2))`, a plot or a small layer.
 That's fine in a notebook, but on a rank it would start ranks inside a rank. So we keep only functions, classes,
 imports, statements that may change paths, modules or the environment, and those that bind or change a name that the
-others use. We never keep anything that calls `launch` or uses its results.
+others use. We never keep anything that calls `launch` or uses its results. Code that only runs in IPython is kept if
+the others use what it binds.
 """
 
 import ast
 from collections.abc import Iterable, Sequence
 
 from tplab.course.grading.cell_dependencies import binds, has_side_effects, uses
+from tplab.course.notebooks.ipython_syntax import ipython_lines
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -19,7 +21,12 @@ def needed_statements(cells: Sequence[Sequence[ast.stmt]], asked: Iterable[str])
     """Return each cell's needed statements: definitions, imports, and what they and the `asked` names depend on."""
     statements = [statement for cell in cells for statement in cell]
     dropped = _what_comes_of_a_launch(statements)
-    kept = {id(one) for one in statements if isinstance(one, _DEFINITIONS + _IMPORTS) or has_side_effects(_source(one))}
+    kept = {
+        id(one)
+        for one in statements
+        if isinstance(one, _DEFINITIONS + _IMPORTS) or has_side_effects(_source(one))
+        if not ipython_lines(one)
+    }
     kept -= dropped
     values = {name for one in statements if isinstance(one, ast.Assign | ast.AnnAssign) for name in _binds(one)}
     names = set(asked)

@@ -18,10 +18,12 @@ defined in rules.py. Nothing here runs the chapter.
 import ast
 import re
 import symtable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tplab.course.notebooks.ipython_syntax import magic_arguments, parse, to_python
 from tplab.course.notebooks.numbering import INDEX, chapter_files, number_of
 
 ROLES = ("task", "exercise", "hints", "check", "predict")
@@ -125,17 +127,9 @@ def _cell(raw: Any, where: str) -> Cell:
     return cell
 
 
-def without_magics(source: str) -> str:
-    """Return a cell's Python code without IPython magics and shell lines, keeping the number of lines."""
-    lines = source.split("\n")
-    if lines[0].lstrip().startswith("%%"):
-        lines[0] = ""
-    return "\n".join(re.sub(r"^(\s*)[%!].*$", r"\1pass", line) for line in lines)
-
-
 def parse_code(source: str) -> ast.Module:
-    """Parse a cell's code into a syntax tree. Raises SyntaxError if it isn't valid Python."""
-    return ast.parse(without_magics(source))
+    """Parse a cell's code into a syntax tree. Raises SyntaxError if it's valid neither as Python nor in IPython."""
+    return parse(to_python(source))
 
 
 def defined_names(source: str) -> set[str]:
@@ -158,9 +152,17 @@ def bound_names(source: str) -> set[str]:
 
 
 def used_names(source: str) -> set[str]:
-    """Return every notebook-level name that a cell reads, even inside functions. Local names don't count."""
+    """Return every notebook-level name that a cell reads, even inside functions. Local names don't count.
+
+    A magic or a shell command may read any variable that it mentions, as in `%timeit -o f(x)` and `!ls {folder}`.
+    """
     names = set()
-    tables = [symtable.symtable(without_magics(source), "cell", "exec")]
+    for argument in magic_arguments(parse_code(source)):
+        try:
+            names |= used_names(argument)  # most magics run Python, such as %%ranks
+        except SyntaxError:
+            names |= set(re.findall(r"\w+", argument))
+    tables = [symtable.symtable(to_python(source), "cell", "exec")]
     while tables:
         table = tables.pop()
         tables += table.get_children()
@@ -171,6 +173,33 @@ def used_names(source: str) -> set[str]:
             if symbol.is_referenced() and (top or symbol.is_global())
         }
     return names
+
+
+def checked_in(source: str) -> str:
+    """Return the number of the exercise that a cell checks, or "" if the cell isn't just a check."""
+    try:
+        body = parse_code(source).body
+    except SyntaxError:
+        return ""
+    only = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    return next((number for call, number in _numbered_calls(only, "check") if call is only), "")
+
+
+def predictions_in(source: str) -> dict[str, set[str]]:
+    """Return what a cell predicts: {"4.a": {"calls", "bytes"}} for predict("4.a", calls=1, bytes=96).
+
+    Nothing else in the cell makes a difference. Raises SyntaxError if it can't be parsed.
+    """
+    calls = _numbered_calls(parse_code(source), "predict")
+    return {number: {field.arg or "**" for field in call.keywords} for call, number in calls}
+
+
+def _numbered_calls(tree: ast.AST | None, function: str) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the calls of a function whose first argument is a literal, with that argument."""
+    for node in ast.walk(tree) if tree else ():
+        named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function
+        if isinstance(node, ast.Call) and named and node.args and isinstance(node.args[0], ast.Constant):
+            yield node, str(node.args[0].value)
 
 
 def passed_names(check: str) -> list[str]:

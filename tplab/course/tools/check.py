@@ -198,11 +198,13 @@ def _into_the_library(
     if not (passed and files.course.started):
         return []
     try:
-        new = library.add_passed(files.course, reference, learner, passed)
+        new, notes = library.add_passed(files.course, reference, learner, passed)
     except OSError as error:
         return [f"Your library could not be written: {error.strerror or error} ({error.filename})."]
     path = library.path_of(files.course, passed[0]).relative_to(files.course.folder)
-    return [f"Your library has your code for {', '.join(new)} now: {path}. To see all of it: tplab mine"] if new else []
+    if new:
+        notes.append(f"Your library has your code for {', '.join(new)} now: {path}. To see all of it: tplab mine")
+    return notes
 
 
 def _doing(waiting: list[str]) -> str:
