@@ -167,9 +167,13 @@ def test_work_in_both_places_is_joined_and_two_answers_are_told(root, course):
     answer(course.folder / NAME, "return 2 * x  # here", k=1)
     answer(root / "chapters" / NAME, "return x + x  # there", k=1)
     answer(root / "chapters" / NAME, "return x + x  # also there", k=2)
+    made = tiny.Learner(course.folder / NAME)
+    made.cell("exercise-90-2")["source"] += "\n# my idea: add"
+    made.save(course.folder / NAME)
     told = start.start(course).moved
     both = text(course.folder / NAME)
     assert "return 2 * x  # here" in both
+    assert "# my idea: add" in both
     assert "return x + x  # also there" in both
     assert "# there" not in both
     assert "Your answers to 90.2 in chapters/" in told[0]

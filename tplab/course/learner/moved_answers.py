@@ -2,8 +2,11 @@
 
 We recognize an exercise by the classes and functions that it asks for, including the functions' arguments. If the old
 and the new version of the course ask for the same ones under different numbers, the learner's definitions go into the
-new exercise. RENAMED lists the functions that the course has renamed. An answer that defines one is carried over under
-the new name. REWORDED lists the functions of which only the arguments were renamed. Their answers stay as they are.
+new exercise, along with everything else in their cells. RENAMED lists the functions that the course has renamed. An
+answer that defines one is carried over under the new name. REWORDED lists the functions of which only the arguments
+were renamed. Their answers stay as they are. If the learner has written something in the new exercise already, the old
+answer goes into a cell above it.
+
 Before any answer moves, the plan is written to `.tplab/moving.json`, so that an update that was killed can finish the
 next time.
 
@@ -14,15 +17,15 @@ import ast
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tplab.common.files import replace
 from tplab.course.grading.merge import is_stub, names_in
 from tplab.course.learner.course_files import ChapterFiles, Course
-from tplab.course.learner.update_notebook import as_text
+from tplab.course.learner.update_notebook import as_text, put_answer
 from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook
 from tplab.course.notebooks.numbering import place
-from tplab.course.notebooks.source import DEFINITIONS
+from tplab.course.notebooks.source import DEFINITIONS, parse_code
 
 PLAN = "moving.json"
 RENAMED = {"init_from_master": "init_shard"}  # names that exercises ask for: old name -> new name
@@ -42,11 +45,14 @@ class Moves:
     changed:  exercises whose number now belongs to a different task
     sources:  exercise -> its new cell, in which the learner's answers from other numbers are already filled in
     was:      exercise -> the numbers that these answers had before
+    carried:  the sources of the learner's cells whose whole text is in `sources`, or none if a notebook that may have
+              to receive them can't be read
     """
 
     changed: set[str]
     sources: dict[str, str]
     was: dict[str, list[str]]
+    carried: set[str] = field(default_factory=set)
 
 
 def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]) -> Moves:
@@ -56,20 +62,22 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
     blanks: the new blank chapters, by file name without the suffix
     """
     old: Asked = {}
+    unreadable = False
     answers: dict[str, tuple[str, str, str]] = {}  # name with arguments -> name, the exercise it answers, and the cell
     for page in pages:
         try:
             base = read_notebook(page.base) if page.base.exists() else []
             mine = read_notebook(page.learner)
         except Unreadable:
-            continue  # the update reports this
+            unreadable = True  # the update reports this
+            continue
         old |= _asked(base)
         for cell in mine:
             number = str(cell.marks.get("exercise", ""))
             if number in old and not is_stub(cell.source, number):
                 there = names_in(cell.source)
                 answers |= {
-                    _renamed(as_): (_renamed(name), number, _renamed(cell.source))
+                    _renamed(as_): (_renamed(name), number, cell.source)
                     for name, as_ in old[number].items()
                     if name in there
                 }
@@ -85,8 +93,9 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
     for number in new:
         wanted = new[number].values() if old.get(number) != new[number] else ()
         moved = [answers[each] for each in wanted if each in answers and answers[each][1] in changed]
-        filled = _filled(stubs[number], {name: source for name, _, source in moved}) if moved else ""
+        filled = _filled(stubs[number], {name: _renamed(source) for name, _, source in moved}) if moved else ""
         if filled:
+            found.carried |= set() if unreadable else {source for _, _, source in moved}
             found.sources[number] = filled
             found.was[number] = sorted({exercise for _, exercise, _ in moved}, key=place)
     _remember(course, found)
@@ -94,26 +103,29 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
 
 
 def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list[str]:
-    """Put the moved answers into exercises that are still unanswered, and return sentences about them."""
+    """Put the moved answers into the exercises that they answer now, and return sentences about them."""
     told = []
+    left = dict(moves.sources)
     for page in pages:
         try:
             notebook = load_notebook(page.learner)
+            stubs = {cell.marks.get("exercise"): cell.source for cell in read_notebook(page.base)}
         except Unreadable:
             continue
-        filled = []
-        for cell, raw in zip(parse_cells(notebook), notebook["cells"], strict=True):
-            number = str(cell.marks.get("exercise", ""))
-            if number in moves.sources and is_stub(cell.source, number):
-                raw["source"] = moves.sources[number]
-                filled.append(number)
-        if filled:
+        before = as_text(notebook)
+        filled = [
+            number
+            for number in moves.sources
+            if number in stubs and put_answer(notebook, number, moves.sources[number], stubs[number])
+        ]
+        if as_text(notebook) != before:
             replace(page.learner, as_text(notebook).encode())
         for number in filled:
+            left.pop(number, None)
             were, now = " and ".join(moves.was[number]), f"exercise {number} in {page.learner.name}"
             answer = "answer to" if len(moves.was[number]) == 1 else "answers to"
             told.append(f"Your {answer} {were} {'is' if answer == 'answer to' else 'are'} now in {now}.")
-    (course.memory / PLAN).unlink(missing_ok=True)
+    _store(course, Moves(moves.changed, left, moves.was))
     return told
 
 
@@ -145,7 +157,14 @@ def _remember(course: Course, found: Moves) -> None:
             found.was.setdefault(number, [str(each) for each in move["was"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # no earlier update left anything behind
-    if found.sources:
+    _store(course, found)
+
+
+def _store(course: Course, found: Moves) -> None:
+    path = course.memory / PLAN
+    if not found.sources:
+        path.unlink(missing_ok=True)
+    else:
         moving = {number: {"was": found.was[number], "source": source} for number, source in found.sources.items()}
         replace(path, json.dumps(moving, indent=1).encode())
 
@@ -153,33 +172,49 @@ def _remember(course: Course, found: Moves) -> None:
 def _filled(stub: str, sources: dict[str, str]) -> str:
     """Return the new cell with the learner's definitions of these names in place of its own, or "" on a syntax error.
 
-    Everything else in the learner's cells, such as imports and helpers, goes to the top of the cell.
+    No line of the learner's cells is lost. What follows a definition still follows it, and what comes before all of
+    them goes to the top.
     """
+    lines = stub.split("\n")
+    tops: list[str] = []
     try:
-        tree, cells = ast.parse(stub), {source: ast.parse(source) for source in dict.fromkeys(sources.values())}
+        texts: dict[str, str] = {}
+        for source in dict.fromkeys(sources.values()):
+            top, parts = _split(source, {name for name in sources if sources[name] == source})
+            tops += [top] if top else []
+            texts |= parts
+        for node in reversed([node for node in parse_code(stub).body if getattr(node, "name", "") in sources]):
+            lines[_first(node) - 1 : node.end_lineno] = texts[node.name].split("\n")  # type: ignore[attr-defined]
     except SyntaxError:
         return ""
-    lines = stub.split("\n")
-    for node in reversed([node for node in tree.body if isinstance(node, DEFINITIONS) and node.name in sources]):
-        theirs = [
-            each for each in cells[sources[node.name]].body if isinstance(each, DEFINITIONS) and each.name == node.name
-        ]
-        text = "\n".join(_text(sources[node.name], theirs[-1]))
-        lines[_first(node) - 1 : node.end_lineno] = text.split("\n")
-    helpers = [
-        "\n".join(_text(source, node))
-        for source, cell in cells.items()
-        for position, node in enumerate(cell.body)
-        if not (isinstance(node, DEFINITIONS) and node.name in sources)
-        and not (position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    ]
-    return "\n\n\n".join([*dict.fromkeys(helpers), "\n".join(lines)])
+    return "\n\n\n".join([*tops, "\n".join(lines)])
+
+
+def _split(source: str, names: set[str]) -> tuple[str, dict[str, str]]:
+    """Split a cell above the last definition of each name. Return the text above all of them, and each one's text.
+
+    Raises SyntaxError if the cell can't be parsed, or if its lines aren't those of its Python code.
+    """
+    lines = source.split("\n")
+    starts: dict[str, int] = {}
+    end = 0
+    for node in parse_code(source).body:
+        start = _first(node) - 1
+        named = isinstance(node, DEFINITIONS) and node.name in names
+        if named and not lines[start].lstrip().startswith(("def", "async", "class", "@")):
+            raise SyntaxError(f"line {start + 1} isn't the one that IPython runs as line {start + 1}")
+        while start > end and lines[start - 1].startswith("#"):
+            start -= 1
+        end = node.end_lineno or end
+        starts |= {node.name: start} if named else {}  # type: ignore[attr-defined]
+    if starts.keys() != names:
+        raise SyntaxError(f"the cell doesn't define {names - starts.keys()}")
+    order = sorted(starts, key=starts.__getitem__)
+    ends = [*(starts[name] for name in order[1:]), len(lines)]
+    parts = {name: "\n".join(lines[starts[name] : end]).rstrip() for name, end in zip(order, ends, strict=True)}
+    return "\n".join(lines[: starts[order[0]]]).strip("\n").rstrip(), parts
 
 
 def _first(node: ast.AST) -> int:
     decorators = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])  # type: ignore[attr-defined]
-
-
-def _text(source: str, node: ast.AST) -> list[str]:
-    return source.split("\n")[_first(node) - 1 : node.end_lineno]  # type: ignore[attr-defined]

@@ -19,8 +19,8 @@ from tplab.course.grading.merge import is_stub
 from tplab.course.learner import library, moved_answers
 from tplab.course.learner.course_files import MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.learner.pristine import KEPT, first_state, keep
-from tplab.course.learner.update_notebook import Changes, as_text, update_notebook
-from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells
+from tplab.course.learner.update_notebook import Changes, as_text, put_answer, update_notebook
+from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook
 from tplab.course.notebooks.numbering import INDEX, argument
 from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
@@ -101,7 +101,7 @@ def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
             report.moved.append(f"Your work in {where} is in {files.learner.name} now.")
         else:
             try:
-                report.moved.append(_fill_in(files, theirs, where, f"{KEPT}/{copy.name}"))
+                report.moved.append(_fill_in(files, blank, theirs, where, f"{KEPT}/{copy.name}"))
             except Unreadable as error:
                 report.problems.append(f"Your work in {where} is kept as {KEPT}/{copy.name}. {error}")
     replace(files.blank, blank)
@@ -114,7 +114,7 @@ def _is_untouched(files: ChapterFiles) -> bool:
         return False
 
 
-def _fill_in(files: ChapterFiles, theirs: dict, where: str, copy: str) -> str:
+def _fill_in(files: ChapterFiles, blank: bytes, theirs: dict, where: str, copy: str) -> str:
     """Copy the answers that only `theirs` has into the learner's own notebook, and return sentences about them."""
     mine = load_notebook(files.learner)
     answers = {
@@ -122,11 +122,13 @@ def _fill_in(files: ChapterFiles, theirs: dict, where: str, copy: str) -> str:
         for cell in parse_cells(theirs)
         if "exercise" in cell.marks and not is_stub(cell.source, str(cell.marks["exercise"]))
     }
+    first = read_notebook(files.base) if files.base.exists() else parse_cells(json.loads(blank))
+    stubs = {str(cell.marks.get("exercise", "")): cell.source for cell in first}
     taken, left = [], []
-    for cell, raw in zip(parse_cells(mine), mine["cells"], strict=True):
+    for cell in parse_cells(mine):
         number = str(cell.marks.get("exercise", ""))
         if number in answers and is_stub(cell.source, number):
-            raw["source"] = answers[number]
+            put_answer(mine, number, answers[number], stubs.get(number, ""))
             taken.append(number)
         elif number in answers and cell.source != answers[number]:
             left.append(number)
@@ -216,12 +218,13 @@ def update(course: Course) -> Report:
     with locked(course.memory / "start.lock"):
         blanks = {files.stem: blank_of(files) for files in pages(course)}
         moves = moved_answers.plan(course, there, blanks)
-        carried = {number for numbers in moves.was.values() for number in numbers}
         for files in newer(course):
             path, blank = files.learner, blank_of(files)
             base = json.loads(files.base.read_bytes()) if files.base.exists() else None
             try:
-                merged, changes = update_notebook(base, load_notebook(path), json.loads(blank), moves.changed, carried)
+                merged, changes = update_notebook(
+                    base, load_notebook(path), json.loads(blank), moves.changed, moves.carried
+                )
             except Unreadable as error:
                 again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {argument(files.number)}"
                 report.problems.append(f"{path.name} was left as it is. {error}{again}")

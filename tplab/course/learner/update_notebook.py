@@ -1,28 +1,32 @@
 """Bring a new version of a chapter into a learner's notebook, cell by cell, and keep everything that the learner wrote.
 
 Three notebooks take part: `base`, the blank chapter that the learner's copy started from; `mine`, the learner's
-notebook; and `new`, the current blank chapter. Cells are matched by id. If the course changed a cell, which changes its
-id, the cell is matched by its position in the base. For each kind of cell, this is what the updated notebook contains:
+notebook; and `new`, the current blank chapter. Cells are matched by id, or by their text if they have lost their ids.
+If the course changed a cell, which changes its id, the cell is matched by its position in the base. A cell that the
+learner never edited is replaced by the new one. This is what becomes of a cell that they edited:
 
-    exercise, prediction   the learner's cell if they ever edited it, unless its number now belongs to a different task
-    check                  always the new cell
-    given cell             the new cell, unless the learner edited or deleted it and the course didn't change it. If
-                           both changed it, the new cell is followed by the learner's
-    the learner's own      the learner's cell, below the cell that it follows
+    exercise               it stays, unless its number now belongs to a different task
+    prediction             it stays, unless the course asks for different values now
+    check                  the new cell takes its place
+    given cell             it stays, unless the course changed it, too
+    the learner's own      it stays below the cell that it follows
 
-Without a base, a given cell that differs from the new one counts as edited by the learner.
+In all other cases, the learner's cell follows the new one, as a cell of their own. Without a base, a cell that differs
+from the new one counts as edited by the learner.
 """
 
 import copy
 import json
-import re
+import operator
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from typing import Any
 
 from tplab.course.grading.merge import find_cells
 from tplab.course.notebooks.cells import Cell, parse_cells
+from tplab.course.notebooks.source import predictions_in
 
 ALIKE = 0.5  # two texts count as versions of one cell if difflib's similarity ratio is at least this
 
@@ -34,7 +38,7 @@ class Changes:
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    beside: list[str] = field(default_factory=list)  # changed cells that are followed by the learner's version
+    beside: list[str] = field(default_factory=list)  # new cells that are followed by the learner's version
     kept: list[str] = field(default_factory=list)  # numbers of exercises whose answer was kept
     new_task: list[str] = field(default_factory=list)  # those of them whose given lines the course changed
 
@@ -55,8 +59,9 @@ class Changes:
         if self.new_task:
             told.append(f"The given lines of {_listed(self.new_task)} changed: compare yours with chapters/")
         if self.beside:
-            cells = "a cell" if len(self.beside) == 1 else f"{len(self.beside)} cells"
-            told.append(f"You had edited {cells} that the course changed, too: yours follows the new version")
+            one = len(self.beside) == 1
+            cells, follow = ("a cell", "follows it") if one else (f"{len(self.beside)} cells", "follow them")
+            told.append(f"The course's version replaces {cells} that you had edited: yours {follow}")
         return ". ".join(told) + "."
 
 
@@ -70,8 +75,8 @@ def update_notebook(
     """Return an updated copy of `mine`, and what changed. All three notebooks are JSON, and none of them is modified.
 
     other_task: exercises whose number now belongs to a different task
-    carried:    those of them whose answers move elsewhere (see moved_answers.py). All other answers to exercises in
-                `other_task` stay, as cells of the learner's own
+    carried:    the sources of those cells of theirs that move elsewhere in full (see moved_answers.py). All other
+                answers to exercises in `other_task` stay, as cells of the learner's own
     """
     changes = Changes()
     before = {cell.id: cell for cell in parse_cells(base)} if base else {}
@@ -81,20 +86,29 @@ def update_notebook(
     raw = dict(zip(map(id, cells), mine["cells"], strict=True))
     versions, own = _sort(cells, before, after, successors, changes)
     predecessors = {later: before[earlier] for earlier, later in successors.items()}
-    result: list[dict] = [copy.deepcopy(raw[id(cell)]) for cell in own.get("", [])]
+    the_courses = {cell.id for cell in after}
+    carried_cells = [cell for cell in cells if "exercise" in cell.marks and cell.source in carried]
+    moved = {id(cell) for cell in carried_cells if not _tags_of(cell)}
+    result: list[dict] = []
+
+    def add_own(follows: str) -> None:
+        for cell in own.get(follows, []):
+            if id(cell) not in moved:
+                result.append(copy.deepcopy(raw[id(cell)]) | ({"id": ""} if cell.id in the_courses else {}))
+
+    add_own("")
     for today, raw_today in zip(after, new["cells"], strict=True):
-        chosen, beside = _choose(
-            predecessors.get(today.id), versions.get(today.id), today, bool(base), other_task, changes
-        )
-        if beside is not None and "exercise" in today.marks and today.marks["exercise"] in carried:
-            beside = None
-        if chosen is today:
-            result.append(copy.deepcopy(raw_today))
-        elif chosen is not None:
-            metadata = copy.deepcopy(chosen.metadata) | copy.deepcopy(today.metadata)  # keeps what is folded
-            result.append(copy.deepcopy(raw_today) | _contents(raw[id(chosen)]) | {"metadata": metadata})
-        follow = [*([beside] if beside else []), *own.get(today.id, [])]
-        result += [_as_own(raw[id(cell)]) if cell is beside else copy.deepcopy(raw[id(cell)]) for cell in follow]
+        old, version = predecessors.get(today.id), versions.get(today.id)
+        chosen, beside = _choose(old, version, today, bool(base), other_task, changes)
+        added = _added_metadata(version, old or today) if version else {}
+        if chosen is not None:
+            contents = {} if chosen is today else _contents(raw[id(chosen)])
+            metadata = added | copy.deepcopy(today.metadata) | _tags([*_tags_of(today), *added.get("tags", [])])
+            result.append(copy.deepcopy(raw_today) | contents | {"metadata": metadata})
+        if beside is not None and id(beside) not in moved and (beside.source.strip() or _tags_of(beside)):
+            changes.beside.append(today.id)
+            result.append(_as_own(raw[id(beside)], added))
+        add_own(today.id)
     _give_ids(result)
     merged = copy.deepcopy(mine) | {
         key: copy.deepcopy(new[key]) for key in ("nbformat", "nbformat_minor") if key in new
@@ -102,10 +116,29 @@ def update_notebook(
     return merged | {"cells": result}, changes
 
 
-def _as_own(cell: dict) -> dict:
-    """Return a copy of a chapter's cell that belongs to no exercise, so that it counts as one of the learner's own."""
-    metadata = {key: value for key, value in cell.get("metadata", {}).items() if key not in ("tplab", "tags")}
-    return copy.deepcopy(cell) | {"metadata": copy.deepcopy(metadata), "id": ""}
+def _as_own(cell: dict, added: dict) -> dict:
+    """Return a copy of a chapter's cell that belongs to no exercise, so that it counts as one of the learner's own.
+
+    It may use what the chapter no longer has. With the tag, it can fail without stopping the cells below it.
+    """
+    tags = [*added.get("tags", []), *(["raises-exception"] if cell["cell_type"] == "code" else [])]
+    return copy.deepcopy(cell) | {"metadata": added | _tags(tags), "id": ""}
+
+
+def _added_metadata(mine: Cell, given: Cell) -> dict[str, Any]:
+    """Return what the learner added to a cell's metadata, such as tags, or that the cell is folded."""
+    added = {key: value for key, value in mine.metadata.items() if key != "tplab" and value != given.metadata.get(key)}
+    tags = [tag for tag in _tags_of(mine) if tag not in _tags_of(given)]
+    return copy.deepcopy({key: value for key, value in added.items() if key != "tags"} | _tags(tags))
+
+
+def _tags_of(cell: Cell) -> list[str]:
+    tags = cell.metadata.get("tags")
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
+def _tags(tags: list[str]) -> dict[str, list[str]]:
+    return {"tags": list(dict.fromkeys(tags))} if tags else {}
 
 
 def _contents(cell: dict) -> dict:
@@ -133,7 +166,12 @@ def _successors(before: list[Cell], after: list[Cell]) -> dict[str, str]:
 
 
 def _versions_of_one(a: Cell, b: Cell) -> bool:
-    return a.kind == b.kind and SequenceMatcher(None, a.source, b.source, autojunk=False).ratio() >= ALIKE
+    numbers = ([cell.marks.get(role) for role in ("exercise", "check", "predict")] for cell in (a, b))
+    return (
+        a.kind == b.kind
+        and operator.eq(*numbers)
+        and SequenceMatcher(None, a.source, b.source, autojunk=False).ratio() >= ALIKE
+    )
 
 
 def _sort(
@@ -141,7 +179,10 @@ def _sort(
 ) -> tuple[dict[str, Cell], dict[str, list[Cell]]]:
     """Return, by the id of each new cell, the learner's version of it and the learner's own cells that follow it."""
     kinds = {cell.id: cell.kind for cell in after}
-    owners = [owner or successors.get(cell.id, "") for cell, owner in zip(cells, find_cells(after, cells), strict=True)]
+    present = {cell.id for cell in cells}
+    lost = {(cell.kind, _plain(cell)): cell.id for cell in before.values() if cell.id not in present}
+    ids = [cell.id if cell.id in before else lost.pop((cell.kind, _plain(cell)), cell.id) for cell in cells]
+    owners = [owner or successors.get(id, "") for id, owner in zip(ids, find_cells(after, cells), strict=True)]
     versions: dict[str, Cell] = {}
     for cell, owner in zip(cells, owners, strict=True):
         better = owner and cell.kind == kinds[owner]
@@ -149,12 +190,12 @@ def _sort(
             versions[owner] = cell
     own: dict[str, list[Cell]] = {}
     last = ""
-    for cell, owner in zip(cells, owners, strict=True):
+    for cell, id, owner in zip(cells, ids, owners, strict=True):
         if owner and versions.get(owner) is cell:
             last = owner
-        elif cell.id in before and cell.id not in successors and _plain(cell) == _plain(before[cell.id]):
-            changes.removed.append(cell.id)
-        elif cell.source.strip():
+        elif id in before and id not in successors and _is_untouched(cell, before[id]):
+            changes.removed.append(id)
+        elif cell.source.strip() or _tags_of(cell):
             own.setdefault(last, []).append(cell)
     return versions, own
 
@@ -171,29 +212,35 @@ def _choose(
         return today, None
     if _plain(mine) == _plain(today):
         return mine, None
-    if "check" not in today.marks and not (old is not None and _plain(mine) == _plain(old)):  # the learner edited it
-        if "exercise" in today.marks or "predict" in today.marks:
-            number = today.marks.get("exercise")
-            if number in other_task or (number is None and _fields(mine) != _fields(today)):
-                changes.changed.append(today.id)
-                return today, mine if number else None
-            if number:
-                changes.kept.append(number)
-            if number and old is not None and not untouched:
-                changes.new_task.append(number)
-            return mine, None
-        if untouched:
-            return mine, None
-        changes.changed.append(today.id)
-        changes.beside.append(today.id)
-        return today, mine
+    edited = old is None or _plain(mine) != _plain(old)
+    if edited and _stays(old, mine, today, untouched, other_task):
+        if "exercise" in today.marks:
+            changes.kept.append(today.marks["exercise"])
+            changes.new_task += [] if old is None or untouched else [today.marks["exercise"]]
+        return mine, None
     changes.changed.append(today.id)
-    return today, None
+    return today, mine if edited else None
 
 
-def _fields(prediction: Cell) -> set[str]:
-    """Return what a predict cell asks for: {"calls", "bytes"} for predict("4.a", calls=..., bytes=...)."""
-    return set(re.findall(r"(\w+) *=", prediction.source))
+def _stays(old: Cell | None, mine: Cell, today: Cell, untouched: bool, other_task: Collection[str]) -> bool:
+    """Return whether the learner's edited version of a cell takes the place of the new cell."""
+    if "exercise" in today.marks:
+        return today.marks["exercise"] not in other_task
+    if "predict" in today.marks:
+        return _asks(old or mine) == _asks(today)
+    return untouched and "check" not in today.marks
+
+
+def _asks(prediction: Cell) -> dict[str, set[str]] | None:
+    """Return which values a prediction asks for, or None if the cell can't be parsed."""
+    try:
+        return predictions_in(prediction.source)
+    except SyntaxError:
+        return None
+
+
+def _is_untouched(mine: Cell, given: Cell) -> bool:
+    return _plain(mine) == _plain(given) and "tags" not in _added_metadata(mine, given)
 
 
 def _plain(cell: Cell) -> str:
@@ -207,6 +254,30 @@ def _give_ids(cells: list[dict]) -> None:
         if not isinstance(cell.get("id"), str) or not cell["id"] or cell["id"] in used:
             cell["id"] = uuid.uuid4().hex[:8]
         used.add(cell["id"])
+
+
+def put_answer(notebook: dict, number: str, answer: str, stub: str) -> bool:
+    """Put an answer into an exercise's cell, or above it if the learner has written something there.
+
+    stub: the text of the cell as the course made it. Returns False if the notebook doesn't have the exercise.
+    """
+    cells = parse_cells(notebook)
+    places = [place for place, cell in enumerate(cells) if cell.marks.get("exercise") == number]
+    blank = next((place for place in places if cells[place].source.strip() == stub.strip()), None)
+    if blank is not None:
+        notebook["cells"][blank]["source"] = answer
+    elif places and all(cell.source != answer for cell in cells):
+        own: dict[str, Any] = {
+            "cell_type": "code",
+            "metadata": {},
+            "source": answer,
+            "outputs": [],
+            "execution_count": None,
+        }
+        notebook["cells"].insert(places[0], own)
+        if notebook.get("nbformat_minor", 0) >= 5:
+            _give_ids(notebook["cells"])
+    return bool(places)
 
 
 def as_text(notebook: dict) -> str:
