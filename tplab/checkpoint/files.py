@@ -33,6 +33,8 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.common.downloads import pointer
+from tplab.tensor.wrappers import without_prefixes
 
 T = TypeVar("T")
 Key = tuple[str | int, ...]
@@ -108,7 +110,7 @@ class SafeReader(dcp.FileSystemReader):
     """Like DCP's reader, but it runs no code from the files and detects missing files before anything is loaded.
 
     `read_metadata` raises FileNotFoundError for a missing, unfinished or incomplete checkpoint, and ValueError if the
-    `.metadata` file doesn't contain DCP's metadata.
+    `.metadata` file doesn't contain DCP's metadata, or if the files of two checkpoints are mixed.
     """
 
     _read: Metadata | None = None
@@ -124,11 +126,10 @@ class SafeReader(dcp.FileSystemReader):
                 f"there is no complete checkpoint at {path}: it has no file .metadata, which is written last, so the "
                 f"save was interrupted, or this is another directory. There are {sorted(os.listdir(path))[:8]}"
             )
-        with open(path / ".metadata", "rb") as file:
-            metadata = _MetadataUnpickler(file).checked()
+        metadata = _unpickled(path / ".metadata")
         _check_files(path, metadata)
-        self._read = metadata
-        return metadata
+        self._read = _with_plain_names(metadata)
+        return self._read
 
 
 def names_under(metadata: Metadata, *first: str) -> dict[str, Key]:
@@ -191,16 +192,35 @@ def dcp_run(trouble: str) -> Iterator[None]:
         raise RuntimeError(f"{trouble}. {reasons[0]}") from failure
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    def checked(self) -> Metadata:
-        try:
-            metadata = self.load()
-        except Exception as error:  # a damaged pickle may raise almost anything
-            raise ValueError(f"the checkpoint's .metadata can't be read: {error}") from error
-        if not isinstance(metadata, Metadata):
-            raise ValueError(f"the checkpoint's .metadata holds a {type(metadata).__name__}, not DCP's Metadata")
-        return metadata
+def _unpickled(path: Path) -> Metadata:
+    try:
+        with open(path, "rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+    except Exception as error:  # a damaged pickle may raise almost anything
+        unreadable = f"the checkpoint's .metadata can't be read ({path}, {path.stat().st_size:,} bytes): {error}"
+        raise ValueError(pointer(path) or unreadable) from error
+    if not isinstance(metadata, Metadata):
+        raise ValueError(f"the checkpoint's .metadata holds a {type(metadata).__name__}, not DCP's Metadata")
+    return metadata
 
+
+def _with_plain_names(metadata: Metadata) -> Metadata:
+    """Remove the prefixes of wrappers such as torch.compile, which were saved before tplab removed them when saving."""
+    keys: Mapping[str, Key] = metadata.planner_data or {}
+    return replace(
+        metadata,
+        state_dict_metadata={without_prefixes(name): saved for name, saved in metadata.state_dict_metadata.items()},
+        planner_data={
+            without_prefixes(name): tuple(without_prefixes(part) if isinstance(part, str) else part for part in key)
+            for name, key in keys.items()
+        },
+        storage_data={
+            replace(index, fqn=without_prefixes(index.fqn)): place for index, place in metadata.storage_data.items()
+        },
+    )
+
+
+class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _PLAIN.get(module, ()):
@@ -252,9 +272,16 @@ def _check_files(path: Path, metadata: Metadata) -> None:
         if Path(name).name != name:
             raise ValueError(f"the checkpoint's .metadata names a file outside of it: {name}")
         size = (path / name).stat().st_size if (path / name).is_file() else None
-        if size is None or size < end:
+        if size != end:
             found = "is missing" if size is None else f"has {size:,} bytes instead of {end:,}"
-            raise FileNotFoundError(
+            incomplete = (
                 f"the checkpoint at {path} is incomplete: {name} {found}. Each rank wrote a file of its own; were all "
                 "of them copied, from every machine?"
             )
+            raise FileNotFoundError((size and pointer(path / name)) or incomplete)
+    files = {file.name for file in path.glob("*.distcp") if file.stat().st_size}  # a rank may write an empty file
+    if others := sorted(files - ends.keys()):
+        raise ValueError(
+            f"the checkpoint at {path} has {', '.join(others[:4])}, which its .metadata doesn't list, so the files of "
+            "two checkpoints are mixed. Copy each checkpoint to a directory of its own"
+        )

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from tplab.checkpoint.files import gathered, names_under
 from tplab.checkpoint.pieces import Pieces, blank, held, pieces, value_of
 from tplab.tensor.sharding import Sharding
+from tplab.tensor.wrappers import plain_parameters, without_prefixes
 
 
 class OptimizerState(Protocol):
@@ -42,7 +43,7 @@ def optimizer_content(optimizer: OptimizerState, model: nn.Module, rank: int, wo
 
     Raises ValueError if a parameter isn't in the model, or if a tensor can't be sharded.
     """
-    groups, packed, parameters = _groups(optimizer, model), optimizer.state_dict(), dict(model.named_parameters())
+    groups, packed, parameters = _groups(optimizer, model), optimizer.state_dict(), plain_parameters(model)
     names = list(chain(*groups))
     state: dict[str, dict[str, Any]] = {names[number]: {} for number in packed["state"]}
     for number, entries in packed["state"].items():
@@ -69,7 +70,7 @@ def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str
     groups: dict[str | int, dict[str, Any]] = {}
     for name, (*_, number, key) in names_under(metadata, *GROUPS).items():
         groups.setdefault(number, {})[str(key)] = value_of(loaded[name])
-    return list(groups.values())
+    return [{**group, "params": [without_prefixes(name) for name in group["params"]]} for group in groups.values()]
 
 
 def named_groups(optimizer: OptimizerState, model: nn.Module) -> list[dict[str, Any]]:
@@ -117,7 +118,7 @@ def check_groups(groups: Sequence[Mapping[str, Any]], own_groups: Sequence[Mappi
 
 def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Pieces | None]:
     """Return placeholders for the saved state of each parameter, sharded the way this rank needs it."""
-    places, parameters = {}, dict(model.named_parameters())
+    places, parameters = {}, plain_parameters(model)
     for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
         if str(parameter_name) not in parameters:  # it's on another pipeline stage
             continue
@@ -162,7 +163,7 @@ def _implementation(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups(optimizer: OptimizerState, model: nn.Module) -> list[list[str]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in plain_parameters(model).items()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:

@@ -17,6 +17,7 @@ from tplab.checkpoint.files import together
 from tplab.checkpoint.pieces import pieces
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.sharding import Sharding, check_group
+from tplab.tensor.wrappers import plain_state
 
 Piece = tuple[str, tuple[int, ...]]  # the name of a tensor, and the offset of this chunk in the full tensor
 Checksums = dict[Piece, int]
@@ -48,7 +49,7 @@ def _checksums(model: nn.Module, group: ProcessGroup | None) -> Checksums:
     """Return checksums of all data that this rank shares with at least one other rank."""
     rank, world_size = rank_and_size(group)
     found: Checksums = {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    for name, value in plain_state(model).items():
         if not isinstance(value, Tensor):
             continue
         check_group(name, value, group)

@@ -71,6 +71,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.full_state import is_on_ranks_of_shards
 from tplab.tensor.rng import RNGTracker
 from tplab.tensor.sharding import check_group
+from tplab.tensor.wrappers import load_plain_state, plain_state
 
 
 def save_sharded(
@@ -184,7 +185,7 @@ def load_sharded(
     small: dict[str, Any] = {**group_places(metadata), **dict.fromkeys(names_under(metadata, "extra"))}
     _read(small, reader, everyone)
     groups = saved_groups(metadata, small)
-    names = set().union(*gathered(set(model.state_dict()), replica))
+    names = set().union(*gathered(set(plain_state(model)), replica))
     own_groups = None if optimizer is None else of_all_stages(named_groups(optimizer, model), replica)
 
     def places() -> dict[str, Any]:
@@ -217,7 +218,7 @@ def _content(
     """Return the content to save, and the names of tied tensors: {"model.head.weight": "model.table.weight"}."""
     _check_group(model, group)
     rank, world_size = rank_and_size(group)
-    state, first = model.state_dict(keep_vars=True), _first_names(model)
+    state, first = plain_state(model), _first_names(model)
     content: dict[str, Any] = {"model": {}}
     for name in dict.fromkeys(first.values()):
         value = state[name]
@@ -237,7 +238,7 @@ def _content(
 def _first_names(model: nn.Module) -> dict[str, str]:
     """Map each name in the state_dict to the first name of the same tensor. The two differ only for tied weights."""
     seen: dict[int, str] = {}
-    state = model.state_dict(keep_vars=True)
+    state = plain_state(model)
     return {n: seen.setdefault(id(value), n) if isinstance(value, Tensor) else n for n, value in state.items()}
 
 
@@ -248,7 +249,7 @@ def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: 
     """
     _check_group(model, group)
     rank, world_size = rank_and_size(group)
-    state = model.state_dict(keep_vars=True)
+    state = plain_state(model)
     check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], names)
     places: dict[str, Any] = {}
     for name in dict.fromkeys(_first_names(model).values()):
@@ -268,7 +269,7 @@ def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: 
 
 def _finish_model(model: nn.Module, loaded: Mapping[str, Any]) -> None:
     """Run the hooks that modules have for loading, such as set_extra_state. The tensors are loaded already."""
-    model.load_state_dict({name: value_of(loaded[f"model.{first}"]) for name, first in _first_names(model).items()})
+    load_plain_state(model, {name: value_of(loaded[f"model.{first}"]) for name, first in _first_names(model).items()})
 
 
 def _rng_places(metadata: Metadata, rng: RNGTracker) -> dict[str, Any]:
@@ -290,7 +291,7 @@ def _finish_rng(rng: RNGTracker, metadata: Metadata, loaded: Mapping[str, Any]) 
 
 def _check_group(model: nn.Module, group: ProcessGroup | None) -> None:
     """Raise ValueError unless the group's ranks, and no others, have the shards of each parameter."""
-    for name, value in model.state_dict(keep_vars=True).items():
+    for name, value in plain_state(model).items():
         if isinstance(value, Tensor):
             check_group(name, value, group)
         if isinstance(value, DTensor) and hasattr(value, "tensor_parallel") and not is_on_ranks_of_shards(name, value):

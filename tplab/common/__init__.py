@@ -2,6 +2,7 @@
 
 corpus            real text without a download
 cores             how many cores this process can use
+downloads         recognize git-lfs pointers, and empty or truncated files
 units             format bytes, seconds and FLOPs with units, consistently
 files             replace a file atomically; let only one process at a time into a block
 imports           which modules a module depends on

@@ -5,6 +5,7 @@
 03  mappings               f, g, scatter and gather, with their backward passes
 04  initialization         initial weights that are the same for every number of ranks
     full_state             convert full checkpoints to shards and back
+    wrappers               parameter names without the prefixes of torch.compile and DistributedDataParallel
     region                 how activations enter and leave a block of sharded weights
     linear                 ColumnParallelLinear, RowParallelLinear
     regression             a small problem that shows what a layer learns

@@ -4,7 +4,8 @@
     load_full_state_dict   that state_dict    ->  each rank's shards, for any p
 
 So you can train on 4 ranks and continue on 2: `load_full_state_dict(model_2, full_state_dict(model_4))`. You can also
-compare a sharded layer with plain torch, which Megatron's tests used `master_weight` for.
+compare a sharded layer with plain torch, which Megatron's tests used `master_weight` for. Names are those of the module
+without wrappers such as torch.compile (`tplab.tensor.wrappers`).
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.mappings import all_gather
 from tplab.tensor.sharding import Sharding, check_group
+from tplab.tensor.wrappers import load_plain_state, plain_state
 
 
 def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dict[str, Tensor]:
@@ -27,7 +29,7 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
     different ranks than the group's.
     """
     world_size = rank_and_size(group)[1]
-    state, own = {}, module.state_dict(keep_vars=True)
+    state, own = {}, plain_state(module)
     _check_groups(own, group)
     for name, value in own.items():
         if not isinstance(value, Tensor):  # the result of a module's get_extra_state
@@ -54,7 +56,7 @@ def load_full_state_dict(
     group's. Like `torch.nn.Module.load_state_dict`, raises RuntimeError if `strict` is set and the names differ.
     """
     rank, world_size = rank_and_size(group)
-    own = module.state_dict(keep_vars=True)
+    own = plain_state(module)
     _check_groups(own, group)
     shards = dict(state)
     for name in own.keys() & state.keys():
@@ -63,7 +65,7 @@ def load_full_state_dict(
             shards[name] = sharding.shard(state[name], rank, world_size)
         if isinstance(own[name], DTensor):
             shards[name] = _as_dtensor(name, shards[name], own[name])
-    module.load_state_dict(shards, strict=strict)
+    load_plain_state(module, shards, strict=strict)
 
 
 def is_on_ranks_of_shards(name: str, parameter: DTensor) -> bool:

@@ -33,6 +33,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tplab.common.downloads import pointer
+
 PROBE = ".shared-"
 _COMPLETE = re.compile(r"step-(\d{6,})")
 _LEFT_BEHIND = re.compile(r"step-\d{6,}\.(saving|deleting)")
@@ -85,7 +87,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, AttributeError):
         intact = False
     if not intact:
-        raise DamagedCheckpointError(f"{path} is missing, or it was changed or truncated after it was written")
+        found = pointer(path) if path.is_file() else None
+        raise DamagedCheckpointError(found or f"{path} is missing, or it was changed or truncated after it was written")
     return manifest
 
 
@@ -107,7 +110,8 @@ def check_size(path: Path, expected: Mapping[str, Any]) -> None:
         raise DamagedCheckpointError(f"{path} is missing. It had {expected['bytes']:,} bytes")
     if (size := path.stat().st_size) != expected["bytes"]:
         raise DamagedCheckpointError(
-            f"{path} was changed or truncated. It had {expected['bytes']:,} bytes, but now it has {size:,} bytes"
+            pointer(path)
+            or f"{path} was changed or truncated. It had {expected['bytes']:,} bytes, but now it has {size:,} bytes"
         )
 
 
