@@ -127,9 +127,20 @@ def rows(config: GPTConfig) -> list[Row]:
 
 
 def stored_names(names: Iterable[str], config: GPTConfig) -> dict[str, str]:
-    """Map each name in the complete model (with the output layer) to the stored name, which may lack the prefix."""
+    """Map each name in the complete model (with the output layer) to the stored name, which may lack the prefix.
+
+    Raises ValueError if a tensor is stored both with and without the prefix.
+    """
     prefix = "transformer." if config.learned_positions else "model."
-    return {n if n == "lm_head.weight" or n.startswith(prefix) else prefix + n: n for n in names}
+    found: dict[str, str] = {}
+    for stored in names:
+        name = stored if stored == "lm_head.weight" or stored.startswith(prefix) else prefix + stored
+        if name in found:
+            raise ValueError(
+                f"{stored} and {found[name]} are both stored, but they're names of the same tensor: keep one"
+            )
+        found[name] = stored
+    return found
 
 
 def without_place(names: Iterable[str], config: GPTConfig) -> list[str]:

@@ -12,11 +12,14 @@ communication.
 
     bytes read by a rank = bytes of its shards, without padding, in the file's dtype
 
-Unlike a pickle, the files can't run any code. (https://huggingface.co/docs/safetensors.)
+If both model.safetensors and an index are there, transformers reads model.safetensors, even if the index and its files
+are newer. So we read model.safetensors if the other files are gone, and otherwise have the user delete one generation.
+
+Unlike a pickle, the files can't run any code. (https://huggingface.co/docs/safetensors; transformers,
+modeling_utils.py, _get_resolved_checkpoint_files.)
 """
 
-import json
-from collections.abc import Mapping
+import re
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from os import PathLike
@@ -28,24 +31,29 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.common.downloads import check_safetensors, damaged, read_json
 from tplab.gpt.hugging_face import Row, family, lengths, rows, stored_names, without_place
 from tplab.gpt.hugging_face_config import gpt_config
 from tplab.memory.config import GPTConfig
 from tplab.tensor.sharding import Sharding, check_group, runs
+from tplab.tensor.wrappers import plain_parameters
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_OF_SAVE_PRETRAINED = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")  # not model.fp16.safetensors, a variant
+_TWO_SAVES = "Some of the files are from different saves. Copy or download all of them from the same save"
 WITHOUT_EFFECT = {"dropout", "flash_attention"}  # fields of GPTConfig that weights don't depend on
 
 
 def config_of_folder(folder: str | PathLike) -> GPTConfig:
     """Return the GPTConfig of a Hugging Face folder.
 
-    Raises FileNotFoundError if it has no config.json, and ValueError for a model that isn't supported.
+    Raises FileNotFoundError if it has no config.json, and ValueError if that file is damaged or describes a model that
+    isn't supported.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}: is this the folder of a Hugging Face model?")
-    return gpt_config(json.loads(path.read_text(encoding="utf-8")))
+    return gpt_config(read_json(path))
 
 
 @torch.no_grad()
@@ -56,10 +64,10 @@ def load_folder(model: Any, folder: str | PathLike) -> int:
     own layers. The model may have a different dropout, any dtype and, if its positions are rotary, a shorter
     seq_length.
 
-    Raises ValueError if the model's config, or the name or shape of a tensor, doesn't match, and FileNotFoundError if
-    the folder has no safetensors file.
+    Raises ValueError if the model's config, or the name or shape of a tensor, doesn't match, and what `weight_files`
+    raises.
     """
-    folder, config, parameters = Path(folder), model.config, dict(model.named_parameters())
+    folder, config, parameters = Path(folder), model.config, plain_parameters(model)
     rank, world_size = rank_and_size(model.group)
     _check_config(config, config_of_folder(folder))
     for name, parameter in parameters.items():
@@ -70,6 +78,8 @@ def load_folder(model: Any, folder: str | PathLike) -> int:
         stored = _Stored(folder, config, files)
         stored.check_names(config)
         table = [row for row in rows(config) if row.ours in parameters]
+        if left := parameters.keys() - {row.ours for row in table}:
+            raise ValueError(f"{len(left)} parameters of the model aren't those of a GPT: {sorted(left)[:5]}")
         for row in table:
             stored.check_shape(row, _whole_shape(parameters[row.ours], world_size), config)
         for row in table:  # everything fits; nothing has been changed so far
@@ -109,15 +119,17 @@ class _Stored:
             from safetensors import safe_open
         except ImportError as error:
             raise ImportError("loading a Hugging Face folder needs safetensors: pip install safetensors") from error
-        self.folder, self.bytes_read, places = folder, 0, file_names(folder)
-        opened = {
-            name: stack.enter_context(safe_open(folder / name, framework="pt", device="cpu"))
-            for name in sorted(set(places.values()))
-        }
-        if places.keys() == {""}:
-            places = dict.fromkeys(opened[SINGLE].keys(), SINGLE)
+        self.folder, self.bytes_read = folder, 0
+        places: dict[str, Any] = {}
+        for file, listed in weight_files(folder).items():
+            opened = stack.enter_context(safe_open(folder / file, framework="pt", device="cpu"))
+            if absent := sorted(listed.difference(opened.keys())):
+                raise ValueError(f"{folder / INDEX} lists {absent[0]} in {file}, which lacks it. {_TWO_SAVES}")
+            if twice := sorted(places.keys() & opened.keys()):
+                raise ValueError(f"{twice[0]} is both in {file} and in another file of {folder}. {_TWO_SAVES}")
+            places |= dict.fromkeys(opened.keys(), opened)
         self.names = stored_names(places, config)
-        self.files: dict[str, Any] = {name: opened[places[stored]] for name, stored in self.names.items()}
+        self.files: dict[str, Any] = {name: places[stored] for name, stored in self.names.items()}
 
     def slice_of(self, name: str) -> Any:
         return self.files[name].get_slice(self.names[name])
@@ -168,22 +180,53 @@ class _Stored:
             )
 
 
-def file_names(folder: Path) -> Mapping[str, str]:
-    """Return {tensor name: file name}. For a single file, the only key is "".
+def weight_files(folder: Path) -> dict[str, set[str]]:
+    """Return the safetensors files that have the model's weights, each with the tensors that the index lists for it.
 
-    Raises FileNotFoundError if the folder has no safetensors, and ValueError if its index names files outside of it.
+    Raises FileNotFoundError if files are missing, and ValueError if a file is damaged, if the index names files outside
+    of the folder, or if the folder has files of two saves.
     """
-    if (folder / INDEX).is_file():
-        files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        if outside := [name for name in files.values() if Path(name).name != name]:
-            raise ValueError(f"{folder / INDEX} names a file outside of the folder: {outside[0]}")
-        return files
-    if (folder / SINGLE).is_file():
-        return {"": SINGLE}
-    raise FileNotFoundError(
-        f"there is no {SINGLE} and no {INDEX} in {folder}. Older formats, such as pytorch_model.bin, are pickles, "
-        "which can run any code: convert them with save_pretrained"
-    )
+    files = _listed(folder / INDEX) if (folder / INDEX).is_file() else {}
+    listed = set(files)
+    found = {path.name for path in folder.glob("*.safetensors") if _OF_SAVE_PRETRAINED.fullmatch(path.name)}
+    found |= {name for name in listed if (folder / name).is_file()}
+    if SINGLE in found:
+        files = {SINGLE: files.get(SINGLE, set())}
+    if not files:
+        there = sorted(
+            path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".gguf", ".pt")
+        )
+        raise FileNotFoundError(
+            f"there is no {SINGLE} and no {INDEX} in {folder}, only {', '.join(there) or 'files without weights'}. "
+            "Older formats, such as pytorch_model.bin, are pickles, which can run any code: convert them with "
+            "save_pretrained"
+        )
+    if missing := sorted(files.keys() - found):
+        raise FileNotFoundError(
+            f"{folder / INDEX} names {len(files)} files, of which {len(missing)} are missing: "
+            f"{', '.join(missing[:5])}. Download them, or copy a complete folder"
+        )
+    if others := sorted(found - files.keys()):
+        raise ValueError(
+            f"{folder} has the weights of two saves. transformers would read {', '.join(sorted(files)[:5])}, but there "
+            f"are also {', '.join(others[:5])}. Delete the files of the save that you don't want, including its {INDEX}"
+        )
+    for name in files:
+        check_safetensors(folder / name)
+    return files
+
+
+def _listed(index: Path) -> dict[str, set[str]]:
+    """Return the tensors that an index lists for each file."""
+    places = read_json(index).get("weight_map")
+    files: dict[str, set[str]] = {}
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise damaged(index, 'has no "weight_map" from tensor names to file names')
+    for tensor, name in places.items():
+        files.setdefault(name, set()).add(tensor)
+    if outside := [name for name in files if Path(name).name != name]:
+        raise ValueError(f"{index} names a file outside of the folder: {outside[0]}")
+    return files
 
 
 def _check_config(own: GPTConfig, stored: GPTConfig) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from tplab.capstone.settings.settings import GROUPS, OF_THE_MODEL, Settings
-from tplab.gpt.hugging_face_folder import config_of_folder, file_names
+from tplab.gpt.hugging_face_folder import config_of_folder, weight_files
 
 TOKENIZER = "tokenizer.json"  # the file's name in a Hugging Face folder, and in a folder of token files
 _KINDS = {field.name: field.type for field in fields(Settings)}
@@ -120,11 +120,11 @@ def preset_for(
 def _model_in(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of the model in a Hugging Face folder. Raises ValueError if `values` has different ones.
 
-    Dropout may differ. Raises FileNotFoundError if the folder lacks a file, and ValueError if its model needs a feature
-    that no setting covers.
+    Dropout may differ. Raises FileNotFoundError if the folder lacks a file, and ValueError if a file is damaged or if
+    the model needs a feature that no setting covers.
     """
     config = config_of_folder(folder)
-    file_names(folder)
+    weight_files(folder)
     if not (folder / TOKENIZER).is_file():
         raise FileNotFoundError(f"there's no {TOKENIZER} in {folder}, but the run needs the model's tokenizer")
     defaults, found = Settings().model, {}
@@ -146,7 +146,7 @@ def _values_in(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"there's no file with settings at {path}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} isn't valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} should have lines such as 'tp: 2', but it contains a {type(values).__name__}")

@@ -1,0 +1,193 @@
+"""Hugging Face folders with the weights of two saves, or with files that are missing or damaged, against transformers.
+
+Where transformers can read a folder, we read the same weights or refuse it. Nothing else may happen.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.common.test_downloads import POINTER
+from tplab.gpt.hugging_face import from_hugging_face
+from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
+from tplab.gpt.model import ParallelGPT
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+IDS = torch.arange(20).view(2, 10)
+
+
+def llama(seed):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+        vocab_size=150, max_position_embeddings=16, initializer_range=0.4,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def save(folder, seed, parts=False):
+    llama(seed).save_pretrained(folder, max_shard_size="7KB" if parts else "1GB")
+    return folder
+
+
+def loaded(folder):
+    model = ParallelGPT(config_of_folder(folder))
+    load_folder(model, folder)
+    return model
+
+
+@torch.no_grad()
+def assert_as_transformers_has_it(folder, seed):
+    """Both read the weights of this seed."""
+    from transformers import LlamaForCausalLM
+
+    logits = llama(seed)(IDS).logits
+    assert torch.equal(LlamaForCausalLM.from_pretrained(folder).eval()(IDS).logits, logits)
+    assert torch.allclose(loaded(folder)(IDS, gather=True), logits, atol=1e-4)
+
+
+def shards_of(folder):
+    return sorted(folder.glob("model-*-of-*.safetensors"))
+
+
+# Two saves
+
+
+def test_an_index_whose_files_are_gone_gives_way_to_the_single_file(tmp_path):
+    save(save(tmp_path, 1, parts=True), 2)
+    assert (tmp_path / INDEX).exists()
+    assert not shards_of(tmp_path)
+    assert_as_transformers_has_it(tmp_path, 2)
+
+
+def test_a_single_file_and_parts_are_refused_by_both_names_whatever_is_newer(tmp_path):
+    save(save(tmp_path / "newer parts", 1), 2, parts=True)
+    save(tmp_path / "newer single", 1, parts=True)
+    shutil.copy(save(tmp_path / "two", 2) / SINGLE, tmp_path / "newer single")
+    for folder, of_the_single in (("newer parts", 1), ("newer single", 2)):
+        folder = tmp_path / folder
+        with pytest.raises(ValueError, match=f"two saves.* {SINGLE}.* {shards_of(folder)[0].name}"):
+            loaded(folder)
+        (away := folder.parent / "away").mkdir(exist_ok=True)
+        single = shutil.move(folder / SINGLE, away)
+        assert_as_transformers_has_it(folder, 3 - of_the_single)  # the user has chosen the parts
+        shutil.move(single, folder)
+        for path in shards_of(folder):
+            path.unlink()
+        assert_as_transformers_has_it(folder, of_the_single)  # the user has chosen the single file
+
+
+def test_parts_that_the_index_does_not_name_are_refused(tmp_path):
+    folder = save(tmp_path / "one", 1, parts=True)
+    first = shards_of(folder)[0]
+    shutil.copy(first, folder / "model-00001-of-00099.safetensors")
+    with pytest.raises(ValueError, match=f"two saves.*{first.name}.*model-00001-of-00099.safetensors"):
+        loaded(folder)
+
+
+def test_a_newer_index_that_was_not_copied_is_noticed(tmp_path):
+    """The same file names, but tensors in other places: transformers goes by the files, so the index is of no use."""
+    folder = save(tmp_path, 1, parts=True)
+    index = json.loads((folder / INDEX).read_text())
+    name, last = "model.layers.0.mlp.up_proj.weight", shards_of(folder)[-1].name
+    places = list(index["weight_map"].values())
+    assert index["weight_map"][name] != last
+    assert places.count(index["weight_map"][name]) > 1
+    index["weight_map"][name] = last
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"lists {name} in {last}, which lacks it"):
+        loaded(folder)
+
+
+def test_a_tensor_in_two_parts_is_refused(tmp_path):
+    first, *_, last = shards_of(save(tmp_path, 1, parts=True))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(last), name: tensor + 1}, last)
+    with pytest.raises(ValueError, match=f"{name} is both in {last.name}"):
+        loaded(tmp_path)
+
+
+def test_a_tensor_that_the_index_forgot_is_read_as_in_transformers(tmp_path):
+    folder = save(tmp_path, 1, parts=True)
+    index = json.loads((folder / INDEX).read_text())
+    del index["weight_map"]["model.norm.weight"]
+    (folder / INDEX).write_text(json.dumps(index))
+    assert_as_transformers_has_it(folder, 1)
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    state = load_file(save(tmp_path, 1) / SINGLE)
+    state["norm.weight"] = state["model.norm.weight"] + 1
+    save_file(state, tmp_path / SINGLE)
+    for attempt in (lambda: loaded(tmp_path), lambda: from_hugging_face(state, config_of_folder(tmp_path))):
+        with pytest.raises(ValueError, match="norm.weight and (model.)?norm.weight are both stored"):
+            attempt()
+
+
+def test_variants_and_pickles_beside_the_weights_are_passed_over(tmp_path):
+    folder = save(tmp_path / "one", 1)
+    shutil.copy(save(tmp_path / "two", 2) / SINGLE, folder / "model.fp16.safetensors")
+    shutil.copy(folder / SINGLE, folder / "adapter_model.safetensors")
+    torch.save(llama(2).state_dict(), folder / "pytorch_model.bin")
+    shutil.copy(save(tmp_path / "parts", 3, parts=True) / INDEX, folder / "model.safetensors.index.fp16.json")
+    assert_as_transformers_has_it(folder, 1)
+    (folder / SINGLE).unlink()
+    with pytest.raises(FileNotFoundError, match="adapter_model.safetensors, model.fp16.safetensors, pytorch_model.bin"):
+        loaded(folder)
+
+
+# Files that are missing or damaged
+
+
+def test_parts_that_are_missing_are_counted_and_named(tmp_path):
+    first, *_, last = parts = shards_of(save(tmp_path, 1, parts=True))
+    first.unlink()
+    last.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{len(parts)} files, .* 2 are missing: {first.name}, {last.name}"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["pointer", "empty", "truncated"])
+@pytest.mark.parametrize("name", ["config.json", INDEX, SINGLE, "part"])
+def test_a_damaged_file_is_named_with_its_size_before_anything_is_loaded(name, damage, tmp_path):
+    path = tmp_path / name
+    save(tmp_path, 1, parts=name in (INDEX, "part"))
+    path = shards_of(tmp_path)[1] if name == "part" else path
+    model = ParallelGPT(config_of_folder(tmp_path))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    data = path.read_bytes()
+    path.write_bytes({"pointer": POINTER.encode(), "empty": b"", "truncated": data[:-2]}[damage])
+    cure = r"269,060,552 bytes.*git lfs pull" if damage == "pointer" else "download"
+    with pytest.raises(ValueError, match=rf"{path}.*\b{path.stat().st_size:,} bytes.*{cure}"):
+        load_folder(model, tmp_path)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "index", [{}, {"weight_map": []}, {"weight_map": {"model.norm.weight": 3}}, {"weight_map": None}]
+)
+def test_an_index_without_a_map_of_files_is_named(index, tmp_path):
+    (save(tmp_path, 1) / SINGLE).unlink()
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"{tmp_path / INDEX} .*weight_map"):
+        loaded(tmp_path)
+
+
+# Wrapped models
+
+
+def test_a_compiled_model_gets_all_weights_and_a_parameter_without_any_is_named(tmp_path):
+    save(tmp_path, 1)
+    plain = loaded(tmp_path)
+    for wrap in (torch.compile, lambda model: model.layers.__setitem__(0, torch.compile(model.layers[0])) or model):
+        model = wrap(ParallelGPT(config_of_folder(tmp_path)))
+        assert load_folder(model, tmp_path) > 0
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    model.extra = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="2 parameters .*extra.bias"):
+        load_folder(model, tmp_path)
