@@ -2,7 +2,8 @@
 
 Each field of a config.json either is used, or must have a value that our models support, or doesn't affect the results.
 Any other field raises ValueError unless it is null, so nothing is ignored by accident. If an optional field is missing,
-it has the default of transformers' configuration class. (transformers, models/gpt2/configuration_gpt2.py and the like.)
+it has the default of transformers' configuration class. (transformers, models/gpt2/configuration_gpt2.py and the like;
+for the fields that older versions wrote, configuration_utils.py of version 4.)
 """
 
 from collections.abc import Mapping
@@ -10,25 +11,61 @@ from typing import Any
 
 from tplab.memory.config import GPTConfig, RotaryScaling
 
+# These fields never affect the logits, whatever their values.
 _WITHOUT_EFFECT = {
-    "_name_or_path", "architectures", "attn_implementation", "_attn_implementation", "auto_map", "bos_token_id",
-    "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label",
-    "initializer_range", "label2id", "max_length", "model_type", "n_ctx", "num_labels", "output_attentions",
-    "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "summary_activation",
+    # where the model is from, and how it's stored and run
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures",
+    "attn_implementation", "auto_map", "chunk_size_feed_forward", "dtype", "gradient_checkpointing", "model_type",
+    "n_ctx", "output_attentions", "output_hidden_states", "output_past", "pretraining_tp", "return_dict",
+    "tf_legacy_loss", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache",
+    # training, and other tasks than language modeling
+    "_num_labels", "classifier_dropout", "finetuning_task", "id2label", "initializer_range", "is_decoder", "label2id",
+    "n_special", "neftune_noise_alpha", "num_labels", "predict_special_tokens", "problem_type", "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
-    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_cache",
+    # the tokenizer
+    "bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "prefix", "sep_token_id",
+    "tokenizer_class", "unk_token_id",
+    # text generation, which has arguments for these
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
+    "suppress_tokens", "temperature", "top_k", "top_p", "typical_p",
 }  # fmt: skip
-_ANY: dict[str, tuple] = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "pruned_heads": ({}, None),
-        "quantization_config": (None,)}  # fmt: skip
-_GPT2 = {"activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"), "scale_attn_weights": (True,),
-         "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}  # fmt: skip
-_GPT2_USED = {"n_layer", "n_embd", "n_head", "vocab_size", "n_positions", "n_inner", "layer_norm_epsilon",
-              "tie_word_embeddings", "resid_pdrop", "embd_pdrop", "attn_pdrop"}  # fmt: skip
-_LLAMA = {"hidden_act": ("silu", "swish"), "mlp_bias": (False,), "attention_bias": (False,),
-          "attention_dropout": (0.0, None), "partial_rotary_factor": (1.0, None)}  # fmt: skip
-_LLAMA_USED = {"num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
-               "max_position_embeddings", "intermediate_size", "rms_norm_eps", "tie_word_embeddings", "head_dim",
-               "rope_parameters", "rope_scaling", "rope_theta"}  # fmt: skip
+# These fields must have one of these values. Except for the activations, that means they change nothing.
+_NEUTRAL: dict[str, tuple] = {
+    "add_cross_attention": (False, None),
+    "is_causal": (True,),
+    "is_encoder_decoder": (False, None),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "tie_encoder_decoder": (False, None),
+}
+_GPT2: dict[str, tuple] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
+    "reorder_and_upcast_attn": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+}
+_LLAMA: dict[str, tuple] = {
+    "attention_bias": (False,),
+    "attention_dropout": (0.0, None),
+    "hidden_act": ("silu", "swish"),
+    "is_llama_config": (True, None),  # SmolLM2
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (1.0, None),
+    "rope_interleaved": (False, None),  # SmolLM2
+    "use_mrope": (False, None),  # Qwen2.5
+}
+_GPT2_SIZES = {"n_layer", "n_embd", "n_head", "vocab_size", "n_positions"}
+_GPT2_USED = {"n_inner", "layer_norm_epsilon", "tie_word_embeddings", "resid_pdrop", "embd_pdrop", "attn_pdrop"}
+_GPT2_ALIASES = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
+                 "max_position_embeddings": "n_positions"}  # fmt: skip
+_LLAMA_SIZES = {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings",
+                "intermediate_size"}  # fmt: skip
+_LLAMA_USED = {"num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "head_dim", "rope_parameters",
+               "rope_scaling", "rope_theta"}  # fmt: skip
 _WINDOW = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"sliding_window": None},
@@ -56,7 +93,9 @@ def gpt_config(config: Mapping[str, Any]) -> GPTConfig:
 
 
 def _gpt2(config: Mapping[str, Any]) -> GPTConfig:
-    _only(config, _GPT2_USED, _GPT2)
+    _require(config, _GPT2_SIZES)
+    aliases = {name: (config[other],) for name, other in _GPT2_ALIASES.items()}
+    _only(config, _GPT2_SIZES | _GPT2_USED, {**_GPT2, **aliases})
     dropouts = {config.get(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
     if len(dropouts) > 1:
         raise ValueError(f"this model has dropouts of {sorted(dropouts)}; here there is one for all places")
@@ -70,8 +109,9 @@ def _gpt2(config: Mapping[str, Any]) -> GPTConfig:
 
 
 def _llama(config: Mapping[str, Any], kind: str) -> GPTConfig:
+    _require(config, _LLAMA_SIZES)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
-    _only(config, _LLAMA_USED | _WINDOW, {**_LLAMA, "head_dim": (head_dim, None)})
+    _only(config, _LLAMA_SIZES | _LLAMA_USED | _WINDOW, {**_LLAMA, "head_dim": (head_dim, None)})
     base, scaling = _rotary(config)
     return GPTConfig(
         num_layers=config["num_hidden_layers"], hidden_size=config["hidden_size"],
@@ -133,9 +173,14 @@ def _window(config: Mapping[str, Any], kind: str) -> int | None:
     return window
 
 
+def _require(config: Mapping[str, Any], sizes: set[str]) -> None:
+    if missing := sorted(name for name in sizes if config.get(name) is None):
+        raise ValueError(f"the configuration lacks {', '.join(missing)}: is it the complete config.json?")
+
+
 def _only(config: Mapping[str, Any], used: set[str], allowed: Mapping[str, tuple]) -> None:
     """Raise ValueError unless each field is used, has an allowed value, has no effect or is None."""
-    allowed = {**_ANY, **allowed}
+    allowed = {**_NEUTRAL, **allowed}
     for name, value in config.items():
         if name in allowed and value not in allowed[name]:
             values = " or ".join(map(repr, allowed[name]))

@@ -1,0 +1,104 @@
+"""The config.json of popular small models: the GPTConfig has transformers' sizes, and a small model has its logits.
+
+A field that changes nothing at its value isn't an error, while one that would change something is.
+"""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpt.real_configs import REAL, TO_DICT_OF_VERSION_4
+from tplab.gpt.hugging_face_config import gpt_config
+from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import parameter_count
+
+LENGTH = 12
+IDS = torch.arange(2 * LENGTH).view(2, LENGTH)
+
+
+def small(config: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration for a model of two small layers. A window is shorter than the text if it was before."""
+    if config["model_type"] == "gpt2":
+        return config | {"n_layer": 2, "n_embd": 24, "n_head": 2, "n_positions": LENGTH, "n_ctx": LENGTH} | ENDS
+    groups = config["num_attention_heads"] // config["num_key_value_heads"]
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8 * groups, "num_attention_heads": groups, "num_key_value_heads": 1}
+    sizes |= {"intermediate_size": 20, "max_position_embeddings": LENGTH, "initializer_range": 0.3}
+    sizes |= {"head_dim": 8} if "head_dim" in config else {}
+    if config.get("sliding_window") is not None:
+        hides = config["sliding_window"] < config["max_position_embeddings"]
+        sizes["sliding_window"] = LENGTH // 3 if hides else LENGTH
+    return config | sizes | ENDS
+
+
+ENDS = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+
+
+def transformers_model(config: dict[str, Any]) -> torch.nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(config))))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_sizes_are_those_of_transformers_and_version_4s_to_dict_changes_nothing(name):
+    with torch.device("meta"):
+        theirs = sum(parameter.numel() for parameter in transformers_model(REAL[name]).parameters())
+    assert parameter_count(gpt_config(REAL[name])) == theirs
+    assert gpt_config(TO_DICT_OF_VERSION_4 | REAL[name]) == gpt_config(REAL[name])
+
+
+@pytest.mark.parametrize("name", REAL)
+@torch.no_grad()
+def test_a_small_model_of_this_configuration_has_the_logits_of_transformers(name, tmp_path):
+    config = small(REAL[name])
+    torch.manual_seed(0)
+    model = transformers_model(config).float().eval()
+    for parameter in model.parameters():  # biases and norms too
+        parameter.add_(0.1 * torch.randn(parameter.shape))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(TO_DICT_OF_VERSION_4 | config))
+    ours = ParallelGPT(config_of_folder(tmp_path))
+    load_folder(ours, tmp_path)
+    assert torch.allclose(ours.eval()(IDS, gather=True), model(IDS).logits, atol=1e-4)
+
+
+REFUSED = {
+    "gpt2": [
+        ("scale_attn_by_inverse_layer_idx", True), ("reorder_and_upcast_attn", True), ("scale_attn_weights", False),
+        ("activation_function", "relu"), ("hidden_size", 769), ("num_hidden_layers", 13),
+    ],
+    "SmolLM2-135M": [
+        ("rope_interleaved", True), ("is_llama_config", False), ("use_mrope", True), ("mlp_bias", True),
+        ("attention_bias", True), ("head_dim", 32), ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("hidden_act", "gelu"), ("partial_rotary_factor", 0.5), ("transformers_weights", "other.safetensors"),
+    ],
+    "Qwen2.5-0.5B": [("use_mrope", True), ("rope_interleaved", True)],
+    "Mistral-7B": [("head_dim", 64), ("use_mrope", True)],
+}  # fmt: skip
+REFUSED_BY_ALL = [
+    ("is_causal", False), ("is_causal", None), ("is_encoder_decoder", True), ("add_cross_attention", True),
+    ("tie_encoder_decoder", True), ("cross_attention_hidden_size", 8), ("pruned_heads", {"0": [1]}),
+    ("quantization_config", {"bits": 4}), ("quantization", {"group_size": 64, "bits": 4}), ("a_new_field", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_value_that_would_change_the_results_is_refused_by_its_name(name):
+    for field, value in REFUSED[name] + REFUSED_BY_ALL:
+        with pytest.raises(ValueError, match=field if field != "rope_scaling" else "linear"):
+            gpt_config(REAL[name] | {field: value})
+
+
+def test_other_names_of_gpt2s_sizes_are_accepted_if_they_agree():
+    names = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 1024}
+    assert gpt_config(REAL["gpt2"] | names | {"is_causal": True}) == gpt_config(REAL["gpt2"])
+
+
+@pytest.mark.parametrize(("name", "size"), [("gpt2", "n_layer"), ("Qwen2-0.5B", "intermediate_size")])
+def test_a_size_that_is_missing_is_named(name, size):
+    for config in ({key: value for key, value in REAL[name].items() if key != size}, REAL[name] | {size: None}):
+        with pytest.raises(ValueError, match=f"lacks {size}"):
+            gpt_config(config)
