@@ -160,6 +160,12 @@ def test_the_command_writes_to_stdout_also_under_torchrun(settings, texts, capsy
     assert run.stdout == texts[1][0]["greedy"] + "\n"
 
 
+def test_a_prompt_may_have_any_valid_characters(settings):
+    for prompt in ("\0", "\x01\r\n", "\u2028", "\U0010ffff"):
+        request = asked(settings.folder, prompt)
+        assert request.tokenizer.decode(request.ids) == prompt
+
+
 # Pieces
 
 
@@ -202,6 +208,8 @@ def test_what_arrives_in_two_parts_is_shown_whole(tmp_path: Path):
         ("empty", [], "no run has been started in .*empty, because it has no settings.yaml"),
         ("without", [], "the run in .*without has no checkpoint yet. It saves one every save_every steps"),
         ("run", ["--prompt", ""], "the prompt is empty, but the model needs some text"),
+        ("run", ["--prompt", "def \udcff"], r"prompt='def .udcff' isn't valid Unicode, .* position 4"),
+        ("run", ["--prompt", "\ud83c"], r"prompt='.ud83c' isn't valid Unicode, .* position 0"),
         ("run", ["--prompt", "0" * 17], "the prompt has 17 tokens, but the model can only read seq_length=16"),
         ("run", ["--tp", "3"], "num_heads=4 can't be divided over 3 ranks"),
         ("run", ["--tp", "0"], "p=0 is no number of ranks"),

@@ -29,7 +29,7 @@ from tplab.capstone.checkpoints.folders import StepFolders, check_files, read_ma
 from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import SETTINGS
-from tplab.capstone.settings.settings import LARGEST_SEED, Settings
+from tplab.capstone.settings.settings import LARGEST_SEED, Settings, check_text
 from tplab.capstone.training.step import TEMPERATURE, TOP_K, lower_precision
 from tplab.checkpoint.sharded import load_sharded
 from tplab.gpt.generation import stream
@@ -91,7 +91,7 @@ def sample(
 
     If the text gets longer than the model's seq_length, the model continues from the second half of what it has read.
     Raises FileNotFoundError if there's no run or no checkpoint in the folder, and ValueError for a damaged checkpoint,
-    for a prompt that is empty or longer than seq_length, and for other invalid arguments.
+    for a prompt that is empty, longer than seq_length or not valid Unicode, and for other invalid arguments.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -108,6 +108,7 @@ def sample(
         raise ValueError(f"temperature={temperature} should be 0, for the most likely token, or a positive number")
     if not 0 <= seed <= LARGEST_SEED:
         raise ValueError(f"seed={seed} should be between 0 and 2^32 - 1 = {LARGEST_SEED}")
+    check_text("prompt", prompt)
     checkpoint = _checkpoint_of(folder, step)
     files = TokenFiles(folder / "tokens", check=False)
     ids = files.tokenizer.encode(prompt).ids

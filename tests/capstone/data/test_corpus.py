@@ -44,6 +44,21 @@ def test_a_folder_s_text_is_taken_byte_by_byte_and_the_rest_is_named(folder: Pat
     assert collected.left_out.startswith(" Skipped 4 files, such as late_zero.txt (binary), latin.txt (not UTF-8), ")
 
 
+def test_files_whose_names_are_not_utf_8_are_read_and_can_be_printed(folder: Path) -> None:
+    for name, data in (
+        (b"\xff.txt", b"text"),
+        (b"\xfe.bin", b"\0"),
+        (b"\xfd.txt", b"\xed\xb3\xbf"),
+    ):  # half a character
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(data)
+    collected = gather(str(folder))
+    names = [document.name for document in collected.documents]
+    assert [name for name in [*names, *collected.skipped] if "udcf" in name] == [
+        "\\udcff.txt", "\\udcfd.txt (not UTF-8)", "\\udcfe.bin (binary)",
+    ]  # fmt: skip
+    assert collected.left_out.encode()
+
+
 def test_what_is_no_file_or_can_t_be_read_is_named_and_links_in_circles_end(folder: Path) -> None:
     (folder / "sub" / "up").symlink_to(folder, target_is_directory=True)
     (folder / "itself").symlink_to("itself")

@@ -103,6 +103,8 @@ def test_what_is_saved_is_read_again(tmp_path):
         ({"beta1": 2.0}, "beta1=2.0 should be at least 0 and less than 1"),
         ({"beta2": 1.0}, "beta2=1.0 should be at least 0 and less than 1"),
         ({"dropout": 1.0}, "dropout=1.0 should be at least 0 and less than 1"),
+        ({"prompt": "def \udcff"}, r"prompt='def .udcff' isn't valid Unicode, because '.udcff' at position 4"),
+        ({"folder": "runs/\ud800"}, "folder=.* isn't valid Unicode, .* position 5"),
         ({"seed": 10**20}, "seed=10+ should be at most 2.32 - 1 = 4294967295"),
         ({"dropout": 0.1, "layers": "mine"}, "only supports dropout=0.0"),
         ({3: 4}, r"no settings called \[3\]. The settings are"),
@@ -163,12 +165,17 @@ def test_a_wrong_setting_is_named_with_what_would_fit(values, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1, 2]", "contains a list"), ("a: [", "isn't valid YAML"), (None, "there's no file with settings at")],
+    [
+        (b"[1, 2]", "contains a list"),
+        (b"a: [", "isn't valid YAML"),
+        (b"prompt: \xff", "isn't valid YAML"),
+        (None, "there's no file with settings at"),
+    ],  # fmt: skip
 )
 def test_a_file_that_is_none_is_named(text, message, tmp_path):
     file = tmp_path / "settings.yaml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_settings(file)
 

@@ -3,16 +3,17 @@
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from torch.nn import functional as F
 
 from tests.capstone.small import SMALL, write_text
+from tests.common.test_downloads import POINTER
 from tests.gpt.test_hugging_face_folder import use_torchs_rms_norm
 from tplab import launch
 from tplab.capstone.__main__ import main
@@ -21,6 +22,7 @@ from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.data.tokenizer import END_OF_TEXT, train_tokenizer
 from tplab.capstone.settings.io import read_settings, settings_of
 from tplab.capstone.settings.settings import OF_THE_MODEL, Settings
+from tplab.capstone.training import step
 from tplab.capstone.training.loop import train
 
 pytestmark = pytest.mark.share(3)
@@ -164,9 +166,52 @@ def test_the_tokens_are_those_of_its_tokenizer_whole_and_without_ends_of_text_in
     assert str(files).endswith("a vocabulary of 300."), "there are as many as it has"
 
 
-def changed(gpt2: Path, folder: Path, without: str = "", config: dict[str, Any] | None = None) -> Path:
-    """A copy of the folder without a file, or with other options in its configuration."""
+@pytest.mark.parametrize(("template", "before"), [("$A </s>", []), ("<s> $A </s>", [300]), ("</s> $A </s>", [])])
+def test_each_document_has_one_end_and_an_empty_prompt_is_what_follows_an_end(
+    template: str, before: list[int], gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Ids 300 and 301 begin and end a text in the tokenizer's template, and id 301 in the configuration."""
+    start = changed(gpt2, tmp_path / "start")
+    tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("<s>", 300), ("</s>", 301)]
+    )
+    tokenizer.save(str(start / "tokenizer.json"))
+    config = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps(config | {"eos_token_id": 301}))
+    prompts: list[list[int]] = []
+
+    def generated(_model: Any, ids: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor:
+        prompts.append(ids[0].tolist())
+        assert options["vocab_size"] == 302
+        return ids
+
+    monkeypatch.setattr(step, "generate", generated)
+    data, texts = str(gpt2.parent / "text"), []
+    for prompt in ("", "def"):
+        settings = settings_from(start, f"{template} {prompt}", data=data, steps=1, sample_tokens=3, prompt=prompt)
+        settings = replace(settings, folder=str(tmp_path / "runs" / f"prompt {prompt}"), warmup_steps=0)
+        train(settings)
+    plain = tokenizer.encode("def", add_special_tokens=False).ids
+    begins = tokenizer.encode("", add_special_tokens=True).ids[: template.split().index("$A")]
+    assert prompts == [begins or [301], begins + plain]
+    files = prepare(settings)
+    for ids in (files.train.tolist(), files.validation.tolist()):
+        assert ids[-1] == 301
+        parts = [part.split() for part in " ".join(map(str, ids)).removesuffix(" 301").split(" 301 ")]
+        assert all(part[: len(before)] == list(map(str, before)) for part in parts)
+        texts += [tokenizer.decode([int(number) for number in part]) for part in parts]
+    assert sorted(texts) == sorted(path.read_text() for path in Path(data).iterdir())
+
+
+def changed(
+    gpt2: Path, folder: Path, without: str = "", damaged: str = "", config: dict[str, Any] | None = None
+) -> Path:
+    """A copy of the folder without a file, with a damaged one, or with other options in its configuration."""
     shutil.copytree(gpt2, folder)
+    if damaged:
+        (folder / damaged).write_text(POINTER)
     if without:
         (folder / without).unlink()
     if config is not None:
@@ -199,6 +244,9 @@ LLAMA = {
             [],
             "there's no tokenizer.json in .*, but the run needs",
         ),
+        ({"damaged": "tokenizer.json"}, [], "tokenizer.json is a git-lfs pointer"),
+        ({"damaged": "config.json"}, [], "config.json is a git-lfs pointer"),
+        ({"damaged": "model.safetensors"}, [], "model.safetensors is a git-lfs pointer"),
         ({"without": "model.safetensors"}, [], "there is no model.safetensors and no model.safetensors.index.json"),
         ({"config": {"model_type": "bert"}}, [], "model_type='bert': only 'gpt2'"),
         ({"config": {"vocab_size": 299}}, [], "has ids up to 299, but the model's table has only 299 rows"),

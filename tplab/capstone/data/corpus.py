@@ -59,7 +59,7 @@ def gather(data: str | None = None, limit: int | None = None, without: Iterable[
         raise FileNotFoundError(f"no such folder or file: {folder}. Use --data PATH to train on a folder of text files")
     collected, left = Collected([], []), limit
     for path in _files(folder, data is None, {path.resolve() for path in without}, collected.skipped):
-        name = path.relative_to(folder).as_posix() if path != folder else path.name
+        name = _shown(path.relative_to(folder).as_posix() if path != folder else path.name)
         try:
             text, size = _read(path, left)
         except (OSError, ValueError) as error:
@@ -116,6 +116,11 @@ def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]
     return [d for d, digest in sides if digest not in held], [d for d, digest in sides if digest in held]
 
 
+def _shown(name: str) -> str:
+    """Return a file name that can be printed, even if its bytes aren't UTF-8."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 def _files(folder: Path, library: bool, without: set[Path], skipped: list[str]) -> Iterator[Path]:
     def wanted(path: Path) -> bool:
         if path.name.startswith(".") or path.name == "__pycache__":
@@ -127,7 +132,7 @@ def _files(folder: Path, library: bool, without: set[Path], skipped: list[str]) 
         return path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
 
     def unreadable(path: Path, error: OSError) -> None:
-        skipped.append(f"{path.relative_to(folder).as_posix()}/ ({error.strerror})")
+        skipped.append(f"{_shown(path.relative_to(folder).as_posix())}/ ({error.strerror})")
 
     return files_below(folder, wanted, unreadable)
 

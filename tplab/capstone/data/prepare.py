@@ -199,7 +199,10 @@ def _make(
 
 
 def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype: str, show: Show) -> Iterator[bytes]:
-    """Yield the ids of all documents as bytes, encoding 1 to 2 MB of text at a time. `end` follows each document."""
+    """Yield the ids of all documents as bytes, encoding 1 to 2 MB of text at a time. `end` follows each document.
+
+    If a tokenizer also begins each text with `end`, that token is left out, because the document before ends with it.
+    """
     group: list[Document] = []
     characters = 0
     for number, document in enumerate(documents, 1):
@@ -207,6 +210,7 @@ def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, end: int, dtype
         characters += len(document.text)
         if characters >= _AT_ONCE or number == len(documents):
             for ids in encode(tokenizer, group):
-                yield np.array([*ids, end], dtype).tobytes()
+                begins_with_end = ids[:1] == [end]
+                yield np.array([*ids[begins_with_end:], end], dtype).tobytes()
             group, characters = [], 0
             show("encoding the text", number / len(documents))

@@ -146,7 +146,7 @@ class _Run:
                     loss = self.step.loss(self.held_out, settings.evaluation_batches)
                     self._between({"kind": "evaluation", "step": number, "loss": loss})
                 if (sample or last) and settings.sample_tokens:
-                    text = self.step.sample(self.tokens.tokenizer, number)
+                    text = self.step.sample(self.tokens, number)
                     self._between({"kind": "sample", "step": number, "prompt": settings.prompt, "text": text})
                 if save and not asked:
                     self._keep()

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from tplab.capstone.data.batches import Batches
+from tplab.capstone.data.prepare import TokenFiles
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import for_generation, training_step
 from tplab.capstone.training.optimizer import adamw_options, learning_rate
@@ -92,23 +92,27 @@ class Step:
         self.model.train()
         return self.ranks.mean(total)
 
-    def sample(self, tokenizer: Tokenizer, number: int) -> str:
+    def sample(self, tokens: TokenFiles, number: int) -> str:
         """Return the prompt and `sample_tokens` random tokens, which `number` determines. All ranks call this.
+
+        An empty prompt means the beginning of a text, which is where the text before it has ended.
 
         The model has positions for `seq_length` tokens, so the text ends there. If a prompt leaves no room for a new
         token, only its end is used, followed by one token (or by none, if there is only one position).
         """
         settings, device = self.settings, self.ranks.device
-        prompt = tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [0]
+        prompt = tokens.tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [
+            tokens.end_of_text
+        ]
         more = min(settings.sample_tokens, settings.seq_length - len(prompt))
         ids = torch.tensor([prompt], device=device)  # [1, s]
         chance = torch.Generator(device).manual_seed(settings.seed + number)
         with lower_precision(settings, device), unsharded(self.training.optimizer):
             text = generate(
                 for_generation(self.model, self.ranks.group("pp")), ids, more, temperature=TEMPERATURE, top_k=TOP_K,
-                generator=chance, vocab_size=tokenizer.get_vocab_size(),
+                generator=chance, vocab_size=tokens.vocab_size,
             )  # fmt: skip
-        return tokenizer.decode(text[0].tolist())
+        return tokens.tokenizer.decode(text[0].tolist())
 
     def _forward(self, k: int, ids: Tensor, targets: Tensor) -> Tensor:
         rng = self._dropout(k)

@@ -141,7 +141,7 @@ def resume(folder, model, optimizer, layout):
 @torch.no_grad()
 def write_text(model, settings, device, group):
     """Return the prompt and my model's continuation, in which every byte is the most likely one."""
-    ids = torch.tensor([list(settings.prompt.encode())], device=device)  # [1, s]
+    ids = torch.tensor([list(os.fsencode(settings.prompt))], device=device)  # [1, s]
     for _ in range(settings.sample):
         logits = model(ids[:, -settings.seq_length :])[:, -1]  # [1, v/p]
         ids = torch.cat([ids, best_token(logits, 256, group)[:, None]], 1)
