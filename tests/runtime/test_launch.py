@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,74 @@ def test_what_a_notebook_defines_travels(source: str, results: list[object]) -> 
     notebook = {"__name__": "__main__"}
     exec(source, notebook)
     assert tplab.launch(notebook["program"], 2) == results  # type: ignore[arg-type]
+
+
+CELLS = {  # two cells of a notebook, and the files that IPython pretends to compile them from
+    "/tmp/ipykernel_1/11.py": """
+import functools
+
+def counted(function):
+    @functools.wraps(function)
+    def counting(*args):
+        counting.calls += 1
+        return function(*args)
+    counting.calls = 0
+    return counting
+""",
+    "/tmp/ipykernel_1/22.py": """
+import asyncio, sys, traceback
+
+def fail(*_):
+    raise KeyError("here")
+
+class Layer:
+    bias = property(fail)
+    scale = staticmethod(lambda: fail())
+    def forward(self):
+        class Inner:
+            def __getitem__(self, index):
+                return [fail() for _ in range(index)]
+        return Inner()[2]
+    @classmethod
+    @counted
+    def build(cls):
+        yield from (fail() for _ in range(2))
+
+def closure(depth):
+    return (lambda: fail()) if depth == 0 else (lambda: closure(depth - 1)())
+
+async def waits():
+    fail()
+
+def with_default(run=lambda: fail()):
+    run()
+
+def program():
+    runs = (
+        fail, counted(fail), closure(2), with_default, Layer().forward, Layer.scale,
+        lambda: Layer().bias, lambda: list(Layer.build()), lambda: asyncio.run(waits()), lambda: exec("fail()"),
+    )
+    told = []
+    for run in runs:
+        try:
+            run()
+        except KeyError as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            told.append([(frame.filename, frame.lineno, frame.name) for frame in frames])
+    return told
+""",
+}
+
+
+def test_all_code_of_a_notebook_keeps_its_file_and_lines() -> None:
+    """cloudpickle 3.1.3 leaves out the names of files. The right tracebacks are those of a run in this process."""
+    notebook: dict[str, Any] = {"__name__": "__main__"}
+    for file, source in CELLS.items():
+        exec(compile(source, file, "exec"), notebook)
+    expected = notebook["program"]()
+    assert len(expected) == 10
+    assert {file for frames in expected for file, _, _ in frames} >= set(CELLS)
+    assert tplab.launch(notebook["program"], 1) == [expected]
 
 
 def test_a_modules_cached_function_travels_by_name() -> None:

@@ -1,6 +1,7 @@
 """Pass functions, tensors and containers by value from one process to another.
 
 A function from a notebook or from `__main__` is sent as code (with cloudpickle), and a function from a module by name.
+Code keeps the name of its file, because reports and tracebacks cite the line.
 A function wrapped in `functools.cache` is sent the same way, without its cached results. A tensor is sent as raw bytes.
 It arrives with newly allocated storage and the same dtype, shape, requires_grad and attributes. A tensor with an
 autograd graph arrives detached, because the graph isn't sent.
@@ -12,7 +13,8 @@ import io
 import operator
 import pickle
 import sys
-from types import ModuleType
+from collections.abc import Callable
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -60,6 +62,9 @@ class _Pickler(cloudpickle.Pickler):
             and not (obj.is_quantized or obj.is_meta)
         ):
             return _reduce_tensor(obj)
+        if isinstance(obj, CodeType):  # cloudpickle 3.1.3 leaves out the name of the file
+            create, described = self.dispatch_table[CodeType](obj)
+            return _rebuild_code, (obj.co_filename, create, described)
         if isinstance(obj, _OPERATORS):
             return operator.attrgetter(_name_of_operator(obj)), (torch,)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
@@ -87,6 +92,10 @@ def _has_a_name(function: Any) -> bool:
     """Return True if the other process can import the function by its name."""
     module = sys.modules.get(function.__module__)
     return function.__module__ != "__main__" and getattr(module, function.__qualname__, None) is function
+
+
+def _rebuild_code(file: str, create: Callable[..., CodeType], described: tuple[Any, ...]) -> CodeType:
+    return create(*described).replace(co_filename=file)
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
