@@ -165,6 +165,7 @@ ON_A_SECOND_MACHINE = {**TOO_MANY, "RANK": "11"}
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "0"},
          rf" \(on {socket.gethostname()}\): there's no file with settings at nowhere.yaml"),
         (["--config", "nowhere.yaml"], {**ON_A_SECOND_MACHINE, "LOCAL_RANK": "3"}, None),
+        (["--config", "nowhere.yaml"], {"RANK": "3", "LOCAL_RANK": "3"}, ".*nowhere.yaml"),  # not by torchrun
     ],
 )  # fmt: skip
 def test_a_command_that_cannot_run_says_why_in_one_line_on_one_rank_per_machine(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
-from tplab.runtime import devices, transport
+from tplab.runtime import devices, inside, transport
 
 
 def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -331,6 +331,27 @@ def test_the_variables_of_a_tutorial_are_not_taken_for_torchrun(
     assert tplab.launch(dist.get_rank, 3, timeout=20) == [0, 1, 2]
     told = capfd.readouterr()
     assert "RANK=0 and WORLD_SIZE=2 are ignored, because torchrun didn't start this process" in told.out + told.err
+
+
+def test_only_a_rank_itself_is_inside_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that a rank starts inherits the rank's variables, and a process that it forks even its memory."""
+    launches = "import tplab, torch.distributed as dist; print(tplab.launch(dist.get_rank, 2))"
+
+    def program() -> tuple[str, str, int]:
+        with pytest.raises(RuntimeError) as caught:
+            tplab.launch(dist.get_rank, 2)
+        started = subprocess.run([sys.executable, "-c", launches], capture_output=True, text=True, check=True)
+        forked = os.fork()
+        if not forked:
+            os._exit(int(inside.is_rank()))
+        return str(caught.value), started.stdout, os.waitpid(forked, 0)[1]
+
+    for name in ("TPLAB_RANK", "RANK", "LOCAL_RANK"):  # 0.2 took the first for proof
+        monkeypatch.setenv(name, "0")
+    ((refused, started, forked),) = tplab.launch(program, 1)
+    assert "inside a rank" in refused
+    assert started == "[0, 1]\n"
+    assert forked == 0
 
 
 def test_groups_without_a_timeout_have_the_one_of_the_default_group() -> None:

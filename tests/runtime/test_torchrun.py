@@ -80,6 +80,16 @@ def test_another_number_of_ranks_than_torchrun_started_is_an_error_that_says_wha
     assert "--nproc-per-node 2" in done.stderr
 
 
+def test_a_program_that_a_rank_starts_launches_ranks_of_its_own(script: Path) -> None:
+    """It inherits torchrun's variables, but the rank is taken."""
+    starts = f"subprocess.run([sys.executable, {str(script)!r}, '3', sys.argv[2]], check=True)"
+    script.write_text(f"{SCRIPT}\nimport subprocess\nif rank != 'none':\n    {starts}\n")
+    done = torchrun(script, 1, 1)
+    assert done.returncode == 0, done.stderr
+    assert (script.parent / "out0").read_text().startswith("[([1.0, 1.0], 0)]")
+    assert (script.parent / "outnone").read_text().startswith("[([6.0, 6.0], 0), ([6.0, 6.0], 1), ([6.0, 6.0], 2)]")
+
+
 ENDINGS = {  # the script's last line, whether the process group is still there then
     "the end of the script": ("", "False"),
     "an error": ("raise ValueError", "True"),

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return import_module(_OTHERS[name]).main(arguments)
         return carry_out(settings_from(vars(parser().parse_args(arguments))))
     except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one machine may be misconfigured
+        if torchrun.local_rank() == 0:  # once per machine, because only one machine may be misconfigured
             where = f" (on {socket.gethostname()})" if torchrun.is_active() else ""
             print(f"python -m tplab.capstone{name and ' ' + name}{where}: {error}", file=sys.stderr)
         return 2

@@ -232,6 +232,6 @@ def main(argv: Sequence[str]) -> int:
             help=text if default is None else f"{text} (default: {default!r})",
         )  # fmt: skip
     sample(**vars(parser.parse_args(argv)))
-    if os.environ.get("RANK", "0") == "0":
+    if not torchrun.is_active() or os.environ["RANK"] == "0":
         print()
     return 0

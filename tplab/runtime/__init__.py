@@ -23,6 +23,7 @@ failures    formats a failed rank's traceback, with the notebook's cell and line
 shared_memory  all-reduces through memory that the ranks share, instead of through gloo
 transport   passes tensors and functions by value from one process to another
 blame       names the part of an argument or a function that can't be sent to another process
+inside      says whether this process is a rank
 process     a rank as seen from the parent: its process, its pipes, and what it has reported
 results     the results of a run
 display     shows what the ranks print

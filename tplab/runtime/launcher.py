@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tplab.common.cores import cores
-from tplab.runtime import setup_file, torchrun, transport
+from tplab.runtime import inside, setup_file, torchrun, transport
 from tplab.runtime.blame import find_culprit
 from tplab.runtime.board import Board, anonymous_file, board_bytes
 from tplab.runtime.devices import choose
@@ -73,7 +73,7 @@ def launch(
     if torchrun.is_active():
         torchrun.refuse_in_kernel()
         return torchrun.run(fn, world_size, tuple(args), kwargs)
-    if "TPLAB_RANK" in os.environ:
+    if inside.is_rank():
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
     chosen, gpus = choose(backend, world_size, share_gpus)
     return _run(_packed(fn, tuple(args), kwargs), world_size, chosen, gpus, timeout)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, preload, setup_file, threads, transport
+from tplab.runtime import hooks, inside, preload, setup_file, threads, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
 from tplab.runtime.failures import Frames
@@ -41,6 +41,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
     board: shared memory of all ranks           rendezvous: torch's FileStore  setup: what to run
     """
     modules = len(sys.modules)
+    inside.become_rank()
     connection = Connection(control)
     _redirect_output(output)
     faulthandler.enable(crash, all_threads=False)
@@ -133,9 +134,7 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
     world_size = str(given["world_size"])
     os.environ.clear()
     os.environ.update(given["environment"])
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size, TPLAB_RANK=str(rank)
-    )
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
     os.chdir(given["folder"])
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])

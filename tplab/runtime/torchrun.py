@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks
+from tplab.runtime import hooks, inside
 from tplab.runtime.devices import VARIABLE, backend_for
 from tplab.runtime.display import in_kernel
 from tplab.runtime.failures import rank_names
@@ -29,15 +29,24 @@ LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective of a 
 PATIENCE = timedelta(days=1)  # how long a rank waits for the others' results. torchrun ends it if another rank fails
 
 
+_TAKEN_BY = "TPLAB_TORCHRUN_RANK"  # environment variable: the process that acts as this rank of torchrun's
+
 _went_well = False
 
 
 def is_active() -> bool:
     """Return True if torchrun has started this process as a rank.
 
-    RANK and WORLD_SIZE alone don't prove it, because someone may have set them in a shell or notebook for a tutorial.
+    RANK and WORLD_SIZE alone don't prove it, because someone may have set them in a shell or notebook for a tutorial. A
+    program that the rank starts inherits all of torchrun's variables. But once the rank has called launch, it's taken.
     """
-    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and "TPLAB_RANK" not in os.environ
+    taken = os.environ.get(_TAKEN_BY) not in (None, str(os.getpid()))
+    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and not taken and not inside.is_rank()
+
+
+def local_rank() -> int:
+    """Return the number of this rank on its machine, or 0 if torchrun didn't start this process."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if is_active() else 0
 
 
 def refuse_in_kernel() -> None:
@@ -62,6 +71,7 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
             f"launch asks for {world_size} ranks, but torchrun started {started}. "
             f"Start torchrun with --nproc-per-node {world_size}, or call launch with world_size={started}."
         )
+    os.environ[_TAKEN_BY] = str(os.getpid())
     if not dist.is_initialized():
         _init_process_group()
     waiting = _group_for_results()
@@ -93,7 +103,7 @@ def _group_for_results() -> dist.ProcessGroup | None:
 def _init_process_group() -> None:
     """Initialize NCCL if every rank on every machine can have its own GPU, and otherwise gloo on all ranks."""
     atexit.register(_destroy_process_group)
-    local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     store, rank, world_size = next(dist.rendezvous("env://", timeout=LOST_AFTER))
     name, obstacles = roll_call(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
     store = dist.PrefixStore(name, store)
@@ -101,7 +111,7 @@ def _init_process_group() -> None:
         reasons = "; ".join(f"{ranks}: {obstacle}" for obstacle, ranks in _ranks_by_obstacle(obstacles).items())
         raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. {reasons}")
     set_default_timeout(LOST_AFTER)
-    device = None if any(obstacles) else torch.device("cuda", local_rank)
+    device = None if any(obstacles) else torch.device("cuda", local_rank())
     if device is not None:
         torch.cuda.set_device(device)
     backend = "gloo" if device is None else "nccl"

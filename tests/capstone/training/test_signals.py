@@ -10,7 +10,7 @@ import pytest
 
 from tplab.capstone.training import signals
 from tplab.capstone.training.signals import hand_on, stop_file, stop_requests
-from tplab.runtime import hooks
+from tplab.runtime import hooks, inside
 from tplab.runtime.recorder import Recorder
 
 pytestmark = pytest.mark.share(3)
@@ -57,7 +57,7 @@ def test_a_file_asks_too_unless_it_is_of_an_earlier_run(tmp_path):
 
 def test_in_a_launched_rank_an_earlier_run_is_one_before_the_launch(tmp_path, monkeypatch):
     """Its process may have been there before: this one has been for more than two seconds."""
-    monkeypatch.setenv("TPLAB_RANK", "0")
+    monkeypatch.setattr(inside, "is_rank", lambda: True)
     monkeypatch.setattr(hooks, "active", Recorder(0, origin=time.monotonic() - 1))
     stop_file(tmp_path).touch()
     before = time.time() - 2
@@ -66,6 +66,14 @@ def test_in_a_launched_rank_an_earlier_run_is_one_before_the_launch(tmp_path, mo
         assert not stop.asked
         stop_file(tmp_path).touch()
         assert stop.asked
+
+
+def test_a_run_in_another_folder_is_not_stopped_by_a_file_of_an_earlier_run_there(tmp_path):
+    """A rank may start it, and it inherits the rank's environment."""
+    stop_file(tmp_path).touch()
+    os.utime(stop_file(tmp_path), (0, 0))
+    with hand_on(tmp_path / "run"), stop_requests(tmp_path) as stop:
+        assert not stop.asked
 
 
 def test_a_program_that_waits_for_its_ranks_hands_the_signal_on(tmp_path, monkeypatch):
@@ -95,7 +103,6 @@ def test_ctrl_c_is_handed_on_too_and_a_second_one_interrupts(tmp_path, capsys):
 def test_a_signal_before_the_launch_reaches_its_ranks_but_a_file_of_an_earlier_run_does_not(tmp_path, monkeypatch):
     stop_file(tmp_path).touch()
     with hand_on(tmp_path):
-        monkeypatch.setenv("TPLAB_RANK", "0")
         with stop_requests(tmp_path) as stop:
             assert not stop.asked
         os.kill(os.getpid(), signal.SIGTERM)

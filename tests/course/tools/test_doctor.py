@@ -388,8 +388,9 @@ def test_two_real_ranks_add_up():
 
 
 def test_a_launch_that_really_fails_is_told(monkeypatch):
-    monkeypatch.setenv("TPLAB_RANK", "0")  # launch refuses inside a rank
-    bad(trial.judge(trial.attempt([(2, "auto")])), "2 ranks can't be run", "inside a rank")
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    bad(trial.judge(trial.attempt([(2, "auto")])), "2 ranks can't be run", "torchrun started 3")
 
 
 def test_a_trial_that_crashes_is_told(monkeypatch):

@@ -19,9 +19,9 @@ from types import FrameType
 
 import psutil
 
-from tplab.runtime import hooks
+from tplab.runtime import hooks, inside
 
-_HANDED_ON = "TPLAB_STOP_IS_HANDED_ON"  # environment variable of ranks that are started inside `hand_on`
+_HANDED_ON = "TPLAB_STOP_IS_HANDED_ON"  # environment variable of ranks that are started inside `hand_on`: its folder
 IMPATIENT = 2.0  # a SIGTERM that comes more than this many seconds after the first one ends the process
 
 
@@ -30,7 +30,7 @@ class Stop:
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else stop_file(folder)
-        self._began = _began()  # an older file belongs to a different run
+        self._began = _began(folder)  # an older file belongs to a different run
         self._signal: float | None = None
 
     @property
@@ -68,11 +68,11 @@ def _end_if_impatient(number: int, first: float) -> None:
         os.kill(os.getpid(), number)
 
 
-def _began() -> float:
+def _began(folder: Path | None) -> float:
     """Return when this run's ranks were launched. Processes may be older. Older `stop` files belong to other runs."""
-    if _HANDED_ON in os.environ:
-        return 0.0  # `hand_on` has removed any older file
-    if "TPLAB_RANK" in os.environ and hooks.active is not None:
+    if folder is not None and os.environ.get(_HANDED_ON) == os.path.realpath(folder):
+        return 0.0  # `hand_on` has removed any older file. A rank may also train in other folders
+    if inside.is_rank() and hooks.active is not None:
         return time.time() - hooks.active.now()
     return psutil.Process().create_time()
 
@@ -106,7 +106,7 @@ def hand_on(folder: Path) -> Iterator[None]:
 
     stop_file(folder).unlink(missing_ok=True)
     before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
-    os.environ[_HANDED_ON] = "1"
+    os.environ[_HANDED_ON] = os.path.realpath(folder)
     try:
         yield
     finally:
