@@ -7,15 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn, ones
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import tplab
+from tplab.runtime import watch
 
 LIMIT = 25.0
 
@@ -122,6 +125,26 @@ def many_groups(rank: int) -> None:
         dist.all_reduce(ones(1), group=groups[-1])
 
 
+def crossed_groups(rank: int) -> None:
+    first = dist.new_group([0, 1])
+    second = dist.new_group([0, 1])
+    if rank < 2:
+        dist.all_reduce(ones(2), group=first if rank == 0 else second)
+        dist.all_reduce(ones(2), group=second if rank == 0 else first)
+
+
+def crossed_with_the_default_group(rank: int) -> None:
+    other = dist.new_group()
+    for group in (other, None) if rank == 0 else (None, other):
+        dist.all_reduce(ones(2), group=group)
+
+
+def local_groups_crossed(rank: int) -> None:
+    groups = [dist.new_group([0, 1], use_local_synchronization=True) for _ in range(12)]
+    for group in groups if rank else reversed(groups):
+        dist.monitored_barrier(group=group)
+
+
 def bare_except(rank: int) -> None:
     try:
         dist.all_reduce(ones(2 + rank))
@@ -141,6 +164,26 @@ def left_without_waiting(rank: int) -> None:
             work.wait()
 
 
+def get_of_a_missing_key(rank: int) -> None:
+    if rank:
+        distributed_c10d._get_default_store().get("raedy")
+
+
+def waits_for_keys_while_the_others_reduce(rank: int) -> None:
+    if rank == 2:
+        dist.PrefixStore("epoch 1", distributed_c10d._get_default_store()).wait(["loss", "step"])
+    dist.all_reduce(ones(2))
+
+
+def ranks_that_wait_for_each_others_keys(rank: int) -> None:
+    distributed_c10d._get_default_store().get(f"from rank {1 - rank}")
+
+
+def a_tcp_store_without_its_clients(rank: int) -> None:
+    if rank == 0:
+        dist.TCPStore("127.0.0.1", 0, 2, is_master=True)
+
+
 def joins_a_thread_that_receives(rank: int) -> None:
     thread = threading.Thread(target=lambda: dist.recv(ones(2), 1 - rank))
     thread.start()
@@ -154,6 +197,19 @@ def awaits_a_future(rank: int) -> None:
 
 ORDER = "the ranks don't create the same groups in the same order (new_group #1):"
 SENDS = "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([2] float32)."
+SAME = "More than one group consists of ranks [0, 1]"
+CROSSED = [
+    f"{SAME}, so the order of their collectives matters:\n  the 1st group of ranks [0, 1], created at",
+    "first = dist.new_group([0, 1])\n  the 2nd group of ranks [0, 1], created at",
+    "second = dist.new_group([0, 1])\n",
+    "rank 0: is waiting in all_reduce #1 ([2] float32, sum) of the 1st group of ranks [0, 1], called at",
+    "rank 1: is waiting in all_reduce #1 ([2] float32, sum) of the 2nd group of ranks [0, 1], called at",
+]
+CROSSED_WITH_DEFAULT = [
+    "  the default group\n  the 2nd group of ranks [0, 1], created at",
+    "rank 0: is waiting in all_reduce #1 ([2] float32, sum) of the 2nd group of ranks [0, 1], called at",
+    "rank 1: is waiting in all_reduce #1 ([2] float32, sum) of the default group, called at",
+]
 # fmt: off
 CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of ranks, and words of the report
     new_group_skipped:                (2, ["rank 1 never joined new_group #1 (ranks [0, 1]); rank 0 is waiting"]),
@@ -177,11 +233,22 @@ CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of
     receive_from_any_after_the_last_message:
                                       (3, ["none of ranks 1, 2 sends to rank 0 with tag 0; rank 0 is waiting in recv"]),
     another_tag:                      (2, ["rank 0 sends to rank 1 with tag 1, but rank 1 expects a message with tag"]),
-    many_groups:                      (2, ["rank 1 never joined all_reduce #2 ([1] float32, sum); rank 0 is waiting"]),
+    many_groups:                      (2, ["rank 1 never joined all_reduce #2 ([1] float32, sum) of the 136th group"]),
+    crossed_groups:                   (3, CROSSED),
+    crossed_with_the_default_group:   (2, CROSSED_WITH_DEFAULT),
+    local_groups_crossed:             (2, ["rank 1 never joined monitored_barrier #1 of the 13th group of ranks [0"]),
     bare_except:                      (2, ["rank 0: all_reduce #1 ([2] float32, sum)"]),
     many_outstanding:                 (2, ["rank 1 never joined all_reduce #6 ([6] float32, sum); rank 0 is waiting"]),
     left_without_waiting:             (3, ["rank 2 never joined all_reduce #1 ([2] float32, sum); "
                                            "rank 0 is waiting in it; rank 1 joined it and has returned."]),
+    get_of_a_missing_key:             (2, ["rank 1 is waiting in store.get for key 'raedy'", "rank 0: has returned"]),
+    waits_for_keys_while_the_others_reduce:
+                                      (3, ["rank 2 is waiting in store.wait for keys 'loss', 'step'",
+                                           "rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 are"]),
+    ranks_that_wait_for_each_others_keys:
+                                      (2, ["rank 0: is waiting in store.get for key 'from rank 1', called at",
+                                           "rank 1: is waiting in store.get for key 'from rank 0', called at"]),
+    a_tcp_store_without_its_clients:  (2, ["rank 0 is waiting in store.TCPStore for the other processes at 127.0.0.1"]),
     joins_a_thread_that_receives:     (2, [SENDS]),
     awaits_a_future:                  (2, [SENDS]),
 }
@@ -189,7 +256,10 @@ CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of
 
 
 @pytest.mark.parametrize("program", CASES, ids=lambda program: program.__name__)
-def test_ranks_that_wait_for_each_other_are_reported_with_the_line(program: Callable[[int], object]) -> None:
+def test_ranks_that_wait_for_each_other_are_reported_with_the_line(
+    program: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LATE_SECONDS", watch.SETTLED_SECONDS)  # nobody sets the keys late
     p, says = CASES[program]
     report = report_of(program, p)
     assert [words for words in says if words not in report] == []
@@ -303,6 +373,24 @@ def creates_many_groups_and_sends_in_them(rank: int) -> int:
 def test_a_program_that_is_right_is_not_called_a_deadlock(program: Callable[[int], int]) -> None:
     p = 2 if "thread" in program.__name__ or "timer" in program.__name__ else 3
     assert tplab.launch(lambda: program(dist.get_rank()), p) == [1] * p
+
+
+def test_a_program_may_expect_that_a_key_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits are shorter than torch's default, so it counts on the error."""
+
+    def program() -> int:
+        store = dist.PrefixStore("optional", distributed_c10d._get_default_store())
+        if dist.get_rank() == 1:
+            with pytest.raises(RuntimeError):
+                store.wait(["settings"], timedelta(seconds=1))
+            store.set_timeout(timedelta(seconds=1))
+            with pytest.raises(RuntimeError):
+                store.get("settings")
+        dist.all_reduce(ones(2))
+        return 1
+
+    monkeypatch.setattr(watch, "LATE_SECONDS", watch.SETTLED_SECONDS)
+    assert tplab.launch(program, 2) == [1, 1]
 
 
 def test_what_ddp_sends_is_not_in_the_record() -> None:

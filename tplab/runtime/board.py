@@ -26,6 +26,7 @@ SLOTS = 256
 SLOT_BYTES = 512
 WAITS = 8  # how many threads of a rank can show what they're blocked in
 CHANNELS = 1 << 14
+STORE = "store."  # the kind of an entry begins like this if the rank waits for a key in a store
 STATES = ("starting", "running", "returned", "raised")
 
 # The layout of a page, in four-byte words
@@ -46,7 +47,11 @@ class Entry(NamedTuple):
 
     `channel` and `number` identify the matching entries of other ranks, because each entry is the n-th collective of a
     process group or the n-th message with its tag from one rank to another. `signature` describes the arguments that
-    must match on all members.
+    must match on all members. The number is 0 if any of the members could complete the entry, as with a receive from
+    any rank, or with a key that the rank waits for in a store.
+
+    `group_number` tells apart process groups of the same ranks, in the order of their creation. It's 0 if the entry
+    doesn't belong to a known group. `created` is the call site that created the group, or "" for the default group.
     """
 
     channel: str
@@ -56,6 +61,8 @@ class Entry(NamedTuple):
     members: tuple[int, ...]
     where: str
     peer: int = -1
+    group_number: int = 0
+    created: str = ""
 
     def differs_from(self, other: "Entry") -> bool:
         """Return True if `other`, another rank's entry with the same channel and number, doesn't match this one."""
@@ -73,15 +80,21 @@ class Call:
     __slots__ = ("channel", "channel_key", "same", "text")
 
     def __init__(
-        self, channel: str, kind: str, signature: str, members: tuple[int, ...], where: str, peer: int = -1
-    ) -> None:
+        self, channel: str, kind: str, signature: str, members: tuple[int, ...], where: str, peer: int = -1,
+        group_number: int = 0, created: str = "",
+    ) -> None:  # fmt: skip
         self.channel, self.channel_key = channel, _key(channel)
         self.same = (_SEPARATOR.join((channel, kind, signature)) + _SEPARATOR).encode()
-        others = (_SEPARATOR.join((",".join(map(str, members)), str(peer))) + _SEPARATOR).encode()
-        place = where.encode()
-        room = _ROOM - len(self.same) - len(others)
-        text = self.same + others + place[max(0, len(place) - room) :]  # the end of a path says the most
-        self.text = text[:_ROOM]
+        others = (_SEPARATOR.join((",".join(map(str, members)), str(peer), str(group_number))) + _SEPARATOR).encode()
+        room = _ROOM - len(self.same) - len(others) - 1
+        creation = _end(created.encode(), room // 2) + _SEPARATOR.encode()
+        place = _end(where.encode(), room + 1 - len(creation))
+        self.text = (self.same + others + creation + place)[:_ROOM]
+
+
+def _end(path: bytes, room: int) -> bytes:
+    """Return the end of a path, which says the most."""
+    return path[max(0, len(path) - max(0, room)) :]
 
 
 def channel_of_messages(sender: int | None, receiver: int | None, tag: int | None) -> str:
@@ -96,11 +109,11 @@ def tag_of(entry: Entry) -> int:
 
 def _decode(text: bytes, number: int) -> Entry | None:
     fields = text.decode(errors="replace").split(_SEPARATOR)
-    if len(fields) != 6:
+    if len(fields) != 8:
         return None
-    channel, kind, signature, members, peer, where = fields
+    channel, kind, signature, members, peer, group_number, created, where = fields
     ranks = tuple(int(rank) for rank in members.split(",")) if members else ()
-    return Entry(channel, number, kind, signature, ranks, where, int(peer))
+    return Entry(channel, number, kind, signature, ranks, where, int(peer), int(group_number), created)
 
 
 def _key(channel: str) -> int:

@@ -45,7 +45,9 @@ def _wrap_new_group(active: Active) -> Callable[..., Any]:
             recorder.refused()
             return original(ranks, *args, **kwargs)
         with recorder.blocked_in(entered):
-            return original(ranks, *args, **kwargs)
+            group = original(ranks, *args, **kwargs)
+        recorder.groups.created(group, entered.where)
+        return group
 
     return new_group
 
@@ -59,9 +61,11 @@ def _wrap_method(name: str, active: Active) -> Callable[..., Any]:
         if recorder is None:
             return original(self, *args, **kwargs)
         members = tuple(dist.get_process_group_ranks(self))
-        entered = recorder.enter_call(name, self.group_name, "", members, members)
+        entered = recorder.enter_call(name, self.group_name, "", members, members, self)
         with recorder.blocked_in(entered):
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+        recorder.groups.created(result, entered.where)  # a barrier returns nothing
+        return result
 
     return method
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import functional_hooks, group_hooks, shared_memory, torch_hooks
+from tplab.runtime import functional_hooks, group_hooks, shared_memory, store_hooks, torch_hooks
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
@@ -127,6 +127,8 @@ _METHODS: dict[str, tuple[str, int | None, bool]] = {
     "all_gather_single_coalesced": ("all_gather", 1, True),
     "allgather_into_tensor_coalesced": ("all_gather", 1, True),
     "gather": ("gather", 1, True),
+    "gather_single": ("gather", 1, True),
+    "gather_into_tensor": ("gather", 1, True),
     "scatter": ("scatter", 0, True),
     "reduce_scatter": ("reduce_scatter", 1, False),
     "reduce_scatter_single": ("reduce_scatter", 1, False),
@@ -269,4 +271,5 @@ def install() -> None:
     functional_hooks.install(_recorder, unrecorded)
     torch_hooks.install(_recorder)
     group_hooks.install(_recorder)
+    store_hooks.install(_recorder)
     _installed = True

@@ -1,4 +1,4 @@
-"""Describe a collective's tensors and arguments as text, and find the line of the program that calls it."""
+"""Describe a collective's tensors, arguments and group, and find the line of the program that calls it."""
 
 import os
 import sys
@@ -8,7 +8,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _RUNTIME = os.path.dirname(__file__) + os.sep
@@ -106,6 +108,38 @@ def place_of(frame: FrameType | None) -> str:
     if frame is None:
         return "?:0:?"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}:{frame.f_code.co_name}"
+
+
+class Groups:
+    """The process groups of this rank. Several of them may consist of the same ranks."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, tuple[int, ...]] = {}
+        self._creations: dict[str, tuple[int, str]] = {}
+        self._counts: dict[tuple[int, ...], int] = {}
+
+    def members_of(self, group: ProcessGroup) -> tuple[int, ...]:
+        name = group.group_name
+        if name not in self._members:
+            self._members[name] = tuple(dist.get_process_group_ranks(group))
+        return self._members[name]
+
+    def created(self, group: Any, where: str) -> None:
+        """Note that the call at `where` has returned `group`, unless it's a placeholder for a group of other ranks."""
+        if isinstance(group, ProcessGroup):
+            members = self.members_of(group)
+            default = int(len(members) == dist.get_world_size())  # the default group is the first one of all ranks
+            self._counts[members] = self._counts.get(members, default) + 1
+            self._creations[group.group_name] = self._counts[members], where
+
+    def creation_of(self, group: ProcessGroup | None) -> tuple[int, str]:
+        """Return the group's number among the groups of the same ranks (0: unknown), and the place that created it.
+
+        All members create these groups in the same order, so the number is the same on each of them.
+        """
+        if group is None:
+            return 0, ""
+        return (1, "") if group is dist.group.WORLD else self._creations.get(group.group_name, (0, ""))
 
 
 def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

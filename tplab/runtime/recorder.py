@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import Board, Call, Entry, channel_of_messages
+from tplab.runtime.board import STORE, Board, Call, Entry, channel_of_messages
 from tplab.runtime.failures import lost_connection
 from tplab.runtime.naming import (
+    Groups,
     caller,
     describe,
     dtype_name,
@@ -64,6 +64,11 @@ class _Entered:
         self.wait: int | None = None  # where the board shows that the rank waits for it
         self.mark: Any = None  # where the stream may have started to wait
 
+    @property
+    def where(self) -> str:
+        """The call site, as "file:line:function"."""
+        return str(self.known.described[-1])
+
     def collective(self, rank: int, origin: float) -> Collective:
         kind, group, shape, dtype, size, op, peer, where = self.known.described
         start, end = self.start - origin, None if self.end is None else self.end - origin
@@ -99,7 +104,7 @@ class Recorder:
         self.waiting: dict[int, _Entered] = {}  # what each thread is blocked in, by thread id
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
-        self._members: dict[str, tuple[int, ...]] = {}
+        self.groups = Groups()
         self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
         self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # usually, the latest work is waited for next
         self._functional: dict[int, _Entered] = {}
@@ -121,22 +126,24 @@ class Recorder:
         key = (name, kind, op, root, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
         known = self._known.get(key)
         if known is None:
-            members = self._members_of(group, name)
+            members = self.groups.members_of(group)
             peer = None if root is None else members[root]
             signature = signature_of(kind, tensors, op, peer)
-            known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame)
+            known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame, group)
         return self._enter(name, known, kept)
 
     def enter_call(
-        self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int]
-    ) -> _Entered:
+        self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int],
+        group: ProcessGroup | None = None,
+    ) -> _Entered:  # fmt: skip
         """Enter a call in which ranks wait for each other without transferring tensors. It isn't kept in the record.
 
         members    the ranks that wait for each other in this call
         others     the ranks whose matching call must be the same as this one
+        group      the process group that the call belongs to, if any
         """
         where = place_of(caller())
-        call = Call(channel, kind, signature, members, where)
+        call = Call(channel, kind, signature, members, where, -1, *self.groups.creation_of(group))
         others = tuple(rank for rank in others if rank != self.rank)
         return self._enter(channel, _Known(call, others, (kind, members, (), "", 0, None, None, where)), kept=False)
 
@@ -157,7 +164,7 @@ class Recorder:
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> _Entered:
         """Enter a send or receive. `peer` is a rank within the group (None: receive from any rank)."""
-        members = self._members_of(group, group.group_name)
+        members = self.groups.members_of(group)
         if peer is not None and not 0 <= peer < len(members):
             raise ValueError(
                 f"{kind} names rank {peer} of a group of {len(members)}: its ranks are 0 to {len(members) - 1}"
@@ -179,6 +186,7 @@ class Recorder:
     def _know(
         self, key: tuple[Any, ...], channel: str, kind: str, members: tuple[Any, ...], tensors: Sequence[Tensor],
         factor: int, op: str | None, peer: int | None, signature: str, frame: FrameType | None,
+        group: ProcessGroup | None = None,
     ) -> _Known:  # fmt: skip
         for tensor in tensors:
             if not tensor.is_contiguous() and not is_one_block(tensor):
@@ -188,7 +196,9 @@ class Recorder:
         first = tensors[0] if tensors else None
         shape = () if first is None else tuple(first.shape)
         dtype = "" if first is None else dtype_name(first.dtype)
-        call = Call(channel, kind, signature, members, where, -1 if peer is None else peer)
+        call = Call(
+            channel, kind, signature, members, where, -1 if peer is None else peer, *self.groups.creation_of(group)
+        )
         others = tuple(rank for rank in members if rank != self.rank)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
@@ -198,7 +208,7 @@ class Recorder:
 
     def _enter(self, channel: str, known: _Known, kept: bool = True) -> _Entered:
         number = 0
-        if not _is_from_any_rank(known):
+        if not _any_rank_completes(known):
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         if self.board is not None:
             slot = self.board.write(self.rank, known.call, number)
@@ -257,6 +267,10 @@ class Recorder:
         """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
         watches = (self.watch, self._watch_of_torch)
         return thread in self.waiting or any(watch is not None and watch.blocked_thread == thread for watch in watches)
+
+    @property
+    def shows_wait_of_this_thread(self) -> bool:
+        return threading.get_ident() in self.waiting
 
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:
@@ -366,12 +380,7 @@ class Recorder:
         """Remove all but the first `start` collectives from the record. The board still shows the latest ones."""
         del self.entered[start:]
 
-    def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
-        if name not in self._members:
-            self._members[name] = tuple(dist.get_process_group_ranks(group))
-        return self._members[name]
 
-
-def _is_from_any_rank(known: _Known) -> bool:
+def _any_rank_completes(known: _Known) -> bool:
     kind, *_, peer, _ = known.described
-    return kind == "recv" and peer is None
+    return kind.startswith(STORE) or (kind == "recv" and peer is None)
