@@ -7,8 +7,9 @@ from functools import cache
 from typing import Any
 
 from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.ipython_syntax import to_python
 from tplab.course.notebooks.reference import find_reference
-from tplab.course.notebooks.source import passed_names, without_magics
+from tplab.course.notebooks.source import passed_names
 
 
 def reference_answers(number: str, change: Callable[[str], str] = lambda source: source) -> dict[str, Any]:
@@ -55,6 +56,6 @@ def _namespace_before(number: str) -> dict[str, Any]:
 
 
 def _run(source: str, namespace: dict[str, Any], name: str) -> None:
-    text = without_magics(source)
+    text = to_python(source)
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     exec(compile(text, name, "exec"), namespace)

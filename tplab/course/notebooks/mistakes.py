@@ -32,7 +32,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from tplab.course.notebooks.numbering import chapter_of, package
-from tplab.course.notebooks.source import without_magics
+from tplab.course.notebooks.source import parse_code
 
 COURSE = Path(__file__).parents[1]
 SHARED = COURSE / "checks" / "mistakes.md"
@@ -214,7 +214,7 @@ def problems(path: Path, references: Mapping[str, str]) -> Iterator[str]:
                 yield f"{row.where}: this question has no mistake and no symptom below it, so nobody is ever asked it"
             for mistake in row.mistakes:
                 try:
-                    ast.parse(without_magics(mistake.of(reference)))
+                    parse_code(mistake.of(reference))
                 except TableError as error:
                     yield str(error)
                 except SyntaxError as error:
