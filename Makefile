@@ -7,6 +7,7 @@
 #   SEED=7                                other inputs for the wrong answers that the tests try
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
+#   VERSIONS="--upgrade"                  options for pip, in place of the pinned versions
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -23,11 +24,14 @@ MOST ?=
 SEED ?= 0
 TESTS ?= tests
 
+VERSIONS ?= --constraint constraints.txt
+WITHOUT ?=
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help lab test quick nightly rest notebooks stale lint format book links picture bench capstone clean
+.PHONY: help lab test quick nightly rest newest notebooks stale lint format book links picture bench capstone clean
 
 help: ## list the targets
 	@sed -n -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,7 +40,7 @@ lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
 
 test: $(VENV)/.installed-test ## run the tests, in a few minutes (tests/selection.py says which are left to the night)
-	$(PYTEST) --part daily $(TESTS)
+	$(PYTEST) --part daily $(WITHOUT) $(TESTS)
 
 quick: JOBS = $(CORES)# every process has to import torch first
 quick: $(VENV)/.installed-test ## run the tests that your change can reach
@@ -47,6 +51,13 @@ nightly: $(VENV)/.installed-test ## run every test there is
 
 rest: $(VENV)/.installed-test ## run what `make test` leaves out and the changes since SINCE can reach
 	$(PYTEST) --part nightly --reached $(SINCE) $(if $(MOST),--at-most $(MOST)) $(TESTS) || [ $$? -eq 5 ]
+
+newest: ## run `make test` with the newest versions that pyproject.toml allows, in .venv-newest
+	rm -f .venv-newest/.installed*
+	$(MAKE) .venv-newest/.installed-test $(NEWEST)
+	@echo "what differs from constraints.txt:"
+	@.venv-newest/bin/python -m pip list --format freeze | grep -vxFf constraints.txt || true
+	$(MAKE) test $(NEWEST)
 
 notebooks: $(STAMP) ## execute solutions/*.py and write the solution notebooks and the blank chapters
 	$(BIN)/python -m tplab build
@@ -95,8 +106,10 @@ capstone: $(STAMP) ## train a GPT on two ranks of this machine and write its rep
 	$(BIN)/python -m tplab.capstone report runs/laptop
 
 clean: ## remove the environment and everything that the tools leave
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) .venv-newest build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+NEWEST := VENV=.venv-newest VERSIONS="--upgrade --upgrade-strategy eager" WITHOUT='-m "not pinned"'
 
 PYTEST = TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --turn $(TURN)
 
@@ -117,9 +130,9 @@ if ! "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then \
 fi
 endef
 
-# $(call install,WHAT): pip, with the tested versions, and one sentence that says what to look at when it fails
+# $(call install,WHAT): pip, usually with the tested versions, and one sentence that says what to look at when it fails
 define install
-$(BIN)/python -m pip install --constraint constraints.txt --editable "$(1)" || { \
+$(BIN)/python -m pip install $(VERSIONS) --editable "$(1)" || { \
 	echo; echo "pip could not install the packages; its own message stands above."; \
 	echo "If it names a connection or a timeout, this machine can't reach the package index: check the network or the proxy."; \
 	echo "If it names 'No space left', free about 6 GB. Then run make $(MAKECMDGOALS) again: it goes on where it stopped."; exit 1; }

@@ -84,6 +84,7 @@ def test_conda_gets_the_same_packages():
     assert "--editable .[test]" in entries
 
 
+@pytest.mark.pinned
 def test_constraints_name_every_package_and_fit_the_ranges():
     pinned = pins()
     waiting, seen = declared(), set()
@@ -108,6 +109,7 @@ def test_torch_is_pinned_without_its_build():
     assert not any(name.startswith(("nvidia", "triton", "cuda")) for name in pins())
 
 
+@pytest.mark.pinned
 def test_what_is_installed_is_what_is_pinned():
     if not os.environ.get("CI"):
         pytest.skip("needs an environment that make has just installed, which only CI promises")
@@ -144,6 +146,22 @@ def test_github_runs_ci_and_everything_at_night():
         ".ci/run ${{ github.event_name == 'schedule' && '--all' || '' }}"
     ]
     assert steps[0]["with"]["fetch-depth"] == 0
+
+
+def test_github_tries_the_newest_versions_every_week():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "newest.yml").read_text())
+    *_, day_of_week = workflow[True]["schedule"][0]["cron"].split()
+    assert day_of_week.isdigit()
+    runs = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    assert runs[-1] == ".ci/run --newest"
+
+
+def test_the_newest_versions_are_installed_beside_the_pinned_ones():
+    """This asks make only for its plan, because an installation takes minutes and needs a network."""
+    plan = make("--dry-run", "newest").stdout
+    installs = re.findall(r"^(\S+)/bin/python -m pip install (.*) --editable", plan, re.MULTILINE)
+    assert set(installs) == {(".venv-newest", "--upgrade --upgrade-strategy eager")}
+    assert re.search(r'\.venv-newest/bin/python -m pytest .* --part daily -m "not pinned" tests$', plan, re.MULTILINE)
 
 
 def test_devcontainer_and_issue_form_can_be_read():

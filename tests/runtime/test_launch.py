@@ -105,7 +105,7 @@ def test_what_a_notebook_defines_travels(source: str, results: list[object]) -> 
 
 
 CELLS = {  # two cells of a notebook, and the files that IPython pretends to compile them from
-    "/tmp/ipykernel_1/11.py": """
+    "ipykernel_1/11.py": """
 import functools
 
 def counted(function):
@@ -116,7 +116,7 @@ def counted(function):
     counting.calls = 0
     return counting
 """,
-    "/tmp/ipykernel_1/22.py": """
+    "ipykernel_1/22.py": """
 import asyncio, sys, traceback
 
 def fail(*_):
