@@ -184,6 +184,13 @@ def a_tcp_store_without_its_clients(rank: int) -> None:
         dist.TCPStore("127.0.0.1", 0, 2, is_master=True)
 
 
+def waits_for_the_future_of_a_collective(rank: int) -> None:
+    if rank == 0:
+        dist.all_reduce(ones(2), async_op=True).get_future().wait()
+    else:
+        dist.recv(ones(2), 0)
+
+
 def joins_a_thread_that_receives(rank: int) -> None:
     thread = threading.Thread(target=lambda: dist.recv(ones(2), 1 - rank))
     thread.start()
@@ -249,6 +256,8 @@ CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of
                                       (2, ["rank 0: is waiting in store.get for key 'from rank 1', called at",
                                            "rank 1: is waiting in store.get for key 'from rank 0', called at"]),
     a_tcp_store_without_its_clients:  (2, ["rank 0 is waiting in store.TCPStore for the other processes at 127.0.0.1"]),
+    waits_for_the_future_of_a_collective:
+                                      (2, ["rank 1 never joined all_reduce #1 ([2] float32, sum); rank 0 is waiting"]),
     joins_a_thread_that_receives:     (2, [SENDS]),
     awaits_a_future:                  (2, [SENDS]),
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
@@ -233,6 +234,17 @@ def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
+def _wrap_get_future(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_future(self: Any) -> Any:
+        future, recorder = original(self), _recorder()
+        entered = recorder.of_work(self) if recorder is not None else None
+        if recorder is not None and entered is not None and entered.tag is None:  # a Future doesn't know the sender
+            recorder.pending[future] = entered
+        return future
+
+    return get_future
+
+
 # Calls on a group that this rank isn't a member of. torch would only warn and leave the tensor unchanged.
 
 
@@ -266,6 +278,8 @@ def install() -> None:
         setattr(ProcessGroup, name, _wrap_message(name))
     _wrap_batches()
     dist.Work.wait = _wrap_wait(lambda *args, **kwargs: torchs_wait(*args, **kwargs))  # type: ignore[method-assign]
+    dist.Work.get_future = _wrap_get_future(dist.Work.get_future)  # type: ignore[method-assign]
+    torch._C.Future.wait = _wrap_wait(torch._C.Future.wait)  # type: ignore[method-assign]
     shared_memory.Reduction.wait = _wrap_wait(shared_memory.Reduction.wait)  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
     functional_hooks.install(_recorder, unrecorded)

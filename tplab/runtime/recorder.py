@@ -105,7 +105,7 @@ class Recorder:
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self.groups = Groups()
-        self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
+        self.pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()  # by Work or Future
         self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # usually, the latest work is waited for next
         self._functional: dict[int, _Entered] = {}
         self._batch: list[_Entered] | None = None
@@ -250,7 +250,7 @@ class Recorder:
         if self._latest is not None:
             earlier, still_running = self._latest
             if (earlier_work := earlier()) is not None:
-                self._pending[earlier_work] = still_running
+                self.pending[earlier_work] = still_running
         self._latest = weakref.ref(work), entered
 
     def started_in_torch(self, entered: _Entered, work: Any) -> None:
@@ -362,7 +362,7 @@ class Recorder:
     def of_work(self, work: Any) -> _Entered | None:
         if self._latest is not None and self._latest[0]() is work:
             return self._latest[1]
-        return self._pending.get(work)
+        return self.pending.get(work)
 
     def functional_started(self, entered: _Entered, outputs: Sequence[Tensor]) -> None:
         self._call_has_returned(entered)
