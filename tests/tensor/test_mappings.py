@@ -1,5 +1,8 @@
 """f, g, scatter and gather: `tplab.tensor.mappings`, against their formulas in plain torch, on real ranks."""
 
+import itertools
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +12,11 @@ from tests.tensor import operators as ops
 from tests.tensor.on_ranks import GROUPS, refusals
 from tests.tensor.operators import LAYOUTS, Case, Operator
 from tplab import launch, record
+from tplab.sequence.regions import (
+    gather_from_sequence_region,
+    reduce_scatter_to_sequence_region,
+    scatter_to_sequence_region,
+)
 from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 
 # fmt: off
@@ -21,6 +29,10 @@ OPERATORS = {
 }
 # fmt: on
 WITH_STRIDE = [OPERATORS["scatter"], OPERATORS["gather"]]
+ALL = {name: operator.call for name, operator in OPERATORS.items()} | {
+    "scatter tokens": scatter_to_sequence_region, "gather tokens": gather_from_sequence_region,
+    "reduce-scatter tokens": reduce_scatter_to_sequence_region,
+}  # fmt: skip
 WORLD_SIZES = (2, 4)
 SHAPES = [(24,), (3, 24), (2, 3, 24), (2, 1, 3, 24), (0, 24), (2, 0, 24)]
 
@@ -121,23 +133,30 @@ def test_one_rank_gets_its_own_tensor_back_and_sends_nothing(how):
     assert_close(grad, 4 * random((3, 5), "dy"))
 
 
-def _memory_of_results():
+MODES = {
+    "gradient": (True, nullcontext), "frozen": (False, nullcontext), "no_grad": (True, torch.no_grad),
+    "inference_mode": (True, torch.inference_mode),
+}  # fmt: skip
+
+
+def _written_results():
+    """Operator and mode -> what came of adding 1 to the result in place: an error, or whether x is still the same."""
     found = {}
-    for name, operator in OPERATORS.items():
-        for with_grad in (True, False):
-            x = random((2, 8), name).requires_grad_(with_grad)
-            with torch.set_grad_enabled(with_grad):
-                y = operator.call(x)
-            found[name, with_grad] = y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    y = copy_to_region(random((2, 8), "written").requires_grad_())
-    return found, refusals(lambda: y.add_(1), kind=RuntimeError)
+    for (name, operator), (mode, (wants_grad, context)) in itertools.product(ALL.items(), MODES.items()):
+        x = random((2, 8, 8), name).requires_grad_(wants_grad)
+        before = x.detach().clone()
+        with context():
+            y = operator(x)
+            (found[name, mode],) = refusals(lambda y=y: y.add_(1), kind=RuntimeError)
+        assert torch.equal(x, before), (name, mode)
+    return found
 
 
-def test_f_returns_a_view_with_and_without_gradients_and_the_others_new_memory():
-    expected = {(name, with_grad): name == "f" for name in OPERATORS for with_grad in (True, False)}
-    for found, (written,) in launch(_memory_of_results, 2):
-        assert found == expected
-        assert "is a view and is being modified inplace" in written
+def test_writing_to_a_result_never_changes_the_input_and_what_autograd_needs_is_refused():
+    for found in launch(_written_results, 2):
+        errors = {key: error for key, error in found.items() if error != "no error"}
+        assert {mode for _, mode in errors} == {"gradient"}
+        assert "is a view and is being modified inplace" in errors["f", "gradient"]
 
 
 def _refused():

@@ -73,11 +73,6 @@ def run_again_in_backward(
 NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
-def _added(y: Tensor, other: Tensor) -> Tensor:
-    """Return y + other, in place if the sum has y's dtype. On a CPU, allocating memory takes longer than the sum."""
-    return y.add_(other) if torch.promote_types(y.dtype, other.dtype) == y.dtype else y + other
-
-
 class ParallelTransformerLayer(nn.Module):
     """Transformer layer sharded over p ranks. Input x and output z are [b, s, h] and replicated.
 
@@ -134,7 +129,6 @@ class ParallelTransformerLayer(nn.Module):
         self.region = options.get("region", TENSOR_PARALLEL)
         block: dict[str, Any] = {
             "bias": bias,
-            "skip_bias_add": True,  # the bias is added together with dropout and the residual
             "output_init_method": output_init_method,
             "async_grad_allreduce": async_grad_allreduce,
             **options,
@@ -184,17 +178,16 @@ class ParallelTransformerLayer(nn.Module):
         self._check_memory(memory, cache)
         residual, x = self._enter(self.attention_norm, x)
         options = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "positions": positions}
-        y, bias = self.attention(x, **options, cache=cache and cache.text, rng=rng)  # [b, s, h], [h]
-        x = self._leave(residual, y, bias, rng)
+        y = self.attention(x, **options, cache=cache and cache.text, rng=rng)  # [b, s, h]
+        x = self._leave(residual, y, rng)
         if self.cross_attention is not None:
             residual, x = self._enter(self.cross_norm, x)
             kept = cache and cache.memory
             memory = None if kept and kept.length else memory  # its keys and values are already cached
-            y, bias = self.cross_attention(x, memory, key_padding_mask=memory_padding_mask, cache=kept, rng=rng)
-            x = self._leave(residual, y, bias, rng)
+            y = self.cross_attention(x, memory, key_padding_mask=memory_padding_mask, cache=kept, rng=rng)
+            x = self._leave(residual, y, rng)
         residual, x = self._enter(self.mlp_norm, x)
-        y, bias = self.mlp(x)  # [b, s, h], [h]
-        return self._leave(residual, y, bias, rng)
+        return self._leave(residual, self.mlp(x), rng)
 
     def new_cache(
         self, batch_size: int, max_length: int, memory_length: int = 0, dtype: torch.dtype | None = None
@@ -209,14 +202,10 @@ class ParallelTransformerLayer(nn.Module):
         normed = norm(x)
         return normed if self.apply_residual_connection_post_layernorm else x, normed.to(norm.weight.dtype)
 
-    def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
-        """Return residual + dropout(y + bias), which is the same on every rank unless the sequence is sharded.
-
-        This may overwrite y, which nothing else uses.
-        """
-        y = y if bias is None else _added(y, bias)
-        y = dropout(y, self.hidden_dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
-        return _added(y, residual)
+    def _leave(self, residual: Tensor, y: Tensor, rng: RNGTracker | None) -> Tensor:
+        """Return residual + dropout(y), which is the same on every rank unless the sequence is sharded."""
+        sharded = self.region.sequence_parallel
+        return residual + dropout(y, self.hidden_dropout, self.training, sharded=sharded, rng=rng)
 
     def _check_memory(self, memory: Tensor | None, cache: LayerCache | None) -> None:
         if self.cross_attention is None:

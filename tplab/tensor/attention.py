@@ -36,7 +36,7 @@ from tplab.tensor.attention_mask import attention_mask, check_masks
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
 from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
-from tplab.tensor.mappings import copy_to_region
+from tplab.tensor.mappings import share_with_region
 from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
 from tplab.tensor.rotary import rotary_angles, rotate
 
@@ -188,7 +188,7 @@ class ParallelAttention(nn.Module):
         (b, _, s, _), t = q.shape, k.shape[2]
         check_masks(b, s, t, self.num_heads, key_padding_mask, attn_mask)
         if attn_mask is not None:
-            attn_mask = copy_to_region(attn_mask, self.out.group).to(q.dtype)
+            attn_mask = share_with_region(attn_mask, self.out.group).to(q.dtype)
             if attn_mask.dim() == 4 and attn_mask.shape[1] > 1:
                 attn_mask = attn_mask.narrow(1, self.rank * self.heads, self.heads)  # [b, n, s, t]
         mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, attn_mask, q.device, self.sliding_window)

@@ -214,7 +214,9 @@ class RowParallelLinear(_ParallelLinear):
             )
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group, stride=self.stride)  # [.., in/p]
-        y = self.region.leave(F.linear(x, self.weight), self.group)  # [.., out]
-        if self.skip_bias_add:
-            return y, self._bias_to_add()
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        added: Tensor | None = None if self.skip_bias_add else self.bias
+        alone = self.world_size == 1  # then there is nothing to sum, so the matmul can add the bias
+        y = self.region.leave(F.linear(x, self.weight, added if alone else None), self.group)  # [.., out]
+        if added is not None and not alone:
+            y = y + added.to(y.dtype)
+        return (y, self._bias_to_add()) if self.skip_bias_add else y

@@ -19,10 +19,10 @@ As in Megatron and torch's DTensor, sums have the dtype of the tensor. In bfloat
 intermediate sum has only 8 bits of precision, so 256 + 1 = 256. For more precision, cast to float32 before g, which
 doubles the traffic.
 
-Except for `reduce_fresh`, no operator writes to its input, because collectives run on a contiguous copy. Treat results
-as read-only, like those of torch's `contiguous` and `reshape`, because they may share memory with the input: f returns
-a view of its input, and with a single rank, or without a process group, each operator returns the input itself.
-Otherwise, g, scatter and gather return new memory. torch.compile captures the operators in one graph, because it
+Except for `reduce_fresh`, no operator writes to its input, because collectives run on a contiguous copy. With several
+ranks, writing to a result can't change the input either. Results are new memory, except that f returns a view if x
+needs a gradient, and autograd refuses to overwrite that view. With a single rank, or without a process group, each
+operator returns the input itself, like `nn.Identity`. torch.compile captures the operators in one graph, because it
 replaces `dist.all_reduce` with the functional form of the collective. (Shoeybi et al. 2019, "Megatron-LM", section 3
 and figure 3; megatron/core/tensor_parallel/mappings.py, where the names end in `_tensor_model_parallel_region`.)
 """
@@ -45,7 +45,14 @@ def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     Use it where a replicated x enters a sharded computation. There, each rank's gradient of x comes only from its own
     shard, so the gradients have to be summed.
     """
-    return x if rank_and_size(group)[1] == 1 else _Copy.apply(x, group)
+    if rank_and_size(group)[1] == 1:
+        return x
+    return _Copy.apply(x, group) if needs_gradient(x) else x.clone()
+
+
+def share_with_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Operator f, but return x itself if it needs no gradient, which saves a copy. Don't write to the result."""
+    return copy_to_region(x, group) if needs_gradient(x) else x
 
 
 def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -79,6 +86,11 @@ def gather_from_region(x: Tensor, group: ProcessGroup | None = None, *, stride: 
     `stride` has the same meaning as in `tplab.tensor.sharding`.
     """
     return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, stride)
+
+
+def needs_gradient(x: Tensor) -> bool:
+    """Return True if autograd records what is computed from x."""
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 class _Copy(Function):

@@ -115,8 +115,11 @@ class QKVParallelLinear(ShardedModule):
         weight = self._sum_over_copies(self.weight)
         bias = None if self.bias is None else self._sum_over_copies(self.bias)
         y = self.region.column_linear(x, weight, bias, self.group, self.async_grad_allreduce)  # [b, s, (n + 2 m) d]
-        y = y.unflatten(-1, (sum(self.heads), self.head_dim)).transpose(1, 2)  # [b, n + 2 m, s, d]
-        q, k, v = y.split(self.heads, dim=1)
+        parts = y.split([heads * self.head_dim for heads in self.heads], dim=-1)  # [b, s, n d], [b, s, m d] twice
+        q, k, v = (
+            part.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+            for part, heads in zip(parts, self.heads, strict=True)
+        )
         return q, k, v
 
     def _sum_over_copies(self, parameter: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.mappings import copy_to_region, reduce_fresh
+from tplab.tensor.mappings import reduce_fresh, share_with_region
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def column_linear(
 ) -> Tensor:
     """Apply f, then the matmul with this rank's columns. Maps x [.., in] (replicated) to [.., out/p]."""
     if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
-        return F.linear(copy_to_region(x, group), weight, bias)
+        return F.linear(share_with_region(x, group), weight, bias)
     return _LinearAsync.apply(*in_autocast_dtype(x, weight, bias), group)
 
 
