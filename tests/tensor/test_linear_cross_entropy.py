@@ -99,11 +99,11 @@ def test_loss_gradients_and_traffic_for_every_combination_of_options(p):
         ("cpu", 8192, 512),
         ("cpu", 16032, 512),
         ("cpu", 1, 2**22),
-        ("cuda", 16384, 4096),
+        ("cuda", 16384, 2048),
         ("cuda", 2**18, 512),
     ],
 )
-def test_default_blocks_have_4_or_67_million_logits_or_512_tokens(device, columns, tokens):
+def test_default_blocks_have_4_or_34_million_logits_or_512_tokens(device, columns, tokens):
     assert default_tokens_at_once(columns, torch.device(device)) == tokens
 
 
@@ -177,6 +177,57 @@ def test_under_autocast_it_multiplies_in_the_lower_precision_and_gives_gradients
     for number, given in enumerate((x, x.bfloat16())):
         loss, dx, dw = plain(given.float(), weight, targets(None))
         assert_equals([result[number] for result in results], loss, dx.to(given.dtype), dw, 2**-6)
+
+
+SCALED = [(2048, 4096, 2.0**16), (2048, 4096, 2.0**20), (1, 64, 1.0), (1, 64, 2.0**8)]  # tokens, ids, loss scale
+
+
+def _scaled_inputs(tokens, ids):
+    return random((tokens, 16), "x"), random((ids, 16), "w") / 8, torch.arange(tokens) * 7 % ids
+
+
+def _with_a_loss_scale(dtype):
+    """Gradients of two micro-batches, divided by the scale at last, as `torch.amp.GradScaler` does it."""
+    rank, p = rank_and_size()
+    found = []
+    for tokens, ids, scale in SCALED:
+        x, weight, target = _scaled_inputs(tokens, ids)
+        x, weight = x.float().requires_grad_(), weight.chunk(p)[rank].float().requires_grad_()
+        for _ in range(2):
+            with torch.autocast("cpu", dtype):
+                loss = parallel_linear_cross_entropy(x, weight, target)
+            (loss * scale / 2).backward()
+        found.append((x.grad / scale, weight.grad / scale))
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_gradients_of_a_scaled_loss_do_not_vanish_in_float16(dtype, tolerance):
+    results = launch(_with_a_loss_scale, 2, args=(dtype,))
+    for number, (tokens, ids, _) in enumerate(SCALED):
+        _, dx, dweight = plain(*_scaled_inputs(tokens, ids))
+        for rank, result in enumerate(results):
+            for got, want in zip(result[number], (dx, dweight.chunk(2)[rank]), strict=True):
+                assert (got - want).norm() < tolerance * want.norm()
+
+
+def test_in_float16_a_second_backward_gives_the_same():
+    x, weight = (tensor.half().requires_grad_() for tensor in inputs())
+    loss = parallel_linear_cross_entropy(x, weight, targets(None))
+    first, second = (torch.autograd.grad(loss, (x, weight), retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_in_float16_evaluation_takes_one_matmul_and_training_four():
+    found = {}
+    for name, context in (("training", nullcontext()), ("no_grad", torch.no_grad())):
+        x, weight = (tensor.half().requires_grad_() for tensor in inputs())
+        with context, FlopCounterMode(display=False) as flops:
+            loss = parallel_linear_cross_entropy(x, weight, targets(None))
+            if loss.requires_grad:
+                loss.backward()
+        found[name] = flops.get_total_flops() / (2 * x.numel() * len(weight))
+    assert found == {"training": 4, "no_grad": 1}
 
 
 def _in_groups():

@@ -22,17 +22,18 @@ as z_t and is sent with it.
 
 Each rank works on a few rows at a time, so that they stay in the cache. For each row, it finds the maximum m_r of its
 own shard and sums exp(z_i - m_r). Once m is known, it multiplies the sum by exp(m_r - m). So the logits are read from
-memory only once, and no tensor of their size is allocated.
+memory only once, and no tensor of their size is allocated. On a GPU, a block of rows is as large as 2^25 logits.
 
 The backward pass sends nothing, because S and m are known: dz_i = (exp(z_i - m) / S - 1[i = t]) dloss. Autograd saves
-the logits and three values per token, and the gradient needs as much memory as the logits. With `overwrite_logits`, the
+the logits and five values per token, and the gradient needs as much memory as the logits. With `overwrite_logits`, the
 gradient overwrites the logits, so no second shard is allocated. If the logits are float32 or float64, forward already
 overwrites them with the exponentials, to avoid computing these twice. (Shoeybi et al. 2019, "Megatron-LM", section 3;
 Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Megatron: vocab_parallel_cross_entropy.)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.embedding import vocabulary
-from tplab.tensor.id_check import outside, raise_first
+from tplab.tensor.id_check import integers, outside, raise_first
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -80,15 +81,15 @@ def vocab_parallel_cross_entropy(
         raise ValueError(
             f"logits {list(logits.shape)} should be [.., v/p], with the [..] of target {list(target.shape)}"
         )
-    columns = logits.shape[-1]
+    columns, target = logits.shape[-1], integers("target", target)
     vocab_size = vocabulary("logits", logits, -1, vocab_size, group)
     options = Options.of(columns, ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, group)
     if overwrite_logits and logits.is_leaf and logits.requires_grad:
         raise ValueError(
             "overwrite_logits would destroy logits that are a leaf: their values are yours, not the loss's"
         )
-    wrong = wrong_targets(target, options, check_target)
-    return _VocabParallelCrossEntropy.apply(logits, target, wrong, options, group)
+    targets = Targets.of(target, columns, options, check_target)
+    return _VocabParallelCrossEntropy.apply(logits, *targets, options, group)
 
 
 @dataclass(frozen=True)
@@ -121,130 +122,176 @@ class Options:
         """Return the number of this rank's columns that aren't padding."""
         return min(max(self.vocab_size - self.start, 0), columns)
 
-    def hold_exponentials(self, z: Tensor) -> bool:
-        """Return True if forward overwrites z with exp(z - base), which it only does if z's dtype doesn't round it."""
-        return self.overwrite_logits and z.dtype == _sum_dtype(z)
+
+class Targets(NamedTuple):
+    """What the loss needs to know about the targets of n tokens.
+
+    column    the column of the token's target on this rank, int64 [n, 1]; 0 if it is `foreign`
+    foreign   True if another rank has the target, or the token is ignored, bool [n, 1]
+    weight    how much the token counts, float32 [n, 1]: 1, but 0 if it is ignored, and NaN if its target is invalid
+    """
+
+    column: Tensor
+    foreign: Tensor
+    weight: Tensor
+
+    @staticmethod
+    def of(target: Tensor, columns: int, options: Options, check: bool | None) -> "Targets":
+        """Describe the targets, int64 [..]. Depending on `check`, raise IndexError for the first invalid one."""
+        counted = target != options.ignore_index
+        wrong = outside(target, options.vocab_size) & counted
+        if target.device.type == "cpu" if check is None else check:
+            raise_first("target", target, wrong, options.vocab_size)
+        column = target - options.start
+        foreign = outside(column, options.width(columns)) | ~counted
+        of_tokens = column.masked_fill(foreign, 0), foreign, counted.float().masked_fill(wrong, torch.nan)
+        return Targets(*(values.reshape(-1, 1) for values in of_tokens))
+
+    def of_rows(self, rows: slice) -> "Targets":
+        return Targets(*(values[rows] for values in self))
+
+    def counted(self) -> Tensor:
+        """Return the number of tokens that aren't ignored, as a scalar."""
+        return (self.weight != 0).sum()
+
+    def gradients(self, dloss: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+        """Return (dloss, shift) [n, 1]: each token's part of dloss, [n] or [1], and what its target's dz gets besides.
+
+        dz = softmax dloss - smooth dloss, and dz of the target has shift in place of the second term.
+        """
+        dloss = (dloss.view(-1, 1) * self.weight).masked_fill(self.weight == 0, 0)
+        shift = ((options.label_smoothing - 1) * dloss).masked_fill(self.foreign, 0)
+        return dloss, shift - options.smooth * dloss if options.smooth else shift
 
 
 class _VocabParallelCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
-    ) -> Tensor:
-        flat = logits.detach().reshape(target.numel(), logits.shape[-1])  # [n, v/p], a view if the strides allow it
-        target = target.reshape(-1).long()  # [n]
-        loss, base, factor = forward_of_rows(flat, target, wrong.reshape(-1), options, group)
-        ctx.save_for_backward(flat, target, base, factor)
-        ctx.options, ctx.shape = options, logits.shape
-        if options.reduction == "none":
-            return loss.view(logits.shape[:-1])
-        return loss / (target != options.ignore_index).sum() if options.reduction == "mean" else loss
+        ctx: Any, logits: Tensor, column: Tensor, foreign: Tensor, weight: Tensor, options: Options,
+        group: ProcessGroup | None,
+    ) -> Tensor:  # fmt: skip
+        targets = Targets(column, foreign, weight)
+        flat = logits.detach().reshape(len(column), logits.shape[-1])  # [n, v/p], a view if the strides allow it
+        overwrites = options.overwrite_logits and flat.dtype == sum_dtype(flat)  # exponentials would be rounded
+        sum_exp, aimed, base, divisor = forward_of_rows(flat, targets, options, group, flat if overwrites else None)
+        ctx.save_for_backward(flat, *targets, base, divisor)
+        ctx.options, ctx.overwrites, ctx.shape = options, overwrites, logits.shape
+        loss = loss_of(sum_exp, aimed, targets, options)
+        return loss.view(logits.shape[:-1]) if options.reduction == "none" else loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
-        flat, target, base, factor = ctx.saved_tensors
-        if ctx.options.reduction == "mean":
-            dloss = dloss / (target != ctx.options.ignore_index).sum()
-        dflat = flat if ctx.options.overwrite_logits else torch.empty_like(flat, memory_format=torch.contiguous_format)
-        gradient_of_rows(dflat, flat, target, base, factor, dloss.reshape(-1), ctx.options)
-        return dflat.view(ctx.shape), None, None, None, None
-
-
-def wrong_targets(target: Tensor, options: Options, check: bool | None) -> Tensor:
-    """Return a bool mask [..] of invalid targets. Depending on `check`, raise IndexError for the first one."""
-    if target.is_floating_point():
-        raise ValueError(f"target should hold ids, in whole numbers, not {target.dtype}")
-    wrong = outside(target, options.vocab_size) & (target != options.ignore_index)
-    if target.device.type == "cpu" if check is None else check:
-        raise_first("target", target, wrong, options.vocab_size)
-    return wrong
+        flat, column, foreign, weight, base, divisor = ctx.saved_tensors
+        targets, options = Targets(column, foreign, weight), ctx.options
+        if options.reduction == "mean":
+            dloss = dloss / targets.counted()
+        dflat = flat if options.overwrite_logits else torch.empty_like(flat, memory_format=torch.contiguous_format)
+        of_tokens = targets.gradients(dloss, options)
+        gradient_of_rows(dflat, flat, flat if ctx.overwrites else None, column, base, divisor, *of_tokens, options)
+        return dflat.view(ctx.shape), None, None, None, None, None
 
 
 def forward_of_rows(
-    logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (loss, base, factor) for logits [n, v/p]. The loss is [n] if reduction="none", otherwise the total.
+    logits: Tensor, targets: Targets, options: Options, group: ProcessGroup | None, exponentials: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (S, aimed, base, divisor) for logits [n, v/p]. softmax = exp(z - base) / divisor, and all are [n, 1].
 
-    The gradient uses base [n] and factor [n], because softmax = exp(z - base) factor. The factor is NaN for wrong
-    targets. The logits are overwritten if `options.hold_exponentials` returns True.
+    aimed           z_t - m, with label smoothing; if the ranks sum it and reduction isn't "none", its total [1, 1]
+    exponentials    memory [n, v/p] that receives exp(z - base), which may be that of the logits; None: discard them
     """
     z = logits[:, : options.width(logits.shape[1])]
-    mine, column = _columns(target - options.start, z.shape[1])
-    aimed = z.gather(1, column[:, None])[:, 0] if z.shape[1] else z.new_zeros(len(z))  # [n]; read before z changes
-    my_max, my_sum, my_total = _sweep(z, options)  # [n] each
-
-    highest = _all_reduce(my_max.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(my_max.dtype)  # [n], m
-    base, to_highest = _finite(my_max), (my_max - highest).exp()
-    aimed = (1 - options.label_smoothing) * torch.where(mine, aimed - highest, 0)
-    if options.smooth:
-        aimed = aimed + options.smooth * (my_total + z.shape[1] * (base - highest))
-    counted = target != options.ignore_index
-    aimed = aimed.masked_fill(~counted, 0).masked_fill(wrong, torch.nan)  # [n], this rank's term of the sum
+    aimed = z.gather(1, targets.column) if z.shape[1] else z.new_zeros(len(z), 1)  # read before z changes
+    base, sum_exp, total = _sweep(z, options, exponentials)
+    if rank_and_size(group)[1] == 1:
+        return sum_exp, _smoothed(aimed - base, total, targets, options), base, sum_exp
+    highest = _all_reduce(base.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(base.dtype)  # m
+    to_highest = (base - highest).exp()
+    aimed = _smoothed(aimed - highest, total + z.shape[1] * (base - highest), targets, options)
     if options.reduction != "none":
-        aimed = aimed.sum().view(1)
-    sums = _all_reduce(torch.cat([my_sum * to_highest, aimed]), dist.ReduceOp.SUM, group)  # [n + 1] or [2 n]
-    sum_exp, aimed = sums.split([len(target), len(aimed)])
-    log_sum = sum_exp.log().masked_fill(~counted, 0)  # [n]
-    loss = log_sum - aimed if options.reduction == "none" else log_sum.sum() - aimed[0]
-    return loss, base, (to_highest / sum_exp).masked_fill(wrong, torch.nan)
+        aimed = aimed.sum(0, keepdim=True)
+    sums = _all_reduce(torch.cat([sum_exp * to_highest, aimed]), dist.ReduceOp.SUM, group)  # [n + 1, 1] or [2 n, 1]
+    sum_exp, aimed = sums.split([len(z), len(aimed)])
+    return sum_exp, aimed, base, sum_exp / to_highest
+
+
+def _smoothed(aimed: Tensor, total: Tensor, targets: Targets, options: Options) -> Tensor:
+    """Return this rank's term of z_t - m [n, 1], given z - m in the target's column, and the sum of z - m [n, 1]."""
+    aimed = aimed.masked_fill_(targets.foreign, 0)
+    if not options.smooth:
+        return aimed
+    return (1 - options.label_smoothing) * aimed + (options.smooth * total).masked_fill_(targets.weight == 0, 0)
+
+
+def loss_of(sum_exp: Tensor, aimed: Tensor, targets: Targets, options: Options) -> Tensor:
+    """Return the loss, a scalar or [n], given S [n, 1], and z_t - m [n, 1] or totals of it [any, 1]."""
+    log_sum = (sum_exp.log() * targets.weight).masked_fill_(targets.weight == 0, 0)
+    if options.reduction == "none":
+        return (log_sum - aimed)[:, 0]
+    loss = log_sum.sum() - aimed.sum()
+    return loss / targets.counted() if options.reduction == "mean" else loss
 
 
 def gradient_of_rows(
-    dlogits: Tensor, logits: Tensor, target: Tensor, base: Tensor, factor: Tensor, dloss: Tensor, options: Options
-) -> None:
-    """Write the gradient to dlogits [n, v/p], which may be the logits. dloss is [n], or [1] if all rows share it."""
-    z = logits[:, : options.width(logits.shape[1])]
-    dloss = dloss.expand(len(target)).masked_fill(target == options.ignore_index, 0)  # [n]
-    mine, column = _columns(target - options.start, z.shape[1])
-    hit = torch.where(mine, (options.label_smoothing - 1) * dloss, 0)  # [n]
-    scale = factor * dloss  # [n]
-    for rows in _blocks(z):
-        exponentials = z[rows] if options.hold_exponentials(z) else (z[rows] - base[rows, None]).exp_()
-        part = exponentials.mul_(scale[rows, None])
+    dlogits: Tensor, logits: Tensor, exponentials: Tensor | None, column: Tensor, base: Tensor, divisor: Tensor,
+    dloss: Tensor, shift: Tensor, options: Options,
+) -> None:  # fmt: skip
+    """Write the gradient to dlogits [n, v/p], which may be the logits or the exponentials. See `Targets.gradients`.
+
+    exponentials    what `forward_of_rows` stored there; None: compute them again, a few rows at a time
+    """
+    width = options.width(logits.shape[1])
+    scale = dloss / divisor  # [n, 1]
+    for rows in _blocks(logits) if width else []:
+        if exponentials is None:
+            part = (logits[rows, :width] - base[rows]).exp_()
+        else:
+            part = exponentials[rows, :width]
+        of_target = torch.addcmul(shift[rows], part.gather(1, column[rows]), scale[rows])
+        dz = dlogits[rows, :width]
         if options.smooth:
-            part -= options.smooth * dloss[rows, None]
-        if z.shape[1]:
-            part.scatter_add_(1, column[rows, None], hit[rows, None])
-        if not options.hold_exponentials(z):
-            dlogits[rows, : z.shape[1]] = part
-    dlogits[:, z.shape[1] :] = 0
+            _into(dz, torch.sub, part.mul_(scale[rows]), options.smooth * dloss[rows])
+        else:
+            _into(dz, torch.mul, part, scale[rows])
+        dz.scatter_(1, column[rows], of_target.to(dz.dtype))
+    dlogits[:, width:] = 0
 
 
-def _sweep(z: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each row of z [n, v/p], its maximum m, the sum of exp(z - m) and, for smoothing, the sum of z - m."""
-    my_max, my_sum, my_total = (z.new_empty(len(z), dtype=_sum_dtype(z)) for _ in range(3))
+def _sweep(z: Tensor, options: Options, exponentials: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for each row of z [n, v/p], its maximum m, the sum of exp(z - m) and, for smoothing, the sum of z - m.
+
+    All are [n, 1]. If a shard is fully masked, m is the lowest finite number, because -inf - -inf would be NaN.
+    """
+    found = []
     for rows in _blocks(z):
         part = z[rows]
-        largest = part.amax(1, keepdim=True) if part.shape[1] else part.new_full((len(part), 1), -torch.inf)
-        my_max[rows] = largest[:, 0]
-        base = _finite(largest.to(my_max.dtype))
-        shifted = part.sub_(base) if options.hold_exponentials(z) else part - base
-        if options.smooth:
-            my_total[rows] = shifted.sum(1)
-        my_sum[rows] = shifted.exp_().sum(1)
-    return my_max, my_sum, my_total
+        largest = part.amax(1, keepdim=True) if z.shape[1] else part.new_full((len(part), 1), -torch.inf)
+        base = largest.clamp(min=torch.finfo(z.dtype).min).to(sum_dtype(z))
+        shifted = (
+            part - base if exponentials is None else _into(exponentials[rows, : z.shape[1]], torch.sub, part, base)
+        )
+        total = shifted.sum(1, keepdim=True) if options.smooth else base
+        found.append((base, shifted.exp_().sum(1, keepdim=True), total))
+    base, sum_exp, total = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+    return base, sum_exp, total
 
 
-def _finite(largest: Tensor) -> Tensor:
-    """Replace -inf, the maximum of a fully masked shard, with 0, because -inf - -inf would be NaN."""
-    return largest.masked_fill(largest == -torch.inf, 0)
-
-
-def _columns(column: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return a bool mask [n] of the columns that this rank has, and `column` [n] with 0 in place of all others."""
-    foreign = outside(column, width)
-    return ~foreign, column.masked_fill(foreign, 0)
+def _into(out: Tensor, operation: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """Write operation(*operands) to `out`, rounded to its dtype, in one kernel. torch.compile fuses the copy."""
+    if torch.compiler.is_compiling():  # it refuses an `out` that isn't contiguous
+        return out.copy_(operation(*operands))
+    return operation(*operands, out=out)
 
 
 def _blocks(z: Tensor) -> list[slice]:
     """Split the rows of z into slices small enough for a CPU's cache, or large enough to keep a GPU busy."""
     elements = 2**25 if z.is_cuda else 2**17
     rows = max(1, len(z) if torch.compiler.is_compiling() else elements // max(1, z.shape[1]))
-    return [slice(first, first + rows) for first in range(0, len(z), rows)]
+    return [slice(first, first + rows) for first in range(0, max(1, len(z)), rows)]
 
 
-def _sum_dtype(z: Tensor) -> torch.dtype:
+def sum_dtype(z: Tensor) -> torch.dtype:
+    """Return the dtype of sums over z, which is float32 or, if z is float64, float64."""
     return torch.promote_types(z.dtype, torch.float32)
 
 

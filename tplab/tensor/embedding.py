@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.group_module import group_ranks
-from tplab.tensor.id_check import IdCheck, When
+from tplab.tensor.id_check import IdCheck, When, integers, outside
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.linear import Device
 from tplab.tensor.mappings import gather_from_region
@@ -108,13 +108,18 @@ class VocabParallelEmbedding(ShardedModule):
                 self.weight[row].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
-        wrong = self.check_ids(ids)  # [b, s] or None
-        foreign = (ids < self.start) | (ids >= self.stop)  # [b, s]: another rank has the row
-        row = (ids - self.start).masked_fill(foreign, 0)  # [b, s]: 0 is an arbitrary valid row, masked below
+        ids = integers("ids", ids)
+        wrong = self.check_ids(ids)  # [b, s], or None if all ids are valid
+        row = ids - self.start if self.start else ids  # [b, s]
+        foreign = outside(row, len(self.weight)) if self.world_size > 1 else None  # [b, s]: another rank has the row
+        absent = wrong if foreign is None else foreign
+        if absent is not None:
+            row = row.masked_fill(absent, 0)  # 0 is an arbitrary valid row, masked below
         vectors = F.embedding(row, self.weight, self._local_padding_idx())  # [b, s, h]
-        vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, to avoid a second tensor of this size
+        if foreign is not None:
+            vectors.masked_fill_(foreign.unsqueeze(-1), 0)  # in place, to avoid a second tensor of this size
         if wrong is not None:
-            vectors.masked_fill_(wrong.unsqueeze(-1), torch.nan)
+            vectors.detach().masked_fill_(wrong.unsqueeze(-1), torch.nan)  # any gradient of a NaN is NaN
         return self.region.leave(vectors, self.group)  # [b, s, h]
 
     def _local_padding_idx(self) -> int | None:

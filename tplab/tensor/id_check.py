@@ -7,7 +7,7 @@ values, so training would continue. That's why all ids are checked first:
     "now"      raises IndexError in this call; the default on a CPU. On a GPU, each call would have to synchronize.
     "later"    returns NaN in this call, and raises IndexError in the next one; the default on a GPU.
 
-"later" copies three numbers from the GPU asynchronously and reads them when the next call begins. By then, the GPU has
+"later" copies two numbers from the GPU asynchronously and reads them when the next call begins. By then, the GPU has
 long finished the copy and still has the rest of the step in its queue, so the CPU and the GPU don't wait for each
 other. All ranks see the same ids, so they raise in the same call. Until then, results are NaN and can't be mistaken for
 valid ones. Plain torch would kill the process with a device-side assert.
@@ -24,8 +24,18 @@ from torch import Tensor
 When = Literal["now", "later"]
 
 
+def integers(what: str, ids: Tensor) -> Tensor:
+    """Return the ids [..] as int64. In uint8, 256 would be 0, and ids - start would wrap around without an error.
+
+    Raises ValueError if they aren't integers.
+    """
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"{what} should hold ids, in whole numbers, not {ids.dtype}")
+    return ids.long()
+
+
 def outside(ids: Tensor, size: int) -> Tensor:
-    """Return a bool mask [..] of the ids [..] that aren't in 0 .. size - 1."""
+    """Return a bool mask [..] of the ids, int64 [..], that aren't in 0 .. size - 1."""
     return (ids < 0) | (ids >= size)
 
 
@@ -50,7 +60,7 @@ def raise_first(what: str, ids: Tensor, wrong: Tensor, size: int) -> None:
     if torch.compiler.is_compiling():
         torch._assert_async(~wrong.any(), f"{what} outside the vocabulary: its {size} ids are 0 to {size - 1}")
     elif wrong.any():
-        _, position, number = _first(ids, wrong).tolist()
+        position, number = _first(ids, wrong).tolist()
         raise wrong_id_error(what, number, position, ids.shape, size)
 
 
@@ -69,6 +79,7 @@ class IdCheck:
         Raises IndexError for a wrong id in this call ("now") or in the previous call ("later").
         """
         self.raise_late()
+        ids = integers("ids", ids)
         when = self.when or ("later" if ids.is_cuda else "now")
         wrong = outside(ids, self.size)
         if when == "now" or torch.compiler.is_compiling():
@@ -87,8 +98,8 @@ class IdCheck:
         (report, event, shape), self._report = self._report, None
         if event is not None:
             event.synchronize()
-        wrong, position, number = report.tolist()
-        if wrong:
+        position, number = report.tolist()
+        if not 0 <= number < self.size:
             error = wrong_id_error("id", number, position, shape, self.size)
             error.add_note("It came with the call before this one, whose result is NaN there. Parameters may be NaN by "
                            "now: go on from a checkpoint. check_ids='now' finds it in its own call.")  # fmt: skip
@@ -99,7 +110,6 @@ class IdCheck:
 
 
 def _first(ids: Tensor, wrong: Tensor) -> Tensor:
-    """Return [1 if any id is wrong, flat index of the first wrong id, that id], on the device of the ids."""
-    flat = wrong.reshape(-1).to(torch.uint8)
-    place = flat.argmax()  # argmax returns the first of several equal maxima
-    return torch.stack([flat.take(place).long(), place, ids.reshape(-1).take(place).long()])
+    """Return [flat index of the first wrong id, that id], on the device of the ids. If none is wrong: [0, first id]."""
+    place = wrong.view(torch.uint8).argmax()  # argmax returns the first of several equal maxima
+    return torch.stack([place, ids.take(place)])

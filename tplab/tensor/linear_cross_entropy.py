@@ -11,7 +11,12 @@ So the gradients are ready at the end of forward. The backward pass multiplies t
 over the ranks. Like the unfused version, this takes three matmuls, and the traffic is the same except for one more
 value per block. Each block reads and writes dE_r once, so very small blocks are slow.
 
-    memory beyond x, E_r, their gradients:     c v/p  instead of  n v/p
+    memory beyond x, E_r, their gradients:     c v/p  instead of  n v/p       (with the exponentials in float32)
+
+float16 is different, because its smallest numbers are so large that dZ = (softmax - 1[t]) / n would become zero. That's
+why training in float16 multiplies the loss by a scale, which reaches backward as dloss. So in float16, forward only
+computes the loss. The backward pass, which knows dloss, computes the logits again, with a fourth matmul and the same
+two all-reduces per block.
 (Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is computed on several ranks.)
 """
 
@@ -26,8 +31,10 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
+from tplab.tensor.cross_entropy import Options, Targets, forward_of_rows, gradient_of_rows, loss_of, sum_dtype
 from tplab.tensor.embedding import vocabulary
+from tplab.tensor.id_check import integers
+from tplab.tensor.mappings import needs_gradient
 from tplab.tensor.region import in_autocast_dtype
 
 
@@ -54,8 +61,9 @@ def parallel_linear_cross_entropy(
     All other options, and the result, are as in `vocab_parallel_cross_entropy`.
 
     The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
-    second backward raises RuntimeError, because the first one multiplies the gradients in place. Raises ValueError for
-    reduction="none", because each token would then have its own dloss, which forward doesn't know.
+    second backward raises RuntimeError, because the first one multiplies the gradients in place (not in float16, where
+    it computes them). Raises ValueError for reduction="none", because each token would then have its own dloss, which
+    forward doesn't know.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
@@ -67,67 +75,94 @@ def parallel_linear_cross_entropy(
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
     options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, True, group)
-    wrong = wrong_targets(target, options, check_target)
+    targets = Targets.of(integers("target", target), len(weight), options, check_target)
     x, weight = in_autocast_dtype(x, weight)
     with torch.autocast(x.device.type, enabled=False):
         # must be known before forward, where grad mode is always off; parameters require gradients even in evaluation
-        needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight)]
-        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, needed, sum_gradient, group)
+        needed = needs_gradient(x), needs_gradient(weight)
+        return _LinearCrossEntropy.apply(x, weight, *targets, options, tokens_at_once, needed, sum_gradient, group)
 
 
 def default_tokens_at_once(columns: int, device: torch.device) -> int:
     """Return the number of tokens per block for a shard of `columns` = v/p ids on this device.
 
-    A block has about 4 million logits on a CPU and 67 million on a GPU, but never fewer than 512 tokens. Larger blocks
+    A block has about 4 million logits on a CPU and 34 million on a GPU, but never fewer than 512 tokens. Larger blocks
     need more memory. Smaller blocks need more all-reduces, each of which waits for the slowest rank. On a GPU, they
     also give its kernels less work than it takes to launch them: on an H200, blocks of 512 tokens and 16384 ids took
     four times as long as blocks of 4096 tokens.
     """
-    return max(512, (2**26 if device.type == "cuda" else 2**22) // columns)
+    return max(512, (2**25 if device.type == "cuda" else 2**22) // columns)
 
 
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, target: Tensor, wrong: Tensor, options: Options, tokens_at_once: int,
-        needed: Sequence[bool], sum_gradient: bool, group: ProcessGroup | None,
+        ctx: Any, x: Tensor, weight: Tensor, column: Tensor, foreign: Tensor, counts: Tensor, options: Options,
+        tokens_at_once: int, needed: Sequence[bool], sum_gradient: bool, group: ProcessGroup | None,
     ) -> Tensor:  # fmt: skip
-        rows, target, wrong = x.reshape(-1, x.shape[-1]), target.reshape(-1).long(), wrong.reshape(-1)
-        count = (target != options.ignore_index).sum() if options.reduction == "mean" else target.new_ones(())
-        need_dx, need_dw = needed
-        dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None  # [n, h]
-        dw: Tensor | None = None  # [v/p, h]
-        logits = rows.new_empty(min(tokens_at_once, len(rows)), len(weight))  # [c, v/p], memory reused by all blocks
-        total: Tensor | float = 0.0
-        for first in range(0, max(1, len(rows)), tokens_at_once):
-            block = slice(first, first + tokens_at_once)
-            z = torch.mm(rows[block], weight.T, out=logits[: len(rows[block])])  # [c, v/p]
-            loss, base, factor = forward_of_rows(z, target[block], wrong[block], options, group)
-            total = total + loss
-            if not (need_dx or need_dw):
-                continue
-            dloss = 1 / count.to(loss.dtype).view(1)
-            gradient_of_rows(z, z, target[block], base, factor, dloss, options)  # now z contains dz
-            if dx is not None:
-                torch.mm(z, weight, out=dx[block])  # [c, h], partial
-            if need_dw:
-                dw = z.T @ rows[block] if dw is None else dw.addmm_(z.T, rows[block])
-        ctx.save_for_backward(dx, dw)
+        rows, targets = x.reshape(-1, x.shape[-1]), Targets(column, foreign, counts)
         ctx.shape, ctx.sum_gradient, ctx.group = x.shape, sum_gradient, group
-        return total / count if options.reduction == "mean" else total  # type: ignore[return-value]
+        problem: dict[str, Any] = {"options": options, "tokens_at_once": tokens_at_once, "group": group}
+        ctx.problem = problem
+        ctx.late = needed if any(needed) and weight.dtype == torch.float16 else None  # what backward has to compute
+        one = torch.ones(1, dtype=sum_dtype(weight), device=x.device)
+        loss, dx, dw = _in_blocks(rows, weight, targets, one, (False, False) if ctx.late else needed, **problem)
+        ctx.save_for_backward(*((rows, weight, *targets) if ctx.late else (dx, dw)))
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
-        dx, dw = ctx.saved_tensors
-        for gradient in (dx, dw):
-            if gradient is not None:
-                _multiply(gradient, dloss)
+        if ctx.late:
+            rows, weight, *targets = ctx.saved_tensors
+            with torch.autocast(rows.device.type, enabled=False):
+                _, dx, dw = _in_blocks(rows, weight, Targets(*targets), dloss.view(1), ctx.late, **ctx.problem)
+        else:
+            dx, dw = ctx.saved_tensors
+            for gradient in (dx, dw):
+                if gradient is not None:
+                    _multiply(gradient, dloss)
         if dx is not None:
             if ctx.sum_gradient and rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
             dx = dx.view(ctx.shape)
-        return dx, dw, None, None, None, None, None, None, None
+        return dx, dw, None, None, None, None, None, None, None, None
+
+
+def _in_blocks(
+    rows: Tensor, weight: Tensor, targets: Targets, dloss: Tensor, needed: Sequence[bool], options: Options,
+    tokens_at_once: int, group: ProcessGroup | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the loss of x [n, h] and, if they are `needed`, its gradients dx [n, h] (partial) and dw [v/p, h].
+
+    dloss    what the gradients are multiplied by, [1]
+    """
+    need_dx, need_dw = needed
+    dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None
+    dw: Tensor | None = None
+    logits = rows.new_empty(min(tokens_at_once, len(rows)), len(weight))  # [c, v/p], memory reused by all blocks
+    exponentials = logits if logits.dtype == sum_dtype(logits) else None  # other dtypes would round them
+    if need_dx or need_dw:
+        exponentials = torch.empty_like(logits, dtype=sum_dtype(logits)) if exponentials is None else exponentials
+        dloss = dloss / targets.counted() if options.reduction == "mean" else dloss
+        dlosses, shifts = targets.gradients(dloss, options)
+    sums = []
+    for first in range(0, max(1, len(rows)), tokens_at_once):
+        block = slice(first, first + tokens_at_once)
+        z = torch.mm(rows[block], weight.T, out=logits[: len(rows[block])])  # [c, v/p]
+        kept = None if exponentials is None else exponentials[: len(z)]
+        sum_exp, aimed, base, divisor = forward_of_rows(z, targets.of_rows(block), options, group, kept)
+        sums.append((sum_exp, aimed))
+        if not (need_dx or need_dw):
+            continue
+        of_tokens = targets.column[block], base, divisor, dlosses[block], shifts[block]
+        gradient_of_rows(z, z, kept, *of_tokens, options)  # now z contains dz
+        if dx is not None:
+            torch.mm(z, weight, out=dx[block])  # [c, h], partial
+        if need_dw:
+            dw = z.T @ rows[block] if dw is None else dw.addmm_(z.T, rows[block])
+    sum_exp, aimed = map(torch.cat, zip(*sums, strict=True))
+    return loss_of(sum_exp, aimed, targets, options), dx, dw
 
 
 def _multiply(gradient: Tensor, dloss: Tensor) -> None:
