@@ -94,7 +94,7 @@ def test_what_a_rank_counts_of_heads_that_several_hold():
     parameter = nn.Parameter(torch.zeros(6, 3))
     parameter.tensor_parallel = Sharding(0, blocks=FUSED)
     for rank in range(4):
-        here = counted(parameter, parameter.shape, rank, 4)
+        here = torch.as_tensor(counted(parameter, parameter.shape, rank, 4))
         assert here.expand(6, 3)[:, 0].tolist() == [True, True] + [rank == 0] * 4
     parameter.tensor_parallel = Sharding(1)
     assert all(counted(parameter, parameter.shape, rank, 4) for rank in range(4))

@@ -63,37 +63,66 @@ class PlainGPT(nn.Module):
         self.final_norm = nn.LayerNorm(h, eps=config.norm_eps, **place)
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = self.features(ids)
+        return self.logits(x) if targets is None else self.loss(x, targets)
+
+    def features(self, ids: Tensor) -> Tensor:
+        """Return the output layer's input [b, s, h] for ids [b, s]."""
         x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))  # [b, s, h]
         for layer in self.layers:
             x = layer(x)  # [b, s, h]
-        logits = self.logits(self.final_norm(x))  # [b, s, v]
-        if targets is None:
-            return logits
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return self.final_norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits [b, s, v] of x [b, s, h]."""
         return F.linear(x, self.embedding.weight)
 
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss, a scalar, given x [b, s, h] and the target tokens [b, s]."""
+        logits = self.logits(x)  # [b, s, v]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
 
 class PlainLayer(nn.Module):
-    """A transformer layer: x [b, s, h] -> norm -> attention, + residual -> norm -> MLP, + residual.
-
-    The rows of `attention.qkv` are [Wq; Wk; Wv], stacked.
-    """
+    """A transformer layer: x [b, s, h] -> norm -> attention, + residual -> norm -> MLP, + residual."""
 
     def __init__(self, config: GPTConfig, **place: Any) -> None:
         super().__init__()
-        h, ffn, self.head_dim = config.hidden_size, config.ffn_size, config.head_dim
+        h = config.hidden_size
         self.attention_norm = nn.LayerNorm(h, eps=config.norm_eps, **place)
-        self.attention = nn.ModuleDict({"qkv": nn.Linear(h, 3 * h, **place), "out": nn.Linear(h, h, **place)})
+        self.attention = PlainAttention(h, config.head_dim, **place)
         self.mlp_norm = nn.LayerNorm(h, eps=config.norm_eps, **place)
-        self.mlp = nn.ModuleDict({"up": nn.Linear(h, ffn, **place), "down": nn.Linear(ffn, h, **place)})
+        self.mlp = PlainMLP(h, config.ffn_size, **place)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.attention["qkv"](self.attention_norm(x)).chunk(3, dim=-1)  # [b, s, n·d] each
+        x = x + self.attention(self.attention_norm(x))  # [b, s, h]
+        return x + self.mlp(self.mlp_norm(x))  # [b, s, h]
+
+
+class PlainAttention(nn.Module):
+    """Causal attention. Maps x to z, both [b, s, h]. The rows of `qkv` are [Wq; Wk; Wv], stacked."""
+
+    def __init__(self, hidden_size: int, head_dim: int, **place: Any) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, **place)
+        self.out = nn.Linear(hidden_size, hidden_size, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).chunk(3, dim=-1)  # [b, s, n·d] each
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [b, n, s, d]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [b, n, s, d]
-        x = x + self.attention["out"](y.transpose(1, 2).flatten(2))  # [b, s, h]
-        return x + self.mlp["down"](F.gelu(self.mlp["up"](self.mlp_norm(x))))  # [b, s, h]
+        return self.out(y.transpose(1, 2).flatten(2))  # [b, s, h]
+
+
+class PlainMLP(nn.Module):
+    """An MLP with GELU. Maps x to z, both [b, s, h]."""
+
+    def __init__(self, hidden_size: int, ffn_size: int, **place: Any) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden_size, ffn_size, **place)
+        self.down = nn.Linear(ffn_size, hidden_size, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))  # [b, s, h]

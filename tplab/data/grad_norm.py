@@ -83,26 +83,25 @@ def clip(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
         torch._foreach_mul_(alike, factor.to(dtype))  # one kernel for many tensors
 
 
-def counted(parameter: nn.Parameter, shape: Sequence[int], tp_rank: int, tp_size: int) -> Tensor:
-    """Return a bool mask that broadcasts to `shape`. It is True for the elements that this rank counts in the norm."""
+def counted(parameter: nn.Parameter, shape: Sequence[int], tp_rank: int, tp_size: int) -> bool | Tensor:
+    """Return whether this rank counts the parameter in the norm, or a mask that broadcasts to shape, if only a part."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     if sharding is None:
-        return torch.tensor(tp_rank == 0)
-    if not sharding.blocks:
-        return torch.tensor(True)
-    of_blocks = [
-        torch.full((block.shard_length(tp_size),), tp_rank % block.copies(tp_size) == 0) for block in sharding.blocks
-    ]
+        return tp_rank == 0
+    here = [tp_rank % block.copies(tp_size) == 0 for block in sharding.blocks]
+    if all(here) or not any(here):
+        return all(here)
+    lengths = [block.shard_length(tp_size) for block in sharding.blocks]
     wanted = [1] * len(shape)
     wanted[sharding.dim] = -1
-    return torch.cat(of_blocks).view(wanted)
+    return torch.tensor(here).repeat_interleave(torch.tensor(lengths)).view(wanted)
 
 
 @torch.no_grad()
 def _norm(
     pieces: Sequence[Piece], mesh: DeviceMesh | None, dimensions: Sequence[str], tied: nn.Parameter | None
 ) -> Tensor:
-    total = torch.zeros((), dtype=torch.float64, device=device())
+    total = torch.zeros((), dtype=torch.float64, device=pieces[0].values.device if pieces else device())
     own: list[Tensor] = []
     others: list[Tensor] = []  # other ranks count these, but every rank must notice if they aren't finite
     (stage, _), tp = _place(mesh, "pp"), _place(mesh, "tp")
@@ -111,12 +110,9 @@ def _norm(
             others.append(values)
             continue
         here = counted(parameter, shape, *tp)
-        if here.any():
-            if not here.all():
-                values = values[here.to(values.device).expand(shape).flatten()[start : start + len(values)]]
-            own.append(values)
-        else:
-            others.append(values)
+        if isinstance(here, Tensor):
+            values = values[here.to(values.device).expand(shape).flatten()[start : start + len(values)]]
+        (others if here is False else own).append(values)
     for dtype, alike in _by_dtype(own).items():
         lengths = torch._foreach_norm(alike, dtype=torch.promote_types(dtype, torch.float32))  # one kernel for many
         total += torch.stack(lengths).to(total).square().sum()
