@@ -17,6 +17,7 @@ What it shows, and from which source the rule was taken:
     groups that only their members create               distributed_c10d.py, _new_process_group_helper: "we need to
                                                         perform a 'nocolor' split"
     messages whose ranks block each other               ProcessGroupNCCL.cpp, pointToPoint, and NCCL's group.cc
+    batches that open different connections             NCCL's transport.cc, ncclTransportP2pSetup
     a rank that isn't blocked by wait()                 ProcessGroupNCCL.cpp, WorkNCCL::synchronizeStream
     tensors used while a message is under way           the documentation of torch.distributed, on async operations
     seeds that mean other numbers than on the CPU       CUDAGeneratorImpl.cpp: Philox

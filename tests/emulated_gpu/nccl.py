@@ -2,11 +2,12 @@
 
     tensors                 on a GPU, without gaps in memory, of a type that NCCL knows
     wait()                  doesn't block (see messages.py). Without async_op, there is no work to wait for
-    batch_isend_irecv       returns a single work for all of its messages
+    batch_isend_irecv       returns a single work for all of its messages. It blocks until both ranks have called those
+                            that are the first between them. Two ranks that are opposite each other in the group, as
+                            with p = 2, need equally many of these, because they connect with a single exchange
     new_group               all ranks of the run take part, also those that aren't members
     split_group             all ranks of the parent group take part
-    send and recv           the first one between two ranks of a group blocks until both have called it, unless batched
-
+    send and recv           the first one between two ranks of a group blocks until both have called it
 Where NCCL would wait forever for a rank, these raise HangError after PATIENCE seconds.
 """
 
@@ -14,6 +15,7 @@ import datetime
 import os
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -58,6 +60,7 @@ class HangError(BaseException):
 class _Thread(threading.local):
     from_python = False  # a method of ProcessGroup has been called from Python, so that somebody has its work
     batch: list[int] | None = None  # numbers of the messages in a batch that hasn't ended
+    directions: list[tuple[int, int]] = []  # sender and receiver of these messages
 
 
 _thread = _Thread()
@@ -65,6 +68,7 @@ _nccl: set[str] = set()  # names of the groups over NCCL
 _bound: torch.device | None = None  # the device that the default group was created with
 _splits = 0
 _connected: set[tuple[str, int, int]] = set()  # group, sender, receiver
+_exchanges: Counter[tuple[str, int]] = Counter()  # how often this rank has told a rank of a group what it connects
 
 
 def is_nccl(group: ProcessGroup | None) -> bool:
@@ -92,8 +96,16 @@ def _wait(messages: Messages) -> Callable[..., Any]:
 
 def _together(call: str, key: str, ranks: Iterable[int]) -> None:
     """Return when all of these ranks have come here."""
+    _announce(key)
+    _wait_for(call, key, ranks)
+
+
+def _announce(key: str, value: object = "here") -> None:
+    distributed_c10d._get_default_store().set(f"emulated/{key}/{dist.get_rank()}", str(value))
+
+
+def _wait_for(call: str, key: str, ranks: Iterable[int]) -> None:
     store, rank, ranks = distributed_c10d._get_default_store(), dist.get_rank(), list(ranks)
-    store.set(f"emulated/{key}/{rank}", "here")
     try:
         store.wait([f"emulated/{key}/{other}" for other in ranks], datetime.timedelta(seconds=PATIENCE))
     except RuntimeError:  # the time is up
@@ -240,8 +252,12 @@ def _kernel(operator: Any, name: str, extension: ModuleType, messages: Messages)
         nccl = is_nccl(group)
         if name in ("send", "recv_", "recv_any_source_") and not nccl:
             raise RuntimeError("EMULATED GPU: gloo can't send or receive a tensor of a GPU")
-        if name in ("send", "recv_") and _thread.batch is None:
-            _connect(group, *((group.rank(), given["dst"]) if name == "send" else (given["src"], group.rank())))
+        if name in ("send", "recv_"):
+            direction = (group.rank(), given["dst"]) if name == "send" else (given["src"], group.rank())
+            if _thread.batch is None:
+                _connect(group, [direction])
+            else:
+                _thread.directions.append(direction)
         written = [tensor for argument in WRITTEN[name] for tensor in _tensors(given[argument])]
         read = [tensor for tensor in _tensors(given) if not any(tensor is one for one in written)]
         for tensor in written:
@@ -263,23 +279,46 @@ def _kernel(operator: Any, name: str, extension: ModuleType, messages: Messages)
     return kernel
 
 
-def _connect(group: ProcessGroup, sender: int, receiver: int) -> None:
-    connection = group.group_name, sender, receiver
-    if connection in _connected:
-        return
-    _connected.add(connection)
-    ranks = [dist.get_global_rank(group, rank) for rank in (sender, receiver)]
-    _together(f"the first message from rank {ranks[0]} to rank {ranks[1]}", f"connection {connection}", ranks)
+def _connect(group: ProcessGroup, directions: Iterable[tuple[int, int]]) -> None:
+    """Open the connections that these messages, each with its sender and receiver, are the first to need."""
+    name, own = group.group_name, group.rank()
+    new = [one for one in dict.fromkeys(directions) if (name, *one) not in _connected]
+    _connected.update((name, *one) for one in new)
+    for one in new:
+        _announce(f"connection {name} {one}")
+    for peer, count in Counter(sum(one) - own for one in new).items():
+        if 2 * abs(peer - own) == group.size():
+            _exchange(group, peer, count)
+    for one in new:
+        sender, receiver = (dist.get_global_rank(group, rank) for rank in one)
+        call = f"the first message from rank {sender} to rank {receiver}"
+        _wait_for(call, f"connection {name} {one}", (sender, receiver))
+
+
+def _exchange(group: ProcessGroup, peer: int, count: int) -> None:
+    """Tell the opposite rank how many connections this one opens. It is an error if that rank opens more."""
+    name, own, other = group.group_name, dist.get_rank(), dist.get_global_rank(group, peer)
+    _exchanges[name, peer] += 1
+    key = f"exchange {_exchanges[name, peer]} in {name} between {sorted((own, other))}"
+    _announce(key, count)
+    _wait_for("the exchange of connections", key, [other])
+    theirs = int(distributed_c10d._get_default_store().get(f"emulated/{key}/{other}"))
+    if theirs > count:
+        raise dist.DistBackendError(
+            "EMULATED GPU: NCCL error in: ProcessGroupNCCL.cpp, internal error\nncclInternalError: Internal check "
+            f"failed.\nLast error:\nMessage truncated : received {256 * theirs} bytes instead of {256 * count}"
+        )
 
 
 def _batches(messages: Messages) -> None:
     original = distributed_c10d.batch_isend_irecv
 
     def start(self: ProcessGroup, device: Any = None) -> None:
-        _thread.batch = []
+        _thread.batch, _thread.directions = [], []
 
     def end(self: ProcessGroup, device: Any = None) -> Any:
         numbers, _thread.batch = _thread.batch, None
+        _connect(self, _thread.directions)
         return messages.join(numbers or [])
 
     def batch_isend_irecv(operations: list[dist.P2POp]) -> list[Any]:

@@ -66,14 +66,34 @@ def skips_after_a_slow_step(rank: int) -> None:
         float(x.sum())
 
 
-def skips_its_part_of_a_ring(rank: int) -> None:
+def ring(rank: int, sends: bool = True, sends_first: bool = False) -> None:
     x = ones(4)
-    works = dist.batch_isend_irecv(
-        [dist.P2POp(dist.irecv, x, 1 - rank)] + ([dist.P2POp(dist.isend, ones(4), 1 - rank)] if rank == 0 else [])
-    )
-    for work in works:
+    messages = [dist.P2POp(dist.irecv, x, 1 - rank)]
+    if sends:
+        messages.insert(0 if sends_first else 1, dist.P2POp(dist.isend, ones(4), 1 - rank))
+    for work in dist.batch_isend_irecv(messages):
         work.wait()
     float(x.sum())
+
+
+def skips_its_part_of_a_ring(rank: int) -> None:
+    """NCCL doesn't hang here: it fails to open the first connection between the two ranks."""
+    ring(rank, sends=rank == 0)
+
+
+def skips_its_part_of_a_ring_that_sends_first(rank: int) -> None:
+    ring(rank, sends=rank == 0, sends_first=True)
+
+
+def skips_its_part_of_a_later_ring(rank: int) -> None:
+    ring(rank)
+    ring(rank, sends=rank == 0)
+
+
+def skips_its_part_of_a_later_ring_that_sends_first(rank: int) -> None:
+    """The send that is listed first has all that it needs. Only the receive waits."""
+    ring(rank)
+    ring(rank, sends=rank == 0, sends_first=True)
 
 
 def both_receive_first(rank: int) -> float:
@@ -99,6 +119,9 @@ DEADLOCKS: dict[Callable[[int], object], str] = {
     skips_a_functional_one: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
     skips_after_a_slow_step: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 is waiting in it.",
     skips_its_part_of_a_ring: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1",
+    skips_its_part_of_a_ring_that_sends_first: "rank 1 never sends to rank 0 (message #1)",
+    skips_its_part_of_a_later_ring: "rank 1 never sends to rank 0 (message #2)",
+    skips_its_part_of_a_later_ring_that_sends_first: "rank 1 never sends to rank 0 (message #2)",
     two_groups_in_another_order: f"rank 0 never joined all_reduce #1 {FLAT}",
     both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([4]",
     shapes_differ: "collective #1 is not the same on all ranks",
@@ -113,7 +136,7 @@ def on_this_rank(program: Callable[[int], object]) -> object:
 @pytest.mark.parametrize(("program", "says"), DEADLOCKS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_ranks_that_wait_forever_are_named(program: Callable[[int], object], says: str) -> None:
     check_is_open(over_nccl(2))
-    with pytest.raises(Deadlock) as caught:
+    with pytest.raises(Deadlock) as caught:  # another error fails the test with its full text
         over_nccl(2).run(on_this_rank, program, timeout=30)
     assert says in str(caught.value)
     assert "give launch a larger timeout" not in str(caught.value)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tplab import launch
 from tplab.runtime import devices, hooks
-from tplab.runtime.board import Board, Call, anonymous_file, board_bytes
+from tplab.runtime.board import Board, Call, anonymous_file, board_bytes, channel_of_messages
 from tplab.runtime.failures import Deadlock
 from tplab.runtime.stream_watch import StreamWatch
 
@@ -199,7 +199,7 @@ def shown(board: Board) -> list[str]:
 def test_a_second_wait_in_the_same_place_is_shown_like_the_first(watched) -> None:
     watch, board, marks = watched
     for number in (3, 4):
-        watch.waits_for(call("step"), number)
+        watch.waits_for([(call("step"), number)])
         watch.look()
         assert [entry.number for entry in board.waits(0)] == [number]
         marks[-1].reached = True  # the rank goes on, and is back before the next look
@@ -208,7 +208,7 @@ def test_a_second_wait_in_the_same_place_is_shown_like_the_first(watched) -> Non
 def test_the_oldest_unfinished_collective_is_shown_until_it_completes(watched) -> None:
     watch, board, marks = watched
     for number, name in enumerate(("first", "second")):
-        watch.waits_for(call(name), number)
+        watch.waits_for([(call(name), number)])
     watch.look()
     assert shown(board) == ["first"]
     marks[0].reached = True
@@ -219,9 +219,31 @@ def test_the_oldest_unfinished_collective_is_shown_until_it_completes(watched) -
     assert shown(board) == []
 
 
+def test_of_a_batch_the_message_without_a_partner_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All messages of a batch complete together, so a send that was received doesn't end a wait for a receive."""
+    memory = anonymous_file(board_bytes(2))
+    board, of_other = Board(memory, 2), Board(memory, 2)
+    monkeypatch.setattr("tplab.runtime.stream_watch.BLOCKED_LOOKS", 0)
+    watch = StreamWatch(0, board, Mark)
+
+    def message(sender: int, kind: str) -> Call:
+        return Call(channel_of_messages(sender, 1 - sender, 0), kind, "", (0, 1), "ring.py:1:step")
+
+    send, receive = message(0, "send"), message(1, "recv")
+    board.write(0, send, 1)
+    board.write(0, receive, 1)
+    of_other.write(1, message(0, "recv"), 1)
+    watch.waits_for([(send, 1), (receive, 1)])
+    watch.look()
+    assert shown(board) == ["recv"]
+    of_other.write(1, message(1, "send"), 1)
+    watch.look()
+    assert shown(board) == ["send"]
+
+
 def test_a_wait_on_the_cpu_that_the_rank_shows_itself_stays(watched) -> None:
     watch, board, marks = watched
-    watch.waits_for(call("stream"), 1)
+    watch.waits_for([(call("stream"), 1)])
     watch.look()
     board.begin_wait(0, call("gloo"), 1)
     for reached in (False, True):
@@ -233,7 +255,7 @@ def test_a_wait_on_the_cpu_that_the_rank_shows_itself_stays(watched) -> None:
 
 def test_a_call_that_was_refused_is_not_what_the_rank_is_blocked_in(watched) -> None:
     watch, board, _ = watched
-    watch.calls(call("refused"), 1)
+    watch.calls([(call("refused"), 1)])
     watch.look()
     assert shown(board) == ["refused"]
     watch.called()

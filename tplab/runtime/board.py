@@ -73,17 +73,18 @@ class Entry(NamedTuple):
 class Call:
     """An encoded entry without its number. It's reused every time the program executes the same line.
 
-    text:  the encoded fields
-    same:  the beginning of `text`, which must be identical on all members of a collective
+    members:  the ranks that must enter it
+    text:     the encoded fields
+    same:     the beginning of `text`, which must be identical on all members of a collective
     """
 
-    __slots__ = ("channel", "channel_key", "same", "text")
+    __slots__ = ("channel", "channel_key", "members", "same", "text")
 
     def __init__(
         self, channel: str, kind: str, signature: str, members: tuple[int, ...], where: str, peer: int = -1,
         group_number: int = 0, created: str = "",
     ) -> None:  # fmt: skip
-        self.channel, self.channel_key = channel, _key(channel)
+        self.channel, self.channel_key, self.members = channel, _key(channel), members
         self.same = (_SEPARATOR.join((channel, kind, signature)) + _SEPARATOR).encode()
         others = (_SEPARATOR.join((",".join(map(str, members)), str(peer), str(group_number))) + _SEPARATOR).encode()
         room = _ROOM - len(self.same) - len(others) - 1
@@ -202,6 +203,11 @@ class Board:
         """Return True if the rank has reached `entry` on its channel, or if it uses too many channels to tell."""
         count = self.count(rank, entry.channel)
         return count is None or count >= entry.number
+
+    def is_joined(self, call: Call, number: int) -> bool:
+        """Return True if all members have reached the entry, or if they use too many channels to tell."""
+        counts = [self.count(rank, call.channel) for rank in call.members]
+        return all(count is None or count >= number for count in counts)
 
     def count(self, rank: int, channel: str) -> int | None:
         """Return how many entries the rank has made on the channel, or None if it uses too many channels to tell."""

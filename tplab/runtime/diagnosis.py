@@ -135,6 +135,11 @@ def lost_messages(states: Sequence[RankState]) -> list[Entry]:
     ]
 
 
+def unmatched_messages(states: Sequence[RankState]) -> list[Entry]:
+    """Return the sends without a receive and the receives without a send, as far as the ranks have entered them."""
+    return [entry for entry in _open_entries(states) if entry.kind in ("send", "recv")]
+
+
 def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -> str:
     """Describe a run that is stuck or whose collectives differ between ranks.
 

@@ -187,6 +187,18 @@ def is_standard_library(file: str) -> bool:
     return file.startswith(("<frozen", *_LIBRARY)) and not file.startswith(_PACKAGES)
 
 
+def different_batches(message: str) -> str | None:
+    """Return NCCL's words about two ranks that open different numbers of connections to each other, or None.
+
+    Before the first messages between two ranks, NCCL opens connections. Two ranks that are opposite each other in the
+    group, as with p = 2, exchange all that they need for them in a single message, whose size depends on which sends
+    and receives they have batched (NVIDIA/nccl 5067397, src/transport.cc, ncclTransportP2pSetup). If one of the ranks
+    leaves out a send, NCCL therefore doesn't hang, but raises an internal error on that rank.
+    """
+    found = re.search(r"Message truncated : received \d+ bytes instead of \d+", message)
+    return found[0] if found and "NCCL error" in message else None
+
+
 def lost_connection(message: str) -> bool:
     """Return True if an error message only says that the connection to another rank was lost."""
     return (

@@ -53,7 +53,7 @@ class _Known(NamedTuple):
 class _Entered:
     """A collective that this rank has entered, with its timing."""
 
-    __slots__ = ("end", "known", "mark", "number", "start", "tag", "wait", "waited", "waits_since")
+    __slots__ = ("end", "known", "mark", "number", "others", "start", "tag", "wait", "waited", "waits_since")
 
     def __init__(self, known: _Known, number: int, start: float) -> None:
         self.known, self.number, self.start = known, number, start
@@ -63,6 +63,12 @@ class _Entered:
         self.waits_since: float | None = None
         self.wait: int | None = None  # where the board shows that the rank waits for it
         self.mark: Any = None  # where the stream may have started to wait
+        self.others: Sequence[_Entered] = ()  # if it's the first of a batch, the rest of the batch
+
+    @property
+    def joint(self) -> list[tuple[Call, int]]:
+        """Its call and number, and those of the rest of its batch."""
+        return [(entered.known.call, entered.number) for entered in (self, *self.others)]
 
     @property
     def where(self) -> str:
@@ -223,7 +229,7 @@ class Recorder:
         if self.stream is not None:
             entered.mark = self.stream.mark()
         if self.watch is not None:
-            self.watch.calls(known.call, number)
+            self.watch.calls(entered.joint)
         return entered
 
     def _compare(self, other: Entry, slot: int) -> None:
@@ -261,7 +267,7 @@ class Recorder:
         if watch is None:
             watch = self._watch_of_torch = StreamWatch(self.rank, self.board, None)
             watch.start()
-        watch.completes(entered.known.call, entered.number, _Done(work))
+        watch.completes(entered.joint, _Done(work))
 
     def is_blocked(self, thread: int) -> bool:
         """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
@@ -321,8 +327,9 @@ class Recorder:
         if not batch:
             return end()
         first, *others = batch
+        first.others = others
         if self.watch is not None:
-            self.watch.calls(first.known.call, first.number)
+            self.watch.calls(first.joint)
         work = end()
         self.started(first, work)
         for entered in others:
@@ -337,7 +344,7 @@ class Recorder:
 
     def _stream_waits_for(self, entered: _Entered) -> None:
         if self.watch is not None:
-            self.watch.waits_for(entered.known.call, entered.number)
+            self.watch.waits_for(entered.joint)
 
     def _call_has_returned(self, entered: _Entered) -> None:
         self._stream_goes_on(entered)

@@ -12,6 +12,9 @@ the way it does on the CPU. A program that's merely slow, say in a long matmul o
 alone doesn't count as a deadlock, because its collectives complete once the other ranks join them. The parent reports a
 false deadlock only if a rank spends seconds in a single call on the CPU while it has an unfinished collective that the
 other ranks join only after that call.
+
+All messages of a batch complete together. If the program is blocked in a batch, the board shows a message whose partner
+is missing, because the others may have all that they need.
 """
 
 import contextlib
@@ -19,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tplab.runtime.board import Board, Call
@@ -29,6 +32,7 @@ BLOCKED_LOOKS = 10  # how many consecutive looks must find the program in the sa
 
 
 _Number = tuple[Call, int]
+_Joint = Sequence[_Number]  # a collective, or the messages of a batch, which complete together
 
 
 class Completion(Protocol):
@@ -53,8 +57,8 @@ class StreamWatch:
     def __init__(self, rank: int, board: Board, event: Any, in_thread: Callable[[], None] = lambda: None) -> None:
         self.rank, self._board, self._new_event, self._in_thread = rank, board, event, in_thread
         self._watched = threading.get_ident()
-        self._waited_for: deque[tuple[_Number, Completion]] = deque()  # the collectives that the stream waits for
-        self._calling: _Number | None = None  # the collective whose call hasn't returned yet
+        self._waited_for: deque[tuple[_Joint, Completion]] = deque()  # the collectives that the stream waits for
+        self._calling: _Joint = ()  # the collective whose call hasn't returned yet
         self._place: object = None
         self._times_there = 0
         self._shown: _Number | None = None  # what this watch shows on the board
@@ -65,24 +69,24 @@ class StreamWatch:
 
     # Called by the watched thread
 
-    def calls(self, call: Call, number: int) -> None:
+    def calls(self, entries: _Joint) -> None:
         """Note that the rank calls the backend. The first message to a rank blocks there until both sides are ready."""
-        self._calling = call, number
+        self._calling = entries
 
     def called(self) -> None:
         """Note that the backend has returned from the call."""
-        self._calling = None
+        self._calling = ()
 
-    def waits_for(self, call: Call, number: int) -> None:
+    def waits_for(self, entries: _Joint) -> None:
         """Note that from now on, the stream waits for this collective."""
         event = self._new_event()
         event.record()
-        self.completes(call, number, event)
+        self.completes(entries, event)
 
-    def completes(self, call: Call, number: int, event: "Completion") -> None:
+    def completes(self, entries: _Joint, event: "Completion") -> None:
         """Note that the collective has started. It has completed once `event.query()` returns True."""
-        self._calling = None
-        self._waited_for.append(((call, number), event))
+        self._calling = ()
+        self._waited_for.append((entries, event))
 
     # In the watching thread
 
@@ -106,9 +110,9 @@ class StreamWatch:
         self._show(self._blocked_in() if self._times_there >= BLOCKED_LOOKS else None)
 
     def _blocked_in(self) -> _Number | None:
-        if self._calling is not None:
-            return self._calling
-        return self._waited_for[0][0] if self._waited_for else None
+        entries = self._calling or (self._waited_for[0][0] if self._waited_for else ())
+        lacking = (one for one in entries if not self._board.is_joined(*one))
+        return next(lacking, entries[0] if entries else None)
 
     def _show(self, blocked_in: _Number | None) -> None:
         if blocked_in == self._shown:

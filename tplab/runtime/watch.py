@@ -17,6 +17,7 @@ from tplab.runtime.diagnosis import (
     name,
     skipped_groups,
     snapshot,
+    unmatched_messages,
 )
 from tplab.runtime.display import Output
 from tplab.runtime.failures import (
@@ -25,6 +26,7 @@ from tplab.runtime.failures import (
     Interrupted,
     RankError,
     describe_exit,
+    different_batches,
     format_chain,
     innermost_user_frame,
     lost_connection,
@@ -261,6 +263,11 @@ class Watch:
         if any(rank.message == ("mismatch",) for rank in self.ranks):
             return Deadlock(f"{self._explain()}\n{advice(snapshot(self.board))}")
         dead = [rank for rank in self.ranks if not rank.alive and not rank.message]
+        if words := self._words_about_batches():
+            return Deadlock(
+                f"two ranks can't connect, because their messages to each other don't match:\n{self._explain()}\n"
+                f"{advice(snapshot(self.board))} (NCCL calls this {words!r}.)"
+            )
         raised = [rank for rank in self.ranks if rank.message and rank.message[0] == "error"]
         if dead:  # then an error that only reports a lost connection adds nothing
             raised = [rank for rank in raised if rank.message and not lost_connection(rank.message[1][-1][0])]
@@ -275,6 +282,12 @@ class Watch:
             parts.append("Where the ranks were:\n" + self._explain())
         kind, message = self._cause(first)
         return RankError("\n\n".join(parts), first.rank, kind, message)
+
+    def _words_about_batches(self) -> str | None:
+        """Return NCCL's words if a rank failed because another rank's batch of messages doesn't match its own."""
+        errors = [rank.message[1][-1][0] for rank in self.ranks if rank.message and rank.message[0] == "error"]
+        words = next(filter(None, map(different_batches, errors)), None)
+        return words if unmatched_messages(snapshot(self.board)) else None
 
     def _lacks_its_cause(self) -> bool:
         """Return True if all reported errors are lost connections and the rank that caused them isn't known yet."""
