@@ -4,6 +4,8 @@
 #   TESTS="tests/tensor/test_linear.py -k bias"  run only these tests
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait)
 #   MOST=1200                             of `make rest`, if it has more tests than that, a share that takes turns
+#   BUDGET=300                            how many seconds `make gpu-check` may take
+#   CHECK_ARGS="--report FILE --fresh"    more options for it
 #   SEED=7                                other inputs for the wrong answers that the tests try
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
@@ -22,6 +24,8 @@ TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 SINCE ?= HEAD
 MOST ?=
 SEED ?= 0
+BUDGET ?= 720
+CHECK_ARGS ?=
 TESTS ?= tests
 
 VERSIONS ?= --constraint constraints.txt
@@ -31,10 +35,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help lab test quick nightly rest newest notebooks stale lint format book links picture bench capstone clean
+.PHONY: help lab test quick nightly rest newest notebooks stale lint format book links picture bench gpu-check capstone \
+	clean
 
 help: ## list the targets
-	@sed -n -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
@@ -100,6 +105,9 @@ bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a qu
 		|| echo "going on without the layers that can't be installed"
 	$(BIN)/python -m benchmarks.launch
 	$(BIN)/python -m benchmarks.layers
+
+gpu-check: ## run what a GPU should tell us, in order of worth, in 12 minutes; called again, it goes on
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m benchmarks.gpu_check --seconds $(BUDGET) $(CHECK_ARGS)
 
 capstone: $(STAMP) ## train a GPT on two ranks of this machine and write its report, runs/laptop/report.html (10 minutes)
 	$(BIN)/python -m tplab.capstone study --preset laptop

@@ -1,30 +1,35 @@
 """Time a training step of the capstone on one device, with tplab's layers at p = 1 and with plain PyTorch's.
 
-    python -m benchmarks.gpu [--preset h100x1] [--rounds 20] [--eager] [--small]
+    python -m benchmarks.gpu [--preset h100x1] [--rounds 20] [--eager] [--profile] [--small]
 
 This shows what parallel layers cost when there is nothing to share. A way is one kind of layers, either eager or
-compiled. All ways train the same GPT with the same weights, optimizer, sequences and precision. They take turns in
-every round, in a new random order. The ratio is the median over the rounds of (this way / plain PyTorch of the same
-kind, eager or compiled, in the same round). If the quartiles of two ways overlap, the ways can't be told apart.
+compiled. Megatron-Core's layers take part if `megatron-core` is installed. All ways train the same GPT with the same
+weights, optimizer, sequences and precision, which is float32 on a CPU. They take turns in every round, in a new random
+order. The ratio is the median over the rounds of (this way / plain PyTorch of the same kind, eager or compiled, in the
+same round). If the quartiles of two ways overlap, the ways can't be told apart.
 
 The utilization is based on the FLOPs that the model needs (`tplab.cost.flops`), and appears only for GPUs that
 `tplab.cost.machines` knows. The peak is the memory that torch's allocator handed out for this way alone: weights,
 optimizer, gradients and activations. `waits` counts how often a step makes the CPU wait for the GPU. Two or three
-waits, for the first and last numbers of a step, do no harm.
+waits, for the first and last numbers of a step, do no harm. `--profile` adds the ten kernels (on a CPU, operations) in
+which each way spends the most time in a step.
 """
 
 import argparse
 import os
 import random
 import statistics
+import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from benchmarks.megatron import build_megatron
 from tplab import device, launch
 from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
@@ -36,47 +41,67 @@ from tplab.capstone.training.step import Step
 from tplab.cost.flops import model_flops
 from tplab.memory.meter import optimizer_bytes, parameter_bytes
 from tplab.runtime.devices import backend_for
+from tplab.trace.rank_trace import trace_rank
 
 EAGER: dict[str, dict[str, Any]] = {
     "plain PyTorch": {"layers": "plain", "compile": False},
     "tplab": {"layers": "tplab", "compile": False},
+    "Megatron-Core": {"layers": "plain", "compile": False},
 }
 COMPILED: dict[str, dict[str, Any]] = {
     "plain PyTorch, compiled": {"layers": "plain", "compile": True},
     "tplab, compiled": {"layers": "tplab", "compile": True},
+    "Megatron-Core, compiled": {"layers": "plain", "compile": True},
 }
 SMALL = {
     "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32, "vocab_size": 512, "batch_size": 4,
     "micro_batch_size": 4,
 }  # fmt: skip
+NEW_LINE = "\n"
+SHOWN_KERNELS = 10
 CLOSE = 0.02  # the largest relative difference allowed between two ways' first losses, in bfloat16
 
 
 @dataclass
 class Outcome:
-    """What was measured for one way."""
+    """What was measured for one way.
 
-    loss: float
+    kernels    (name, calls, seconds) of the kernels in which a step spends the most time, if they were profiled
+    missing    why the way couldn't take a step, in which case nothing was measured
+    """
+
+    loss: float = 0.0
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
     waits: int = 0
+    kernels: list[tuple[str, int, float]] = field(default_factory=list)
+    missing: str = ""
 
 
-def measure(settings: Settings, ways: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[str, Outcome]:
+def measure(
+    settings: Settings, ways: Mapping[str, Mapping[str, Any]], rounds: int, profile: bool = False
+) -> dict[str, Outcome]:
     """Measure all ways on a rank, in turns.
 
-    Raises ValueError before the first turn if a way's loss differs from that of the first way.
+    A way whose first step fails is left out, and its outcome says why. Raises ValueError before the first turn if the
+    loss of a way differs from that of the first way.
     """
     made: dict[str, Callable[[], float]] = {}
     outcomes: dict[str, Outcome] = {}
     for name, changes in ways.items():
-        made[name], held = _make(replace(settings, **changes))
-        loss = made[name]()  # the first step includes compilation and everything else that's done only once
-        outcomes[name] = Outcome(loss, peak=held())
-    first = next(iter(outcomes.values())).loss
-    for name, outcome in outcomes.items():
-        if not abs(outcome.loss - first) <= CLOSE * abs(first):
-            raise ValueError(f"{name} has loss {outcome.loss} in the first step, and {next(iter(outcomes))} {first}")
+        try:
+            step, held = _make(name, replace(settings, **changes))
+            loss = step()  # the first step includes compilation and everything else that's done only once
+        except Exception as error:  # without this way, the others can still be compared
+            outcomes[name] = Outcome(missing=f"{type(error).__name__}: {str(error).strip().partition(NEW_LINE)[0]}")
+            continue
+        made[name], outcomes[name] = step, Outcome(loss, peak=held())
+        print(f"{name}: loss {loss:.4f} in the first step", flush=True)
+    names = list(made)
+    for name in names:
+        loss, first = outcomes[name].loss, outcomes[names[0]].loss
+        if not abs(loss - first) <= CLOSE * abs(first):
+            raise ValueError(f"{name} has loss {loss} in the first step, and {names[0]} {first}")
     for name, step in made.items():
         for _ in range(2):
             step()
@@ -89,16 +114,30 @@ def measure(settings: Settings, ways: Mapping[str, Mapping[str, Any]], rounds: i
             began = time.perf_counter()
             made[name]()
             outcomes[name].seconds.append(time.perf_counter() - began)
+    for name, step in made.items() if profile else ():
+        outcomes[name].kernels = _kernels(step)
     return outcomes
 
 
-def _make(settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
+def _kernels(step: Callable[[], object]) -> list[tuple[str, int, float]]:
+    """Return (name, calls, seconds) of the kernels in which a step spends the most time."""
+    with trace_rank() as trace:
+        step()
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for span in trace.spans:
+        kernels[span.name].append(span.end - span.start)
+    found = [(name, len(seconds), sum(seconds)) for name, seconds in kernels.items()]
+    return sorted(found, key=lambda kernel: kernel[2], reverse=True)[:SHOWN_KERNELS]
+
+
+def _make(name: str, settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
     """Return a function that runs a step, and one that counts the bytes of the weights and of the optimizer.
 
     The first function returns the loss when the device is done.
     """
     ranks = join(settings)
-    model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
+    build = build_megatron if name.startswith("Megatron-Core") else build_model
+    model = build(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
     if settings.compile:
         compile_layers(model)
     step = Step(model, settings, ranks)
@@ -150,7 +189,8 @@ def table(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | Non
 
     peak: FLOP/s of the device (None: unknown)
     """
-    plain = {_kind(name): outcome.seconds for name, outcome in reversed(list(outcomes.items()))}
+    measured = [(name, outcome) for name, outcome in outcomes.items() if not outcome.missing]
+    plain = {_kind(name): outcome.seconds for name, outcome in reversed(measured)}
     flops = model_flops(settings.model, settings.batch_size)
     lines = [
         "| a step | ms: least, median (quartiles) | ratio (quartiles) | tokens/s | TFLOP/s, utilisation | GB peak "
@@ -158,6 +198,9 @@ def table(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | Non
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for name, outcome in outcomes.items():
+        if outcome.missing:
+            lines.append(f"| {name} | missing: {outcome.missing} | | | | | |")
+            continue
         ratios = [mine / other for mine, other in zip(outcome.seconds, plain[_kind(name)], strict=True)]
         median = statistics.median(outcome.seconds)
         share = f", {flops / median / peak:.1%}" if peak else ""
@@ -167,6 +210,18 @@ def table(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | Non
             f"| {flops / median / 1e12:.2f}{share} | {outcome.peak / 1e9:.2f} | {outcome.waits} |"
         )
     return "\n".join(lines)
+
+
+def kernel_tables(outcomes: Mapping[str, Outcome]) -> str:
+    """Return a table for each way that was profiled, with the kernels in which it spends the most time."""
+    parts = []
+    for name, outcome in outcomes.items():
+        if outcome.kernels:
+            rows = [
+                f"| {1000 * seconds:.2f} | {calls} | {kernel[:100]} |" for kernel, calls, seconds in outcome.kernels
+            ]
+            parts.append("\n".join([f"{name}:", "", "| ms in a step | calls | kernel |", "|---:|---:|---|", *rows]))
+    return "\n\n".join(parts)
 
 
 def _kind(way: str) -> str:
@@ -195,21 +250,29 @@ def main() -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="h100x1", help="whose model and sequences")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--profile", action="store_true", help="show where each way spends its time")
     parser.add_argument("--small", action="store_true", help="a very small model, to try it out")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("quartiles need at least 2 rounds")
     settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False, recompute="nothing")
     settings = replace(settings, **SMALL) if options.small else settings
+    backend = backend_for(1)
+    if backend == "gloo":  # Megatron-Core's layers know autocast only on a GPU
+        settings = replace(settings, precision="float32")
     ways = EAGER if options.eager else EAGER | COMPILED
-    given = (settings, ways, options.rounds)
-    ((outcomes, (name, peak)),) = launch(_measured, 1, args=given, backend=backend_for(1), timeout=None)
+    given = (settings, ways, options.rounds, options.profile)
+    ((outcomes, (name, peak)),) = launch(_measured, 1, args=given, backend=backend, timeout=None)
     print(f"\n{name}, torch {torch.__version__}, {settings.precision}, {options.rounds} rounds\n")
-    print(table(settings, outcomes, peak), flush=True)
+    print(table(settings, outcomes, peak))
+    print("\n" + kernel_tables(outcomes), flush=True)
+    sys.exit(any(one.missing and not one.missing.startswith("ModuleNotFoundError") for one in outcomes.values()))
 
 
-def _measured(settings: Settings, ways: Mapping[str, Any], rounds: int) -> tuple[dict[str, Outcome], Any]:
-    return measure(settings, ways, rounds), _what()
+def _measured(
+    settings: Settings, ways: Mapping[str, Any], rounds: int, profile: bool
+) -> tuple[dict[str, Outcome], Any]:
+    return measure(settings, ways, rounds, profile), _what()
 
 
 if __name__ == "__main__":

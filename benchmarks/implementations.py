@@ -138,12 +138,14 @@ class SumUp(Function):
 
 
 def start_megatron() -> None:
-    """Start Megatron-Core on a CPU. It asks for the number of the GPU even if it doesn't need one."""
+    """Start Megatron-Core, unless it has started. On a CPU, it asks for the number of the GPU even if it needs none."""
     warnings.filterwarnings("ignore", module="megatron")  # it warns that Transformer Engine and Apex are missing
     from megatron.core import parallel_state
 
-    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
+    if not torch.cuda.is_available():
+        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
 
 
 def megatron_config(hidden_size: int, num_heads: int | None = None, **options: Any) -> Any:

@@ -36,9 +36,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from benchmarks import implementations
 from benchmarks.dtensor_gpt import DTensorGPT, clip_gradients
-from benchmarks.implementations import chunks
+from benchmarks.megatron import MegatronGPT, load
 from tplab import launch
 from tplab.capstone.model import PlainGPT
 from tplab.capstone.settings.io import PRESETS
@@ -166,71 +165,18 @@ def nanogpt_alone(problem: Problem, threads: int) -> Way:
         "final_norm": "transformer.ln_f", "attention_norm": "ln_1", "attention.qkv": "attn.c_attn",
         "attention.out": "attn.c_proj", "mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
     }  # fmt: skip
-    _load(model, problem.weights, names, lambda _, full: full)
+    load(model, problem.weights, names, lambda _, full: full)
     step = _trainer(model, lambda ids, targets: model(ids, targets)[1], settings, _clip_alone, model.transformer.h)
     return Way(step, threads)
 
 
 def megatron_core(problem: Problem) -> Way:
-    """Use Megatron-Core's GPTModel with its own layers, except for attention, which is torch's as in all other ways."""
-    implementations.start_megatron()
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-
-    from benchmarks.attentions import CausalCore
-
-    settings, config = problem.settings, problem.settings.model
-    layer = get_gpt_layer_local_spec()
-    layer.submodules.self_attention.submodules.core_attention = CausalCore
-    options = implementations.megatron_config(
-        config.hidden_size, config.num_heads, hidden_dropout=0.0, attention_dropout=0.0
-    )
-    options.num_layers = config.num_layers
-    model = GPTModel(
-        options, layer, config.vocab_size, config.seq_length, share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
-    )  # fmt: skip
-    names = {
-        "embedding": "embedding.word_embeddings", "positions": "embedding.position_embeddings",
-        "layers": "decoder.layers", "final_norm": "decoder.final_layernorm", "attention_norm": "input_layernorm",
-        "attention.qkv": "self_attention.linear_qkv", "attention.out": "self_attention.linear_proj",
-        "mlp_norm": "pre_mlp_layernorm", "mlp.up": "mlp.linear_fc1", "mlp.down": "mlp.linear_fc2",
-    }  # fmt: skip
-    along = chunks(**{"embedding.weight": 0, "up.weight": 0, "up.bias": 0, "out.weight": 1, "down.weight": 1})
-
-    def cut(name: str, full: Tensor) -> Tensor:
-        if ".qkv." in name:  # its rows are q0 k0 v0, q1 k1 v1, ..
-            by_head = full.unflatten(0, (3, config.num_heads, -1)).transpose(0, 1)  # [n, 3, d, ..]
-            return by_head.chunk(RANKS)[dist.get_rank()].flatten(0, 2)
-        return along(".".join(name.split(".")[-2:]), full)
-
-    _load(model, problem.weights, names, cut)
-    places = torch.arange(config.seq_length)[None]
-
-    def loss(ids: Tensor, targets: Tensor) -> Tensor:
-        return model(ids, places.expand_as(ids), None, labels=targets).mean()
-
-    return Way(_trainer(model, loss, settings, _clip_shards, model.decoder.layers))
+    model = MegatronGPT(problem.settings.model, problem.weights)
+    return Way(_trainer(model, model, problem.settings, _clip_shards, model.layers))
 
 
 def _nothing(batch: Batch) -> float:
     raise AssertionError("this rank only waits")
-
-
-@torch.no_grad()
-def _load(
-    model: nn.Module, weights: dict[str, Tensor], names: dict[str, str], cut: Callable[[str, Tensor], Tensor]
-) -> None:
-    """Give a model the initial weights, with the parts of each name replaced by those of the other library."""
-    theirs = dict(model.named_parameters())
-    for name, full in weights.items():
-        other = name
-        for ours, their in names.items():
-            parts = f".{other}."
-            other = parts.replace(f".{ours}.", f".{their}.", 1).strip(".")
-        theirs.pop(other).copy_(cut(name, full))
-    if theirs:
-        raise ValueError(f"these parameters got no weights: {', '.join(theirs)}")
 
 
 def _trainer(

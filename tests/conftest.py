@@ -1,7 +1,8 @@
 """What holds for every test: one thread per rank, temporary files of its own, quick tests first, no skip in silence.
 
 With CI set, a test that would be skipped fails instead (a missing tool there is a fault of the build); tests marked
-`gpu` are the exception. Without CI, a skipped test says what it needs and the rest go on.
+`gpu` are the exception. Without CI, a skipped test says what it needs and the rest go on. But on a machine with a GPU,
+a run of tests marked `gpu` fails if all of them were skipped.
 """
 
 import os
@@ -25,7 +26,7 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 SCRATCH = tempfile.mkdtemp(prefix="pytest-scratch-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
 os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH
 
-HAS_GPU = os.path.exists("/dev/nvidiactl")  # only tests marked `gpu` see it: the others are about the CPU
+HAS_GPU = os.path.exists("/dev/nvidiactl")  # even if torch shows none; only tests marked `gpu` see it
 IN_CI = bool(os.environ.get("CI"))
 
 
@@ -44,6 +45,26 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     selection.report(config, terminalreporter)
+    if (skipped := _only_skipped_on_a_gpu(terminalreporter)) is not None:
+        why = "; ".join(f"{count} times: {reason}" for reason, count in Counter(map(_reason, skipped)).items())
+        terminalreporter.write_line(
+            f"This machine has a GPU, but all {len(skipped)} GPU tests were skipped. {why}", red=True
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _only_skipped_on_a_gpu(reporter) is not None:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _only_skipped_on_a_gpu(reporter: pytest.TerminalReporter) -> list[pytest.TestReport] | None:
+    """The reports of the skipped tests, if this machine has a GPU and all tests are marked `gpu` and were skipped."""
+    stats = reporter.stats
+    skipped = [report for report in stats.get("skipped", []) if isinstance(report, pytest.TestReport)]
+    ran = any(stats.get(outcome) for outcome in ("passed", "failed", "error", "xfailed", "xpassed"))
+    here = HAS_GPU or "EMULATED_GPUS" in os.environ
+    return skipped if here and skipped and not ran and all("gpu" in report.keywords for report in skipped) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -68,7 +89,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import torch  # here, since most runs of single tests can do without
 
         if not torch.cuda.is_available():
-            pytest.skip("needs an NVIDIA GPU")
+            pytest.skip(f"needs an NVIDIA GPU, and PyTorch {torch.__version__} shows none")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`benchmarks.gpu` on the CPU: both ways take one step, another loss is refused, the table says what it should."""
+"""`benchmarks.gpu` on the CPU: all ways take one step, another loss is refused, the table says what it should."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,11 @@ from tplab.runtime import RankError
 SETTINGS = replace(PRESETS["h100x1"], **gpu.SMALL, precision="float32")
 
 
+BROKEN = {"broken": {"layers": "plain", "compile": False, "tp": 2}}
+
+
 def _measured():
-    return gpu.measure(SETTINGS, gpu.EAGER, 2), gpu._what()
+    return gpu.measure(SETTINGS, gpu.EAGER | BROKEN, 2, profile=True), gpu._what()
 
 
 def _another_model(settings, *args, **options):
@@ -33,10 +36,19 @@ def _refused():
 
 def test_tplab_and_plain_pytorch_take_the_same_step():
     ((outcomes, (device, peak)),) = launch(_measured, 1, backend="gloo")
-    assert list(outcomes) == ["plain PyTorch", "tplab"]
-    plain, ours = outcomes.values()
-    assert ours.loss == pytest.approx(plain.loss, rel=1e-5)
-    assert all(len(outcome.seconds) == 2 and outcome.peak > 0 for outcome in outcomes.values())
+    assert list(outcomes) == ["plain PyTorch", "tplab", "Megatron-Core", "broken"]
+    broken, megatron = outcomes.pop("broken"), outcomes["Megatron-Core"]
+    assert "tp" in broken.missing
+    assert not broken.seconds
+    if megatron.missing:
+        assert "No module named 'megatron'" in outcomes.pop("Megatron-Core").missing
+    for outcome in outcomes.values():
+        assert outcome.loss == pytest.approx(outcomes["plain PyTorch"].loss, rel=1e-5)
+        assert len(outcome.seconds) == 2
+        assert outcome.peak > 0
+        assert 0 < len(outcome.kernels) <= gpu.SHOWN_KERNELS
+        spent = [seconds for _, _, seconds in outcome.kernels]
+        assert spent == sorted(spent, reverse=True)
     assert peak is None
     assert "cores" in device
 
@@ -50,6 +62,18 @@ def test_compiled_ways_are_compared_with_compiled_plain_pytorch():
     seconds = {"plain PyTorch": 0.4, "tplab": 0.6, "plain PyTorch, compiled": 0.1, "tplab, compiled": 0.2}
     rows = gpu.table(SETTINGS, {name: gpu.Outcome(5.0, [took] * 4) for name, took in seconds.items()}, None)
     assert [row.split("|")[3].split("**")[1] for row in rows.splitlines()[2:]] == ["1.000", "1.500", "1.000", "2.000"]
+
+
+def test_a_way_that_cannot_take_a_step_has_a_row_that_says_why():
+    outcomes = {"plain PyTorch": gpu.Outcome(missing="OutOfMemoryError: full"), "tplab": gpu.Outcome(5.0, [0.1] * 4)}
+    broken, ours = gpu.table(SETTINGS, outcomes, None).splitlines()[2:]
+    assert "OutOfMemoryError: full" in broken
+    assert "**1.000**" in ours  # the first way that there is
+
+
+def test_kernels_are_shown_with_their_times_and_calls():
+    outcomes = {"ours": gpu.Outcome(kernels=[("gemm", 12, 0.0345), ("add", 3, 0.001)]), "theirs": gpu.Outcome()}
+    assert gpu.kernel_tables(outcomes).splitlines()[-2:] == ["| 34.50 | 12 | gemm |", "| 1.00 | 3 | add |"]
 
 
 def test_the_table_has_ratios_of_medians_and_the_share_of_the_peak():

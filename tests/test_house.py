@@ -190,7 +190,7 @@ def test_licence():
 
 
 def targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 
 
 def test_readme_names_exactly_two_commands():
@@ -215,10 +215,10 @@ def test_links_lead_somewhere(page):
     assert [target for target in local if not (ROOT / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", ".ci/run"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "GPU.md", ".ci/run"])
 def test_make_targets_that_are_named_exist(page):
     text = (ROOT / page).read_text()
-    named = set(re.findall(r"(?:`|^|step )make ([a-z]+)", text, re.MULTILINE))
+    named = set(re.findall(r"(?:`|^|step )make ([a-z-]+)", text, re.MULTILINE))
     assert named
     assert named <= targets()
 
@@ -226,7 +226,7 @@ def test_make_targets_that_are_named_exist(page):
 def test_every_target_is_in_the_help():
     assert {"lab", "test", "quick", "nightly", "rest", "notebooks", "lint", "bench", "clean", "help"} <= targets()
     said = make("help").stdout
-    assert set(re.findall(r"make ([a-z]+) ", said)) == targets()
+    assert set(re.findall(r"make ([a-z-]+) ", said)) == targets()
     phony = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.MULTILINE)
     assert phony
     assert set(phony[1].split()) == targets()
@@ -310,6 +310,23 @@ def test_a_missing_tool_fails_ci_and_skips_elsewhere(ci, outcome, tmp_path):
         [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert ("1 error" if ci else "1 skipped") in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("test", "machine", "status"),
+    [("test_skips_without_a_gpu", "1", 1), ("test_skips", "1", 0), ("test_skips_without_a_gpu", None, 0)],
+)
+@pytest.mark.slow
+def test_gpu_tests_that_are_all_skipped_fail_on_a_machine_with_a_gpu(test, machine, status, tmp_path):
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_skips.py").write_text(SKIPS)
+    arguments = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}", f"test_skips.py::{test}"]
+    environment = without_plugins() | ({} if machine is None else {"EMULATED_GPUS": machine})
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == status
+    assert ("all 1 GPU tests were skipped" in run.stdout) == bool(status)
 
 
 TELLS = """

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tplab.cost.machines as machines
+from tests.gpu import real_gpu
 from tplab import launch
 from tplab.collectives.links import Link
 from tplab.cost.machines import MACHINES, Machine, machine, matrix_rate, measure_machine, memory_rate
@@ -134,5 +135,6 @@ def test_one_rank_has_no_link_to_measure():
 
 
 @pytest.mark.gpu
+@real_gpu
 def test_a_gpu_multiplies_in_bfloat16_faster_than_a_cpu_could():
     assert launch(lambda: matrix_rate(), 1, backend="nccl")[0] > 1e13

@@ -1,6 +1,6 @@
 """GPUs without GPUs: emulated devices and an emulated NCCL, so that CI runs the code path of a GPU machine.
 
-    PYTHONPATH=tests/emulated_gpu/site:. EMULATED_GPUS=8 python -m tplab check solutions/04_parallel_linear.ipynb
+    PYTHONPATH=$PWD/tests/emulated_gpu/site:$PWD EMULATED_GPUS=8 python -m tplab check 4
 
 Every Python process that starts this way has 8 CUDA devices: the notebook, the fork server, and with it each rank.
 Tensors on them are real, with values and gradients, but they lie in host memory and the CPU computes on them.

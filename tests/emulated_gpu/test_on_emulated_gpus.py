@@ -58,6 +58,22 @@ def test_ranks_that_wait_forever_are_named_and_steps_that_are_not_finite_left_ou
     assert pytest_on(8, "tests.gpu.test_failures", "tests.gpu.test_updates") >= 13
 
 
+@pytest.mark.nightly
+def test_the_gpu_check_can_be_rehearsed(tmp_path: Path) -> None:
+    """A few of its items. The second call finds that nothing is left to do."""
+    report = tmp_path / "report.md"
+    options = ("--report", str(report), "--results", str(tmp_path / "results.json"), "--seconds", str(PATIENCE - 20))
+    for _ in range(2):
+        done = on_gpus(2, "-m", "benchmarks.gpu_check", *options, "--only", "ring", "a step", "constants")
+        assert done.returncode == 0, done.stdout + report.read_text()
+        assert "3 of 3 items passed" in done.stdout
+    assert "constants of the cost model ..." not in done.stdout
+    said = report.read_text()
+    for part in ("rehearsal on emulated GPUs", "2 x emulated GPU", "| tplab |", "fraction: square matmuls"):
+        assert part in said
+    assert [name for name in (str(ROOT), str(tmp_path)) if name in said] == []
+
+
 # Machine and what runs there, as an expression for pytest's -k. The names of the tests say how many GPUs they take.
 LAYERS = [(1, "rank and not ranks"), (1, "share"), (2, "2 and GPUs"), (8, "4 and ranks"), (8, "8 and ranks")]
 CAPSTONE = [

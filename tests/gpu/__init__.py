@@ -2,9 +2,9 @@
 
     pip install torch cloudpickle psutil pyyaml tokenizers pytest pytest-timeout pytest-xdist      # what isn't there
     python -m pytest -m gpu tests/gpu tests/runtime tests/tensor
-    python -m benchmarks.gpu        # figures: step time beside plain PyTorch's, utilisation, peak memory, at p = 1
+    python -m benchmarks.gpu_check      # these tests and measurements, in order of worth, with a report
 
-Or `tplab doctor --gpu`, which writes a report. CI runs all of it on emulated GPUs (tests/emulated_gpu).
+CI runs all of it on emulated GPUs (tests/emulated_gpu).
 
 What is compared, on each rank: the parallel layer, the same in plain torch on the same device and in the same dtype,
 and plain torch in float64 on the CPU. The programs know nothing of GPUs: tests/gpu/test_on_the_cpu.py runs the very
@@ -19,3 +19,9 @@ same ones with gloo on the CPU, in every CI, so that what a GPU test runs has ru
     waiting         one rank waits for another
     first_losses    the capstone's
 """
+
+import os
+
+import pytest
+
+real_gpu = pytest.mark.skipif("EMULATED_GPUS" in os.environ, reason="needs a real GPU: its profiler, speed, or Triton")

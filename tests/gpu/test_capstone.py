@@ -1,11 +1,11 @@
 """The first 20 losses of a capstone run on GPUs are those of one rank on the CPU."""
 
 import math
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.gpu import real_gpu
 from tests.gpu.first_losses import SETTINGS, far_apart, first_losses
 from tests.gpu.implementations import WAYS, Way, over_nccl
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
@@ -24,11 +24,9 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.world_size <= SETTINGS.num_heads])
 def test_losses_on_gpus_are_those_of_the_cpu(name: str, precision: str, right: list[float], tmp_path: Path) -> None:
     check_is_open(name)
-    if WAYS[name].world_size > SETTINGS.num_heads:
-        pytest.skip(f"a model of {SETTINGS.num_heads} heads has no use for {WAYS[name].world_size} ranks")
     assert far_apart(first_losses(WAYS[name], tmp_path, precision=precision), right, precision) == {}
 
 
@@ -45,13 +43,16 @@ VARIANTS = {
 }
 
 
+OVER = ("2 ranks share a GPU, gloo", SHARED_NCCL, "2 GPUs, NCCL")
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", ["2 ranks share a GPU, gloo", SHARED_NCCL, "2 GPUs, NCCL"])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, variant) for name in OVER for variant in VARIANTS if WAYS[name].messages or variant != "stages"],
+)
 def test_so_are_those_of_other_ways_to_cut_it(name: str, variant: str, right: list[float], tmp_path: Path) -> None:
     check_is_open(name)
-    if variant == "stages" and "gloo" in name:
-        pytest.skip("gloo can't send a tensor of a GPU from stage to stage")
     losses = first_losses(WAYS[name], tmp_path, precision="float64", **VARIANTS[variant])
     assert far_apart(losses, right, "float64") == {}
 
@@ -65,7 +66,7 @@ def test_so_are_those_of_the_learners_layers_in_bfloat16(name: str, right: list[
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif("EMULATED_GPUS" in os.environ, reason="needs a real GPU: Triton")
+@real_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_so_are_those_of_compiled_layers(precision: str, right: list[float], tmp_path: Path) -> None:

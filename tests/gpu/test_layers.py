@@ -16,13 +16,13 @@ SHARED_NCCL = "2 ranks share a GPU, NCCL"
 
 
 def check_is_open(way: str | Way) -> None:
-    """Skip the test where this way is closed, and say why."""
+    """Skip the test if it needs two GPUs and there is one. Ranks share GPUs in all others, which fail if they can't."""
     gpus = torch.cuda.device_count()
     if way == "2 GPUs, NCCL" and gpus < 2:
         pytest.skip(f"needs 2 GPUs, and here are {gpus}")
     way = WAYS[way] if isinstance(way, str) else way
     if way.shares and way.backend == "nccl" and (refused := what_nccl_says()):
-        pytest.skip(f"needs {way.world_size} GPUs, and here are {gpus}. NCCL doesn't let ranks share one: {refused}")
+        pytest.fail(f"{way.world_size} ranks have to share {gpus} GPUs, but NCCL doesn't let them: {refused}")
 
 
 @cache

@@ -1,10 +1,9 @@
 """What is made for GPUs in particular: traces of kernels, torch.compile's own kernels, the capstone."""
 
-import os
-
 import pytest
 import torch
 
+from tests.gpu import real_gpu
 from tests.gpu.implementations import WAYS, Way
 from tests.gpu.models import compiled_mlp
 from tests.gpu.subject import SINGLE, Difference, differences
@@ -15,7 +14,6 @@ from tplab.tensor.mlp import ParallelMLP
 from tplab.trace.rank_trace import RankTrace, trace_rank
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # two launches of at most 240 s, and NCCL's start
-real_gpu = pytest.mark.skipif("EMULATED_GPUS" in os.environ, reason="needs a real GPU: its profiler, or Triton")
 
 WITH_MESSAGES = [SHARED_NCCL, "2 GPUs, NCCL"]
 

@@ -54,6 +54,18 @@ def test_gpus_that_nccl_cannot_use_can_be_shared_over_gloo(machine) -> None:
         devices.choose("nccl", 1, share_gpus=True)
 
 
+def test_ranks_share_gpus_over_nccl_if_the_environment_says_so(machine, monkeypatch) -> None:
+    machine(2)
+    monkeypatch.setenv(devices.SHARE_VARIABLE, "1")
+    assert devices.choose("auto", 8) == ("gloo", 0)
+    monkeypatch.setenv(devices.VARIABLE, "nccl")
+    assert devices.choose("auto", 8) == ("nccl", 2)
+    assert devices.choose("gloo", 8) == ("gloo", 0)
+    machine(0)
+    with pytest.raises(ValueError, match="8 ranks, but this machine shows 0"):
+        devices.choose("auto", 8)
+
+
 def test_without_a_gpu_there_is_nothing_to_share(machine) -> None:
     machine(0)
     with pytest.raises(ValueError, match="share_gpus=True needs a GPU"):

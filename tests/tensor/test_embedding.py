@@ -12,6 +12,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
+from tests.gpu import real_gpu
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
 from tests.tensor.on_ranks import train as train_sgd
@@ -316,6 +317,7 @@ def test_empty_later_checks_find_nothing():
 
 
 @pytest.mark.gpu
+@real_gpu
 @pytest.mark.parametrize("later", [True, False])
 def test_on_a_gpu_ids_are_checked_without_waiting_unless_asked_to(later):
     module = VocabParallelEmbedding(VOCAB, HIDDEN, device="cuda", check_ids=None if later else "now")

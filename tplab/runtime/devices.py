@@ -10,7 +10,8 @@ The last two are for testing with fewer GPUs than ranks. Everything runs as it w
 
 The default doesn't depend on the number of ranks, because the same seed gives different random numbers on a GPU than on
 the CPU. If it did, a machine with two GPUs would initialize one model for p = 2 and a different one for p = 4. The
-environment variable TPLAB_BACKEND (nccl or gloo) overrides the default.
+environment variable TPLAB_BACKEND (nccl or gloo) overrides the default. With TPLAB_BACKEND=nccl, ranks may share GPUs
+if TPLAB_SHARE_GPUS=1 is set as well.
 """
 
 import os
@@ -23,6 +24,7 @@ from tplab.runtime.display import say
 BACKENDS = ("auto", "gloo", "nccl")
 COURSE_RANKS = 8  # the largest number of ranks that any chapter launches
 VARIABLE = "TPLAB_BACKEND"
+SHARE_VARIABLE = "TPLAB_SHARE_GPUS"
 
 
 # In the parent, before anything starts
@@ -35,6 +37,8 @@ def choose(backend: str, world_size: int, share_gpus: bool = False) -> tuple[str
     is_default = backend == "auto"
     if is_default:
         backend = _from_environment() or backend
+        if backend == "nccl" and torch.cuda.device_count():
+            share_gpus = share_gpus or os.environ.get(SHARE_VARIABLE) == "1"
     gpus = torch.cuda.device_count() if share_gpus or backend != "gloo" else 0
     for_nccl = gpus if dist.is_nccl_available() else 0
     if backend == "auto":
@@ -90,7 +94,8 @@ def _say_once(backend: str, gpus: int, world_size: int, share_gpus: bool) -> Non
         say(
             f"the course launches up to {COURSE_RANKS} ranks, all on the same kind of device, so that a seed "
             f"gives the same model for every p. To use your {some}, set {VARIABLE}=nccl before the first launch. "
-            f"Launches of more than {gpus} rank{'' if gpus == 1 else 's'} are then refused."
+            f"Launches of more than {gpus} rank{'' if gpus == 1 else 's'} are then refused, unless you set "
+            f"{SHARE_VARIABLE}=1 as well, which makes ranks share GPUs. That's slow."
         )
 
 

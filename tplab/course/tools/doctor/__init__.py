@@ -6,7 +6,7 @@
     machine    cores, memory, shared memory, loopback
     trial      a real launch of two ranks with an all-reduce
     chapters   whether each chapter will run, and how
-    gpu_report `tplab doctor --gpu`: the tests of the GPU path, on this machine's GPUs
+    gpu_report `tplab doctor --gpu`: tests and measurements on this machine's GPUs
 
 The exit code is 0 if nothing is wrong, and 1 if something is.
 """
@@ -38,14 +38,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         description="Examine this machine: what is wrong, and the command that mends it.",
     )
     parser.add_argument("--json", action="store_true", help="for another program")
-    parser.add_argument("--gpu", action="store_true", help="run the GPU tests (five minutes), and write a report")
+    parser.add_argument("--gpu", action="store_true", help="check the GPUs (five minutes), and write a report")
     add_root(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     if options.gpu:
-        with console.status("running the GPU tests, for five minutes at most"):
+        with console.status("checking the GPUs, for five minutes at most"):
             finding = gpu_report.look(options.root or MATERIAL, probe.ask_torch(), Path.cwd())
         show(console, finding)
         return int(finding.state != GOOD)

@@ -1,0 +1,90 @@
+"""What is run, in order of worth: first what has never run on a real GPU (the table in GPU.md), then measurements."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Where = Literal["gpu", "emulated", "cpu"]  # the last two are rehearsals
+
+SHARED = {"TPLAB_BACKEND": "nccl", "TPLAB_SHARE_GPUS": "1"}
+WORDS_OF_NCCL = {"NCCL_DEBUG": "WARN"}  # NCCL says why it fails, and a failed test shows what it printed
+MODULES_OF_PROGRAMS = ("cloudpickle", "psutil", "yaml", "tokenizers")
+MODULES_OF_TESTS = ("pytest", "pytest_timeout", *MODULES_OF_PROGRAMS)
+MODULES_OF_CHAPTERS = ("pytest", "nbval", "nbformat", "nbclient", "ipykernel", "jupytext", "rich")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A program that runs in a process of its own.
+
+    command       what follows `python`
+    limit         how many seconds it may take
+    test_limit    for pytest, how many seconds each of its tests may take
+    may_skip      whether it's all right if every test is skipped, as in a rehearsal without GPUs
+    modules       what it imports, apart from tplab and PyTorch
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit: float
+    environment: dict[str, str] = field(default_factory=dict)
+    test_limit: float = 0.0
+    may_skip: bool = False
+    modules: tuple[str, ...] = ()
+
+    @property
+    def is_pytest(self) -> bool:
+        return self.test_limit > 0
+
+
+def items(where: Where, gpus: int) -> list[Item]:
+    """Return the items for a machine with so many GPUs, in order of worth. A rehearsal runs them on small sizes."""
+    is_real = where == "gpu"
+    patience = 1 if is_real else 5  # a rehearsal looks for mistakes, also on a busy laptop
+
+    def tests(name: str, limit: float, *selected: str, test_limit: float = 60.0) -> Item:
+        command = (
+            "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "benchmarks.gpu_check.outcomes", "--tb=short",
+            *selected,
+        )  # fmt: skip
+        limits = {"limit": patience * limit, "test_limit": patience * test_limit}
+        return Item(
+            name, command, environment=WORDS_OF_NCCL, may_skip=where == "cpu", modules=MODULES_OF_TESTS, **limits
+        )
+
+    def program(name: str, limit: float, *command: str) -> Item:
+        small = () if is_real else ("--small",)
+        return Item(name, ("-m", *command, *small), patience * limit, modules=MODULES_OF_PROGRAMS)
+
+    def chapter(stem: str, limit: float) -> Item:
+        number = int(stem[:2])
+        which = () if is_real else ("--exercise", f"{number}.1")
+        command = ("-m", "tplab", "check", str(number), "--notebook", f"solutions/{stem}.ipynb", "--root", ".", *which)
+        environment = {} if where == "cpu" else SHARED
+        name = f"reference answers of chapter {number:02d}"
+        return Item(name, command, patience * limit, environment, modules=MODULES_OF_CHAPTERS)
+
+    more = ("--eager",) if where == "emulated" else ("--profile",)  # emulated GPUs have neither Triton nor a profiler
+    steps = ("--rounds", "10" if is_real else "2", *more)
+    found = [
+        tests("a ring exchange with a skipped send", 90, "tests/gpu/test_failures.py", "-k", "ring"),
+        tests("pipelines on 2, 3, 4 and 8 ranks", 150, "tests/gpu/test_pipelines.py", test_limit=120),
+        tests("grids of 8 ranks", 120, "tests/gpu/test_grids.py", test_limit=120),
+        chapter("03_conjugate_operators", 75),
+        chapter("05_parallel_mlp", 75),
+        program("a step beside plain PyTorch and Megatron-Core", 240, "benchmarks.gpu", *steps),
+        program("constants of the cost model", 90, "benchmarks.gpu_constants"),
+        chapter("08_vocab_parallel_loss", 75),
+        chapter("12_sequence_parallel", 75),
+        tests("runs that continue with another grid", 120, "tests/gpu/test_capstone.py", "-k", "another_grid",
+              test_limit=120),
+        tests("ranks that wait forever", 120, "tests/gpu/test_failures.py", "-k", "not ring"),
+        tests("all layers", 180, "tests/gpu/test_layers.py", test_limit=90),
+        tests("kernel traces, waiting ranks, compiled layers", 120, "tests/gpu/test_tools.py", test_limit=90),
+        tests("the capstone", 180, "tests/gpu/test_capstone.py", "-k", "not another_grid"),
+        tests("other tests", 90, "tests/gpu/test_updates.py", "tests/runtime", "tests/tensor", "tests/cost",
+              "tests/course/tools/test_doctor.py"),
+    ]  # fmt: skip
+    if gpus > 1:  # NCCL between GPUs has never been tried either
+        between = ("tests/gpu/test_layers.py", "tests/gpu/test_tools.py", "tests/gpu/test_capstone.py")
+        found.insert(0, tests("several GPUs", 120, *between, "-k", "GPUs and NCCL and not share"))
+    return found

@@ -1,0 +1,136 @@
+"""The report as Markdown. It contains no host name, user name, address or path."""
+
+import getpass
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+import tplab
+from benchmarks.gpu_check.items import Item, Where
+from benchmarks.gpu_check.results import UNFINISHED, Result, Results
+from benchmarks.gpu_check.schedule import not_reached
+
+NVIDIA_DEVICE = "/dev/nvidiactl"
+HARMLESS = ("gpu", "root", "localhost")  # names that reveal nothing, and that the tests use in their own names
+SHOWN_FAILURE_LINES = 80  # of a failed test
+SHOWN_OUTPUT_LINES = 100  # of any other item
+OLDEST_TORCH = (2, 12)
+REHEARSALS: dict[Where, str] = {
+    "cpu": "**This is a rehearsal on a CPU.** Tests that need a GPU are skipped, and everything else is small.",
+    "emulated": "**This is a rehearsal on emulated GPUs.** It says nothing about real ones.",
+}
+_GOOD = ("passed", "skipped")
+
+
+def where() -> Where:
+    """Return where the items run. Raises RuntimeError on a machine with a GPU that PyTorch can't use."""
+    if not torch.cuda.is_available() and os.path.exists(NVIDIA_DEVICE):
+        raise RuntimeError(
+            f"this machine has a GPU, but PyTorch {torch.__version__} can't use it. Call this with a Python whose "
+            "PyTorch can: python3 -m benchmarks.gpu_check"
+        )
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "gpu" if torch.cuda.get_device_name(0) != "emulated GPU" else "emulated"
+
+
+def facts() -> dict[str, str]:
+    """Describe the machine and its software."""
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    names = Counter(f"{gpu.name}, {gpu.total_memory / 1e9:.0f} GB" for gpu in gpus)
+    found = {
+        "tplab": tplab.__version__,
+        "Python": platform.python_version(),
+        "PyTorch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}",
+        "GPUs": "; ".join(f"{count} x {name}" for name, count in names.items()) or "none",
+        "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0] or "none",
+    }
+    if torch.version.cuda and torch.distributed.is_nccl_available():
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        found["PyTorch"] += f" (tplab needs {'.'.join(map(str, OLDEST_TORCH))}, so compiled layers may fail)"
+    return found
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    done = subprocess.run([program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def text_of(
+    facts: Mapping[str, str], place: Where, items: Sequence[Item], results: Results,
+    lacking: Mapping[str, Sequence[str]], folders: Mapping[str, str],
+) -> str:  # fmt: skip
+    """Return the report.
+
+    lacking    the items that can't run, and the modules that they need
+    folders    folders of this machine, and what the report calls them
+    """
+    parts = ["# tplab on GPUs", *([REHEARSALS[place]] if place in REHEARSALS else ())]
+    parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()))
+    known = {item.name: results.items[item.name] for item in items if item.name in results.items}
+    rows = [f"| {name} | {outcome_of(result)} | {result.seconds:.0f} |" for name, result in known.items()]
+    parts.append("\n".join(["| item | outcome | seconds |", "|---|---|---:|", *rows]))
+    if rest := not_reached(items, results):
+        parts.append("Not reached (call it again to go on): " + ", ".join(item.name for item in rest) + ".")
+    parts += [f"{name} can't run without {', '.join(modules)}." for name, modules in lacking.items()]
+    for item in items:
+        if item.name in known and (section := _section(item, known[item.name])):
+            parts.append(f"## {item.name}\n\n{section}")
+    return without_names("\n\n".join(parts) + "\n", folders)
+
+
+def outcome_of(result: Result) -> str:
+    """Describe a result in a few words, such as "failed: 1 failed, 12 passed"."""
+    counts = Counter(test.outcome for test in result.tests.values())
+    if result.expected is not None and (left := result.expected - len(result.tests)):
+        counts["left"] = left
+    tests = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    return f"{result.state}{': ' if tests else ''}{tests}"
+
+
+def _section(item: Item, result: Result) -> str:
+    if not item.is_pytest:
+        return _block(result.output, SHOWN_OUTPUT_LINES)
+    parts = [
+        f"**{name}** {test.outcome} after {test.seconds:.0f} s\n\n{_block(test.text, SHOWN_FAILURE_LINES)}"
+        for name, test in result.tests.items()
+        if test.outcome not in _GOOD
+    ]
+    reasons = Counter(test.text for test in result.tests.values() if test.outcome == "skipped")
+    parts += [f"- {count} skipped: {reason}" for reason, count in reasons.items()]
+    if not parts and (result.state != UNFINISHED and not result.tests):
+        parts.append(_block(result.output, SHOWN_FAILURE_LINES))
+    return "\n\n".join(parts)
+
+
+def _block(text: str, most: int) -> str:
+    lines = text.strip().splitlines()
+    if len(lines) > most:
+        lines = [*lines[: most // 2], "[...]", *lines[-most // 2 :]]
+    return "\n".join(["```", *(line.replace("```", "'''") for line in lines), "```"])
+
+
+def without_names(text: str, folders: Mapping[str, str]) -> str:
+    """Replace folders, host name, user name and addresses of this machine by what they stand for."""
+    known = {**folders, sys.prefix: "<environment>", str(Path.home()): "~"}
+    for folder, name in sorted(known.items(), key=lambda pair: len(pair[0]), reverse=True):
+        if folder != "/":
+            text = text.replace(folder, name)
+    text = re.sub(r"\b(\d{1,3}\.){3}\d{1,3}(?=<\d+>)", "<address>", text)  # as NCCL writes addresses, with their ports
+    host = platform.node()
+    for name, stands_for in ((host, "<host>"), (host.partition(".")[0], "<host>"), (getpass.getuser(), "<user>")):
+        if name and name not in HARMLESS:
+            text = re.sub(rf"\b{re.escape(name)}\b", stands_for, text)
+    return text

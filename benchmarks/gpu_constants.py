@@ -1,0 +1,203 @@
+"""Measure on one GPU what the cost model assumes about it.
+
+    python -m benchmarks.gpu_constants [--small]
+
+`tplab.cost.machines` takes the peak and the bandwidth of an H100 and an H200 from data sheets. The share of the peak
+that large matmuls reach is from a published measurement. All other shares were published for an A100 (`Losses`), and
+nobody has measured them on a newer GPU. A single GPU can tell us these:
+
+    fraction       rate of the fastest large matmul / peak
+    memory         bytes per second that element-wise kernels read and write / bandwidth
+    launch         seconds per kernel when many tiny kernels follow each other, queued one by one, and in a CUDA graph
+    matmuls        seconds of the matmuls in a layer, beside the model's prediction with traffic and waves
+    a layer        seconds of a layer's parts, forward and backward, beside the model's prediction
+
+It takes several GPUs to measure the share of NVLink that a ring reaches (`ring`), and the share of the SMs that a
+collective keeps busy (`contention`). Every time is a median, and the inputs are random, because multiplying zeros is
+faster. On GPUs that the model doesn't know, there are only measurements. `--small` is for trying it out on any machine,
+so it compares its tiny sizes with an H100.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tplab import device, launch
+from tplab.capstone.training.meter import known_machine
+from tplab.collectives.links import now
+from tplab.cost.calibration import Kernels, measure_kernels
+from tplab.cost.layer import layer_matmuls, layer_time
+from tplab.cost.machines import MACHINES, Machine
+from tplab.cost.matmul import Matmul
+from tplab.memory.config import GPTConfig
+from tplab.runtime.devices import backend_for
+
+SIDES, SMALL_SIDES = (1024, 2048, 4096, 8192, 16384), (64, 128)
+MEGABYTES, SMALL_MEGABYTES = (16, 128, 1024), (1,)
+HIDDEN, SMALL_HIDDEN = (2048, 4096, 8192, 12288), (64,)
+TINY = 1000  # tiny kernels in a row
+REPEATS = 10
+
+
+def _seconds(run: Callable[[], object], in_a_row: int = 1) -> float:
+    """Return the median time of a call, in seconds. Calls that follow each other share the wait for the GPU."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(REPEATS):
+        began = now()
+        for _ in range(in_a_row):
+            run()
+        times.append((now() - began) / in_a_row)
+    return median(times)
+
+
+def _dtype() -> torch.dtype:
+    return torch.bfloat16 if device().type == "cuda" else torch.float32
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=device(), dtype=_dtype())
+
+
+def matmul_rates(machine: Machine | None, small: bool) -> str:
+    assumed = f"; the model assumes {machine.fraction:.3f} for large ones" if machine else ""
+    lines = [f"fraction: square matmuls{assumed}", "", "| side | TFLOP/s | share of the peak |", "|---:|---:|---:|"]
+    for side in SMALL_SIDES if small else SIDES:
+        a, b = _random(side, side), _random(side, side)
+        out = torch.empty_like(a)
+        rate = 2 * side**3 / _seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 1 if side > 4096 else 20)
+        lines.append(f"| {side} | {rate / 1e12:.2f} | {_share(rate, machine and machine.flops)} |")
+    return "\n".join(lines)
+
+
+def memory_rates(machine: Machine | None, small: bool) -> str:
+    assumed = f"; the model assumes {machine.losses.memory:.2f}" if machine else ""
+    lines = [
+        f"memory: element-wise kernels{assumed}", "", "| kernel | MB per tensor | GB/s | share of the bandwidth |",
+        "|---|---:|---:|---:|",
+    ]  # fmt: skip
+    for size in SMALL_MEGABYTES if small else MEGABYTES:
+        x = _random(size * 2**20 // (_dtype().itemsize * 1024), 1024)
+        y, out, scale = torch.randn_like(x), torch.empty_like(x), _random(1024)
+        kernels: dict[str, tuple[int, Callable[[], object]]] = {  # tensors read and written
+            "copy": (2, lambda x=x, out=out: out.copy_(x)),
+            "add": (3, lambda x=x, y=y, out=out: torch.add(x, y, out=out)),
+            "GELU": (2, lambda x=x: F.gelu(x, approximate="tanh")),
+            "layer norm": (2, lambda x=x, scale=scale: F.layer_norm(x, (1024,), scale, scale)),
+        }
+        for name, (tensors, run) in kernels.items():
+            rate = tensors * x.nbytes / _seconds(run, 5)
+            lines.append(f"| {name} | {size} | {rate / 1e9:.0f} | {_share(rate, machine and machine.bandwidth)} |")
+    return "\n".join(lines)
+
+
+def launches(machine: Machine | None, small: bool) -> str:
+    x = torch.zeros(1, device=device())
+
+    def many() -> None:
+        for _ in range(TINY):
+            x.add_(1)
+
+    assumed = f"; the model assumes {1e6 * machine.losses.launch:.1f}" if machine else ""
+    lines = [f"launch: microseconds per tiny kernel{assumed}", "", f"- queued one by one: {_per_kernel(many)}"]
+    if device().type == "cuda":
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                many()
+            lines.append(f"- in a CUDA graph: {_per_kernel(graph.replay)}")
+        except (RuntimeError, AttributeError) as error:  # emulated GPUs have no graphs
+            lines.append(f"- in a CUDA graph: failed, {str(error).splitlines()[0]}")
+    return "\n".join(lines)
+
+
+def _per_kernel(run: Callable[[], object]) -> str:
+    return f"{1e6 * _seconds(run) / TINY:.2f}"
+
+
+def matmuls_of_layers(machine: Machine | None, small: bool) -> str:
+    tokens = 64 if small else 8192
+    lines = [
+        f"matmuls of a layer, {tokens} tokens, with the weights of one of tp ranks", "",
+        "| h | tp | matmul | milliseconds | TFLOP/s | predicted / measured |", "|---:|---:|---|---:|---:|---:|",
+    ]  # fmt: skip
+    for h in SMALL_HIDDEN if small else HIDDEN:
+        for tp in (1, 8):
+            for name, one in layer_matmuls(_config(h, tokens), tokens, tp).items():
+                seconds = _matmul_seconds(one)
+                rate = 2 * one.m * one.k * one.n / seconds / 1e12
+                ratio = f"{one.seconds(machine) / seconds:.2f}" if machine else ""
+                lines.append(f"| {h} | {tp} | {name} | {1e3 * seconds:.3f} | {rate:.2f} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _matmul_seconds(one: Matmul) -> float:
+    x, weight = _random(int(one.m), int(one.k)), _random(int(one.n), int(one.k))
+    return _seconds(lambda: F.linear(x, weight), 10)
+
+
+def _config(hidden: int, seq_length: int) -> GPTConfig:
+    heads = max(8, hidden // 128)
+    return GPTConfig(
+        num_layers=1, hidden_size=hidden, num_heads=heads, vocab_size=51200 if hidden > 1000 else 512,
+        seq_length=min(seq_length, 2048), dropout=0.0, flash_attention=True,
+    )  # fmt: skip
+
+
+def parts_of_layers(machine: Machine | None, small: bool) -> str:
+    return "\n\n".join(_parts_of_a_layer(machine, small, hidden) for hidden in (SMALL_HIDDEN if small else HIDDEN[:3]))
+
+
+def _parts_of_a_layer(machine: Machine | None, small: bool, hidden: int) -> str:
+    config, micro_batch = _config(hidden, 64 if small else 2048), 1 if small else 4
+    kernels = measure_kernels(config, micro_batch, 1, parameters=10_000 if small else 8_000_000, dtype=_dtype())
+    title = f"a layer with h = {hidden}, {micro_batch} sequences of {config.seq_length} tokens, in milliseconds"
+    lines = [title, "", "| part | forward | backward |", "|---|---:|---:|"]
+    for name in ("matmuls", "elementwise", "attention"):
+        forward, backward = getattr(kernels, name)
+        lines.append(f"| {name} | {1e3 * forward:.3f} | {1e3 * backward:.3f} |")
+    lines.append(f"| sum | {1e3 * _sum(kernels, 0):.3f} | {1e3 * _sum(kernels, 1):.3f} |")
+    if machine:
+        time = layer_time(config, machine, micro_batch=micro_batch)
+        lines.append(f"| predicted | {1e3 * time.forward.total:.3f} | {1e3 * time.backward.total:.3f} |")
+    lines.append(f"\nAdamW: {1e9 * kernels.optimizer:.4f} nanoseconds per parameter")
+    return "\n".join(lines)
+
+
+def _sum(kernels: Kernels, index: int) -> float:
+    return sum(getattr(kernels, name)[index] for name in ("matmuls", "elementwise", "attention"))
+
+
+def _share(rate: float, peak: float | None) -> str:
+    return f"{rate / peak:.3f}" if peak else ""
+
+
+PARTS: tuple[Callable[[Machine | None, bool], str], ...] = (
+    matmul_rates, memory_rates, launches, matmuls_of_layers, parts_of_layers,
+)  # fmt: skip
+
+
+def measured(part: Callable[[Machine | None, bool], str], small: bool) -> str:
+    """Measure a part on a rank, and return its table."""
+    return part(known_machine(device()) or (MACHINES["H100 DGX"] if small else None), small)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try it out")
+    options = parser.parse_args()
+    place = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{os.cpu_count()} cores"
+    print(f"{place}, torch {torch.__version__}", flush=True)
+    for part in PARTS:  # each in a launch of its own, so that its table is printed as soon as it's there
+        (table,) = launch(measured, 1, args=(part, options.small), backend=backend_for(1), timeout=None)
+        print(f"\n{table}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
