@@ -35,8 +35,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help lab test quick nightly rest newest notebooks stale lint format book links picture bench gpu-check capstone \
-	clean
+.PHONY: help lab test quick nightly rest newest notebooks stale lint format book links picture bench gpu-check capstone clean
 
 help: ## list the targets
 	@sed -n -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20

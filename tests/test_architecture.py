@@ -84,8 +84,8 @@ def files_of_checks() -> dict[str, list[Path]]:
     """For each exercise the files of its chapter that one has to read to follow its check."""
     graph = ImportGraph(ROOT, "tplab")
     found = {}
-    for path in sorted((TPLAB / "course" / "chapters").glob("ch*/*.py")):
-        for exercise in re.findall(r'^@(?:checks\.)?exercise\("([\d.]+)"', path.read_text(), re.MULTILINE):
+    for path in sorted((TPLAB / "course" / "exercises").glob("ch*/*.py")):
+        for exercise in re.findall(r'^@?(?:checks\.)?exercise\(\s*"([\d.]+)"', path.read_text(), re.MULTILINE):
             needed = graph.closure([path])
             found[exercise] = [file for file in needed if file.parent == path.parent and file.stem != "__init__"]
     return found
