@@ -221,6 +221,8 @@ def test_nothing_new_is_asked_for_nothing_is_written_and_the_prompt_stays_as_it_
     [
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
         ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": float("inf")}, "temperature=inf"),
         ({"top_k": 0}, "top_k=0"),
         ({"prompt_lengths": [1, 2]}, r"should be 3 numbers from 1 to 5"),
         ({"prompt_lengths": [0, 2, 2]}, r"\[0, 2, 2\]"),

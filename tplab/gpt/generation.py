@@ -11,6 +11,7 @@ traffic per token for b texts is 2 L + 1 all-reduces of b h elements and two all
 a broadcast of b ids if tokens are sampled.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -147,8 +148,8 @@ def _check(
         raise ValueError(f"prompt {list(prompt.shape)} {prompt.dtype} should be ids [b, s], with one token at least")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens} should be 0 or more")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature} should be 0 (the best token) or more")
+    if not 0 <= temperature < math.inf:  # NaN isn't, either
+        raise ValueError(f"temperature={temperature} should be 0 (the best token) or a larger, finite number")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} should be 1 or more, or None for the whole vocabulary")
     b, s = prompt.shape
