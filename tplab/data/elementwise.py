@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes  # so that memory meters don't count the trial
 
 from tplab.tensor.sharding import Sharding
 
@@ -112,7 +113,7 @@ def _check(
         f"If you know that {name} works on parts of a matrix, set `elementwise = True` on the optimizer_class"
     )
     try:
-        with torch.random.fork_rng([p.device for p in chain(*kinds) if p.is_cuda]):
+        with _disable_current_modes(), torch.random.fork_rng([p.device for p in chain(*kinds) if p.is_cuda]):
             expected = parts(_changes(make, data))
             found = [_changes(make, part) for part in parts(data)]
     except Exception as error:

@@ -169,7 +169,9 @@ def test_on_four_ranks_the_losses_are_those_of_plain_pytorch(on_four, expected):
 
 def test_in_lower_precision_the_losses_are_nearly_the_same(on_two, expected):
     assert apart(on_two[0]["float32"].losses, expected[0]) < 1e-4
-    assert 1e-5 < apart(on_two[0]["bfloat16"].losses, on_two[0]["float32"].losses) < 0.05
+    lower, single = (on_two[0][precision].losses for precision in ("bfloat16", "float32"))
+    assert 1e-5 < apart(lower[:4], single[:4]) < 0.02
+    assert apart(lower, single) < 0.15  # plain PyTorch's are 0.095 apart, because the learning rate is high at step 5
 
 
 def test_a_plan_changes_no_loss_and_its_bytes_and_memory_come_true(text, on_two):
