@@ -47,7 +47,7 @@ def _sections_of(number: str) -> dict[str, Table]:
 def _asked_alone(number: str, mistake: Mistake, seed: int) -> str:
     answers = reference_answers(number, mistake.of)
     try:
-        _, ledger = exercises._run(number, tuple(answers.values()), crc32(f"{mistake.name} {seed}".encode()) % 10**6)
+        exercises._run(number, tuple(answers.values()), crc32(f"{mistake.name} {seed}".encode()) % 10**6)
     except CheckFailed as failure:
         return failure.question
     return PASSES

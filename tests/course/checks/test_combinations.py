@@ -23,8 +23,8 @@ def kinds(coefficients: list[float], rank: int = 1) -> list[str]:
         ([1, 1, 1, 1], "sum of x"),
         ([0.25, 0.25, 0.25, 0.25], "mean of x"),
         ([0, 0, 0, 1], "x of rank 3"),
-        ([1, 1, 0, 1], "missing x"),
-        ([1, 2, 1, 1], "doubled x"),
+        ([1, 1, 0, 1], "missing rank"),
+        ([1, 2, 1, 1], "doubled rank"),
     ],
 )
 def test_coefficients_say_what_went_wrong(coefficients, kind):

@@ -20,7 +20,7 @@ TABLE = """
 
 ### Which collective adds?
 - no collective: `dist.all_reduce(y)` → `pass`
-- when out: missing x
+- when out: own x
 
 ### Is that the mean?
 - the mean: `return y` → `return y / dist.get_world_size()`
@@ -91,12 +91,27 @@ def test_an_answer_that_does_the_same_as_a_known_mistake_gets_its_question():
 
 
 def test_a_mistake_that_nobody_listed_gets_a_question_by_its_symptom():
+    def adds_zeros(x):
+        dist.all_reduce(torch.zeros_like(x))
+        return x.clone()
+
+    assert question(adds_zeros) == "Which collective adds?"
+
+
+def test_the_driver_sees_by_itself_that_a_rank_is_missing_or_counted_twice():
     def without_rank_2(x):
         y = x * (dist.get_rank() != 2)
         dist.all_reduce(y)
         return y
 
-    assert question(without_rank_2) == "Which collective adds?"
+    assert question(without_rank_2) == shared("missing rank")
+
+    def with_rank_2_twice(x):
+        y = x * (1 + (dist.get_rank() == 2))
+        dist.all_reduce(y)
+        return y
+
+    assert question(with_rank_2_twice) == shared("doubled rank")
 
 
 def test_what_fits_nothing_gets_a_question_that_any_exercise_may_ask():

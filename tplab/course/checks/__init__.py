@@ -1,6 +1,10 @@
 """This package contains the building blocks for checks. Every chapter's checks import them directly from the package.
 
 exercises          define `check("4.1", answer)`, and the decorator that registers a check
+trials             define what a check with a table of mistakes tries, and run the known mistakes beside a wrong answer
+forms              the recurring kinds of trials
+choose             choose the question for a wrong answer from the tables of mistakes
+reference_answers  make the reference answers of an exercise, with or without a known mistake
 cases              run an answer in many cases, on 1, 2 and 4 ranks and in groups, and compare the results on every rank
 layouts            preserve the memory layouts of tensors that a check sends to a rank
 twins              define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
@@ -8,7 +12,7 @@ check_vocabulary   draw random inputs, create process groups, and define conditi
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
 verification       compare every rank's results with the expected values, and ask one question
-differences, mistake_kinds, describe, recorded_traffic   describe in words how a result differs from the expected value
+differences, mistake_kinds, combinations, describe, recorded_traffic   say in words how a result differs from what's right
 default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
 own_functions      detect an answer that calls tplab's own implementation of the exercise
 earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MISSING, DOUBLED = "missing rank", "doubled rank"
+
 
 def combinations(
     seen: Tensor, terms: Mapping[str, Sequence[Any]], rank: int, p: int, tol: float
@@ -50,19 +52,20 @@ def _named(name: str, coefficients: list[float], rank: int, p: int) -> Iterator[
     def is_like(*wanted: float) -> bool:
         return all(abs(c - w) < 1e-6 for c, w in zip(coefficients, wanted, strict=True))
 
+    the = name if len(name) == 1 else f"the {name}"
     own = [float(other == rank) for other in range(p)]
     if is_like(*own):
         yield f"own {name}", f"equals this rank's own {name}"
     if is_like(*(p * c for c in own)):
         yield f"p times own {name}", f"equals p times this rank's own {name} (p = {p})"
     if is_like(*[1.0] * p):
-        yield f"sum of {name}", f"equals the sum of {name} over all ranks"
+        yield f"sum of {name}", f"equals the sum of {the} over all ranks"
     if is_like(*[1 / p] * p):
-        yield f"mean of {name}", f"equals the mean of {name} over all ranks"
+        yield f"mean of {name}", f"equals the mean of {the} over all ranks"
     for other in range(p):
         if is_like(*(float(each == other) for each in range(p))):
             yield f"{name} of rank {other}", f"equals rank {other}'s {name}"
         if is_like(*(float(each != other) for each in range(p))):
-            yield f"missing {name}", f"equals the sum of {name} without rank {other}'s"
+            yield MISSING, f"equals the sum of {the} over all ranks except rank {other}"
         if is_like(*(1.0 + (each == other) for each in range(p))):
-            yield f"doubled {name}", f"equals the sum of {name}, but rank {other}'s is counted twice"
+            yield DOUBLED, f"equals the sum of {the} over all ranks, with rank {other} counted twice"
