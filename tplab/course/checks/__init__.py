@@ -12,7 +12,7 @@ check_vocabulary   draw random inputs, create process groups, and define conditi
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
 verification       compare every rank's results with the expected values, and ask one question
-differences, mistake_kinds, combinations, describe, recorded_traffic   say in words how a result differs from what's right
+differences, mistake_kinds, combinations, describe, recorded_traffic   describe how a result differs from what's right
 default_device     find tensors that the learner's code creates on the CPU even if its input is on a GPU
 own_functions      detect an answer that calls tplab's own implementation of the exercise
 earlier_answers    find out whether a check fails because the answer to an earlier exercise is wrong
