@@ -28,9 +28,9 @@ def _wrap(name: str, limit_at: int, active: Active) -> Callable[..., Any]:
     def method(self: dist.Store, *args: Any, **kwargs: Any) -> Any:
         recorder = active()
         limit = _limit(limit_at, args, kwargs) or self.timeout  # type: ignore[attr-defined]
-        if (
-            recorder is None or recorder.shows_wait_of_this_thread or limit < _ENDLESS
-        ):  # new_group waits in a store, too
+        if recorder is None or limit < _ENDLESS:
+            return original(self, *args, **kwargs)
+        if recorder.shows_wait_of_this_thread:  # it's in new_group, for example, which waits in a store
             return original(self, *args, **kwargs)
         with _shown(recorder, name, _keys(args[0] if args else kwargs["key"])):
             return original(self, *args, **kwargs)

@@ -362,7 +362,7 @@ def test_exit_codes_and_what_is_printed(root, learner, capsys):
     assert f"{COUNT} of {COUNT} exercises pass." in capsys.readouterr().out
     assert check(root, "--exercise", "90.2", "--notebook", path) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"mine\.ipynb, saved \d\d:\d\d:\d\d, just now", out)
+    assert re.search(r"mine\.ipynb, saved \d\d:\d\d:\d\d, (just now|\d+ min ago)", out)
     assert re.search(r"○ 90\.2 Double 2 +to do", out)
     assert "0 of 1 exercise pass. Next: 90.2." in out
 

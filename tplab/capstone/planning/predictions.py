@@ -80,9 +80,13 @@ def _memory_of_stage(settings: Settings, stage: int, device: torch.device | None
     activations = width * need.activations
     if stage == settings.pp - 1:
         tokens, columns = settings.micro_batch_size * config.seq_length, -(-settings.vocab_size // settings.tp)
-        # The fused output layer and loss handle a few tokens at a time. A pipeline keeps all logits and their gradient
-        kept = min(tokens, loss_block(settings, columns, device)) if settings.pp == 1 else 2 * tokens
-        activations += (recipe.weights * kept - width * 4 * tokens) * columns
+        if settings.pp == 1:  # the fused output layer and loss handle a few tokens at a time
+            # bfloat16 logits don't have room for their exponentials, which are float32
+            per_logit = 2 + 4 if settings.precision == "bfloat16" else recipe.weights
+            logits = per_logit * min(tokens, loss_block(settings, columns, device)) * columns
+        else:  # all logits and their gradient
+            logits = 2 * recipe.weights * tokens * columns
+        activations += logits - width * 4 * tokens * columns
     parts = need.parts() | {"activations": activations}
     for name, stage_of_zero in (("optimizer state", 1), ("gradients", 2), ("weights", 3)):
         parts[name] //= settings.dp if settings.zero >= stage_of_zero else 1
