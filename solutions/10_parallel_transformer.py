@@ -940,7 +940,7 @@ viz.table(rows, title="40 tokens for each of 4 texts, float64")
 #
 # With tensor parallelism, a gradient can overflow on just one rank, because every rank has a different shard. We tried it on two ranks, with a column- and a row-parallel layer, and set a single element of rank 0's gradient to infinity. Rank 0 skipped the step and went on with a scale of 32,768. Rank 1 took the step and kept its scale of 65,536. So the bias, which should be the same on every rank, moved by -0.2 on rank 1 and not at all on rank 0. Nobody got an error.
 #
-# `tplab.cluster.TrainingStep` decides by the gradient norm of the full model. The norm is the same on every rank, and it's infinite or NaN as soon as any element is, so either all ranks take the step or none of them do. Megatron-LM takes the maximum of the ranks' overflow flags instead, which has the same effect (`MixedPrecisionOptimizer`). With bfloat16, there's no scale, because it has the same range as float32.
+# `tplab.cluster.TrainingStep` bases the decision on the full model's gradient norm. The norm is the same on every rank, and it's infinite or NaN as soon as any element is, so either all ranks take the step or none of them do. Megatron-LM takes the maximum of the ranks' overflow flags instead, which has the same effect (`MixedPrecisionOptimizer`). With bfloat16, there's no scale, because it has the same range as float32.
 #
 # </details>
 

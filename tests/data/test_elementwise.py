@@ -168,7 +168,7 @@ def test_optimizers_that_need_whole_matrices_are_refused(name):
     flat, tensor_parallel = check_everywhere(kind)
     assert "no error" not in (flat, tensor_parallel)
     for message in (flat, tensor_parallel):
-        assert f"{getattr(kind, 'func', kind).__name__} doesn't update each element by itself" in message
+        assert f"{getattr(kind, 'func', kind).__name__} doesn't update each element independently" in message
         assert "AdamW" in message
     assert "zero=0" in flat
     assert (
@@ -181,7 +181,7 @@ def test_torchs_muon_is_refused_for_sharded_matrices_and_for_vectors():
     matrices = [p for p in parameters() if p.dim() == 2]
     flat, tensor_parallel = check_everywhere(optim.Muon, matrices)
     assert "Muon only supports 2D parameters" in flat
-    assert "Muon doesn't update each element by itself" in tensor_parallel
+    assert "Muon doesn't update each element independently" in tensor_parallel
 
 
 def test_transformers_adafactor_is_refused_even_if_it_chooses_its_own_rate():
@@ -310,7 +310,7 @@ def _refused_and_accepted():
 def test_a_training_step_refuses_what_depends_on_the_ranks_and_trains_the_rest_like_one_process():
     expected = plain(lambda name: "norm" in name).state_dict()
     for refused, found in launch(_refused_and_accepted, 4, timeout=120):
-        assert all("doesn't update each element by itself" in message for message in refused)
+        assert all("doesn't update each element independently" in message for message in refused)
         for name, weight in found.items():
             if "norm" in name:
                 assert_close(weight, expected[name])

@@ -70,8 +70,8 @@ BOTH = [
     ("scatter: no communication", scatter("if chunks is not None:\n    out.copy_(chunks[src])\nreturn out"), "Nothing was sent"),
     ("scatter: the others don't receive", scatter(swap(SCATTER, "    dist.recv(out, src)\n", "")), "never receives"),
     ("scatter: receives from anybody", scatter(swap(SCATTER, "dist.recv(out, src)", "dist.recv(out)")), "Which rank's data belongs in this tensor"),
-    ("scatter: does not wait", scatter(swap_all(SCATTER, ("dist.recv(", "dist.irecv("), ("dist.send(", "dist.isend("))), "when can you safely modify the tensor you sent"),
-    ("scatter: starts and does not wait, on the others only", scatter(swap(SCATTER, "dist.recv(", "dist.irecv(")), "when can you safely modify the tensor you sent"),
+    ("scatter: does not wait", scatter(swap_all(SCATTER, ("dist.recv(", "dist.irecv("), ("dist.send(", "dist.isend("))), "What should you do with that request"),
+    ("scatter: starts and does not wait, on the others only", scatter(swap(SCATTER, "dist.recv(", "dist.irecv(")), "What should you do with that request"),
     ("scatter: the root sends to itself too", scatter(swap(SCATTER, "    if other != src:\n        dist.send", "    dist.send")), "Which ranks shouldn't make the call that failed"),
     ("scatter: the root receives from itself too", scatter(swap(SCATTER, "return out.copy_(chunks[src])", "dist.recv(out, src)\nreturn out")), "Which ranks shouldn't make the call that failed"),
     ("gather: the root's own comes last", gather(swap_all(GATHER, (PARTS, "chunks = []"), ("dist.recv(chunks[other], other)", "chunks.append(torch.empty_like(x))\n        dist.recv(chunks[-1], other)"), ("return chunks", "return [*chunks, x.clone()]"))), "The list should be in rank order"),
@@ -93,7 +93,7 @@ BOTH = [
     ("gather: forgets to return", gather(swap(GATHER, "return chunks", "")), "Rank dst returned None"),
     ("gather: every rank sends twice", gather(swap_all(GATHER, ("    dist.send(x, dst)\n", "    dist.send(x, dst)\n    dist.send(x, dst)\n"), (RECEIVES, RECEIVES + "\n        dist.recv(chunks[other], other)"))), "Which ranks have to send a message"),
     ("gather: one tensor, and no list", gather(swap(GATHER, "return chunks", "return torch.stack(chunks)")), "The result should be a list of p tensors"),
-    ("gather: does not wait", gather(swap(GATHER, "dist.recv(", "dist.irecv(")), "when can you safely modify the tensor you sent"),
+    ("gather: does not wait", gather(swap(GATHER, "dist.recv(", "dist.irecv(")), "What should you do with that request"),
     ("gather: the root receives from itself too", gather(swap(GATHER, "    if other != dst:\n        dist.recv", "    dist.recv")), "Which ranks shouldn't make the call that failed"),
     ("gather: receives into the caller's tensor", gather(swap_all(GATHER, ("torch.empty_like(x)", "x.clone()"), ("chunks[rank].copy_(x)\n", ""), ("dist.recv(chunks[other], other)", "dist.recv(x, other)\n        chunks[other].copy_(x)"))), "Which line writes into a tensor that your caller still needs"),
 ]  # fmt: skip
@@ -160,7 +160,7 @@ REDUCE_SCATTER = [
     ("plain send, then recv", reduce_scatter(step=messages(f"dist.send(total, {RIGHT})\ndist.recv(received, {LEFT})")), "start both messages with `dist.batch_isend_irecv`"),
     ("all receive first", reduce_scatter(step=messages(f"dist.recv(received, {LEFT})\ndist.send(total, {RIGHT})")), "can the neighbor get to that call"),
     ("sends both ways, receives from nobody's side", reduce_scatter(step=messages(f"a = dist.isend(total, {RIGHT})\nb = dist.irecv(received, {RIGHT})\na.wait()\nb.wait()")), "Which call of its neighbor is the rank waiting for"),
-    ("does not wait", reduce_scatter(step=messages(f"dist.isend(total, {RIGHT})\ndist.irecv(received, {LEFT})")), "when can you safely modify the tensor you sent"),
+    ("does not wait", reduce_scatter(step=messages(f"dist.isend(total, {RIGHT})\ndist.irecv(received, {LEFT})")), "What should you do with that request"),
     ("a loop that ends one step early", reduce_scatter(steps="p - 2"), "how many times does the loop run for this p"),
     ("rank 0 takes no part", reduce_scatter(step="rank and " + ADD), "the ranks are waiting for each other"),
     ("the mean", reduce_scatter(end="return total / p"), "You returned the mean"),
@@ -215,7 +215,7 @@ ALL_GATHER = [
         """, "return whole", start="whole = torch.zeros(p, *chunk.shape, dtype=chunk.dtype)\nwhole[rank] = chunk"), "How large is one chunk"),
     ("straight to everybody", all_gather(f"pass_on(chunk, {IN}, shift=step + 1)"), "each rank sends messages to only one neighbor"),
     ("plain send, then recv", all_gather(f"dist.send({OUT}, {RIGHT})\ndist.recv({IN}, {LEFT})"), "start both messages with `dist.batch_isend_irecv`"),
-    ("does not wait", all_gather(f"dist.isend({OUT}, {RIGHT})\ndist.irecv({IN}, {LEFT})"), "when can you safely modify the tensor you sent"),
+    ("does not wait", all_gather(f"dist.isend({OUT}, {RIGHT})\ndist.irecv({IN}, {LEFT})"), "What should you do with that request"),
     ("receives into the caller's tensor", all_gather(f"{OUT}.copy_(chunk)\nif step < p - 1:\n    pass_on(chunk.clone(), chunk)", steps="p", start="rows = [torch.zeros_like(chunk) for _ in range(p)]"), "Your caller still needs `x`"),
 ]  # fmt: skip
 

@@ -102,7 +102,7 @@ BACKWARDS = [
     ("waits at once", backward(DX + START + WAIT + DW + BACK), "waits for the sum before it computes dW"),
     ("starts when dW is there", backward(DX + DW + START + WAIT + BACK), "nothing is left to do beside it"),
     ("dW first of all", backward(DW + DX + START + WAIT + BACK), "dW was computed before there was anything to send"),
-    ("never waits", backward(DX + START + DW + BACK), "what do you call on it before dx is read"),
+    ("never waits", backward(DX + START + DW + BACK), "What should you do with that request"),
     ("no all-reduce", backward(DX + DW + BACK), "Who adds the parts up"),
     ("a frozen weight, and no sum of dx", backward(DX + "if not ctx.needs_input_grad[1]:\n    return dx, None, None\n" + START + DW + WAIT + BACK), "Which of your lines skips the all-reduce"),
     ("sums a copy", backward(DX + "travelling = dist.all_reduce(dx.clone(), group=ctx.group, async_op=True)\n" + DW + WAIT + BACK), "Which tensor did it write into"),

@@ -50,7 +50,7 @@ MAPPINGS = [
     ("gather: all-reduce, then its slice", gather(backward="total = {0}.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(total)\n" + CUT.replace("{0}", "total")), "sends twice what a reduce-scatter"),
     ("gather: writes into the upstream gradient", gather(backward="dist.all_reduce({0}.contiguous())\n" + CUT), "Was that one yours"),
     ("gather: the sum, for all tokens", gather(backward="total = {0}.clone(memory_format=torch.contiguous_format)\ndist.all_reduce(total)\nreturn total"), "A gradient has the shape of what went into forward"),
-    ("gather: does not wait", gather(forward=swap(TOGETHER, "dist.all_gather(parts, mine)", "dist.all_gather(parts, mine, async_op=True)")), "When is it safe to read the result"),
+    ("gather: does not wait", gather(forward=swap(TOGETHER, "dist.all_gather(parts, mine)", "dist.all_gather(parts, mine, async_op=True)")), "What should you do with that request"),
     ("gather: two ranks, whatever p is", gather(forward=swap(TOGETHER, "range(dist.get_world_size())", "range(2)"), backward=swap(ADD_UP, "dist.get_world_size()", "2")), "your code fails"),
     ("gather: along the batch", gather(forward=swap(TOGETHER, "dim=1", "dim=0")), "The sequence is dimension 1 here"),
     ("gather: all_gather_into_tensor, reshaped", gather(forward="mine = {0}.contiguous()\np = dist.get_world_size()\nwhole = mine.new_empty(p * len(mine), *mine.shape[1:])\ndist.all_gather_into_tensor(whole, mine)\nreturn whole.view(len(mine), -1, *mine.shape[2:])"), "The sequence is dimension 1 here"),

@@ -37,7 +37,7 @@ BUCKETS = [
     ("starts at the first gradient of a bucket", buckets((FULL, "if self.arrived[number] == 1:"), (FLAT, "flat = torch.cat([(torch.zeros_like(param) if param.grad is None else param.grad).flatten() for param in bucket])")), "In which order did you put them in"),
     ("never set back", solution("14.1").rsplit("        self.arrived = [0]", 1)[0], "that `finish` must set back"),
     ("a rank without tokens returns at once", buckets(("        total = torch.tensor(float(tokens)", "        if tokens == 0:\n            return\n        total = torch.tensor(float(tokens)")), "Which of your lines makes this rank return early"),
-    ("never waits", buckets(("            work.wait()\n", "")), "When is it safe to read the result"),
+    ("never waits", buckets(("            work.wait()\n", "")), "What should you do with that request"),
     ("the result stays in the flat tensor", buckets(("param.grad.copy_(part.view_as(param) / total.item())", "part.div_(total.item())")), "Which tensor did the all-reduce write into"),
     ("a list that all objects share", buckets(("        self.running = []\n        for number", "        for number"), ("        self.running = []\n", "        self.running.clear()\n"), ("    def __init__", "    running = []\n\n    def __init__")), "keeps its value between calls"),
     ("put back in another order", buckets(("parts = flat.split([param.numel() for param in bucket])", "bucket = bucket[::-1]\n            parts = flat.split([param.numel() for param in bucket])")), "In which order did you put them in"),

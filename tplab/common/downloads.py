@@ -33,7 +33,7 @@ def check_safetensors(path: Path) -> None:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if 8 + length > size:
-            raise damaged(path, f"is too short for its header, which should end after {8 + length:,} bytes")
+            raise damaged(path, f"is too short to contain its own header, which ends at byte {8 + length:,}")
         text = file.read(length)
     try:
         tensors = {name: about for name, about in json.loads(text).items() if name != "__metadata__"}
@@ -58,6 +58,6 @@ def pointer(path: Path) -> str | None:
     if found is None:
         return None
     return (
-        f"{path} is a git-lfs pointer of {path.stat().st_size:,} bytes, which stands for a file of {int(found[1]):,} "
-        "bytes. To get that file, run `git lfs pull` in its folder, or download it again"
+        f"{path} is a git-lfs pointer ({path.stat().st_size:,} bytes) to a file of {int(found[1]):,} bytes. To get "
+        "that file, run `git lfs pull` in its folder, or download it again"
     )

@@ -2,7 +2,7 @@
 
 A rank that has only a part of a matrix can update it if the optimizer is elementwise, which means that a weight's new
 value depends on the weight itself, its own gradients, and no other element. SGD, Adam, AdamW and most others are
-elementwise. Adafactor, Muon, LAMB and LARS aren't: they use means over rows, products of the whole matrix, or norms.
+elementwise. Adafactor, Muon, LAMB and LARS aren't: they use means over rows, products of full matrices, or norms.
 Such an optimizer doesn't fail on shards. It computes the norm of the shard, so the result depends on the number of
 ranks. Some optimizers, such as Prodigy, even derive one step size from all parameters, so they can't be divided over
 pipeline stages either.
@@ -10,7 +10,7 @@ pipeline stages either.
 Anyone can write an optimizer, so a list of names can't tell. Instead, we run a few steps on small tensors, and again on
 their parts, with one optimizer per part, as two ranks would:
 
-    whole     [m, n]      -> steps -> split into parts -+
+    full      [m, n]      -> steps -> split into parts -+
     part 0    [m/2, n]    -> steps ---------------------+- equal, except for rounding?
     part 1    [m/2, n]    -> steps ---------------------+
 """
@@ -93,7 +93,7 @@ def _check(
     why: str,
     otherwise: str,
 ) -> None:
-    """Compare the optimizer's updates of small tensors with its updates of their parts, as `split` makes them."""
+    """Compare how the optimizer updates small tensors with how it updates the pieces that `split` makes of them."""
     kinds = [_kinds(group["params"]) for group in groups]
     if getattr(optimizer_class, "elementwise", False) or not any(kinds):
         return
@@ -109,8 +109,9 @@ def _check(
     data = [[_random(parameter, generator) for parameter in of_group] for of_group in kinds]
     name = type(make(_weights(data))).__name__  # raises the optimizer's own error if an option is wrong
     advice = (
-        f"Use an optimizer that updates each element by itself, such as SGD, Adam or AdamW, or train with {otherwise}. "
-        f"If you know that {name} works on parts of a matrix, set `elementwise = True` on the optimizer_class"
+        f"Use an optimizer that updates each element independently, such as SGD, Adam or AdamW, or train with "
+        f"{otherwise}. If you know that {name} gives correct results on a shard of a matrix, set `elementwise = True` "
+        "on the optimizer_class"
     )
     try:
         with _disable_current_modes(), torch.random.fork_rng([p.device for p in chain(*kinds) if p.is_cuda]):
@@ -118,7 +119,7 @@ def _check(
             found = [_changes(make, part) for part in parts(data)]
     except Exception as error:
         raise ValueError(
-            f"{why}, so {name} has to update each element by itself. Trying this with small tensors failed with "
+            f"{why}, so {name} has to update each element independently. Trying this with small tensors failed with "
             f"{type(error).__name__}: {error}. {advice}"
         ) from error
     pairs = [(a, b) for rank in (0, 1) for a, b in zip(chain(*expected[rank]), chain(*found[rank]), strict=True)]
@@ -126,9 +127,9 @@ def _check(
     differences = [float((a - b).abs().amax()) for a, b in pairs if a.numel()]
     if not all(difference <= limit for difference, limit in zip(differences, allowed, strict=True)):  # NaN fails, too
         raise ValueError(
-            f"{why}, but {name} doesn't update each element by itself. On parts of small tensors, its updates differ "
-            f"by up to {max(differences):.2g} from those on the whole tensors, so the result would depend on how the "
-            f"parameters are split. {advice}"
+            f"{why}, but {name} doesn't update each element independently. On parts of small tensors, its updates "
+            f"differ by up to {max(differences):.2g} from those on the full tensors, so the result would depend on how "
+            f"the parameters are split. {advice}"
         )
 
 

@@ -49,14 +49,13 @@ from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
 from tplab.course.checks.run_answer import called_as, calling, fail, must_refuse, run_cases, run_ranks
 from tplab.course.checks.symptoms import Symptom
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import LATE_QUESTION, Question, verify
+from tplab.course.checks.verification import Question, verify
 from tplab.course.feedback.verdict import CheckFailed, Verdict
 
 __all__ = [
     "GROUPS",
     "INPUTS_QUESTION",
     "IN_GROUPS",
-    "LATE_QUESTION",
     "WORLD_SIZES",
     "Call",
     "Case",

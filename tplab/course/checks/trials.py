@@ -3,8 +3,8 @@
     exercise("3.2", "f", takes=["CopyToRegion"], trials=[operator("f", COPY, ADD, of="CopyToRegion")], passed="...")
 
 A trial runs one answer in many cases on ranks (`OnRanks`) or calls it in this process (`forms.alone.Alone`). The
-questions for wrong answers aren't here. They're in the exercise's table, `mistakes.md`. If an answer fails, the known
-mistakes of the table run beside it on the same ranks and inputs, all of them in one launch.
+questions for wrong answers are in the exercise's table, `mistakes.md`. If an answer fails, the known mistakes in the
+table run alongside it on the same ranks and inputs, all of them in a single launch.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -127,7 +127,7 @@ def describe(case: Any, name: str) -> str:
 def judge(
     trial: OnRanks, own: Table, batch: Batch, index: int, observed: Seen, known: Callable[[Mistake], Seen | None]
 ) -> tuple[Differences, list[str], str]:
-    """Compare what the ranks observed in one case of a batch with what's right.
+    """Compare what the ranks observed in one case of a batch with the expected results.
 
     known: returns what a known mistake observes in this case, or None if it doesn't run to its end
 

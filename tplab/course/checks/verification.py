@@ -36,8 +36,6 @@ class Question:
         return differences.names == wanted and not differences.malformed
 
 
-LATE_QUESTION = Question(lambda d: "never waited" in d.kinds(), shared("never waited"))
-
 # If only this aspect of the values is wrong, the check asks the shared question about it. But if the exercise's own
 # question contains one of the words, it's already about this aspect, so the check asks the exercise's question instead
 _ABOUT = {

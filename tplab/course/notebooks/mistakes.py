@@ -11,10 +11,11 @@ An exercise's table is a section of `exercises/chNN/mistakes.md`:
     ### [changed]
     - writes into the upstream gradient: `dist.all_reduce(dx)` → `dist.all_reduce(grad_output)`
 
-Every heading is a question. Below it are the mistakes that deserve this question, each as changes of the reference
-answer. If an answer fails, these known mistakes run beside it on the same inputs, and one that does the same picks the
-question. A line that begins with "when" is a symptom. It picks the question for a mistake that nobody has listed.
-`checks/mistakes.md` has the questions that any exercise may ask. A chapter refers to them by the word in brackets.
+Every heading is a question. The mistakes that trigger it are listed below it, each as an edit to the reference answer.
+If an answer fails, these known mistakes run alongside it on the same inputs, and one that behaves like the answer
+chooses the question. A line that begins with "when" is a symptom. When no listed mistake fits, the symptoms choose the
+question. `checks/mistakes.md` contains the questions shared by all exercises. A chapter refers to them by the word in
+brackets.
 
 A change replaces a text that occurs exactly once in the reference answer. `def Class.method` stands for the body of
 that method, and `*` for the full answer. The new text may be the word *nothing*, or a code block below the line. A
@@ -72,7 +73,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Row:
-    """A question, the mistakes that deserve it, and the symptoms that call for it."""
+    """A question, and the mistakes and symptoms that trigger it."""
 
     ask: str
     where: str  # file and line

@@ -135,12 +135,6 @@ def only_traffic(differences: checks.Differences) -> bool:
     return all(name.endswith("traffic") for name in differences.names)
 
 
-NOT_WAITED = checks.Question(
-    lambda d: "never waited" in d.kinds(),
-    "You started a message but never waited for it to finish. When has the data arrived, and when can you safely "
-    "modify the tensor you sent? `isend` and `irecv` return a request. What should you do with that request?",
-)
-
 CHANGED = checks.Question(
     lambda d: "changed" in d.kinds(),
     "Your caller still needs `x`, but your code changed it. Which line writes into `x`, or into a view of `x` such "
@@ -184,4 +178,4 @@ ROUNDED = checks.Question(
     "`torch.zeros` create float32 tensors. Which step changes the dtype?",
 )
 
-COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, SHARES, ROUNDED, SILENT, ZEROS)  # the check of any ring tries these first
+COMMON = (TORCH_DID_IT, CHANGED, SHARES, ROUNDED, SILENT, ZEROS)  # the check of any ring tries these first

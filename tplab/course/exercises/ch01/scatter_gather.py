@@ -15,7 +15,6 @@ from torch.distributed import ProcessGroup
 
 from tplab.course import checks
 from tplab.course.exercises.ch01.rings import (
-    NOT_WAITED,
     ORDER,
     SILENT,
     TORCHS_OWN,
@@ -167,7 +166,6 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
 
 
 _QUESTIONS = (
-    NOT_WAITED,
     checks.Question(
         lambda d: NAMES_SENDER in d.names,
         "If you call `dist.recv` without a source, it takes whichever message arrives first, and the order of arrival "

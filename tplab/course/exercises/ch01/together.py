@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tplab.course import checks
-from tplab.course.exercises.ch01.rings import NOT_WAITED
 from tplab.runtime import Deadlock, device, record
 
 Step = Callable[[Tensor, Tensor, float], bool]
@@ -116,7 +115,6 @@ def _about_report(failure: checks.CheckFailed) -> str | None:
 
 
 QUESTIONS = (
-    NOT_WAITED,
     checks.Question(
         lambda d: d.names == {LITTLE},
         "Every rank does the right thing, but your function sends more data than it needs to. What do the other ranks "

@@ -14,7 +14,6 @@ from tplab.course.exercises.ch04.layers import (
     SHARDING_QUESTION,
     SKIPPED_BIAS_QUESTION,
     TRAFFIC_QUESTION,
-    WAIT_QUESTION,
     WITH_BIAS,
     Built,
     Problem,
@@ -80,7 +79,6 @@ def expect(case: Built, problem: Problem, place: checks.Place) -> checks.Expecte
 
 QUESTIONS = (
     checks.INPUTS_QUESTION,
-    WAIT_QUESTION,
     checks.Question(
         checks.differs("shape of weight"),
         "`weight` has the shape [output features, input features]. Does a column-parallel layer split the output "

@@ -212,9 +212,3 @@ SKIPPED_BIAS_QUESTION = checks.Question(
     "With `skip_bias_add=True`, the layer returns its bias, and the caller adds it later. That's why the output that "
     "you return must not include the bias. Which line adds the bias anyway?",
 )
-
-WAIT_QUESTION = checks.Question(
-    lambda d: "never waited" in d.kinds(),
-    "You started a collective with `async_op=True`, but your code never waits for it to finish. When is the result "
-    "safe to use? Does your code use the collective's result at all?",
-)

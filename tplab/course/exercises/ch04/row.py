@@ -13,7 +13,6 @@ from tplab.course.exercises.ch04.layers import (
     SHARDING_QUESTION,
     SKIPPED_BIAS_QUESTION,
     TRAFFIC_QUESTION,
-    WAIT_QUESTION,
     WITH_BIAS,
     WITH_P_BIASES,
     Built,
@@ -90,7 +89,6 @@ def _gathers_and_sums(traffic: str) -> bool:
 
 QUESTIONS = (
     checks.INPUTS_QUESTION,
-    WAIT_QUESTION,
     checks.Question(
         checks.differs("shape of weight"),
         "`weight` has the shape [output features, input features]. Does a row-parallel layer split the output features "

@@ -205,11 +205,6 @@ QUESTIONS = (
     ),
     checks.Question(checks.has_kind("dx", MEAN), "The chain rule adds over all uses of x. Does it take their mean?"),
     checks.Question(
-        checks.has_kind("backward traffic", "never waited"),
-        "The all-reduce was started and nobody waited for it: what you return may or may not be the sum, and that "
-        "changes from run to run. What did dist.all_reduce give you, and what do you call on it before dx is read?",
-    ),
-    checks.Question(
         lambda d: checks.has_kind("dx", NOT_SUMMED, OWN_TIMES_P)(d) and "backward traffic" not in d.names,
         "An all-reduce ran, but the tensor that you return does not hold the sum. Which tensor did it write into?",
     ),

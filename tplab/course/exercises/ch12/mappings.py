@@ -220,7 +220,6 @@ def about_report(failure: checks.CheckFailed) -> str | None:
 
 
 _COMMON = (
-    checks.LATE_QUESTION,
     checks.Question(
         checks.changed,
         "A collective writes into the tensor that it is given as output. Was that one yours, or one that the caller or "

@@ -228,7 +228,6 @@ QUESTIONS = (
         "Each all-reduce is over before the backward pass goes on. Which argument of dist.all_reduce makes it return "
         "at once, and who has to wait then?",
     ),
-    checks.LATE_QUESTION,
     checks.Question(
         lambda d: "backward traffic" in d.names,
         "Each bucket is one all-reduce, as large as all its gradients together, started when the last of them is "
