@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.emulated_gpu.messages import Messages, on_the_cpu
 
-PATIENCE = float(os.environ.get("EMULATED_GPU_PATIENCE", "6"))
+PATIENCE = float(os.environ.get("EMULATED_GPU_PATIENCE", "60"))
 TYPES = {
     torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16,
     torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,

@@ -13,11 +13,12 @@ from tests import ROOT
 from tests.course.learner.test_library import EXERCISES, empty_course, pass_all
 from tests.emulated_gpu.build import built
 
-pytestmark = pytest.mark.slow
+PATIENCE = 900  # seconds; a busy machine takes ten times as long as an idle one
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 60)]
 
 SITE = Path(__file__).with_name("site")
 STEMS = [path.stem for path in sorted((ROOT / "solutions").glob("[0-9]*.ipynb"))]
-PATIENCE = 280  # seconds, less than pytest's for this test
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,17 +28,18 @@ def _compiled() -> None:
     built()
 
 
-def on_gpus(gpus: int, *command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a Python command on a machine with so many emulated GPUs."""
+def on_gpus(gpus: int, *command: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python command on a machine with so many emulated GPUs, with these environment variables besides."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CUDA_"))}
-    environment |= {"EMULATED_GPUS": str(gpus), "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}"}
+    environment |= {"EMULATED_GPUS": str(gpus), "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}"} | variables
     run = [sys.executable, *command]
     return subprocess.run(run, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
-def pytest_on(gpus: int, *options: str) -> int:
+def pytest_on(gpus: int, *options: str, **variables: str) -> int:
     """Run tests marked `gpu`. All of them must pass. Returns how many have run; some need more GPUs."""
-    done = on_gpus(gpus, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0", "--pyargs", *options)
+    done = on_gpus(gpus, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0", "--pyargs", *options,
+        **variables)  # fmt: skip
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
     count = re.search(r"(\d+) passed", done.stdout)
     assert count, done.stdout
@@ -45,7 +47,8 @@ def pytest_on(gpus: int, *options: str) -> int:
 
 
 def test_planted_faults_are_found() -> None:
-    assert pytest_on(4, "tests.emulated_gpu.test_planted_faults") >= 15
+    # one of them hangs on a real GPU. That takes the emulation's patience, which is short here
+    assert pytest_on(4, "tests.emulated_gpu.test_planted_faults", EMULATED_GPU_PATIENCE="6") >= 15
 
 
 @pytest.mark.nightly
