@@ -14,8 +14,7 @@ from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.exercises import registered
 from tplab.course.checks.ledger import open_ledger
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.run_answer import run_ranks
-from tplab.course.checks.trials import ERROR, OnRanks, each_on_a_rank, judge
+from tplab.course.checks.trials import ERROR, OnRanks, judge, observed_by_each
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks.mistakes import Mistake, Table, shared, table
 
@@ -97,9 +96,8 @@ def _observed(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[
     """Return, for each answer, what each rank observed in each case. An answer that ends the launch is left out."""
     if not answers:
         return {}
-    given = trial.run, list(answers.values()), trial.values_on_cpu
     try:
-        ranks = run_ranks(each_on_a_rank, batch.world_size, given, batch.cases, batch.given)
+        return dict(zip(answers, observed_by_each(trial, list(answers.values()), batch), strict=True))
     except CheckFailed:
         names = list(answers)
         if len(names) == 1:
@@ -110,7 +108,3 @@ def _observed(trial: OnRanks, batch: Batch, answers: Mapping[str, Any]) -> dict[
             for half in halves
             for name, seen in _observed(trial, batch, {each: answers[each] for each in half}).items()
         }
-    return {
-        name: [[rank[number][index] for rank in ranks] for index in range(len(batch.cases))]
-        for number, name in enumerate(answers)
-    }

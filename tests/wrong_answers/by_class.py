@@ -20,7 +20,7 @@ def empty(like: str, options: str) -> tuple[str, str]:
     return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
 
 
-BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "chunk", "12.1": "x", "13.4": "template"}  # fmt: skip
+BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "tensors with two different dtypes"),
@@ -90,10 +90,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("1.1", [("return out.copy_(chunks[src])", "out.numpy()[...] = chunks[src].numpy()\n    return out")]),
-    ("1.2", [("x[index].clone()", "torch.from_numpy(x[index].numpy().copy())")]),
-    ("1.3", [("chunks[rank].copy_(chunk)", "chunks[rank].numpy()[...] = chunk.numpy()")]),
-    ("1.5", [("(~gradient.isfinite().all())", "(~torch.from_numpy(gradient.numpy()).isfinite().all())")]),
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", f"torch.empty(weight_shape, device=device, dtype={WIDER})")]),
     ("4.2", [("return out", f"return {half('out')}")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
@@ -139,7 +135,6 @@ LEAVES_SOMETHING: list[Changed] = [
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
-    ("1.1", [("return out.copy_(chunks[src])", "return out.copy_(chunks.pop(src))")], "writes into a tensor that your caller still needs"),
     ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
     ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
@@ -162,7 +157,6 @@ COMBINES_OR_SKIPS: list[Changed] = [
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
-    ("1.1", [("dist.recv(chunks[other], other)", "dist.recv(chunks[other])")], "Which rank's data belongs in this tensor"),
     ("6.5", [("torch.arange(cache.length, cache.length + x.shape[1]", "torch.arange(cache.length + 1, cache.length + 1 + x.shape[1]")], "Your positions begin at 1"),
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
@@ -177,8 +171,6 @@ HAS_GAPS: list[Changed] = [
 ]  # fmt: skip
 
 GIVES_BACK_THE_CALLERS: list[Changed] = [
-    ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
-    ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return chunk.unsqueeze(0)\n")]),
     ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip
 
@@ -220,7 +212,6 @@ LEAVES_OUT_A_CASE: list[Changed] = [
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("1.3", [("x.reshape(dist", "x.view(dist")], "works when the same values are stored in contiguous tensors"),
     ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 is divisible by both 4 and 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),

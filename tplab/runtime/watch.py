@@ -248,7 +248,8 @@ class Watch:
             "If the run only needs longer, give launch a larger timeout."
         )
         states = snapshot(self.board)
-        return Deadlock(report) if any(state.waits for state in states) else RankError(report, cause_type="timeout")
+        kind = Deadlock if any(state.waits for state in states) else RankError
+        return kind(report, cause_type="timeout")
 
     def _not_started(self) -> RankError:
         return RankError(

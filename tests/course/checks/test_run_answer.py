@@ -1,13 +1,11 @@
 """What a failure says was tried: the case on the ranks, the call in this process."""
 
-import functools
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tplab import launch
 from tplab.course.checks import CheckFailed, Claim, Verdict, called_as, calling, exercise, run_cases, run_ranks, verify
 from tplab.course.checks.exercises import check
 
@@ -95,10 +93,17 @@ def wait_on_rank_0():
         dist.all_reduce(torch.ones(1))
 
 
-def test_ranks_that_are_not_done_in_time_are_blamed_on_nobody(monkeypatch) -> None:
-    monkeypatch.setattr("tplab.course.checks.run_answer.launch", functools.partial(launch, timeout=1.0))
+def rank_0_never_comes():
+    if dist.get_rank() == 0:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize(("program", "args"), [(time.sleep, (60,)), (rank_0_never_comes, ())])
+def test_ranks_that_are_not_done_in_time_are_blamed_on_nobody(program, args) -> None:
+    """Not even if some of them wait for a rank that would come later, or never."""
     with pytest.raises(CheckFailed) as failure:
-        run_ranks(time.sleep, 2, 60, question="Which argument?")
+        run_ranks(program, 2, *args, question="Which argument?", stuck="Who waits?", timeout=1.0)
     assert "p = 2: the ranks didn't finish in time" in str(failure.value)
     assert "inside a loop that never ends?" in failure.value.question
     assert "None" not in str(failure.value)

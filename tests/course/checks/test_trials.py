@@ -132,6 +132,16 @@ def test_ranks_that_wait_for_each_other_get_the_question_for_it():
     assert question(only_one) == "Who waits for whom?"
 
 
+def test_an_answer_that_never_ends_is_told_so_after_the_time_that_the_trial_grants():
+    def rank_0_never_ends(x):
+        while dist.get_rank() == 0:
+            pass
+        return total(x)
+
+    exercise("90.81", "Add", takes=["total"], trials=[replace(the_trial(), timeout=1.0)], passed="It adds.")
+    assert question(rank_0_never_ends) == shared("late")
+
+
 @pytest.mark.parametrize("first", ["right", "wrong"])
 def test_only_an_answer_whose_calls_differ_is_told_that_it_keeps_something(first):
     case, place = Case(twin=Twin.AGAIN), Place(0, (0,), 1)

@@ -9,6 +9,7 @@ cases              run an answer in many cases, on 1, 2 and 4 ranks and in group
 layouts            preserve the memory layouts of tensors that a check sends to a rank
 twins              define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
 check_vocabulary   draw random inputs, create process groups, and define conditions under which to ask a question
+messages           watch the messages that an answer starts, and keep them from disturbing what runs after it
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic on one rank
 verification       compare every rank's results with the expected values, and ask one question

@@ -36,6 +36,7 @@ from tplab.course.checks.check_vocabulary import (
 )
 from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.exercises import WORLD_SIZES, fresh_generator
+from tplab.course.checks.messages import messages_kept
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.run_answer import run_cases
@@ -273,7 +274,8 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
             for _ in range(2 if case.twin is Twin.AGAIN else 1):
                 # Each run gets a copy of the data, because an answer may modify its arguments in place
                 data_of_rank = layouts.unpacked(*deepcopy(mine[dist.get_rank()]))
-                runs.append(run(answer, case, data_of_rank, make_group(case.groups)))
+                with messages_kept():
+                    runs.append(run(answer, case, data_of_rank, make_group(case.groups)))
         returned = {} if values_on_cpu else runs[-1]
         first = {FIRST_CALL: runs[0]} if len(runs) > 1 else {}
         seen.append(twins.observed(case.twin, runs[-1]) | watch.claims(returned) | first)

@@ -56,12 +56,12 @@ def fits(symptom: str, d: Differences) -> bool:
     """Return whether the differences show a symptom, such as "dx: 1/p / p times and not out" or "only traffic".
 
     NAME                an observation that differs. The name is a regular expression
-    NAME: KIND / KIND   an observation that differs in one of these ways
+    NAME: KIND / KIND   an observation that differs in one of these ways. A kind may be a regular expression, too
     only NAME, NAME     these observations differ, and no others
     saw WORDS           the traffic differs, and the calls that were seen match this regular expression
     root NAME           the observation is right on rank 0, and wrong on other ranks
     aspect WORD         only one aspect of the values differs: "dtype", "sign", "order" or "scale"
-    p = 1               the run is about a single rank
+    p = NUMBER          the run is about this many ranks
     malformed           an output is missing, isn't a tensor, or has the wrong structure or dtype
     not TERM            the opposite
     """
@@ -82,11 +82,15 @@ def _fits(term: str, d: Differences) -> bool:
         return d.p > 1 and rest in d.names and 0 not in d.ranks(rest)
     if word == "aspect":
         return d.aspect == rest
-    if term == "p = 1":
-        return d.p == 1
+    if word == "p":
+        return rest == f"= {d.p}"
     if term == "malformed":
         return d.malformed
     name, _, kinds = term.partition(": ")
     ways = kinds.split(" / ") if kinds else []
     rows = [row for row in d if row.kind != NOT_RUN or NOT_RUN in ways]
-    return any(re.fullmatch(name, row.name) and (not ways or row.kind in ways) for row in rows)
+    return any(
+        re.fullmatch(name, row.name)
+        and (not ways or any(way == row.kind or re.fullmatch(way, row.kind) for way in ways))
+        for row in rows
+    )

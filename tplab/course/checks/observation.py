@@ -130,7 +130,7 @@ def observe(
     if _between.get():  # start with gradients of one, as if an earlier backward pass had left them behind
         for tensor in own.values():
             tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
-    agreement = _side_group()
+    agreement = side_group()
     others = [_leaf(_other_numbers(tensor)) for tensor in leaves.values()] if _between.get() else []
     same_size = others
     if any_size is not None:
@@ -315,10 +315,10 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
     return pairs, ""
 
 
-def _side_group() -> Any:
-    """Return a process group in which the ranks vote on whether to run the backward pass, or None for a single rank.
+def side_group() -> Any:
+    """Return a process group in which the ranks agree on how the check goes on, or None for a single rank.
 
-    Because the votes use a separate process group, they don't get mixed up with the learner's collectives.
+    Because they use a separate process group, they don't interfere with the learner's collectives.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None

@@ -27,6 +27,7 @@ from tplab.course.notebooks.numbering import EXERCISE
 from tplab.runtime import Deadlock, RankError, Results, launch
 from tplab.runtime.failures import rank_names
 
+TIMEOUT = 60.0  # seconds that a launch may take if the check doesn't say otherwise
 _STUB = re.compile(rf"exercise {EXERCISE}")
 _DTYPES_MEET = re.compile(
     r"different dtypes|same dtype|dtypes? to match|scalar type|grad_dtype|dtypes? (do not|don't) match"
@@ -66,24 +67,26 @@ def run_ranks(
     question: str | None = None,
     stuck: str | None = None,
     note: str = "",
+    timeout: float = TIMEOUT,
 ) -> Results:
     """Run a check's program on p ranks with `launch`. results[r] is what program(*args) returned on rank r.
 
     If a rank fails, `run_ranks` raises CheckFailed with the launcher's report. The failure message asks
-    `question`. If the ranks are waiting for each other, it asks `stuck` instead. If a rank calls a stub, `run_ranks`
-    raises the stub's NotImplementedError. The headline uses `note` to show what the check tried, as in
+    `question`. If the ranks are waiting for each other, it asks `stuck` instead, and if they don't finish within
+    `timeout` seconds, it asks about an endless loop. If a rank calls a stub, `run_ranks` raises the stub's
+    NotImplementedError. The headline uses `note` to show what the check tried, as in
     "ColumnParallelLinear(12, 8)".
     """
     try:
-        results = launch(_portable_result, p, args=(program, args))
+        results = launch(_portable_result, p, args=(program, args), timeout=timeout)
         current().count_messages(results.record)
         return results
     except RankError as error:
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
             raise NotImplementedError(message) from None
-        waiting = isinstance(error, Deadlock)
         late = error.cause_type == "timeout"
+        waiting = isinstance(error, Deadlock) and not late
         failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
         ranks = {int(rank) for group in failed for rank in group.split(",")}
         ranks |= set() if ranks or error.rank is None else {error.rank}
@@ -108,6 +111,7 @@ def run_cases(
     question: Callable[[Any], str | None] = lambda case: None,
     stuck: Callable[[Any], str | None] = lambda case: None,
     ask_instead: Callable[[Any, CheckFailed], str | None] = lambda case, failure: None,
+    timeout: float = TIMEOUT,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
@@ -122,9 +126,10 @@ def run_cases(
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
-        asked = {"question": question(some[0]), "stuck": stuck(some[0])}
+        asked: dict[str, Any] = {"question": question(some[0]), "stuck": stuck(some[0])}
         try:
-            seen = run_ranks(program, p, answer, some, theirs, **asked, note=note(some[0]) if len(some) == 1 else "")
+            name = note(some[0]) if len(some) == 1 else ""
+            seen = run_ranks(program, p, answer, some, theirs, **asked, note=name, timeout=timeout)
         except CheckFailed as failure:
             half = len(some) // 2
             for part in (slice(0, half), slice(half, None)) if half else ():

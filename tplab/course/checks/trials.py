@@ -20,15 +20,16 @@ from tplab.course.checks.check_vocabulary import IN_GROUPS, ask_about_group
 from tplab.course.checks.choose import about_groups, about_report, choose
 from tplab.course.checks.differences import NOT_RUN, Differences, compare
 from tplab.course.checks.exercises import WORLD_SIZES, register
+from tplab.course.checks.messages import one_sided
 from tplab.course.checks.mistake_kinds import Context
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed
 from tplab.course.checks.reference_answers import reference_answers
-from tplab.course.checks.run_answer import run_cases, run_ranks
+from tplab.course.checks.run_answer import TIMEOUT, run_cases, run_ranks
 from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import compare_ranks, failed, note_right, note_the_device
 from tplab.course.feedback.verdict import CheckFailed, Verdict
 from tplab.course.notebooks.mistakes import Mistake, Table, table
-from tplab.runtime import Deadlock
+from tplab.runtime import Deadlock, RankError, record
 
 Answers = Mapping[str, Any]  # {name: the learner's function or class}
 Seen = Sequence[Observed]  # what each rank observed
@@ -71,6 +72,8 @@ class OnRanks(Trial):
     terms:       (case, problem, size) -> tensors by name, each as a list with one tensor for each of `size` ranks. A
                  wrong tensor is often a combination of these, such as the sum of x without one rank's
     world_sizes, tol, without, values_on_cpu, layouts_differ    as in `cases.check_cases`
+    timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
+                 learner shouldn't have to wait for a minute
     """
 
     cases: Sequence[Any] | Callable[[int], Sequence[Any]]
@@ -84,6 +87,7 @@ class OnRanks(Trial):
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = ()
     values_on_cpu: bool = False
     layouts_differ: bool = False
+    timeout: float = TIMEOUT
 
     def check(self, number: str, answers: Answers) -> None:
         answer, own = self.answer(answers), self.table(number)
@@ -92,7 +96,7 @@ class OnRanks(Trial):
             runs = run_cases(
                 on_a_rank, batch.world_size, (self.run, answer, self.values_on_cpu), batch.cases, batch.given,
                 note=lambda case: describe(case, name), question=lambda case: case.twin and twins.question(case.twin),
-                ask_instead=lambda case, failure: self._about(case, failure, own),
+                ask_instead=lambda case, failure: self._about(case, failure, own), timeout=self.timeout,
             )  # fmt: skip
             for index, observed in enumerate(runs):
                 known = KnownMistakes(number, self, batch, index)
@@ -111,11 +115,14 @@ class OnRanks(Trial):
 
     def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:
         """Return the question about a run that failed, or "" for the general one."""
+        cause = failure.__cause__
+        if isinstance(cause, RankError) and cause.cause_type == "timeout":
+            return ""
         if case.twin:
-            return twins.question(case.twin, failure.report if self.layouts_differ else "")
+            return twins.question(case.twin, failure.report)
         if case.groups and (asked := about_groups(own)):
             return ask_about_group(asked)
-        return about_report(own, failure.report, stuck=isinstance(failure.__cause__, Deadlock))
+        return about_report(own, failure.report, stuck=isinstance(cause, Deadlock))
 
 
 def describe(case: Any, name: str) -> str:
@@ -171,37 +178,52 @@ class KnownMistakes:
         mistakes = [mistake for mistake in self.trial.table(self.number).mistakes if not mistake.fails]
         answers = [self.trial.answer(reference_answers(self.number, mistake.of)) for mistake in mistakes]
         case, data = self.batch.cases[self.index], self.batch.given[self.index]
-        given = self.trial.run, answers, self.trial.values_on_cpu
         try:
-            ranks = run_ranks(each_on_a_rank, self.batch.world_size, given, [case], [data])
+            seen = observed_by_each(self.trial, answers, replace(self.batch, cases=[case], given=[data]))
         except CheckFailed:  # on a machine where one of them doesn't end, symptoms have to do
             return {}
         return {
-            mistake.name: [rank[number][0] for rank in ranks]
-            for number, mistake in enumerate(mistakes)
-            if not any(ERROR in rank[number][0] for rank in ranks)
+            mistake.name: ranks
+            for mistake, (ranks,) in zip(mistakes, seen, strict=True)
+            if not any(ERROR in rank for rank in ranks)
         }
 
 
 ERROR = "error"
 
 
-def each_on_a_rank(
+def observed_by_each(trial: OnRanks, answers: Sequence[Any], batch: Batch) -> list[list[Seen]]:
+    """Run several answers in a batch of cases. For each answer and each case, return what each rank observed.
+
+    An answer that raises an exception observes {ERROR: text}. All answers share a launch, but a launch ends after an
+    answer that leaves half of a message behind, because the other half might be an answer that runs after it.
+    """
+    found: list[list[Seen]] = []
+    while left := answers[len(found) :]:
+        given = trial.run, left, trial.values_on_cpu
+        ranks = run_ranks(_each_on_a_rank, batch.world_size, given, batch.cases, batch.given)
+        found += [
+            [[rank[number][index] for rank in ranks] for index in range(len(batch.cases))]
+            for number in range(len(ranks[0]))
+        ]
+    return found
+
+
+def _each_on_a_rank(
     given: tuple[Any, Sequence[Any], bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]
 ) -> list[list[Observed]]:
-    """Run several answers in the same cases on this rank, and return each answer's observations in each case.
-
-    given: what `on_a_rank` takes, but with several answers. An answer that raises an exception observes {ERROR: text}
-    """
     run, answers, values_on_cpu = given
     seen: list[list[Observed]] = []
     for answer in answers:
         seen.append([])
-        for case, mine in zip(cases, data, strict=True):
-            try:
-                seen[-1] += on_a_rank((run, answer, values_on_cpu), [case], [mine])
-            except Exception as error:
-                seen[-1].append({ERROR: f"{type(error).__name__}: {error}"})
+        with record() as section:
+            for case, mine in zip(cases, data, strict=True):
+                try:
+                    seen[-1] += on_a_rank((run, answer, values_on_cpu), [case], [mine])
+                except Exception as error:
+                    seen[-1].append({ERROR: f"{type(error).__name__}: {error}"})
+        if one_sided(section):
+            break
     return seen
 
 

@@ -48,6 +48,7 @@ ROUNDED = (Twin.FLOAT32, Twin.BFLOAT16)  # these variants don't suit cases whose
 ALONE = (None, Twin.FLOAT32, Twin.STRIDED, Twin.BFLOAT16)
 
 _LAYOUTS_MEET = "with strides"  # reports say this if ranks pass tensors with different layouts to a collective
+_VIEW_SAYS = "view size is not compatible"  # torch says this if `view` would have to copy elements
 GROUPS_QUESTION = Question(lambda d: GROUPS_LEFT in d.names, shared("new groups"))
 LATER_QUESTION = Question(lambda d: "out" not in d.names and "changed" not in d.kinds(), shared("not a leaf"))
 
@@ -65,7 +66,8 @@ def question(twin: Twin, report: str = "") -> str:
 
     If the variant's run failed, `report` is the report from that run.
     """
-    return shared("layouts" if twin is Twin.STRIDED and _LAYOUTS_MEET in report else twin.value)
+    about_layouts = {_LAYOUTS_MEET: "layouts", _VIEW_SAYS: "view"} if twin is Twin.STRIDED else {}
+    return shared(next((key for words, key in about_layouts.items() if words in report), twin.value))
 
 
 def calling(twin: Twin | None, call: str, ask: str | None = None) -> AbstractContextManager[DefaultDevice]:

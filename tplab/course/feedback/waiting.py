@@ -144,7 +144,11 @@ def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
 def told_by_check(number: str, asked: str) -> tuple[str, str]:
     """Return the two lines to show if the check for exercise `number` ran into the stub for exercise `asked`."""
     if number == asked:
-        more = "Write your answer in the exercise's cell above, and run that cell. Then run this check."
+        more = (
+            "Write your answer in the exercise's cell above, and run that cell. Then run this check. If you've already "
+            f'done that, the cell still contains the line `raise NotImplementedError("exercise {number}")`. Delete '
+            "this line."
+        )
         return f"Exercise {number} is waiting for you.", more
     more = f"Your answer calls code that you'll write in exercise {asked}, so write exercise {asked} first."
     return f"Exercise {number} is waiting for exercise {asked}.", more

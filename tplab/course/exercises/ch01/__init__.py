@@ -8,18 +8,9 @@ from pathlib import Path
 
 from tplab.course.checks.predictions import read_predictions
 from tplab.course.checks.symptoms import read_symptoms
-from tplab.course.exercises.ch01 import all_gather, all_reduce, cost, reduce_scatter, scatter_gather, together
+from tplab.course.exercises.ch01 import checks
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
 SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
-__all__ = [
-    "PREDICTIONS",
-    "SYMPTOMS",
-    "all_gather",
-    "all_reduce",
-    "cost",
-    "reduce_scatter",
-    "scatter_gather",
-    "together",
-]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "checks"]
