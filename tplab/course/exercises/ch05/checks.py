@@ -233,7 +233,7 @@ def drifted(case: Scenario, replica: Values, place: Place) -> Values:
 
 
 def run_detector(detect: Callable[..., Any], case: Scenario, given: Values, group: Any) -> Observed:
-    model = nn.Module()
+    model: Any = nn.Module()
     model.inner = nn.Module()
     for name, value in given.items():
         parameter = nn.Parameter(value.to(device()), requires_grad=not (case.frozen and name == "second"))
