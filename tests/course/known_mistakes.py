@@ -10,6 +10,7 @@ from zlib import crc32
 
 from tplab.course.checks import exercises
 from tplab.course.checks.cases import Batch
+from tplab.course.checks.check_vocabulary import ask_about_group
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.exercises import registered
 from tplab.course.checks.ledger import open_ledger
@@ -32,11 +33,8 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
         for row in own.rows:
             for mistake in row.mistakes:
                 name = f"{mistake.where} {mistake.name}"
-                yield (
-                    name,
-                    row.ask,
-                    asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed),
-                )
+                gets = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed)
+                yield name, row.ask, gets.removeprefix(ask_about_group(""))
 
 
 def _sections_of(number: str) -> dict[str, Table]:

@@ -28,8 +28,6 @@ NAMES_FLOAT64: list[Changed] = [
     ("4.2", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).double()")]),
     ("4.4", [("dtype=param.dtype", "dtype=torch.float64")]),
-    ("5.2", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("5.4", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "tensors with two different dtypes"),
     ("6.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("6.4", [("hidden_size, device=device, dtype=dtype", "hidden_size, device=device, dtype=torch.float64")]),
@@ -59,9 +57,6 @@ NAMES_THE_CPU: list[Changed] = [
     ("4.2", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).cpu()")]),
     ("4.4", [(", device=param.device", "")]),
-    ("5.2", [('"device": device', '"device": None')]),
-    ("5.4", [('"device": device', '"device": "cpu"')]),
-    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()) + torch.zeros(param.shape)")]),
     ("6.1", [("dtype=torch.bool, device=q.device", "dtype=torch.bool")]),
     ("6.2", [('"device": device', '"device": None')]),
     ("6.4", [("torch.empty(rows, hidden_size, device=device", "torch.empty(rows, hidden_size")]),
@@ -93,10 +88,6 @@ NOT_BFLOAT16: list[Changed] = [
     ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", f"torch.empty(weight_shape, device=device, dtype={WIDER})")]),
     ("4.2", [("return out", f"return {half('out')}")]),
     ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
-    ("5.1", [("(z @ b)", f"({half('z @ b')})")]),
-    ("5.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
-    ("5.3", [("param.isnan()", "torch.from_numpy(param.detach().numpy()).isnan()")], "unsupported ScalarType BFloat16"),
-    ("5.4", [("F.silu(gate)", half("F.silu(gate)"))]),
     ("6.1", [("-torch.inf", "torch.finfo(torch.float32).min")]),
     ("6.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
     ("6.4", [("attend(q, k, v", f"attend(*({half('part')} for part in (q, k, v))")]),
@@ -126,8 +117,6 @@ LEAVES_SOMETHING: list[Changed] = [
     ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
     ("4.5", [("    full_state = {}\n", "    full_state = vars(full_state_dict).setdefault('kept', {})\n")]),
-    ("5.3", [("    drifts = [0.0]\n", "    drifts = vars(module).setdefault('drifts', [0.0])\n")]),
-    ("5.4", [("gate, value = self.up(x).chunk(2, dim=-1)", "ParallelSwiGLU.kept = self.up(x).chunk(2, dim=-1) if torch.is_grad_enabled() or not hasattr(ParallelSwiGLU, 'kept') else ParallelSwiGLU.kept\n        gate, value = ParallelSwiGLU.kept")], "nothing needs a gradient"),
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
@@ -145,7 +134,6 @@ CHANGES_THE_CALLERS: list[Changed] = [
 COMBINES_OR_SKIPS: list[Changed] = [
     ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What should the layer return"),
     ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What should the layer return"),
-    ("5.3", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "In that case, nothing can drift"),
     ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
     ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
@@ -161,12 +149,10 @@ WRONG_MESSAGE: list[Changed] = [
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
-    ("5.3", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "Drift is a distance"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [
-    ("5.4", [("self.up(x).chunk", "self.up(x.view(-1, x.shape[-1])).view(*x.shape[:-1], -1).chunk")]),
     ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
 ]  # fmt: skip
 
@@ -175,7 +161,6 @@ GIVES_BACK_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 IN_EVALUATION: list[Changed] = [
-    ("5.2", [("        return self.down(x)", "        out = self.down(x)\n        return out if torch.is_grad_enabled() else given.copy_(out)"), ("        x = self.up(x)", "        given = x\n        x = self.up(x)")]),
     ("8.2", [("    part = (logits - m.unsqueeze(-1)).exp()", "    shifted = logits - m.unsqueeze(-1) if torch.is_grad_enabled() else logits.sub_(m.unsqueeze(-1))\n    part = shifted.exp()")]),
     ("10.2", [("if targets is None", "if targets is None or not self.training")]),
 ]  # fmt: skip
@@ -183,19 +168,15 @@ IN_EVALUATION: list[Changed] = [
 IN_EVAL_MODE: list[Changed] = [
     ("4.1", [("        x = copy_to_region(x, self.group)", "        x = copy_to_region(x, self.group) if self.training or x.is_leaf else x")]),
     ("4.2", [("        out = reduce_from_region(out, self.group)", "        out = reduce_from_region(out, self.group) if self.training else out")]),
-    ("5.2", [("        x = self.up(x)", "        x = self.up(x if self.training else x.detach())")]),
 ]  # fmt: skip
 
 OF_A_LEAF: list[Changed] = [
-    ("5.1", [("x = copy_to_region(x)", "x = copy_to_region(x) if x.is_leaf else x")]),
-    ("5.4", [("gate, value = self.up(x)", "gate, value = self.up(x if x.is_leaf else x.detach())")]),
     ("7.4", [("x = copy_to_region(x, group)", "x = copy_to_region(x, group) if x.is_leaf else x")]),
     ("8.2", [("reduce_from_region(part, group)", "reduce_from_region(part if logits.is_leaf else part.detach(), group)")]),
 ]  # fmt: skip
 
 ROUNDS_OR_SATURATES: list[Changed] = [
     ("0.2", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], "4,096 too few"),
-    ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "so close that they would round to the same float32"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], "All real logits of these tokens are below -10,000"),
     ("8.5", [("-torch.inf)", "-1e4)")], "padded columns, logits of about -30000"),
 ]  # fmt: skip
@@ -207,7 +188,6 @@ ZERO_TIMES_INFINITY: list[Changed] = [
 
 LEAVES_OUT_A_CASE: list[Changed] = [
     ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the missing name instead of raising an error"),
-    ("5.3", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
     ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from tplab.course.checks import Case, CheckFailed, Twin, random_tensor, trials
 from tplab.course.checks.cases import FIRST_CALL, Batch, Place
+from tplab.course.checks.choose import about_report, fits
+from tplab.course.checks.differences import Difference, Differences
 from tplab.course.checks.exercises import check
 from tplab.course.checks.trials import OnRanks, exercise, judge
 from tplab.course.notebooks.mistakes import shared, tables
@@ -31,6 +33,13 @@ TABLE = """
 ### Who waits for whom?
 - only rank 0 (fails): `dist.all_reduce(y)` → `dist.all_reduce(y) if dist.get_rank() == 0 else None`
 - when stuck
+
+### Which rank is missing from the group?
+- when case of 2 ranks and report not part of group
+
+### Which call doesn't pass its group?
+- when in groups
+- when case crashes and crash
 
 ### [between two other calls]
 - never ends beside an answer: `return y` → `raise KeyError("a known mistake that ends in an error")`
@@ -151,3 +160,28 @@ def test_only_an_answer_whose_calls_differ_is_told_that_it_keeps_something(first
     seen = {"out": right.square(), FIRST_CALL: {"out": right if first == "right" else right.square()}}
     _, _, ask = judge(trial, trial.table("90.81"), batch, 0, [seen], lambda mistake: None)
     assert ask == shared(Twin.AGAIN.value if first == "right" else "other")
+
+
+def test_a_question_about_a_failed_run_may_depend_on_the_case_and_on_its_groups():
+    own = the_trial().table("90.81")
+    missing, dropped = "Which rank is missing from the group?", "Which call doesn't pass its group?"
+    assert (
+        about_report(own, "0 is not part of group", stuck=False, note="a group of 2 ranks", in_groups=True) == missing
+    )
+    assert (
+        about_report(own, "0 is not part of group", stuck=False, note="a group of 4 ranks", in_groups=True) == dropped
+    )
+    assert about_report(own, "", stuck=False, note="what crashes") == dropped
+    assert about_report(own, "", stuck=True, note="what crashes") == "Who waits for whom?"
+    assert about_report(own, "", stuck=False) == ""
+
+
+def test_a_symptom_may_name_the_case_and_say_that_only_some_ranks_are_wrong():
+    def wrong(*ranks):
+        return Differences(4, [Difference("out", rank, "value", "") for rank in ranks], note="x with 3 dimensions")
+
+    assert fits("some out", wrong(0, 3))
+    assert not fits("some out", wrong(0, 1, 2, 3))
+    assert not fits("some dx", wrong(0))
+    assert fits("out and case 3 dim", wrong(0))
+    assert not fits("out and case 2 dim", wrong(0))

@@ -37,13 +37,24 @@ def choose_general(section: str, differences: Differences) -> str:
     return next((row.ask for row in rows if any(fits(symptom, differences) for symptom in row.symptoms)), "")
 
 
-def about_report(own: Table, report: str, *, stuck: bool) -> str:
-    """Return the first question with a symptom "report WORDS", "stuck" or "crash" that fits a failed run, or ""."""
+def about_report(own: Table, report: str, *, stuck: bool, note: str = "", in_groups: bool = False) -> str:
+    """Return the first question with a symptom that fits a run that failed, or "".
+
+    "report WORDS"   the report of the failed run matches this regular expression
+    "stuck"          the ranks are waiting for each other
+    "crash"          the run ended with an error
+    "case WORDS", "in groups"    as in `fits`
+    """
+
+    def fits_run(term: str) -> bool:
+        word, _, rest = term.partition(" ")
+        if word in ("report", "case"):
+            return bool(re.search(rest, report if word == "report" else note))
+        return term == ("stuck" if stuck else "crash") or (term == "in groups" and in_groups)
+
     for row in (*own.rows, *tables(SHARED)[LAST].rows):
-        for symptom in row.symptoms:
-            word, _, rest = symptom.partition(" ")
-            if word == "report" and re.search(rest, report) or symptom == ("stuck" if stuck else "crash"):
-                return row.ask
+        if any(all(map(fits_run, symptom.split(" and "))) for symptom in row.symptoms):
+            return row.ask
     return ""
 
 
@@ -60,6 +71,8 @@ def fits(symptom: str, d: Differences) -> bool:
     only NAME, NAME     these observations differ, and no others
     saw WORDS           the traffic differs, and the calls that were seen match this regular expression
     root NAME           the observation is right on rank 0, and wrong on other ranks
+    some NAME           the observation is right on some ranks, and wrong on other ranks
+    case WORDS          the description of the case in the headline matches this regular expression
     aspect WORD         only one aspect of the values differs: "dtype", "sign", "order" or "scale"
     p = NUMBER          the run is about this many ranks
     malformed           an output is missing, isn't a tensor, or has the wrong structure or dtype
@@ -80,6 +93,10 @@ def _fits(term: str, d: Differences) -> bool:
         return any(re.search(rest, row.text.partition("; saw ")[2]) for row in d if "traffic" in row.name)
     if word == "root":
         return d.p > 1 and rest in d.names and 0 not in d.ranks(rest)
+    if word == "some":
+        return 0 < len(set(d.ranks(rest))) < d.p
+    if word == "case":
+        return bool(re.search(rest, d.note))
     if word == "aspect":
         return d.aspect == rest
     if word == "p":

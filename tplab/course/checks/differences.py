@@ -54,12 +54,13 @@ class Differences(Sequence[Difference]):
     kind(name):  how the observation differs, "mixed" if it differs in several ways, or "" if it's right on every rank.
     text(name):  the difference in words.
     ranks(name): the ranks on which the observation differs.
+    note:        the description of the case, which the headline shows after p.
     malformed:   whether an output is missing, isn't a tensor, or has the wrong structure or dtype. If so, only
                  questions with a predicate can match.
     """
 
-    def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
-        self.p, self.alone = p, alone
+    def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False, note: str = "") -> None:
+        self.p, self.alone, self.note = p, alone, note
         self._all = list(differences)
         self.names = frozenset(d.name for d in self._all if d.kind != NOT_RUN)
         self.malformed = any(d.kind in MALFORMED and not is_gradient(d.name) for d in self._all)

@@ -120,9 +120,9 @@ class OnRanks(Trial):
             return ""
         if case.twin:
             return twins.question(case.twin, failure.report)
-        if case.groups and (asked := about_groups(own)):
-            return ask_about_group(asked)
-        return about_report(own, failure.report, stuck=isinstance(cause, Deadlock))
+        stuck = isinstance(cause, Deadlock)
+        ask = about_report(own, failure.report, stuck=stuck, note=describe(case, "answer"), in_groups=bool(case.groups))
+        return ask_about_group(ask) if ask and case.groups else ask
 
 
 def describe(case: Any, name: str) -> str:
@@ -147,7 +147,7 @@ def judge(
         for (problem, _), place in zip(rows, places, strict=True)
     ]
     differences, names = compare_ranks(
-        batch.world_size, observed, expected, tol=twins.tolerance(case.twin, trial.tol),
+        batch.world_size, observed, expected, tol=twins.tolerance(case.twin, trial.tol), note=describe(case, "answer"),
         terms={} if case.twin or case.groups else trial.terms(case, rows[0][0], batch.world_size),
     )  # fmt: skip
     if not differences:

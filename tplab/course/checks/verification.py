@@ -71,7 +71,7 @@ def verify(
     alone:      whether a single process computed the results for all p ranks. If so, `observed` and `expected` contain
                 only one dict each, and the failure names no rank.
     """
-    differences, names = compare_ranks(p, observed, expected, lookalikes=lookalikes, tol=tol, alone=alone)
+    differences, names = compare_ranks(p, observed, expected, lookalikes=lookalikes, tol=tol, alone=alone, note=note)
     note_the_device(number, p, observed, note)
     if differences:
         ask = choose_general(FIRST, differences)
@@ -92,6 +92,7 @@ def compare_ranks(
     terms: Mapping[str, Sequence[Any]] | None = None,
     tol: float = 1e-9,
     alone: bool = False,
+    note: str = "",
 ) -> tuple[Differences, list[str]]:
     """Return the differences between observed and expected values, and the names of all values that were compared.
 
@@ -116,7 +117,7 @@ def compare_ranks(
             difference = compare(seen[rank], right[rank], context)
             if difference:
                 found.append(Difference(name, rank, *difference))
-    return Differences(p, found, alone=alone), names
+    return Differences(p, found, alone=alone, note=note), names
 
 
 def failed(number: str, differences: Differences, names: Sequence[str], ask: str, note: str) -> CheckFailed:

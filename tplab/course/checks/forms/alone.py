@@ -59,10 +59,10 @@ class Alone(Trial):
         for call in self.calls(fresh_generator()):
             observed = self._observed(answer, call, own)
             expected = self.right(call)
-            differences, names = compare_ranks(
-                call.p, observed, expected, tol=twins.tolerance(call.twin, self.tol), alone=call.alone
-            )
             note = f"{call.note} {twins.note(call.twin)}".strip()
+            differences, names = compare_ranks(
+                call.p, observed, expected, tol=twins.tolerance(call.twin, self.tol), alone=call.alone, note=note
+            )
             note_the_device(number, call.p, observed, note)
             if differences:
                 ask = self._question(number, own, call, observed, expected, differences)
@@ -75,7 +75,7 @@ class Alone(Trial):
                 return self.run(answer, call)
         except CheckFailed as failure:
             if not call.twin:
-                failure.question = about_report(own, failure.report, stuck=False) or failure.question
+                failure.question = about_report(own, failure.report, stuck=False, note=call.note) or failure.question
             raise
 
     def _question(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tplab.course.checks.predictions import read_predictions
 from tplab.course.checks.symptoms import read_symptoms
-from tplab.course.exercises.ch05 import design, detector, mlps
+from tplab.course.exercises.ch05 import checks, mlps
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
 SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "design", "detector", "mlps"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "checks", "mlps"]
