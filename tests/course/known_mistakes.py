@@ -32,12 +32,8 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
         asked = _asked_together(number, own, here, crc32(f"{number} {seed}".encode()) % 10**6) if together else {}
         for row in own.rows:
             for mistake in row.mistakes:
-                name = f"{mistake.where} {mistake.name}"
-                yield (
-                    name,
-                    row.ask,
-                    asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed),
-                )
+                found = asked[mistake.name] if mistake.name in asked else _asked_alone(number, mistake, seed)
+                yield f"{mistake.where} {mistake.name}", row.ask, found.removeprefix(f"{shared('two groups')} ")
 
 
 def _sections_of(number: str) -> dict[str, Table]:
