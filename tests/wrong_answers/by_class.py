@@ -23,11 +23,6 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "chunk", "12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "tensors with two different dtypes"),
-    ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
-    ("4.2", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
-    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).double()")]),
-    ("4.4", [("dtype=param.dtype", "dtype=torch.float64")]),
     ("5.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("5.4", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "tensors with two different dtypes"),
@@ -54,11 +49,6 @@ NAMES_FLOAT64: list[Changed] = [
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("4.5", [empty("value", "dtype=value.dtype")]),
-    ("4.1", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
-    ("4.2", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
-    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).cpu()")]),
-    ("4.4", [(", device=param.device", "")]),
     ("5.2", [('"device": device', '"device": None')]),
     ("5.4", [('"device": device', '"device": "cpu"')]),
     ("5.3", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()) + torch.zeros(param.shape)")]),
@@ -94,9 +84,6 @@ NOT_BFLOAT16: list[Changed] = [
     ("1.2", [("x[index].clone()", "torch.from_numpy(x[index].numpy().copy())")]),
     ("1.3", [("chunks[rank].copy_(chunk)", "chunks[rank].numpy()[...] = chunk.numpy()")]),
     ("1.5", [("(~gradient.isfinite().all())", "(~torch.from_numpy(gradient.numpy()).isfinite().all())")]),
-    ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", f"torch.empty(weight_shape, device=device, dtype={WIDER})")]),
-    ("4.2", [("return out", f"return {half('out')}")]),
-    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
     ("5.1", [("(z @ b)", f"({half('z @ b')})")]),
     ("5.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
     ("5.3", [("param.isnan()", "torch.from_numpy(param.detach().numpy()).isnan()")], "unsupported ScalarType BFloat16"),
@@ -129,7 +116,6 @@ LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
-    ("4.5", [("    full_state = {}\n", "    full_state = vars(full_state_dict).setdefault('kept', {})\n")]),
     ("5.3", [("    drifts = [0.0]\n", "    drifts = vars(module).setdefault('drifts', [0.0])\n")]),
     ("5.4", [("gate, value = self.up(x).chunk(2, dim=-1)", "ParallelSwiGLU.kept = self.up(x).chunk(2, dim=-1) if torch.is_grad_enabled() or not hasattr(ParallelSwiGLU, 'kept') else ParallelSwiGLU.kept\n        gate, value = ParallelSwiGLU.kept")], "nothing needs a gradient"),
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
@@ -140,16 +126,12 @@ LEAVES_SOMETHING: list[Changed] = [
 
 CHANGES_THE_CALLERS: list[Changed] = [
     ("1.1", [("return out.copy_(chunks[src])", "return out.copy_(chunks.pop(src))")], "writes into a tensor that your caller still needs"),
-    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
-    ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
     ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),
     ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
-    ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What should the layer return"),
-    ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What should the layer return"),
     ("5.3", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "In that case, nothing can drift"),
     ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
     ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
@@ -179,7 +161,6 @@ HAS_GAPS: list[Changed] = [
 GIVES_BACK_THE_CALLERS: list[Changed] = [
     ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
     ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return chunk.unsqueeze(0)\n")]),
-    ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip
 
 IN_EVALUATION: list[Changed] = [
@@ -189,8 +170,6 @@ IN_EVALUATION: list[Changed] = [
 ]  # fmt: skip
 
 IN_EVAL_MODE: list[Changed] = [
-    ("4.1", [("        x = copy_to_region(x, self.group)", "        x = copy_to_region(x, self.group) if self.training or x.is_leaf else x")]),
-    ("4.2", [("        out = reduce_from_region(out, self.group)", "        out = reduce_from_region(out, self.group) if self.training else out")]),
     ("5.2", [("        x = self.up(x)", "        x = self.up(x if self.training else x.detach())")]),
 ]  # fmt: skip
 
@@ -214,14 +193,12 @@ ZERO_TIMES_INFINITY: list[Changed] = [
 ]  # fmt: skip
 
 LEAVES_OUT_A_CASE: list[Changed] = [
-    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the missing name instead of raising an error"),
     ("5.3", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
     ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
     ("1.3", [("x.reshape(dist", "x.view(dist")], "works when the same values are stored in contiguous tensors"),
-    ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 is divisible by both 4 and 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
     ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),
@@ -229,7 +206,6 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 
 HELD_TOO_LONG: list[Changed] = [
     ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do all calls share the same dict"),
-    ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")], "keeps its value between calls"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),
 ]  # fmt: skip

@@ -200,6 +200,7 @@ class Layer:
         gradients, present = problem.gradients, self.present(case)
         given, outs = self._give(case, problem, place), self._outs(case, problem.outs, place)
         full = problem.outs[0]
+        assert full is not None  # only a bias that's returned may be missing
         return {
             **{f"shape of {name}": _shape(given.weights.get(name)) for name in self.weights},
             "out": outs if len(outs) > 1 else outs[0],
