@@ -147,7 +147,8 @@ def cut_and_glue(answers: tuple[Callable[..., Any], Callable[..., Any]], call: C
     given, whole = list(cut.shards), cut.whole
     tensors = {f"the shard of rank {rank}": each for rank, each in enumerate(given)}
     before = Snapshot(**{"the full tensor": whole, "the list of shards": given}, **tensors)
-    shards, claims = [], {}
+    shards: list[Any] = []
+    claims: dict[str, Claim] = {}
     for rank in range(p):
         options = f"dim={cut.dim}, rank={rank}, world_size={p}, stride={cut.stride}"
         with called_as(f"shard(a tensor of shape {list(whole.shape)}, {options})"), DefaultDevice() as watch:
