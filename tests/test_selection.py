@@ -115,7 +115,7 @@ REACHED = {  # what changes -> tests that it must reach, and one that it must no
         "tests/course/test_chapters.py::test_wrong_answer_is_caught[5.2 no bias]",
     ),
     "a chapter's check": (
-        "tplab/course/exercises/ch04/column.py",
+        "tplab/course/exercises/ch04/checks.py",
         ["tests/course/test_chapters.py::test_right_answer_passes[4.1]"],
         "tests/course/test_chapters.py::test_right_answer_passes[9.1]",
     ),

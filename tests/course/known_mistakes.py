@@ -17,7 +17,8 @@ from tplab.course.checks.ledger import open_ledger
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.trials import ERROR, OnRanks, judge, observed_by_each
 from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Mistake, Table, shared, table
+from tplab.course.notebooks.mistakes import Mistake, Table, path_of, shared, tables
+from tplab.course.notebooks.numbering import chapter_of
 
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
 
@@ -38,7 +39,8 @@ def questions(number: str, seed: int = 0) -> Iterator[tuple[str, str, str]]:
 
 
 def _sections_of(number: str) -> dict[str, Table]:
-    return {number: table(number)}
+    found = tables(path_of(chapter_of(number)))
+    return {title: each for title, each in found.items() if title.split()[0] == number}
 
 
 def _asked_alone(number: str, mistake: Mistake, seed: int) -> str:

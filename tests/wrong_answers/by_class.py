@@ -23,11 +23,6 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "tensors with two different dtypes"),
-    ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
-    ("4.2", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
-    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).double()")]),
-    ("4.4", [("dtype=param.dtype", "dtype=torch.float64")]),
     ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "tensors with two different dtypes"),
     ("6.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("6.4", [("hidden_size, device=device, dtype=dtype", "hidden_size, device=device, dtype=torch.float64")]),
@@ -52,11 +47,6 @@ NAMES_FLOAT64: list[Changed] = [
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("4.5", [empty("value", "dtype=value.dtype")]),
-    ("4.1", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
-    ("4.2", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
-    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).cpu()")]),
-    ("4.4", [(", device=param.device", "")]),
     ("6.1", [("dtype=torch.bool, device=q.device", "dtype=torch.bool")]),
     ("6.2", [('"device": device', '"device": None')]),
     ("6.4", [("torch.empty(rows, hidden_size, device=device", "torch.empty(rows, hidden_size")]),
@@ -85,9 +75,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", f"torch.empty(weight_shape, device=device, dtype={WIDER})")]),
-    ("4.2", [("return out", f"return {half('out')}")]),
-    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", half("torch.cat(pieces[rank::world_size], dim)"))]),
     ("6.1", [("-torch.inf", "torch.finfo(torch.float32).min")]),
     ("6.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
     ("6.4", [("attend(q, k, v", f"attend(*({half('part')} for part in (q, k, v))")]),
@@ -116,7 +103,6 @@ LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
-    ("4.5", [("    full_state = {}\n", "    full_state = vars(full_state_dict).setdefault('kept', {})\n")]),
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
@@ -124,16 +110,12 @@ LEAVES_SOMETHING: list[Changed] = [
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
-    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "The caller still needs the full tensor and the shards"),
-    ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
     ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),
     ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
-    ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What should the layer return"),
-    ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What should the layer return"),
     ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
     ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
@@ -157,7 +139,6 @@ HAS_GAPS: list[Changed] = [
 ]  # fmt: skip
 
 GIVES_BACK_THE_CALLERS: list[Changed] = [
-    ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")], "Which call always allocates new memory"),
 ]  # fmt: skip
 
 IN_EVALUATION: list[Changed] = [
@@ -166,8 +147,6 @@ IN_EVALUATION: list[Changed] = [
 ]  # fmt: skip
 
 IN_EVAL_MODE: list[Changed] = [
-    ("4.1", [("        x = copy_to_region(x, self.group)", "        x = copy_to_region(x, self.group) if self.training or x.is_leaf else x")]),
-    ("4.2", [("        out = reduce_from_region(out, self.group)", "        out = reduce_from_region(out, self.group) if self.training else out")]),
 ]  # fmt: skip
 
 OF_A_LEAF: list[Changed] = [
@@ -187,12 +166,10 @@ ZERO_TIMES_INFINITY: list[Changed] = [
 ]  # fmt: skip
 
 LEAVES_OUT_A_CASE: list[Changed] = [
-    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "skips the missing name instead of raising an error"),
     ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 is divisible by both 4 and 6"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
     ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),
@@ -200,7 +177,6 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 
 HELD_TOO_LONG: list[Changed] = [
     ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do all calls share the same dict"),
-    ("4.5", [("            value = full_state[name]\n", "            value = vars(load_full_state_dict).setdefault(name, full_state[name])\n")], "keeps its value between calls"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),
 ]  # fmt: skip

@@ -52,12 +52,16 @@ RIGHT = {
     "moved there": lambda x: x + torch.zeros(3, 4).to(x.device),
     "moved to a tensor": lambda x: x + torch.zeros(3, 4).to(x),
     "an index": lambda x: x[torch.arange(2)],
+    "like one on the CPU, but moved": lambda x: x + torch.zeros_like(torch.zeros(3, 4), device=x.device),
     "copied from the CPU": lambda x: torch.empty_like(x).copy_(torch.ones(3, 4)),
 }
 WRONG = {
     "torch.zeros": lambda x: x + torch.zeros(3, 4),
     "torch.ones and its row": lambda x: x * torch.ones(3, 4)[0],
     "the CPU by name": lambda x: x + torch.zeros(3, 4, device="cpu"),
+    "like the input, but on the CPU by name": lambda x: x + torch.zeros_like(x, device="cpu"),
+    "a new tensor on the CPU by name": lambda x: x.new_full((3, 4), 2.0, device="cpu") * x,
+    "made like the input on the CPU, then returned": lambda x: torch.empty_like(x, device="cpu").copy_(x),
     "moved to the CPU": lambda x: x.cpu() * 2,
     "moved to the CPU by name": lambda x: x.to("cpu"),
     "another dtype on the way": lambda x: x + torch.zeros(3, 4, dtype=torch.float64).float(),

@@ -14,6 +14,8 @@ from tplab.course.checks.cases import FIRST_CALL, Batch, Place
 from tplab.course.checks.choose import about_report, fits
 from tplab.course.checks.differences import Difference, Differences
 from tplab.course.checks.exercises import check
+from tplab.course.checks.forms import alone
+from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.trials import OnRanks, exercise, judge
 from tplab.course.notebooks.mistakes import shared, tables
 
@@ -43,7 +45,19 @@ TABLE = """
 
 ### [between two other calls]
 - never ends beside an answer: `return y` → `raise KeyError("a known mistake that ends in an error")`
+
+## 90.82
+
+### Which line overwrites x?
+- overwrites x: `return x + 1` → `return x.zero_()`
+
+### Is that two more?
+- two more: `x + 1` → `x + 2`
 """
+
+
+def more(x):
+    return x + 1
 
 
 def total(x):
@@ -52,7 +66,7 @@ def total(x):
     return y
 
 
-SOURCE = inspect.getsource(total)
+SOURCES = {"90.81": inspect.getsource(total), "90.82": inspect.getsource(more)}
 
 
 def the_trial() -> OnRanks:
@@ -71,11 +85,12 @@ def exercise_90(chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def reference_answers(number, change=lambda source: source):
         namespace = {"dist": dist, "torch": torch, "__name__": "__main__"}
-        exec(change(dedent(SOURCE)), namespace)
-        return {"total": namespace["total"]}
+        exec(change(dedent(SOURCES[number])), namespace)
+        return {name: namespace[name] for name in ("total", "more") if name in namespace}
 
     monkeypatch.setattr(trials, "table", lambda section: tables(path)[section])
-    monkeypatch.setattr(trials, "reference_answers", reference_answers)
+    for module in (trials, alone):
+        monkeypatch.setattr(module, "reference_answers", reference_answers)
     exercise("90.81", "Add", takes=["total"], trials=[the_trial()], passed="It adds.")
 
 
@@ -130,6 +145,19 @@ def test_what_fits_nothing_gets_a_question_that_any_exercise_may_ask():
         return y
 
     assert question(squares) == shared("other")
+
+
+def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
+    """The known mistakes run one after the other on the same call, and each has to see the values that it's about."""
+    trial = Alone(
+        calls=lambda generator: [Call(torch.arange(3.0), "one call")],
+        run=lambda answer, call: one({"out": answer(call.given)}),
+        right=lambda call: one({"out": call.given + 1}),
+    )  # fmt: skip
+    exercise("90.82", "Add one", takes=["more"], trials=[trial], passed="It adds.")
+    with pytest.raises(CheckFailed) as failed:
+        check("90.82", lambda x: x + 2)
+    assert failed.value.question == "Is that two more?"
 
 
 def test_ranks_that_wait_for_each_other_get_the_question_for_it():

@@ -98,9 +98,13 @@ class Place:
         """
         return Traffic.expected(self.world_size, *calls, group=self.ranks)
 
-    def part(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Split a tensor evenly along `dim` across the ranks of the group, and return this rank's shard."""
-        return tensor.chunk(self.size, dim)[self.index]
+    def part(self, tensor: Tensor, dim: int = 0, blocks: int = 1) -> Tensor:
+        """Split a tensor evenly along `dim` across the ranks of the group, and return this rank's shard.
+
+        A tensor may consist of several blocks along `dim`. If so, the shard consists of a slice of each block.
+        """
+        slices = [block.chunk(self.size, dim)[self.index] for block in tensor.chunk(blocks, dim)]
+        return torch.cat(slices, dim) if blocks > 1 else slices[0]
 
 
 @dataclass(frozen=True)

@@ -43,14 +43,16 @@ def about_report(own: Table, report: str, *, stuck: bool, note: str = "", in_gro
     "report WORDS"   the report of the failed run matches this regular expression
     "stuck"          the ranks are waiting for each other
     "crash"          the run ended with an error
-    "case WORDS", "in groups"    as in `fits`
+    "case WORDS", "in groups"    as in `fits`. In a run in groups, "in groups" takes the place of "stuck" and "crash" if
+                                 the table has this symptom
     """
+    ended = "in groups" if in_groups and about_groups(own) else "stuck" if stuck else "crash"
 
     def fits_run(term: str) -> bool:
         word, _, rest = term.partition(" ")
         if word in ("report", "case"):
             return bool(re.search(rest, report if word == "report" else note))
-        return term == ("stuck" if stuck else "crash") or (term == "in groups" and in_groups)
+        return term == ended
 
     for row in (*own.rows, *tables(SHARED)[LAST].rows):
         if any(all(map(fits_run, symptom.split(" and "))) for symptom in row.symptoms):

@@ -1,6 +1,7 @@
 """The check of a function that needs no ranks: it's called in this process, and so are the known mistakes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -72,11 +73,15 @@ class Alone(Trial):
     def _observed(self, answer: Any, call: Call, own: Table) -> Seen:
         try:
             with twins.calling(call.twin, call.note):
-                return self.run(answer, call)
+                return self._run(answer, call)
         except CheckFailed as failure:
             if not call.twin:
                 failure.question = about_report(own, failure.report, stuck=False, note=call.note) or failure.question
             raise
+
+    def _run(self, answer: Any, call: Call) -> Seen:
+        """Run an answer on a copy of what it's given, because it may write into that."""
+        return self.run(answer, replace(call, given=deepcopy(call.given)))
 
     def _question(
         self, number: str, own: Table, call: Call, observed: Seen, expected: Seen, differences: Differences
@@ -88,7 +93,7 @@ class Alone(Trial):
         @cache
         def known(mistake: Mistake) -> Seen | None:
             try:
-                return self.run(self.answer(reference_answers(number, mistake.of)), call)
+                return self._run(self.answer(reference_answers(number, mistake.of)), call)
             except Exception:  # the mistake ends in an error here, so the answer does something else
                 return None
 

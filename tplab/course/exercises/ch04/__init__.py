@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tplab.course.checks.predictions import read_predictions
 from tplab.course.checks.symptoms import read_symptoms
-from tplab.course.exercises.ch04 import column, cut_and_glue, full_state, master_weight, row
+from tplab.course.exercises.ch04 import checkpoints, checks
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
 SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "column", "cut_and_glue", "full_state", "master_weight", "row"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "checkpoints", "checks"]

@@ -1,0 +1,334 @@
+"""The check of a layer that's split across ranks, which is compared with the same layer in a single process.
+
+Each rank builds the layer, and the check copies the rank's shards of random full weights into its parameters. Then the
+layer runs a forward and a backward pass. A formula that runs with the full weights in float64 says what's right:
+
+    COLUMN = Layer(
+        of="ColumnParallelLinear", sizes=(12, 8), width=12,
+        weights={"weight": Weight("W", (8, 12), Sharding(0)), "bias": Weight("b", (8,), Sharding(0))},
+        formula=lambda case, x, w: F.linear(x, w["W"], w.get("b")),
+        out_split=lambda case: [Sharding(-1)],
+        backward_traffic=lambda case, x, out: [("all_reduce", x.numel())],
+    )
+    exercise("4.1", "...", takes=["ColumnParallelLinear"], trials=COLUMN.trials([Built()]), passed="...")
+
+A rank observes these values:
+
+    "shape of weight", ...    the shape of each parameter of the formula, by its name in the module, or "None"
+    "out"                     the output, or a tuple of outputs
+    "dx", "dW", "db"          the gradients of the input and of this rank's shards, by the parameters' letters
+    "forward traffic", "backward traffic", "inputs unchanged"    as in `observe`
+
+and the statements below, such as MARKED. If a parameter has the wrong shape, the layer doesn't run.
+
+An exercise has two tables of mistakes. Those that only show in statements about sizes that are refused, or about memory
+after several steps, are in "4.1 sizes and steps", because nearly every mistake makes such a statement true or untrue in
+the same way, so the other mistakes would explain too much.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tplab.course.checks.cases import Case, Place
+from tplab.course.checks.check_vocabulary import random_tensor
+from tplab.course.checks.forms.statements import Statement, accepts, refuses, statements
+from tplab.course.checks.observation import Claim, NotRun, Observed, observe
+from tplab.course.checks.trials import OnRanks
+from tplab.course.checks.twins import Twin
+from tplab.runtime import device
+from tplab.tensor.sharding import Sharding
+
+MARKED = "the attribute tensor_parallel says how each parameter is split"
+NO_OTHERS = "the layer has no other parameters"
+OWN_SHARDS = "each parameter keeps only its own shard in memory"
+ZERO = "the bias starts at zero"
+SETTINGS = "building and running the layer changes no settings"
+NO_LEAK = "no tensors pile up in memory from step to step"
+REFUSED = "a size that isn't divisible by p is refused"
+ACCEPTED = "only the dimension that's split has to be divisible by p"
+PART = "sizes and steps"  # the section of the table for the last three
+STEPS = 5
+
+Calls = Sequence[tuple[str, int]]  # the kind and the number of elements of each collective, as for Place.traffic
+
+
+@dataclass(frozen=True)
+class Built(Case):
+    """A way to build the layer, together with the shape and the memory layout of its input.
+
+    leading:    all dimensions of the input except the last
+    options:    further keyword arguments. The layer has to store "stride" in the attribute tensor_parallel, and that's
+                all that the argument does
+    transposed: whether the input is transposed in memory, so that it isn't contiguous
+    zero_bias:  whether the biases are zero, as they are before the first training step
+    """
+
+    leading: tuple[int, ...] = (5,)
+    bias: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+    transposed: bool = False
+    zero_bias: bool = False
+    sizes: tuple[int, ...] = ()  # for the headline
+
+    def describe(self, name: str) -> str:
+        options = ["bias=False"] * (not self.bias) + [f"{option}={value}" for option, value in self.options.items()]
+        call = f"{name}({', '.join([*map(str, self.sizes), *options, *['group=group'] * bool(self.groups)])})"
+        return call + " on a three-dimensional, non-contiguous x" * self.transposed + ", bias 0" * self.zero_bias
+
+    def mark(self, split: Sharding | None) -> Sharding | None:
+        """Return the attribute tensor_parallel of a parameter that's split like this."""
+        return split and replace(split, stride=self.options.get("stride", split.stride))
+
+
+class Weight(NamedTuple):
+    """A parameter of the full layer. A bias is one whose name ends in "bias", and it's absent if the case says so.
+
+    letter: its name in the formula
+    shape:  the shape of the full tensor
+    split:  how it's split across the ranks, or None if every rank has all of it
+    """
+
+    letter: str
+    shape: tuple[int, ...]
+    split: Sharding | None = None
+
+
+class Problem(NamedTuple):
+    """The full tensors of a layer that runs in a single process."""
+
+    x: Tensor  # [..., width]
+    weights: dict[str, Tensor]  # by the names in the module
+    outs: tuple[Tensor | None, ...]
+    upstream: tuple[Tensor | None, ...]  # the gradient of each output
+    gradients: dict[str, Tensor]  # of "x" and of the weights, by the names in the module
+
+
+class Given(NamedTuple):
+    """What a rank receives: its slices of the input and of the upstream gradients, and its shards of the weights."""
+
+    x: Tensor
+    weights: dict[str, Tensor]
+    upstream: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """The same layer in a single process, and how the ranks share its tensors and its work.
+
+    of:        the name of the class. The constructor also takes bias=, group=, device= and dtype=
+    sizes:     the positional arguments of the constructor
+    width:     the size of the input's last dimension
+    weights:   the parameters by their names in the module, as in {"up.weight": Weight("A", (20, 6), Sharding(0))}
+    formula:   (case, x, {letter: full weight}) -> the output, or a tuple of outputs. An output may be None
+    x_split:   (case) -> how the input is split, or None if every rank has all of it
+    out_split: (case) -> the same for each output
+    forward_traffic, backward_traffic: (case, the full x, the first full output) -> the collectives that are needed
+    terms:     as in `OnRanks`, with a `Problem`
+    """
+
+    of: str
+    sizes: tuple[int, ...]
+    width: int
+    weights: Mapping[str, Weight]
+    formula: Callable[[Any, Tensor, Mapping[str, Tensor]], Any]
+    x_split: Callable[[Any], Sharding | None] = lambda case: None
+    out_split: Callable[[Any], Sequence[Sharding | None]] = lambda case: [None]
+    forward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
+    backward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
+    terms: Callable[[Any, Problem, int], Mapping[str, Sequence[Any]]] = lambda case, problem, size: {}
+
+    def trials(
+        self, cases: Sequence[Built], *, refused: tuple[int, ...] = (), accepted: tuple[int, ...] = ()
+    ) -> list[OnRanks]:
+        """Return the trials of the layer in these cases, on 1, 2 and 4 ranks.
+
+        refused:  sizes that two ranks must refuse with a ValueError
+        accepted: sizes that two ranks must accept, although one that isn't split is odd
+        """
+        said = []
+        if refused:
+            said.append(Statement(REFUSED, refuses(partial(_build, refused)), f"{self.of}{refused}"))
+        if accepted:
+            said.append(Statement(ACCEPTED, accepts(partial(_build, accepted)), f"{self.of}{accepted}"))
+        said.append(Statement(NO_LEAK, partial(_leak, self, cases[0]), f"{STEPS} steps of {self.of}{self.sizes}"))
+        compared = OnRanks(
+            of=self.of, cases=[replace(case, sizes=self.sizes) for case in cases], draw=self._draw, give=self._give,
+            run=partial(_run, self), right=self._right, terms=self.terms,
+            world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
+        )  # fmt: skip
+        return [compared, statements(*said, of=self.of, part=PART)]
+
+    def present(self, case: Built) -> dict[str, Weight]:
+        """Return the weights that the layer has in this case."""
+        return {name: weight for name, weight in self.weights.items() if case.bias or not name.endswith("bias")}
+
+    def _draw(self, case: Built, generator: torch.Generator, size: int) -> Problem:
+        random = partial(random_tensor, generator)
+        if case.transposed:
+            x = random(self.width, *case.leading).movedim(0, -1)
+        else:
+            x = random(*case.leading, self.width)
+        full = {name: random(*weight.shape) for name, weight in self.weights.items()}
+        full = {name: full[name] for name in self.present(case)}
+        if case.zero_bias:
+            full |= {name: torch.zeros_like(value) for name, value in full.items() if name.endswith("bias")}
+        leaves = [tensor.requires_grad_() for tensor in (x, *full.values())]
+        outs = as_tuple(self.formula(case, x, {self.weights[name].letter: value for name, value in full.items()}))
+        upstream = tuple(None if out is None else random(*out.shape) for out in outs)
+        pairs = [(out, dy) for out, dy in zip(outs, upstream, strict=True) if out is not None]
+        gradients = torch.autograd.grad([out for out, _ in pairs], leaves, [dy for _, dy in pairs])
+        detached = {name: value.detach() for name, value in full.items()}
+        plain = tuple(None if out is None else out.detach() for out in outs)
+        return Problem(x.detach(), detached, plain, upstream, dict(zip(("x", *full), gradients, strict=True)))
+
+    def _give(self, case: Built, problem: Problem, place: Place) -> Given:
+        return Given(
+            _part(problem.x, self.x_split(case), place),
+            {name: _part(problem.weights[name], weight.split, place) for name, weight in self.present(case).items()},
+            self._outs(case, problem.upstream, place),
+        )
+
+    def _right(self, case: Built, problem: Problem, place: Place) -> Observed:
+        gradients, present = problem.gradients, self.present(case)
+        given, outs = self._give(case, problem, place), self._outs(case, problem.outs, place)
+        full = problem.outs[0]
+        assert full is not None  # only a bias that's returned may be missing
+        return {
+            **{f"shape of {name}": _shape(given.weights.get(name)) for name in self.weights},
+            "out": outs if len(outs) > 1 else outs[0],
+            "dx": _part(gradients["x"], self.x_split(case), place),
+            **{
+                f"d{weight.letter}": _part(gradients[name], weight.split, place) if name in present else None
+                for name, weight in self.weights.items()
+            },
+            "forward traffic": place.traffic(*self.forward_traffic(case, problem.x, full)),
+            "backward traffic": place.traffic(*self.backward_traffic(case, problem.x, full)),
+        }
+
+    def _outs(self, case: Built, full: Sequence[Tensor | None], place: Place) -> tuple[Tensor | None, ...]:
+        splits = zip(full, self.out_split(case), strict=True)
+        return tuple(None if value is None else _part(value, split, place) for value, split in splits)
+
+
+def _part(full: Tensor, split: Sharding | None, place: Place) -> Tensor:
+    return full if split is None else place.part(full, split.dim, split.stride)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) -> Observed:
+    build = partial(layer_class, bias=case.bias, group=group, device=device(), dtype=case.dtype, **case.options)
+    with _settings() as changed:
+        built = build(*layer.sizes)
+        parameters = {name: _parameter(built, name) for name in layer.weights}
+        seen: Observed = {f"shape of {name}": _shape(parameter) for name, parameter in parameters.items()}
+        others = [name for name, _ in built.named_parameters() if name not in layer.weights]
+        seen[NO_OTHERS] = Claim(f"it also has {', '.join(others)}" if others else "")
+        if seen != seen | {f"shape of {name}": _shape(given.weights.get(name)) for name in layer.weights}:
+            letters = [f"d{weight.letter}" for weight in layer.weights.values()]
+            names = ("out", "dx", *letters, "forward traffic", "backward traffic")
+            return seen | dict.fromkeys(names, NotRun("a parameter has another shape"))
+        seen |= _state(layer, case, parameters)
+        if case.twin is Twin.BETWEEN:  # a layer with other sizes, in case that something is kept on the class
+            _step(build(*(2 * size for size in layer.sizes)), case, 2 * given.x.shape[-1])
+        with torch.no_grad():
+            for name, value in given.weights.items():
+                parameters[name].copy_(value)
+        upstream = tuple(None if dy is None else dy.to(device()) for dy in given.upstream)
+        seen |= observe(
+            built,
+            upstream if len(upstream) > 1 else upstream[0],
+            inputs={"x": given.x.to(device())},
+            parameters={weight.letter: parameters[name] for name, weight in layer.weights.items()},
+            any_size=0,
+        )
+        return seen | {SETTINGS: Claim(changed(built))}
+
+
+def _state(layer: Layer, case: Built, parameters: Mapping[str, Any]) -> Observed:
+    """Return the statements about the parameters of a layer that was just built."""
+    marks, sizes, values = [], [], []
+    for name, weight in layer.present(case).items():
+        parameter = parameters[name]
+        mark, kept = getattr(parameter, "tensor_parallel", None), parameter.untyped_storage().nbytes()
+        needed = parameter.numel() * parameter.element_size()
+        marks += [f"{name}.tensor_parallel is {mark}"] * (mark != case.mark(weight.split))
+        sizes += [f"{name} keeps {kept} bytes alive but needs only {needed}"] * (kept > needed)
+        values += [name] * (name.endswith("bias") and bool(parameter.detach().any()))
+    return {
+        MARKED: Claim("; ".join(marks)),
+        OWN_SHARDS: Claim("; ".join(sizes)),
+        ZERO: Claim(f"{', '.join(values)} doesn't" if values else ""),
+    }
+
+
+def _parameter(module: nn.Module, name: str) -> Any:
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        return None
+
+
+def _shape(tensor: Any) -> str:
+    return str(list(tensor.shape)) if isinstance(tensor, Tensor) else str(tensor)
+
+
+@contextmanager
+def _settings() -> Iterator[Callable[[nn.Module], str]]:
+    """Yield a function that names the settings that have changed since, and restore these settings in the end."""
+    dtype = torch.get_default_dtype()
+
+    def changed(module: nn.Module) -> str:
+        mode = nn.Module().training
+        flipped = [name or "the layer" for name, each in module.named_modules() if each.training != mode]
+        found = [f"training is {not mode} in {', '.join(flipped)}"] if flipped else []
+        found += ["gradients are switched off"] * (not torch.is_grad_enabled())
+        found += [f"the default dtype is {torch.get_default_dtype()}"] * (torch.get_default_dtype() != dtype)
+        return "; ".join(found)
+
+    with torch.enable_grad():
+        try:
+            yield changed
+        finally:
+            torch.set_default_dtype(dtype)
+
+
+def _build(sizes: tuple[int, ...], layer_class: Any) -> Any:
+    with _settings():
+        return layer_class(*sizes)
+
+
+def _step(built: nn.Module, case: Built, width: int) -> None:
+    """Run a forward and a backward pass on zeros."""
+    x = torch.zeros(*case.leading, width, dtype=case.dtype, device=device(), requires_grad=True)
+    out = as_tuple(built(x))[0]
+    if isinstance(out, Tensor) and out.requires_grad:
+        out.sum().backward()
+
+
+def _leak(layer: Layer, case: Built, layer_class: Any) -> str:
+    """Return how many tensors pile up with each step, or "" if none do."""
+    built = layer_class(*layer.sizes, bias=case.bias, device=device(), dtype=case.dtype, **case.options)
+    width = layer.width // (1 if layer.x_split(case) is None else torch.distributed.get_world_size())
+    counts = []
+    gc.freeze()  # only objects that are created from here on count, which is much faster
+    try:
+        with _settings():
+            for _ in range(STEPS):
+                _step(built, case, width)
+                gc.collect()
+                counts.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
+    finally:
+        gc.unfreeze()
+    more = [after - before for before, after in zip(counts, counts[1:], strict=False)]
+    return f"with each step, there are at least {min(more)} more of them" if min(more) > 0 else ""
