@@ -11,6 +11,7 @@ functional_hooks  does the same for the collectives of DTensor and torch.compile
 group_hooks  shows on the board when ranks create groups, because they wait for each other in these calls
 store_hooks  shows on the board when ranks wait for a key in a store
 torch_hooks  shows on the board which collectives torch starts from C++, as DDP does
+carriers    lets a slow link or a check decide when a message or collective is completed
 recorder    records every collective before it starts
 naming      describes a collective as text and finds the line that calls it
 records     defines Collective, Record and Total, the classes of the recorded data

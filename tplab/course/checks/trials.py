@@ -71,6 +71,8 @@ class OnRanks(Trial):
     terms:       (case, problem, size) -> tensors by name, each as a list with one tensor for each of `size` ranks. A
                  wrong tensor is often a combination of these, such as the sum of x without one rank's
     world_sizes, tol, without, values_on_cpu, layouts_differ    as in `cases.check_cases`
+    late:        whether every case also runs with messages that arrive at the last moment (see `late`). Use this if the
+                 answer starts messages or collectives and waits for them later
     """
 
     cases: Sequence[Any] | Callable[[int], Sequence[Any]]
@@ -84,6 +86,7 @@ class OnRanks(Trial):
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = ()
     values_on_cpu: bool = False
     layouts_differ: bool = False
+    late: bool = False
 
     def check(self, number: str, answers: Answers) -> None:
         answer, own = self.answer(answers), self.table(number)
@@ -106,7 +109,7 @@ class OnRanks(Trial):
     def batches(self, answer: Any) -> Iterator[Batch]:
         return batches(
             self.cases, answer, self.draw, self.give, world_sizes=self.world_sizes, without=self.without,
-            layouts_differ=self.layouts_differ,
+            layouts_differ=self.layouts_differ, late=self.late,
         )  # fmt: skip
 
     def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:
