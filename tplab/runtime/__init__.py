@@ -22,6 +22,7 @@ board       the shared memory in which ranks announce what they are doing
 diagnosis   turns the board into a sentence such as "rank 2 never joined all_reduce #3"
 watch       follows a run until it ends, and writes the report if a rank fails or the ranks deadlock
 failures    formats a failed rank's traceback, with the notebook's cell and line
+slow_link   makes messages and collectives take as long as on a slower link
 shared_memory  all-reduces through memory that the ranks share, instead of through gloo
 transport   passes tensors and functions by value from one process to another
 blame       names the part of an argument or a function that can't be sent to another process
@@ -40,5 +41,17 @@ from tplab.runtime.failures import Deadlock, RankError
 from tplab.runtime.hooks import record
 from tplab.runtime.launcher import Results, launch
 from tplab.runtime.records import Collective, Record, Total
+from tplab.runtime.slow_link import slow_link
 
-__all__ = ["Collective", "Deadlock", "RankError", "Record", "Results", "Total", "device", "launch", "record"]
+__all__ = [
+    "Collective",
+    "Deadlock",
+    "RankError",
+    "Record",
+    "Results",
+    "Total",
+    "device",
+    "launch",
+    "record",
+    "slow_link",
+]

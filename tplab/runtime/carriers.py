@@ -29,23 +29,43 @@ Call = Callable[[Replaced], Any]  # starts an operation and returns its Work, or
 class Operation:
     """A message or collective that this rank is about to start.
 
-    kind, bytes  as in `tplab.Collective`
-    members      the ranks that take part in it
-    channel, number    identify the matching operation of the other members (see `board`)
+    entered      the recorder's entry for it
     read         the tensors that the backend reads. It also reads those of `written` in an all-reduce and a reduce
     written      the tensors that the backend writes to
-    where        the call site, as "file:line:function"
     """
 
-    kind: str
+    entered: Any
     group: ProcessGroup
-    members: tuple[int, ...]
-    channel: str
-    number: int
-    bytes: int
     read: Sequence[Tensor]
     written: Sequence[Tensor]
-    where: str
+
+    @property
+    def kind(self) -> str:
+        return str(self.entered.known.described[0])
+
+    @property
+    def bytes(self) -> int:
+        """The message size, as in `tplab.Collective`."""
+        return int(self.entered.known.described[4])
+
+    @property
+    def where(self) -> str:
+        """The call site, as "file:line:function"."""
+        return str(self.entered.where)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that take part in it."""
+        return tuple(self.entered.known.call.members)
+
+    @property
+    def channel(self) -> str:
+        """Together with the number, this identifies the matching operation of the other members (see `board`)."""
+        return str(self.entered.known.call.channel)
+
+    @property
+    def number(self) -> int:
+        return int(self.entered.number)
 
 
 class Carrier:
@@ -155,10 +175,9 @@ def started(
     """
     if not _carriers:
         return method(group, *args, **kwargs)
-    kind, _, _, _, size, _, peer, where = entered.known.described
+    kind, *_, peer, _ = entered.known.described
     read, written = _tensors(kind, args or tuple(kwargs.values()), peer == recorder.rank)
-    call = entered.known.call
-    operation = Operation(kind, group, call.members, call.channel, entered.number, size, read, written, where)
+    operation = Operation(entered, group, read, written)
 
     def on_backend(replaced: Replaced) -> Any:
         tensors = tree_map(lambda item: replaced.get(id(item), item), (args, dict(kwargs)))
