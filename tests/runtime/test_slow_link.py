@@ -92,7 +92,7 @@ def overlapped(clock: Clock) -> list[float]:
 
 def one_after_another(clock: Clock) -> list[float]:
     """Two all-reduces of a group share the link, and another group has its own. They're waited for in any order."""
-    group = dist.new_group()
+    group = dist.new_group(backend="cpu:gloo")
     x, y, z = (torch.ones(50) for _ in range(3))
     first, second = (dist.all_reduce(tensor, async_op=True) for tensor in (x, y))
     other = dist.all_reduce(z, async_op=True, group=group)

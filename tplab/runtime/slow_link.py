@@ -79,8 +79,12 @@ class SlowLink(Carrier):
         return (2 if kind in ("all_reduce", "barrier") else 1) * (p - 1) * part
 
     def start(self, operation: Operation, call: Call) -> Any:
-        if (backend := dist.get_backend(operation.group)) != "gloo":
-            raise RuntimeError(f"slow_link can only delay gloo, not {backend}: launch the ranks with backend='gloo'")
+        backend = dist.get_backend(operation.group)  # "gloo", or what it is by device, such as "cpu:gloo,cuda:nccl"
+        if "gloo" not in backend or any(not tensor.is_cpu for tensor in (*operation.read, *operation.written)):
+            raise RuntimeError(
+                f"slow_link can only delay tensors on the CPU in groups with gloo, and this is a {operation.kind} with "
+                f"{backend}: launch the ranks with backend='gloo'"
+            )
         if not operation.number:
             raise NotImplementedError(f"slow_link can't delay a {operation.kind} from any rank: name the sender")
         previous = self._latest.get(operation.channel)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from tplab.course.checks.exercises import check
 from tplab.course.checks.late import EarlyAccessError, late
 from tplab.course.checks.trials import OnRanks, exercise
 from tplab.course.notebooks.mistakes import shared, tables
-from tplab.runtime import record
+from tplab.pipeline import Channels, Pipeline, schedules
+from tplab.runtime import record, slow_link
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear
 
 DTYPES = (
     torch.float64,
@@ -373,3 +376,39 @@ def test_a_check_with_late_messages(chapter, tmp_path: Path, monkeypatch: pytest
     assert failure.value.question == shared(Twin.LATE.value)
     exercise("90.82", "Means", takes=["means"], trials=[means(False)], passed="Means.")
     assert "Means." in str(check("90.82", sums_and_divides))
+
+
+def own_layers(late_or_slow: str) -> list[Any]:
+    """Two layers and three pipeline schedules of tplab, the losses and gradients of each."""
+    torch.manual_seed(0)
+    rank, seen = dist.get_rank(), list[Any]()
+    with ExitStack() as stack:
+        if "slow" in late_or_slow:
+            stack.enter_context(slow_link(1e-4, 1e9))
+        if "late" in late_or_slow:
+            stack.enter_context(late())
+        up, down = ColumnParallelLinear(8, 8), RowParallelLinear(8, 8)
+        x = torch.randn(4, 8, requires_grad=True)
+        down(up(x)).sum().backward()
+        seen.append(x.grad)
+        channels = Channels()
+        for make in (schedules.gpipe, schedules.one_f_one_b, schedules.zero_bubble):
+            stage = torch.nn.Linear(6, 6)
+            torch.nn.init.constant_(stage.weight, 0.5)
+            pipeline = Pipeline(
+                [stage], make(2, 4), shape=(3, 6), dtype=torch.float32, channels=channels,
+                loss_sum=lambda y, target: ((y - target) ** 2).sum(),
+            )  # fmt: skip
+            inputs = [torch.full((3, 6), 1.0 + k) for k in range(4)]
+            seen.append(pipeline.step(*((inputs, None) if rank == 0 else (None, inputs))))
+            seen.append(stage.weight.grad)
+    return seen
+
+
+def test_tplabs_own_layers_are_right_with_late_messages_and_on_a_slow_link() -> None:
+    plain, *others = (
+        tplab.launch(own_layers, 2, args=(how,), backend="gloo") for how in ("", "late", "slow", "late and slow")
+    )
+    for other in others:
+        for mine, theirs in zip(plain, other, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
