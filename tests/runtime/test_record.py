@@ -52,6 +52,7 @@ def test_every_kind_is_seen_on_every_rank_with_its_size_in_the_order_of_time() -
         assert seen == expected
         assert [c.number for c in record.of_rank(rank)] == list(range(1, len(expected) + 1))
         assert {c.group for c in record.of_rank(rank)} == {(0, 1)}
+        assert {c.where.rpartition(":")[2] for c in record.of_rank(rank)} == {"everything"}, "torch decorates some"
         starts = [c.start for c in record.of_rank(rank)]
         began, returned = results.spans[rank]
         assert starts == sorted(starts)

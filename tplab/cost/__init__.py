@@ -5,6 +5,7 @@ flops        the FLOPs of a GPT
 matmul       the time of one matmul
 collective   the time of each collective
 layer        the time of one transformer layer on one of its tp ranks
+clock        the time of a list of operations, some of which run at the same time
 step         the time of a training step for a model, a layout and a machine
 calibration  the kernels of a layer, measured on the machine at hand
 """

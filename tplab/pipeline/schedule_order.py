@@ -12,14 +12,15 @@ If actions wait for each other in a cycle, the schedule never ends. `check` dete
     rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1,
     which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0
 
-`simulate` computes when each action starts and ends, given their durations. `bubble` computes the resulting idle time,
-as a fraction of the working time.
+`simulate` computes when each action starts and ends, given their durations, with the clock of chapter 11. `bubble`
+computes the resulting idle time, as a fraction of the working time.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tplab.cost import clock
 from tplab.pipeline.schedules import KINDS, Action, Schedule
 
 DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # a backward pass has two matmuls per matmul in the forward pass
@@ -52,26 +53,18 @@ def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: f
     """
     _check_complete(schedule)
     lasts = durations if callable(durations) else _by_kind(durations, schedule.chunks)
-    spans: list[list[Span]] = [[] for _ in schedule.actions]
-    done: dict[Key, tuple[int, float]] = {}  # the action's rank and end
-    going = True
-    while going:
-        going = False
-        for rank, row in enumerate(schedule.actions):
-            for action in row[len(spans[rank]) :]:
-                needs = _needs(schedule, rank, action)
-                if any(key not in done for key in needs):
-                    break
-                free = spans[rank][-1].end if spans[rank] else 0.0
-                start = max([free, *(end + message * (by != rank) for by, end in (done[key] for key in needs))])
-                end = start + lasts(rank, action)
-                spans[rank].append(Span(action, start, end))
-                done[_key(schedule, rank, action)] = rank, end
-                going = True
-    at = [len(row) for row in spans]
-    if any(place < len(row) for place, row in zip(at, schedule.actions, strict=True)):
-        raise ScheduleError(f"this schedule never ends: {_circle(schedule, at, done)}")
-    return spans
+    actions = {_key(schedule, rank, action): action for rank, row in enumerate(schedule.actions) for action in row}
+    operations = [
+        clock.Operation(_key(schedule, rank, action), lasts(rank, action), _needs(schedule, rank, action), rank=rank)
+        for rank, row in enumerate(schedule.actions)
+        for action in row
+    ]
+    try:
+        lanes = clock.play(operations, message=message).lanes
+    except clock.OrderError as error:
+        raise ScheduleError(f"this schedule never ends: {_circle(schedule, actions, error.circle)}") from None
+    rows = [lanes.get((rank, "compute"), []) for rank in range(schedule.world_size)]
+    return [[Span(actions[span.operation.name], span.start, span.end) for span in row] for row in rows]
 
 
 def check(schedule: Schedule) -> None:
@@ -142,34 +135,15 @@ def _check_once(rank: int, action: Action, counts: Counter[Action]) -> None:
         raise ScheduleError(f"rank {rank} never does {action.in_words}")
 
 
-def _circle(schedule: Schedule, at: list[int], done: Mapping[Key, object]) -> str:
-    """Describe the cycle of ranks that wait for each other, starting from the first rank that is stuck.
-
-    at    the number of actions that each rank has done
-    """
-    rank = next(rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row))
-    path: list[int] = []
-    while rank not in path:
-        path.append(rank)
-        key = _awaited(schedule, rank, at[rank], done)
-        rank = schedule.rank_of(key[1])
-    path = path[path.index(rank) :]
-    waits = [(rank, _awaited(schedule, rank, at[rank], done)) for rank in path]
-    if len(waits) == 1:
-        mine, key = waits[0]
-        action = schedule.actions[mine][at[mine]]
-        return f"rank {mine} would do {action.in_words} before its own {_words(schedule, key)}"
-    links = []
-    for mine, key in waits:
-        here = schedule.actions[mine][at[mine]].in_words
-        links.append(f"at its {here}, waits for {_words(schedule, key)} from rank {schedule.rank_of(key[1])}")
-    return f"rank {waits[0][0]}, " + ", which, ".join(links)
-
-
-def _awaited(schedule: Schedule, rank: int, place: int, done: Mapping[Key, object]) -> Key:
-    return next(key for key in _needs(schedule, rank, schedule.actions[rank][place]) if key not in done)
-
-
-def _words(schedule: Schedule, key: Key) -> str:
-    owner = schedule.rank_of(key[1])
-    return next(action.in_words for action in schedule.actions[owner] if _key(schedule, owner, action) == key)
+def _circle(
+    schedule: Schedule, actions: Mapping[Key, Action], circle: Sequence[tuple[clock.Operation[Key], Key]]
+) -> str:
+    """Describe the cycle of ranks that wait for each other, as (operation, missing result) pairs."""
+    if len(circle) == 1:
+        ((one, key),) = circle
+        return f"rank {one.rank} would do {actions[one.name].in_words} before its own {actions[key].in_words}"
+    links = [
+        f"at its {actions[one.name].in_words}, waits for {actions[key].in_words} from rank {schedule.rank_of(key[1])}"
+        for one, key in circle
+    ]
+    return f"rank {circle[0][0].rank}, " + ", which, ".join(links)

@@ -11,6 +11,7 @@ functional_hooks  does the same for the collectives of DTensor and torch.compile
 group_hooks  shows on the board when ranks create groups, because they wait for each other in these calls
 store_hooks  shows on the board when ranks wait for a key in a store
 torch_hooks  shows on the board which collectives torch starts from C++, as DDP does
+carriers    lets a slow link or a check decide when a message or collective is completed
 recorder    records every collective before it starts
 naming      describes a collective as text and finds the line that calls it
 records     defines Collective, Record and Total, the classes of the recorded data
@@ -21,6 +22,7 @@ board       the shared memory in which ranks announce what they are doing
 diagnosis   turns the board into a sentence such as "rank 2 never joined all_reduce #3"
 watch       follows a run until it ends, and writes the report if a rank fails or the ranks deadlock
 failures    formats a failed rank's traceback, with the notebook's cell and line
+slow_link   makes messages and collectives take as long as on a slower link
 shared_memory  all-reduces through memory that the ranks share, instead of through gloo
 transport   passes tensors and functions by value from one process to another
 blame       names the part of an argument or a function that can't be sent to another process
@@ -39,5 +41,17 @@ from tplab.runtime.failures import Deadlock, RankError
 from tplab.runtime.hooks import record
 from tplab.runtime.launcher import Results, launch
 from tplab.runtime.records import Collective, Record, Total
+from tplab.runtime.slow_link import slow_link
 
-__all__ = ["Collective", "Deadlock", "RankError", "Record", "Results", "Total", "device", "launch", "record"]
+__all__ = [
+    "Collective",
+    "Deadlock",
+    "RankError",
+    "Record",
+    "Results",
+    "Total",
+    "device",
+    "launch",
+    "record",
+    "slow_link",
+]

@@ -10,12 +10,14 @@ numbered. The slot index is computed from the channel and the number, so rank 1 
 0" without searching. The parent can read the entry even if the rank is stuck in C++ or dead. A later entry may
 overwrite an earlier one, but the number of entries per channel is stored separately and is never lost. When a thread
 blocks in an entry, the entry is copied to a wait, where it stays readable even if other threads overwrite its slot. The
-channels form a hash table. Parts of a page that are never used take up no memory.
+channels form a hash table. If there's a slow link, each channel also has the times at which its latest entries started.
+Parts of a page that are never used take up no memory.
 
 Ranks write here before every collective, so writing must be fast. A program enters the same few collectives again and
 again, so the part of an entry that doesn't change (`Call`) is encoded only once.
 """
 
+import math
 import mmap
 import os
 import tempfile
@@ -26,6 +28,7 @@ SLOTS = 256
 SLOT_BYTES = 512
 WAITS = 8  # how many threads of a rank can show what they're blocked in
 CHANNELS = 1 << 14
+STARTS_KEPT = 128  # how many operations of a channel a rank may start until the start of the first one is forgotten
 STORE = "store."  # the kind of an entry begins like this if the rank waits for a key in a store
 STATES = ("starting", "running", "returned", "raised")
 
@@ -37,7 +40,9 @@ _SLOT_WORDS = SLOT_BYTES // _WORD
 _SLOTS_START = _WAITS_START + WAITS * _SLOT_WORDS
 _CHANNELS_START = _SLOTS_START + SLOTS * _SLOT_WORDS  # a channel: key of its name, number of entries so far
 _KEY, _NUMBER, _LENGTH, _TEXT = 0, 1, 2, 3  # a slot or wait: key (0 if unused), number, text length, text
-_PAGE_WORDS = _CHANNELS_START + 2 * CHANNELS
+_STARTS_START = _CHANNELS_START + 2 * CHANNELS  # a start: number of the operation, nothing, time (two words)
+_START_WORDS = 4
+_PAGE_WORDS = _STARTS_START + CHANNELS * STARTS_KEPT * _START_WORDS
 _ROOM = SLOT_BYTES - _TEXT * _WORD
 _SEPARATOR = "\x1f"
 
@@ -126,6 +131,12 @@ def _entry_key(channel_key: int, number: int) -> int:
     return (channel_key + 2654435761 * number) & 0xFFFFFFFF or 1
 
 
+def _start(page: int, place: int, number: int) -> int:
+    """Return where the start of an operation is, if its channel is at `place`."""
+    channel = (place - page - _CHANNELS_START) // 2
+    return page + _STARTS_START + (channel * STARTS_KEPT + number % STARTS_KEPT) * _START_WORDS
+
+
 class Board:
     """The pages of all ranks, memory-mapped from a file descriptor that the parent and the ranks share."""
 
@@ -133,11 +144,13 @@ class Board:
         self.world_size = world_size
         self._memory = mmap.mmap(descriptor, board_bytes(world_size))
         self._words = memoryview(self._memory).cast("I")
+        self._times = memoryview(self._memory).cast("d")
         self._channel_of: dict[str, int | None] = {}  # where the page of the writing rank counts each channel
         self._free_waits = list(range(WAITS))
 
     def close(self) -> None:
         self._words.release()
+        self._times.release()
         self._memory.close()
 
     # Written by the rank itself
@@ -168,6 +181,18 @@ class Board:
         words[start + _NUMBER] = number
         words[start + _LENGTH] = len(text)
         words[start + _KEY] = key
+
+    def note_start(self, rank: int, channel: str, number: int, time: float) -> None:
+        """Note when the rank starts an operation of a channel. Only `slow_link` needs this."""
+        page, key = rank * _PAGE_WORDS, _key(channel)
+        place = self._place_of_channel(page, key)
+        if place is None:
+            raise RuntimeError(f"slow_link can't tell more than {CHANNELS} channels apart")
+        self._words[place] = key  # so that no other channel takes the place
+        start = _start(page, place, number)
+        self._words[start] = 0  # readers ignore the time while it's only half written
+        self._times[start // 2 + 1] = time
+        self._words[start] = number
 
     def begin_wait(self, rank: int, call: Call, number: int) -> int | None:
         """Show that a thread of the rank is blocked in an entry. Returns the wait's index, or None if none is free."""
@@ -216,6 +241,18 @@ class Board:
         if place is None:
             return None
         return self._words[place + 1] if self._words[place] == key else 0
+
+    def start_of(self, rank: int, channel: str, number: int) -> float | None:
+        """Return when the rank started an operation, NaN if it hasn't yet, or None if that has been forgotten."""
+        page = rank * _PAGE_WORDS
+        place = self._place_of_channel(page, _key(channel))
+        if place is None:
+            return None
+        start = _start(page, place, number)
+        before, time, after = self._words[start], self._times[start // 2 + 1], self._words[start]
+        if after > number:
+            return None
+        return time if before == after == number else math.nan
 
     def _place_of_channel(self, page: int, key: int) -> int | None:
         """Return the place of a channel's words, or else of the first free ones. Returns None if the table is full."""

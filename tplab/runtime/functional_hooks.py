@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from tplab.runtime import shared_memory
+from tplab.runtime import carriers, shared_memory
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 
@@ -52,6 +52,7 @@ def _wrap_operator(name: str, kind: str, whole: bool, active: Active, unrecorded
         tensors = flat(args[0])
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = distributed_c10d._resolve_process_group(given["group_name"])
+        carriers.pass_by(kind)
         op = given["reduce_op"].lower() if "reduce_op" in given else None
         entered = recorder.enter_collective(group, kind, tensors, group.size() if whole else 1, op, given.get("src"))
         outputs = None

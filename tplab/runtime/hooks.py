@@ -11,6 +11,7 @@ in which ranks announce what they're doing (see `group_hooks` and `torch_hooks`)
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import functional_hooks, group_hooks, shared_memory, store_hooks, torch_hooks
+from tplab.runtime import carriers, functional_hooks, group_hooks, shared_memory, store_hooks, torch_hooks
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
@@ -56,8 +57,7 @@ def record(*, keep: bool = True) -> Iterator[Record]:
     keep    If False, the collectives are kept only in this record. Enclosing blocks and the run's `Results.record`
             don't see them, so a program that runs for days doesn't run out of memory.
     """
-    if active is None and dist.is_initialized():
-        activate(Recorder(dist.get_rank()))
+    _activate_in_group()
     section = Record()
     start = len(active.entered) if active else 0
     try:
@@ -67,6 +67,20 @@ def record(*, keep: bool = True) -> Iterator[Record]:
             section._collectives.extend(active.collectives(start))
             if not keep:
                 active.forget(start)
+
+
+def _activate_in_group() -> None:
+    """Record this process's collectives if nothing records them yet and there is a process group."""
+    if active is None and dist.is_initialized():
+        activate(Recorder(dist.get_rank()))
+
+
+@contextmanager
+def carried_by(carrier: carriers.Carrier) -> Iterator[None]:
+    """Context manager in which a carrier starts this rank's messages and collectives."""
+    _activate_in_group()
+    with carriers.carrying(carrier):
+        yield
 
 
 @contextmanager
@@ -160,16 +174,19 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
         root = getattr(options, "rootRank", None) if rooted else None
         factor = self.size() if whole else 1
         entered = recorder.enter_collective(self, kind, tensors, factor, op, root)
-        return _started(recorder, entered, lambda: original(self, *args, **kwargs))
+        return _started(recorder, entered, self, original, args, kwargs)
 
     return method
 
 
-def _started(recorder: Recorder, entered: Any, call: Callable[[], Any]) -> Any:
+def _started(
+    recorder: Recorder, entered: Any, group: ProcessGroup, original: Callable[..., Any],
+    args: tuple[Any, ...], kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
     """Start the collective by calling the backend, and return its handle (a torch `Work`)."""
     try:
         with torch_hooks.recorded_already():
-            work = call()
+            work = carriers.started(recorder, entered, group, original, args, kwargs)
     except BaseException:
         recorder.refused()
         raise
@@ -187,7 +204,7 @@ def _wrap_message(name: str) -> Callable[..., Any]:
         peer, tag = (None, args[0]) if name == "recv_anysource" else args[:2]
         kind = "send" if name == "send" else "recv"
         entered = recorder.enter_message(self, kind, tensors, peer, tag)
-        return _started(recorder, entered, lambda: original(self, tensors, *args))
+        return _started(recorder, entered, self, original, (tensors, *args), {})
 
     return method
 
@@ -200,16 +217,27 @@ def _wrap_batches() -> None:
         start(self, *args)
         if (recorder := _recorder()) is not None:
             recorder.batch_begins()
+            carriers.batch_begins()
 
     def _end_coalescing(self: ProcessGroup, *args: Any) -> Any:
         recorder = _recorder()
-        return end(self, *args) if recorder is None else recorder.batch_ends(lambda: end(self, *args))
+        if recorder is None:
+            return end(self, *args)
+        return recorder.batch_ends(lambda: carriers.batch_ends(lambda: end(self, *args)))
 
     ProcessGroup._start_coalescing = _start_coalescing  # type: ignore[method-assign, assignment]
     ProcessGroup._end_coalescing = _end_coalescing  # type: ignore[method-assign, assignment]
 
 
-torchs_wait = dist.Work.wait
+torchs_wait, torchs_future = dist.Work.wait, dist.Work.get_future
+
+
+def _wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+    return (work.block if isinstance(work, carriers.Carried) else partial(torchs_wait, work))(*args, **kwargs)
+
+
+def _get_future(work: Any) -> Any:
+    return work.future() if isinstance(work, carriers.Carried) else torchs_future(work)
 
 
 def _wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,8 +305,8 @@ def install() -> None:
     for name in ("send", "recv", "recv_anysource"):
         setattr(ProcessGroup, name, _wrap_message(name))
     _wrap_batches()
-    dist.Work.wait = _wrap_wait(lambda *args, **kwargs: torchs_wait(*args, **kwargs))  # type: ignore[method-assign]
-    dist.Work.get_future = _wrap_get_future(dist.Work.get_future)  # type: ignore[method-assign]
+    dist.Work.wait = _wrap_wait(_wait)  # type: ignore[method-assign]
+    dist.Work.get_future = _wrap_get_future(_get_future)  # type: ignore[method-assign]
     torch._C.Future.wait = _wrap_wait(torch._C.Future.wait)  # type: ignore[method-assign]
     shared_memory.Reduction.wait = _wrap_wait(shared_memory.Reduction.wait)  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]

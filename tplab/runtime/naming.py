@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import typing_extensions
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+_DEPRECATED = typing_extensions.deprecated.__call__.__code__.co_filename  # torch wraps functions with this decorator
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _RUNTIME = os.path.dirname(__file__) + os.sep
 _TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -70,7 +72,7 @@ _whose: dict[int, tuple[int, CodeType]] = {}  # by id of the code, which the val
 
 def _find_out(code: CodeType) -> tuple[int, CodeType]:
     file = code.co_filename
-    if not file.startswith((_TORCH, _TPLAB, "<")):
+    if not file.startswith((_TORCH, _TPLAB, _DEPRECATED, "<")):
         whose = _LEARNERS
     elif file.startswith(_TPLAB) and not file.startswith(_RUNTIME):
         whose = _LAYERS

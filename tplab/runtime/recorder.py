@@ -28,7 +28,7 @@ from tplab.runtime.naming import (
     place_of,
     signature_of,
 )
-from tplab.runtime.records import Collective
+from tplab.runtime.records import Collective, Transfer
 from tplab.runtime.stream_waits import StreamWaits
 from tplab.runtime.stream_watch import StreamWatch
 
@@ -53,7 +53,19 @@ class _Known(NamedTuple):
 class _Entered:
     """A collective that this rank has entered, with its timing."""
 
-    __slots__ = ("end", "known", "mark", "number", "others", "start", "tag", "wait", "waited", "waits_since")
+    __slots__ = (
+        "end",
+        "known",
+        "mark",
+        "number",
+        "others",
+        "start",
+        "tag",
+        "transfer",
+        "wait",
+        "waited",
+        "waits_since",
+    )
 
     def __init__(self, known: _Known, number: int, start: float) -> None:
         self.known, self.number, self.start = known, number, start
@@ -62,6 +74,7 @@ class _Entered:
         self.waited = 0.0
         self.waits_since: float | None = None
         self.wait: int | None = None  # where the board shows that the rank waits for it
+        self.transfer: Transfer | None = None  # on the clock of this process
         self.mark: Any = None  # where the stream may have started to wait
         self.others: Sequence[_Entered] = ()  # if it's the first of a batch, the rest of the batch
 
@@ -78,7 +91,12 @@ class _Entered:
     def collective(self, rank: int, origin: float) -> Collective:
         kind, group, shape, dtype, size, op, peer, where = self.known.described
         start, end = self.start - origin, None if self.end is None else self.end - origin
-        return Collective(rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end, self.waited)
+        transfer = self.transfer
+        if transfer is not None:
+            transfer = Transfer(transfer.start - origin, transfer.end - origin, transfer.link)
+        return Collective(
+            rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end, self.waited, transfer
+        )
 
 
 class _Done:
@@ -96,6 +114,7 @@ class Recorder:
 
     stream    measures how long the stream of this rank's GPU waits (None: not measured)
     watch     finds out what a rank with a GPU is blocked in (None if the rank computes on the CPU)
+    on_enter  called with the channel and the number of each operation before it shows on the board (None: not called)
     report    called before a Mismatch is raised, so that the parent hears of it even if the program catches everything
     """
 
@@ -106,6 +125,7 @@ class Recorder:
         self.stream: StreamWaits | None = None
         self.watch: StreamWatch | None = None
         self._watch_of_torch: StreamWatch | None = None  # on the CPU, once torch has started a collective in C++
+        self.on_enter: Callable[[str, int], None] | None = None
         self.report: Callable[[], None] = lambda: None
         self.waiting: dict[int, _Entered] = {}  # what each thread is blocked in, by thread id
         self._known: dict[tuple[Any, ...], _Known] = {}
@@ -216,6 +236,8 @@ class Recorder:
         number = 0
         if not _any_rank_completes(known):
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
+        if self.on_enter is not None:
+            self.on_enter(channel, number)
         if self.board is not None:
             slot = self.board.write(self.rank, known.call, number)
             if number:

@@ -6,6 +6,14 @@ from html import escape
 from typing import NamedTuple, overload
 
 
+class Transfer(NamedTuple):
+    """When a transfer over a slow link began and ended, in seconds since the launch began, and the link in words."""
+
+    start: float
+    end: float
+    link: str
+
+
 @dataclass(frozen=True)
 class Collective:
     """A collective, a send or a receive that one rank has entered.
@@ -25,6 +33,7 @@ class Collective:
     end:     when the blocking call, or wait(), returned, in seconds since the launch began (None if it never did)
     waited:  how many of the seconds between start and end the rank was blocked. On a GPU, this doesn't include waits of
              the stream, because the rank continues meanwhile.
+    transfer: what the link did for it, if it ran on a `slow_link`
     """
 
     rank: int
@@ -40,6 +49,7 @@ class Collective:
     start: float
     end: float | None
     waited: float = 0.0
+    transfer: Transfer | None = None
 
     @property
     def numel(self) -> int:

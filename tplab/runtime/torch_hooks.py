@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from tplab.runtime import carriers
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 
@@ -48,6 +49,7 @@ def _wrap(operator: Any, kind: str, index: int, active: Callable[[], Recorder | 
         tensors = flat(args[index])
         if recorder is None or any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
             return operator.redispatch(keys & _AFTER_AUTOGRAD, *args)
+        carriers.pass_by(kind)
         given = dict(zip(names, args, strict=False))
         group = ProcessGroup.unbox(given["process_group"])
         op = _OPS[given["reduce_op"].op()] if "reduce_op" in given else None

@@ -77,6 +77,11 @@ class RankTrace:
         return self.seconds("communicate") - self.hidden
 
     @property
+    def link(self) -> str:
+        """The `slow_link` that it was traced on, in words, as a picture has to say. "" if there was none."""
+        return ", ".join(dict.fromkeys(span.about["link"] for span in self.spans if "link" in span.about))
+
+    @property
     def hidden_share(self) -> float:
         """|C ∩ W| / |C|, between 0 and 1. Raises ValueError for a rank that didn't communicate."""
         if not self.lane("communicate"):
@@ -193,7 +198,7 @@ def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: fl
 
     If the number of events differs from the number of collectives (some backends have no events), the times in the
     record are used. A message between two ranks counts while this rank waits for it, because neither rank can tell when
-    it is under way.
+    it is under way. On a slow link, both ranks can tell, and a collective is in flight until the link has carried it.
     """
     in_order = sorted(events, key=lambda event: event.time_range.start)
     started = [event for event in in_order if event.name.startswith("c10d::") and not _belongs_to_another(event)]
@@ -207,12 +212,16 @@ def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: fl
         kind, start, end = collective.kind, collective.start, collective.end
         if len(started) == len(section):
             start = _start(started[index]) + shift
-        if kind in ("send", "recv") and end is not None:
-            start = end - collective.waited
-        elif kind in known:
+        message, transfer = kind in ("send", "recv"), collective.transfer
+        if kind in known and not message:
             end = _end(finished[kind].popleft()) + shift
+        if transfer is not None:
+            start, end = transfer.start if message else start, transfer.end
+        elif message and end is not None:
+            start = end - collective.waited
         if len(collective.group) > 1 and end is not None:
             about = {"bytes": collective.bytes, "group": list(collective.group), "where": collective.where}
+            about |= {} if transfer is None else {"link": transfer.link}
             yield Span("communicate", kind, start, end, about)
 
 

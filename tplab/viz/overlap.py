@@ -17,8 +17,8 @@ def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None
 
     runs: by name, the traces of all ranks
 
-    The share of communication that was hidden is shown above each run. Raises ValueError for a run in which nothing was
-    traced.
+    The share of communication that was hidden is shown above each run, together with the `slow_link`, if there was one.
+    Raises ValueError for a run in which nothing was traced.
     """
     if not runs:
         raise ValueError("nothing was traced: overlap needs at least one run")
@@ -78,7 +78,8 @@ def _headline(name: str, traces: Sequence[RankTrace]) -> str:
     if not shares:
         return f"{name}: nothing was communicated"
     listed = ", ".join(shares[:-1]) + " and " + shares[-1] if len(shares) > 1 else shares[0]
-    return f"{name}: {listed} of the communication hidden"
+    links = "".join(f", {link}" for link in dict.fromkeys(trace.link for trace in traces) if link)
+    return f"{name}: {listed} of the communication hidden{links}"
 
 
 def _begin(traces: Sequence[RankTrace]) -> float:

@@ -8,6 +8,7 @@ reference_answers  make the reference answers of an exercise, with or without a 
 cases              run an answer in many cases, on 1, 2 and 4 ranks and in groups, and compare the results on every rank
 layouts            preserve the memory layouts of tensors that a check sends to a rank
 twins              define the variants of each case (its twins), such as in bfloat16 or with non-contiguous tensors
+late               hold messages back until a rank waits for them, and find tensors that are touched too early
 check_vocabulary   draw random inputs, create process groups, and define conditions under which to ask a question
 messages           watch the messages that an answer starts, and keep them from disturbing what runs after it
 run_answer         run the learner's code, and if it fails, report what failed and on which line

@@ -224,6 +224,7 @@ def batches(
     world_sizes: Sequence[int],
     without: Collection[Twin] | Callable[[Any], Collection[Twin]],
     layouts_differ: bool,
+    late: bool = False,
 ) -> Iterator[Batch]:
     """Yield the cases to run at each world size, with new random problems: first a case alone, then the others.
 
@@ -242,7 +243,7 @@ def batches(
             here += [
                 replace(case, twin=twin)
                 for twin in Twin
-                if twins.makes_sense(twin, answer)
+                if twins.makes_sense(twin, answer) and (late or twin is not Twin.LATE)
                 for case in wanted
                 if case.groups is None and twin not in (without(case) if callable(without) else without)
             ]

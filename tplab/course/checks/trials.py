@@ -74,6 +74,8 @@ class OnRanks(Trial):
     world_sizes, tol, without, values_on_cpu, layouts_differ    as in `cases.check_cases`
     timeout:     the seconds after which a launch counts as an endless loop. If the answer only needs milliseconds, the
                  learner shouldn't have to wait for a minute
+    late:        whether every case also runs with messages that arrive at the last moment (see `late`). Use this if the
+                 answer starts messages or collectives and waits for them later
     """
 
     cases: Sequence[Any] | Callable[[int], Sequence[Any]]
@@ -88,6 +90,7 @@ class OnRanks(Trial):
     values_on_cpu: bool = False
     layouts_differ: bool = False
     timeout: float = TIMEOUT
+    late: bool = False
 
     def check(self, number: str, answers: Answers) -> None:
         answer, own = self.answer(answers), self.table(number)
@@ -110,7 +113,7 @@ class OnRanks(Trial):
     def batches(self, answer: Any) -> Iterator[Batch]:
         return batches(
             self.cases, answer, self.draw, self.give, world_sizes=self.world_sizes, without=self.without,
-            layouts_differ=self.layouts_differ,
+            layouts_differ=self.layouts_differ, late=self.late,
         )  # fmt: skip
 
     def _about(self, case: Any, failure: CheckFailed, own: Table) -> str:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts, run_answer
 from tplab.course.checks.default_device import DefaultDevice
+from tplab.course.checks.late import late
 from tplab.course.checks.observation import GROUPS_LEFT, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
@@ -37,6 +38,7 @@ class Twin(Enum):
     STRIDED = "on tensors that aren't contiguous"
     BFLOAT16 = "in bfloat16"
     AGAIN = "called again with the same arguments"
+    LATE = "with messages that arrive at the last moment"  # only in trials that ask for it (see `late`)
 
 
 _DTYPES: dict[Twin | None, torch.dtype] = {Twin.FLOAT32: torch.float32, Twin.BFLOAT16: torch.bfloat16}
@@ -150,7 +152,8 @@ def observed_as(twin: Twin | None) -> Iterator[None]:
     in_eval_mode = twin is Twin.EVAL_MODE
     evaluation = twin is Twin.EVALUATION
     options = {"between": twin is Twin.BETWEEN, "evaluation": evaluation, "later": evaluation or in_eval_mode}
-    with _eval_mode() if in_eval_mode else nullcontext(), observing(**options):
+    adversary = late() if twin is Twin.LATE else nullcontext()
+    with _eval_mode() if in_eval_mode else nullcontext(), observing(**options), adversary:
         yield
 
 

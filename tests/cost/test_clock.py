@@ -1,0 +1,174 @@
+"""The clock: against closed formulas, against the longest path through the graph, and what it refuses."""
+
+import random
+from graphlib import TopologicalSorter
+
+import pytest
+
+from tplab.cost.clock import Operation, OrderError, Span, Wait, play
+
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 5, 8, 16)]
+
+
+def pipeline(p, m, order):
+    """F and B of each rank and micro-batch, in the order that `order(rank)` lists, as in "F0 F1 B0 B1"."""
+    operations = []
+    for rank in range(p):
+        for word in order(rank).split():
+            kind, k = word[0], int(word[1:])
+            if kind == "F":
+                needs = [("F", k, rank - 1)] if rank else []
+            else:
+                needs = [("F", k, rank), *([("B", k, rank + 1)] if rank < p - 1 else [])]
+            operations.append(Operation((kind, k, rank), 1 if kind == "F" else 2, needs, rank=rank))
+    return operations
+
+
+def gpipe(p, m):
+    words = [f"F{k}" for k in range(m)] + [f"B{k}" for k in range(m)]
+    return pipeline(p, m, lambda rank: " ".join(words))
+
+
+def one_f_one_b(p, m):
+    def order(rank):
+        warm_up = min(m, p - 1 - rank)
+        words = [f"F{k}" for k in range(warm_up)]
+        for k in range(m):
+            words += [f"F{warm_up + k}"] * (warm_up + k < m) + [f"B{k}"]
+        return " ".join(words)
+
+    return pipeline(p, m, order)
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_the_bubble_and_the_activations_of_pipelines(p, m):
+    for made, peaks in ((gpipe(p, m), [m] * p), (one_f_one_b(p, m), [min(p - rank, m) for rank in range(p)])):
+        timing = play(made)
+        assert timing.total == 3 * (m + p - 1)
+        for rank in range(p):
+            idle = timing.total - sum(operation.duration for operation in made if operation.rank == rank)
+            assert idle / timing.total == pytest.approx((p - 1) / (m + p - 1))
+            activations = [operation.name for operation in made if operation.name[0] == "F"]
+            assert timing.peak(rank, of=activations) == peaks[rank]
+
+
+@pytest.mark.parametrize("matmul", [1, 4, 7, 10])
+@pytest.mark.parametrize("transfer", [2, 7, 9])
+def test_a_matmul_hides_a_transfer(matmul, transfer):
+    start = [Operation("dX", 5), Operation("message", transfer, ["dX"], lane="wire")]
+    dw, wait = Operation("dW", matmul), Operation("wait", 0, ["message"])
+    timing = play([*start, dw, wait])
+    assert timing.total == 5 + max(matmul, transfer)
+    exposed = max(0, transfer - matmul)
+    assert timing.waits() == ([Wait("wait", "message", 5 + matmul, 5 + transfer)] if exposed else [])
+    assert timing.waits(lane="wire") == [Wait("message", "dX", 0, 5)]
+    assert play([*start, wait, dw]).total == 5 + matmul + transfer
+
+
+def backward_of_an_mlp(order):
+    """Exercise 11.1: four matmuls of 5 ms and a message of 8 ms. `order` is that of dZ, dB, dX, dA, start and wait."""
+    needs = {
+        "dZ": ["dy"], "dB": ["dy"], "dX": ["dZ"], "dA": ["dZ"], "start": ["dX"], "wait": ["message"],
+    }  # fmt: skip
+    lasts = {"start": 0, "wait": 0}
+    return [
+        Operation("dy", 0),
+        Operation("message", 8, ["start"], lane="wire"),
+        *(Operation(name, lasts.get(name, 5), needs[name]) for name in order.split()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("order", "total", "dy"),
+    [
+        ("dZ dB dX start wait dA", 28, 10),
+        ("dZ dB dX start dA wait", 23, 10),
+        ("dZ dX start dA dB wait", 20, 20),
+        ("dZ dX start dB dA wait", 20, 15),
+    ],
+)
+def test_what_nobody_waits_for_hides_a_message_and_keeps_its_input_alive(order, total, dy):
+    timing = play(backward_of_an_mlp(order))
+    assert timing.total == total
+    assert timing.lifetimes["dy"] == (0, dy)
+    assert ("dy" in timing.alive(12)) == (dy > 12)
+    assert "dy" not in timing.alive(dy)
+
+
+def test_slices_of_a_matmul_hide_the_messages_of_a_ring():
+    """Each of p slices takes c, and each but the first comes with a message of m. The wire carries one at a time."""
+    p = 4
+    for c, m in ((2, 2), (2, 4), (5, 2)):
+        ring = [Operation(f"message {k}", m, lane="wire") for k in range(1, p)]
+        slices = [Operation(f"slice {k}", c, [f"message {k}"] if k else []) for k in range(p)]
+        assert play([*ring, *slices]).total == max(p * c, c + (p - 1) * m)
+
+
+def longest_path(operations, message):
+    """The end of each operation, by a topological order of the graph that needs and lanes make together."""
+    by_name = {operation.name: operation for operation in operations}
+    graph, last = {}, {}
+    for operation in operations:
+        lane = operation.rank, operation.lane
+        graph[operation.name] = {*operation.needs, *([last[lane]] if lane in last else [])}
+        last[lane] = operation.name
+    ends = {}
+    for name in TopologicalSorter(graph).static_order():
+        mine = by_name[name]
+        before = (ends[other] + message * (by_name[other].rank != mine.rank) for other in graph[name])
+        ends[name] = max(before, default=0) + mine.duration
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_lists_against_the_longest_path(seed):
+    chance = random.Random(seed)
+    operations = []
+    for number in range(60):
+        needs = chance.sample(range(number), min(number, chance.randrange(3)))
+        lane, rank = chance.choice(("compute", "wire")), chance.randrange(3)
+        operations.append(Operation(number, chance.randrange(6), needs, lane, rank))
+    message = chance.choice((0, 3))
+    timing = play(operations, message=message)
+    assert {name: span.end for name, span in timing.spans.items()} == longest_path(operations, message)
+    for rank in range(3):
+        instants = sorted({span.start for span in timing.spans.values()})
+        assert timing.peak(rank) == max(len(timing.alive(instant, rank)) for instant in instants)
+        for lane in ("compute", "wire"):
+            spans = timing.lanes[rank, lane]
+            idle = sum(wait.end - wait.start for wait in timing.waits(rank, lane))
+            assert idle == spans[-1].end - sum(span.operation.duration for span in spans)
+    chance.shuffle(lanes := sorted(timing.lanes))  # in which order the lanes are listed doesn't matter
+    shuffled = [span.operation for lane in lanes for span in timing.lanes[lane]]
+    assert play(shuffled, message=message).spans == timing.spans
+
+
+def test_a_message_between_ranks_takes_its_time_and_waits_name_the_last_result():
+    timing = play([Operation("a", 1), Operation("b", 2, ["a"], rank=1), Operation("c", 1, ["a", "b"])], message=0.5)
+    assert timing.spans["b"] == Span(Operation("b", 2, ["a"], rank=1), 1.5, 3.5)
+    assert timing.waits() == [Wait("c", "b", 1, 4)]
+    assert timing.waits(5) == []
+    assert play([]).total == 0
+
+
+def test_an_impossible_order_names_the_operation_and_the_missing_input():
+    with pytest.raises(OrderError, match="'dX' on rank 0 can't start without 'dZ'.*later in the same lane") as error:
+        play(backward_of_an_mlp("dX start dZ dB dA wait"))
+    assert (error.value.operation, error.value.missing) == ("dX", "dZ")
+    with pytest.raises(OrderError, match="'wait' on rank 0 .* without 'message': no operation") as error:
+        play([Operation("wait", 0, ["message"])])
+    assert not error.value.circle
+    stuck = [Operation("first", 1, ["a"], rank=2), Operation("a", 1, ["b"]), Operation("b", 1, ["a"], rank=1)]
+    with pytest.raises(OrderError) as error:
+        play(stuck)
+    assert [(one.name, name) for one, name in error.value.circle] == [("a", "b"), ("b", "a")]
+    for word in ("'a' on rank 0 waits for 'b'", "'b' on rank 1 waits for 'a'"):
+        assert word in str(error.value)
+
+
+def test_names_and_durations_are_checked():
+    with pytest.raises(ValueError, match="two operations 'a'"):
+        play([Operation("a", 1), Operation("a", 2)])
+    for duration in (-1, float("nan")):
+        with pytest.raises(ValueError, match=str(duration)):
+            play([Operation("a", duration)])

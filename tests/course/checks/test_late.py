@@ -1,0 +1,414 @@
+"""The adversary: what touches a tensor too early fails every time, and what waits in any order passes."""
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+from tplab.course.checks import Case, CheckFailed, Twin, random_tensor, traffic, trials
+from tplab.course.checks.exercises import check
+from tplab.course.checks.late import EarlyAccessError, late
+from tplab.course.checks.trials import OnRanks, exercise
+from tplab.course.notebooks.mistakes import shared, tables
+from tplab.pipeline import Channels, Pipeline, schedules
+from tplab.runtime import record, slow_link
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear
+
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+)
+TIMES = 20
+# With or without the adversary, is_completed() of all others stays False on gloo until wait()
+POLLED = ("all_reduce", "broadcast", "reduce", "all_gather", "into", "a2a", "gather", "scatter")
+
+
+def start_all(dtype: torch.dtype) -> list[tuple[str, Any, list[torch.Tensor], list[torch.Tensor]]]:
+    """Start every asynchronous operation on two ranks. Return each one's name, Work, results, and right results."""
+    rank, other = dist.get_rank(), 1 - dist.get_rank()
+
+    def made(*factors: int) -> torch.Tensor:
+        return torch.tensor(factors, dtype=dtype).repeat_interleave(3)
+
+    started = []
+
+    def add(name: str, start: Callable[..., Any], results: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+        started.append((name, start(), results, right))
+
+    x = made(1 + rank)
+    add("all_reduce", lambda: dist.all_reduce(x, async_op=True), [x], [made(3)])
+    b = made(5 + rank)
+    add("broadcast", lambda: dist.broadcast(b, 1, async_op=True), [b][rank:], [made(6)][rank:])  # the root only reads b
+    r = made(1 + rank)
+    add("reduce", lambda: dist.reduce(r, 0, async_op=True), [r] if rank == 0 else [], [made(3)][rank:])
+    parts = [made(0), made(0)]
+    add("all_gather", lambda: dist.all_gather(parts, made(7 + rank), async_op=True), parts, [made(7), made(8)])
+    full = made(0, 0)
+    add("into", lambda: dist.all_gather_into_tensor(full, made(7 + rank), async_op=True), [full], [made(7, 8)])
+    half = made(0)
+    add("rs", lambda: dist.reduce_scatter(half, [made(1), made(2)], async_op=True), [half], [made(2 + 2 * rank)])
+    own = made(0)
+    add("rst", lambda: dist.reduce_scatter_tensor(own, made(1, 2), async_op=True), [own], [made(2 + 2 * rank)])
+    swapped = made(0, 0)
+    add("a2a", lambda: dist.all_to_all_single(swapped, made(rank, 4 + rank), async_op=True), [swapped],
+        [made(4 * rank, 4 * rank + 1)])  # fmt: skip
+    gathered = [made(0), made(0)] if rank == 0 else None
+    add("gather", lambda: dist.gather(made(1 + rank), gathered, 0, async_op=True), gathered or [],
+        [made(1), made(2)] if rank == 0 else [])  # fmt: skip
+    spread = made(0)
+    add("scatter", lambda: dist.scatter(spread, [made(3), made(4)] if rank == 0 else None, 0, async_op=True), [spread],
+        [made(3 + rank)])  # fmt: skip
+    got = made(0)
+    add("irecv", lambda: dist.irecv(got, other), [got], [made(2 - rank)])
+    add("isend", lambda: dist.isend(made(1 + rank), other), [], [])
+    in_batch = made(0)
+    operations = [dist.P2POp(dist.isend, made(9 + rank), other), dist.P2POp(dist.irecv, in_batch, other)]
+    first, second = dist.batch_isend_irecv(operations)
+    add("batch send", lambda: first, [], [])
+    add("batch receive", lambda: second, [in_batch], [made(10 - rank)])
+    return started
+
+
+def is_meaningless(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point():
+        return bool(tensor.isnan().all())
+    return bool((tensor == (torch.iinfo(tensor.dtype).min or torch.iinfo(tensor.dtype).max)).all())
+
+
+def everything_in_three_orders() -> list[str]:
+    wrong = []
+    for dtype in DTYPES:
+        for order in ("as started", "reversed", "by is_completed"):
+            with late():
+                started = start_all(dtype)
+                early = [name for name, _, results, _ in started if not all(map(is_meaningless, results))]
+                wrong += [f"{dtype} {name} is early" for name in early]
+                for name, work, results, right in reversed(started) if order == "reversed" else started:
+                    polled = order == "by is_completed" and name in POLLED
+                    while polled and not work.is_completed():
+                        pass
+                    if not polled:
+                        work.wait()
+                    same = all(torch.equal(a, b) for a, b in zip(results, right, strict=True))
+                    wrong += [] if same else [f"{dtype} {name} {order}: {results}, right is {right}"]
+                for name, work, _, _ in started:  # the request of a collective may be waited for again
+                    if name in POLLED:
+                        work.wait()
+    return wrong
+
+
+def test_results_arrive_at_wait_whatever_the_order() -> None:
+    results = tplab.launch(everything_in_three_orders, 2, backend="gloo")
+    assert list(results) == [[], []]
+    assert all(collective.end is not None for collective in results.record if collective.kind in ("send", "recv"))
+
+
+def right_programs() -> dict[str, Any]:
+    rank, other = dist.get_rank(), 1 - dist.get_rank()
+    seen: dict[str, Any] = {}
+    with late(), record() as section:
+        buffer = torch.zeros(4)
+        work = dist.irecv(buffer[2:], other)
+        buffer[:2] = 5  # not what is received
+        dist.isend(torch.full((2,), 1.0 + rank), other).wait()
+        work.wait()
+        seen["a slice"] = buffer.tolist()
+        x = torch.ones(3)
+        works = [dist.isend(x, other), dist.isend(x, other)]
+        a, b = torch.empty(3), torch.empty(3)
+        for work in [dist.irecv(a, other), dist.irecv(b, other), *works]:
+            work.wait()
+        seen["one tensor sent twice"] = (a + b).tolist()
+        work = dist.isend(torch.full((2,), 7.0), other)  # torch keeps this tensor alive
+        c = torch.empty(2)
+        dist.recv(c, other)
+        work.wait()
+        seen["only the request is kept"] = c.tolist()
+        full = torch.zeros(4)
+        full.view(2, 2)[rank] = 3 + rank
+        dist.all_gather_into_tensor(full, full.view(2, 2)[rank], async_op=True).wait()
+        seen["gathered in place"] = full.tolist()
+        y = torch.full((2, 3), 1.0).t()  # not contiguous, but one block
+        work = dist.all_reduce(y, async_op=True)
+        work.wait()
+        seen["transposed"] = y.tolist()
+        z = torch.ones(2)
+        future = dist.all_reduce(z, async_op=True).get_future()
+        seen["future"] = future.wait()[0].tolist()
+        seen["same tensor"] = future.value()[0] is z or future.value()[0].data_ptr() == z.data_ptr()
+        dist.all_reduce(z)
+        seen["blocking"] = z.tolist()
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": rank})
+        seen["objects"] = objects
+        w = torch.ones(2, requires_grad=True)
+        loss = (w * w).sum()
+        dist.all_reduce(w.data, async_op=True).wait()
+        seen["empty"] = dist.all_reduce(torch.empty(0), async_op=True).wait()
+        complex_ = torch.ones(2, dtype=torch.complex64)
+        work = dist.all_reduce(complex_, async_op=True)
+        seen["complex is late"] = bool(complex_.isnan().all())
+        work.wait()
+        seen["complex"] = complex_.tolist()
+        loss.backward()
+        dist.barrier()
+    seen["waited for"] = {call.kind for call in traffic(section) if not call.waited}
+    return seen
+
+
+def test_what_is_right_passes() -> None:
+    for rank, seen in enumerate(tplab.launch(right_programs, 2, backend="gloo")):
+        other = 1.0 + (1 - rank)
+        assert seen.pop("a slice") == [5, 5, other, other]
+        assert seen == {
+            "one tensor sent twice": [2, 2, 2], "only the request is kept": [7, 7], "gathered in place": [3, 3, 4, 4],
+            "transposed": [[2, 2]] * 3, "future": [2, 2], "same tensor": True, "blocking": [4, 4],
+            "objects": [{"rank": 0}, {"rank": 1}], "empty": True, "complex is late": True, "complex": [2, 2],
+            "waited for": set(),
+        }  # fmt: skip
+
+
+# Wrong programs. Each gets the other rank, and its line with "here" starts the operation
+
+
+def writes_into_what_it_sends(other: int) -> None:
+    x, y = torch.ones(6), torch.empty(6)
+    work = dist.isend(x, other)  # here
+    x[:4] = 0
+    dist.recv(y, other)
+    work.wait()
+
+
+def writes_the_input_of_a_collective(other: int) -> None:
+    x, y = torch.ones(6), torch.empty(12)
+    work = dist.all_gather_into_tensor(y, x, async_op=True)  # here
+    x[:4] = 0
+    work.wait()
+
+
+def divides_too_early(other: int) -> None:
+    x = torch.ones(6)
+    work = dist.all_reduce(x, async_op=True)  # here
+    x[:4].div_(2)
+    work.wait()
+
+
+def writes_where_it_receives(other: int) -> None:
+    x = torch.ones(6)
+    work = dist.irecv(x, other)  # here
+    x[:4] = 0
+    dist.send(torch.ones(6), other)
+    work.wait()
+
+
+def receives_twice_into_one_buffer(other: int) -> None:
+    x = torch.empty(6)
+    works = [dist.isend(torch.ones(6), other) for _ in range(2)]
+    first = dist.irecv(x, other)  # here
+    second = dist.irecv(x, other)
+    for work in [*works, first, second]:
+        work.wait()
+
+
+def sends_what_has_not_arrived(other: int) -> None:
+    x = torch.empty(6)
+    first = dist.irecv(x, other)  # here
+    second = dist.isend(x, other)
+    second.wait()
+    first.wait()
+
+
+def frees_what_it_sends(other: int) -> None:
+    x, y = torch.ones(6), torch.empty(6)
+    work = dist.isend(x, other)  # here
+    x.data = torch.empty(1)
+    dist.recv(y, other)
+    work.wait()
+
+
+def frees_the_storage(other: int) -> None:
+    x, y = torch.ones(6), torch.empty(6)
+    work = dist.isend(x, other)  # here
+    x.untyped_storage().resize_(0)
+    dist.recv(y, other)
+    work.wait()
+
+
+def drops_the_request(other: int) -> None:
+    y = torch.empty(6)
+    dist.isend(torch.ones(6), other)  # here
+    dist.recv(y, other)
+
+
+def reuses_its_buffer(other: int) -> None:
+    buffer, y, works = torch.empty(6), torch.empty(6), []
+    for step in range(2):
+        buffer.fill_(step)
+        works.append(dist.isend(buffer, other))  # here
+        dist.recv(y, other)
+    for work in works:
+        work.wait()
+
+
+WRONG = {
+    writes_into_what_it_sends: ("isend|send", "4 of 6"),
+    writes_the_input_of_a_collective: ("all_gather", "4 of 6"),
+    divides_too_early: ("all_reduce", "4 of 6"),
+    writes_where_it_receives: ("recv", "4 of 6"),
+    receives_twice_into_one_buffer: ("recv", "same memory"),
+    sends_what_has_not_arrived: ("recv", "same memory"),
+    frees_what_it_sends: ("send", "freed"),
+    frees_the_storage: ("send", "freed"),
+    drops_the_request: ("send", "dropped"),
+    reuses_its_buffer: ("send", "6 of 6"),
+}
+
+
+def caught(program: Callable[[int], None]) -> list[str]:
+    """Run a program several times, and return what was raised on this rank."""
+    errors: list[Exception] = []  # each keeps its program's requests alive. Otherwise, gloo would cancel them
+    for _ in range(TIMES):
+        try:
+            with late():
+                program(1 - dist.get_rank())
+            errors.append(AssertionError("nothing was raised"))
+        except EarlyAccessError as error:
+            errors.append(error)
+        dist.barrier()
+    return list(map(str, errors))
+
+
+def test_what_touches_a_tensor_too_early_is_caught_every_time() -> None:
+    """The report names the operation, the rank, the line that started it, and how many elements changed."""
+    for program, (kind, what) in WRONG.items():
+        code = program.__code__
+        lines = Path(code.co_filename).read_text(encoding="utf-8").splitlines()
+        line = next(n for n in range(code.co_firstlineno, len(lines)) if "# here" in lines[n]) + 1
+        for rank, said in enumerate(tplab.launch(caught, 2, args=(program,), backend="gloo")):
+            for text in said:
+                assert re.search(rf"({kind}) #\d+ of rank {rank}, started at .*test_late.py line {line} in", text), text
+                assert what in text, (program.__name__, text)
+
+
+def reads_before_it_waits(other: int) -> bool:
+    x, y = torch.full((6,), 3.0), torch.empty(6)
+    work = dist.all_reduce(x, async_op=True)
+    total = x.sum()
+    work.wait()
+    works = [dist.irecv(y, other), dist.isend(x, other)]
+    received = y.sum()
+    for work in works:
+        work.wait()
+    return bool(total.isnan() and received.isnan() and y.sum() == 36)
+
+
+def test_what_is_read_before_it_has_arrived_is_wrong_every_time() -> None:
+    def program() -> int:
+        with late():
+            return sum(reads_before_it_waits(1 - dist.get_rank()) for _ in range(TIMES))
+
+    assert list(tplab.launch(program, 2, backend="gloo")) == [TIMES, TIMES]
+
+
+def test_an_error_in_the_block_is_not_replaced() -> None:
+    def program() -> None:
+        with late():
+            dist.isend(torch.ones(1), 1 - dist.get_rank())
+            raise KeyError("of the program")
+
+    with pytest.raises(tplab.RankError, match="of the program"):
+        tplab.launch(program, 2, backend="gloo")
+
+
+# A check with this adversary. The answer sums several tensors, as in OpenNMT's all_reduce_and_rescale_tensors
+
+
+def sums_and_divides(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    sums = [tensor.clone() for tensor in tensors]
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in sums]:
+        work.wait()
+    return [tensor.div_(dist.get_world_size()) for tensor in sums]
+
+
+def divides_and_then_waits(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    sums = [tensor.clone() for tensor in tensors]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in sums]
+    for work in works:  # without the adversary, the sums are there now, whenever gloo delivers them
+        while not getattr(work, "work", work).is_completed():
+            pass
+    means = [tensor / dist.get_world_size() for tensor in sums]
+    for work in works:
+        work.wait()
+    return means
+
+
+def means(adversary: bool) -> OnRanks:
+    return OnRanks(
+        cases=[Case()], draw=lambda case, generator, size: [[random_tensor(generator, 9)] * 3 for _ in range(size)],
+        give=lambda case, each, place: each[place.index], run=lambda answer, case, x, group: {"out": answer(x)},
+        right=lambda case, each, place: {"out": [torch.stack(xs).mean(0) for xs in zip(*each, strict=True)]},
+        world_sizes=(2,), late=adversary,
+    )  # fmt: skip
+
+
+def test_a_check_with_late_messages(chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mistakes.md"
+    table.write_text("## 90.82\n\n### When is the sum there?\n- when out: scale\n", encoding="utf-8")
+    monkeypatch.setattr(trials, "table", lambda section: tables(table)[section])
+    monkeypatch.setattr(trials, "reference_answers", lambda number, change=None: {})
+    exercise("90.82", "Means", takes=["means"], trials=[means(True)], passed="Means.")
+    assert "Means." in str(check("90.82", sums_and_divides))
+    with pytest.raises(CheckFailed) as failure:
+        check("90.82", divides_and_then_waits)
+    assert Twin.LATE.value in failure.value.headline
+    assert failure.value.question == shared(Twin.LATE.value)
+    exercise("90.82", "Means", takes=["means"], trials=[means(False)], passed="Means.")
+    assert "Means." in str(check("90.82", sums_and_divides))
+
+
+def own_layers(late_or_slow: str) -> list[Any]:
+    """Two layers and three pipeline schedules of tplab, the losses and gradients of each."""
+    torch.manual_seed(0)
+    rank, seen = dist.get_rank(), list[Any]()
+    with ExitStack() as stack:
+        if "slow" in late_or_slow:
+            stack.enter_context(slow_link(1e-4, 1e9))
+        if "late" in late_or_slow:
+            stack.enter_context(late())
+        up, down = ColumnParallelLinear(8, 8), RowParallelLinear(8, 8)
+        x = torch.randn(4, 8, requires_grad=True)
+        down(up(x)).sum().backward()
+        seen.append(x.grad)
+        channels = Channels()
+        for make in (schedules.gpipe, schedules.one_f_one_b, schedules.zero_bubble):
+            stage = torch.nn.Linear(6, 6)
+            torch.nn.init.constant_(stage.weight, 0.5)
+            pipeline = Pipeline(
+                [stage], make(2, 4), shape=(3, 6), dtype=torch.float32, channels=channels,
+                loss_sum=lambda y, target: ((y - target) ** 2).sum(),
+            )  # fmt: skip
+            inputs = [torch.full((3, 6), 1.0 + k) for k in range(4)]
+            seen.append(pipeline.step(*((inputs, None) if rank == 0 else (None, inputs))))
+            seen.append(stage.weight.grad)
+    return seen
+
+
+def test_tplabs_own_layers_are_right_with_late_messages_and_on_a_slow_link() -> None:
+    plain, *others = (
+        tplab.launch(own_layers, 2, args=(how,), backend="gloo") for how in ("", "late", "slow", "late and slow")
+    )
+    for other in others:
+        for mine, theirs in zip(plain, other, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0)

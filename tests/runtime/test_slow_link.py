@@ -1,0 +1,261 @@
+"""A slow link: when an operation ends by the formula, with a clock of the test's own and with the real one.
+
+No test here depends on how long anything takes: a busy machine only makes real operations end later.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+from tplab.collectives.links import Link
+from tplab.cost import collective as formulas
+from tplab.runtime import hooks
+from tplab.runtime.board import STARTS_KEPT, Board, anonymous_file, board_bytes
+from tplab.runtime.slow_link import SlowLink, on_link, slow_link
+from tplab.trace import RankTrace, trace_rank
+
+ALPHA, BANDWIDTH = 0.25, 100.0
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+def test_the_seconds_are_those_of_the_cost_model(p: int) -> None:
+    made, link = SlowLink(ALPHA, BANDWIDTH), Link(ALPHA, 1 / BANDWIDTH)
+    for kind, formula in formulas.COLLECTIVES.items():
+        assert made.seconds(kind, 960, p) == pytest.approx(formula(link, 960, p)), kind
+    assert made.seconds("recv", 960, p) == made.seconds("send", 960, p)
+    assert made.seconds("barrier", 0, p) == 2 * (p - 1) * ALPHA
+
+
+def test_a_link_describes_itself_and_checks_its_numbers() -> None:
+    assert SlowLink(1e-3, 0.2e9).text == "as if the link had 200 MB/s and a latency of 1 ms"
+    assert SlowLink(bandwidth=2e9).text == "as if the link had 2 GB/s"
+    assert SlowLink(alpha=1.0).text.endswith("a latency of 1 s")
+    for numbers in ({"alpha": -1.0}, {"alpha": math.inf}, {"bandwidth": 0.0}, {"bandwidth": math.nan}):
+        with pytest.raises(ValueError, match=str(next(iter(numbers.values())))):
+            SlowLink(**numbers)
+    with pytest.raises(RuntimeError, match=r"tplab\.launch"), slow_link(1.0):
+        pass
+
+
+class Clock:
+    """A clock that only sleeping moves forward."""
+
+    def __init__(self, time: float) -> None:
+        self.time, self.slept = time, list[float]()
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time += seconds
+
+
+def on_a_clock(program: Callable[[Clock], Any]) -> tuple[Any, list[tuple[str, float, float]]]:
+    """Run a program on a link whose clock starts at 10 times the rank. Return what it returns, and all transfers."""
+    clock = Clock(10.0 * dist.get_rank())
+    with on_link(SlowLink(ALPHA, BANDWIDTH, now=clock.now, sleep=clock.sleep)), tplab.record() as section:
+        result = program(clock)
+    origin = hooks.active.origin if hooks.active is not None else 0.0
+    transfers = [(one.kind, one.transfer.start + origin, one.transfer.end + origin) for one in section if one.transfer]
+    return result, transfers
+
+
+def blocking(clock: Clock) -> list[float]:
+    x = torch.ones(50, dtype=torch.float32)  # 200 bytes
+    dist.all_reduce(x)
+    assert bool((x == 2).all())
+    return [clock.time]
+
+
+def overlapped(clock: Clock) -> list[float]:
+    """The matmul takes 1 second, the message 2.5, and everything after the latest start at 10."""
+    x = torch.ones(50)
+    work = dist.all_reduce(x, async_op=True)
+    clock.time += 1
+    early = work.is_completed()
+    work.wait()
+    times = [clock.time]
+    clock.time += 7
+    second = dist.all_reduce(x, async_op=True)
+    clock.time += 9
+    second.wait()
+    return [*times, clock.time, float(early), float(second.is_completed())]
+
+
+def one_after_another(clock: Clock) -> list[float]:
+    """Two all-reduces of a group share the link, and another group has its own. They're waited for in any order."""
+    group = dist.new_group(backend="cpu:gloo")
+    x, y, z = (torch.ones(50) for _ in range(3))
+    first, second = (dist.all_reduce(tensor, async_op=True) for tensor in (x, y))
+    other = dist.all_reduce(z, async_op=True, group=group)
+    times = []
+    for work in (other, second, first):
+        work.wait()
+        times.append(clock.time)
+    return times
+
+
+def messages(clock: Clock) -> list[float]:
+    rank = dist.get_rank()
+    x, y = torch.full((25,), 1.0 + rank), torch.empty(25)  # 100 bytes
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)])
+    times = []
+    for work in reversed(works):
+        work.wait()
+        times.append(clock.time)
+    assert bool((y == 2 - rank).all())
+    return times
+
+
+def every_kind(clock: Clock) -> list[float]:
+    """On two ranks, 8 elements of 4 bytes. What every kind takes, from the same start on both ranks."""
+    x, two = torch.ones(8), [torch.ones(8), torch.ones(8)]
+    rank = dist.get_rank()
+    taken = []
+    for call in (
+        lambda: dist.broadcast(x, 1), lambda: dist.reduce(x, 0), lambda: dist.all_gather(two, x),
+        lambda: dist.reduce_scatter(x, two), lambda: dist.all_to_all_single(torch.empty(8), x),
+        lambda: dist.gather(x, two if rank == 0 else None), lambda: dist.scatter(x, two if rank == 0 else None),
+        dist.barrier,
+    ):  # fmt: skip
+        start = clock.time = 100.0 + 10 * len(taken)
+        call()
+        taken.append(clock.time - start)
+    return taken
+
+
+def test_the_clock_starts_with_the_latest_member() -> None:
+    def program() -> list[Any]:
+        return [on_a_clock(each) for each in (blocking, overlapped, one_after_another, messages, every_kind)]
+
+    size = BANDWIDTH
+    took = 2 * (ALPHA + 100 / size)  # an all-reduce of 200 bytes
+    for rank, seen in enumerate(tplab.launch(program, 2, backend="gloo")):
+        (first, transfers), (overlap, _), (shared, _), (sent, moved), (kinds, _) = seen
+        assert first == [10 + took]
+        assert transfers == [("all_reduce", pytest.approx(10), pytest.approx(10 + took))]
+        second = 10 + took + 7  # the ranks are in step after the first one
+        assert overlap == [10 + took, second + 9, 0, 1]
+        assert shared == [10 + took, 10 + 2 * took, 10 + 2 * took], "whoever waits late has waited"
+        message = ALPHA + 100 / size
+        assert sent == [10 + message] * 2
+        assert [(one, round(end - start, 9)) for one, start, end in moved] == [("send", message), ("recv", message)]
+        half, whole = ALPHA + 32 / size, ALPHA + 16 / size
+        assert kinds == pytest.approx([half, half, half, half, whole, half, half, 2 * ALPHA]), rank
+
+
+def real() -> dict[str, Any]:
+    """One rank is late. Everything is compared with the real clock, and only from below."""
+    rank, seen = dist.get_rank(), {}
+    x = torch.ones(64, 64)
+    if rank == 1:
+        time.sleep(0.05)
+    with slow_link(alpha=0.02, bandwidth=16384 / 0.03) as link, tplab.record() as section, trace_rank() as trace:
+        began = time.monotonic()
+        work = dist.all_reduce(x, async_op=True)
+        y = torch.randn(64, 64) @ torch.randn(64, 64)
+        work.wait()
+        seen["times"] = began, time.monotonic()
+        dist.all_reduce(x)
+        z = torch.ones(3)
+        future = dist.all_reduce(z, async_op=True).get_future()
+        since = time.monotonic()
+        future.wait()
+        seen["future"] = time.monotonic() - since > 0 and z.tolist() == [2, 2, 2]
+        z = torch.full((3,), float(rank))
+        if rank == 0:
+            dist.send(z, 1)
+        else:
+            dist.recv(z, 0)
+        dist.broadcast(z, 1)
+        group = dist.new_group()
+        dist.all_reduce(z, group=group)
+    assert y.isfinite().all()
+    transfers = [(one.kind, one.bytes, one.transfer.start, one.transfer.end, one.end) for one in section]
+    return seen | {
+        "x": bool((x == 4).all()),
+        "z": z.tolist(),
+        "transfers": transfers,
+        "trace": trace,
+        "text": link.text,
+    }
+
+
+def test_on_the_real_clock_nothing_ends_too_early() -> None:
+    run = tplab.launch(real, 2, backend="gloo")
+    link = SlowLink(0.02, 16384 / 0.03)
+    latest = max(seen["times"][0] for seen in run)
+    for seen in run:
+        assert seen["x"]
+        assert seen["future"]
+        assert seen["z"] == [0, 0, 0]
+        assert seen["times"][1] >= latest + link.seconds("all_reduce", 16384, 2)
+        for kind, size, begin, end, done in seen["transfers"]:
+            assert end <= done
+            assert end - begin == pytest.approx(link.seconds(kind, size, 2))
+        assert isinstance(seen["trace"], RankTrace)
+        assert seen["trace"].link == seen["text"] == link.text
+        spans = [span for span in seen["trace"].lane("communicate") if span.about["link"] == link.text]
+        ends = sorted(transfer[3] for transfer in seen["transfers"])
+        assert sorted(span.end for span in spans) == pytest.approx(ends)
+    for one, other in zip(run[0]["transfers"], run[1]["transfers"], strict=True):
+        assert one[2:4] == pytest.approx(other[2:4]), "the ranks agree on when each transfer began and ended"
+
+
+def refused() -> list[str]:
+    rank, said = dist.get_rank(), []
+
+    def tries(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except (RuntimeError, NotImplementedError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    with slow_link(1e-3):
+        with pytest.raises(RuntimeError, match="already"), slow_link(1e-3):
+            pass
+        tries(lambda: dist.recv(torch.empty(1)))
+        tries(lambda: dist._functional_collectives.all_reduce(torch.ones(1), "sum", dist.group.WORLD))
+        tries(lambda: model(torch.ones(1, 2)).sum().backward())
+    if rank == 0:
+        with slow_link(1e-3):
+            tries(lambda: dist.all_reduce(torch.ones(1)))
+    else:
+        dist.all_reduce(torch.ones(1))
+    return said
+
+
+def test_what_it_cannot_delay_is_refused() -> None:
+    first, second = tplab.launch(refused, 2, backend="gloo")
+    for said, words in zip(first, ("from any rank", "C++", "C++", "rank 1 .* outside of slow_link"), strict=True):
+        assert re.search(words, said)
+    assert len(second) == 3
+
+
+def test_the_board_remembers_the_latest_starts_of_each_channel() -> None:
+    board = Board(anonymous_file(board_bytes(2)), 2)
+    for channel in ("a", "b"):
+        assert math.isnan(board.start_of(1, channel, 1) or 0)
+        for number in range(1, STARTS_KEPT + 2):
+            board.note_start(1, channel, number, number + (100 if channel == "b" else 0))
+    assert board.start_of(1, "a", 1) is None
+    assert [board.start_of(1, "a", number) for number in (2, STARTS_KEPT + 1)] == [2, STARTS_KEPT + 1]
+    assert board.start_of(1, "b", 2) == 102
+    assert math.isnan(board.start_of(1, "b", STARTS_KEPT + 2) or 0)
+    assert math.isnan(board.start_of(0, "a", 1) or 0)
+    board.close()
+
+
+def test_ranks_share_a_clock() -> None:
+    before = time.monotonic()
+    times = list(tplab.launch(time.monotonic, 2, backend="gloo"))
+    assert all(before <= one <= time.monotonic() for one in times)

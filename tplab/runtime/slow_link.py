@@ -1,0 +1,203 @@
+"""Makes messages and collectives take as long as on a slower link, while the ranks' cores stay free.
+
+    with slow_link(alpha=1e-3, bandwidth=0.2e9) as link:
+        work = dist.all_reduce(x, async_op=True)
+        y = a @ b                       # 30 ms
+        work.wait()                     # returns 40 ms after the last rank's call, if that's what the link takes
+    print(link.text)                    # as if the link had 200 MB/s and a latency of 1 ms
+
+Between processes of one machine, gloo's threads and the matmuls compete for the same cores, so computing during a
+transfer hides nothing. Here, waiting is sleeping, so the step takes max(compute, transfer), as on a GPU. For N bytes
+(`Collective.bytes`) and p ranks, an operation is completed
+
+    max(latest start of its members, end of the previous operation)  +
+
+    all_reduce, barrier (0 bytes)      2(p-1) (alpha + N/(p bandwidth))       ring
+    all_gather, reduce_scatter          (p-1) (alpha + N/(p bandwidth))       ring
+    all_to_all, gather, scatter         (p-1) (alpha + N/(p bandwidth))       one by one
+    broadcast, reduce             ceil(log2 p) (alpha + N/bandwidth)          tree
+    send, recv                                 alpha + N/bandwidth
+
+at the earliest, as `tplab.cost.collective` predicts. It takes longer if gloo does. The previous operation is that of
+the same process group, or the same sender, receiver and tag. Different groups don't slow each other down, as if each
+had links of its own.
+
+Each rank notes in shared memory when it enters an operation (see `board`), so the ranks agree on the latest start
+without a message. `time.monotonic` is the same clock in all processes of a machine, on Linux and on macOS.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from tplab.common.units import duration, size
+from tplab.runtime import hooks
+from tplab.runtime.board import STARTS_KEPT, Board
+from tplab.runtime.carriers import Call, Carried, Carrier, Operation
+from tplab.runtime.records import Transfer
+
+_LOOK = 1e-3  # seconds between two looks for a member that hasn't started yet
+
+
+class SlowLink(Carrier):
+    """A link with `alpha` seconds of latency and `bandwidth` bytes per second in each direction. See `slow_link`.
+
+    now, sleep    the clock, in seconds. All ranks must use the same one
+    """
+
+    def __init__(
+        self, alpha: float = 0.0, bandwidth: float = math.inf, *,
+        now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        if not 0 <= alpha < math.inf:
+            raise ValueError(f"alpha={alpha} seconds: a latency is at least 0 and finite")
+        if not bandwidth > 0:
+            raise ValueError(f"bandwidth={bandwidth} bytes per second: it has to be more than 0")
+        self.alpha, self.bandwidth, self.now, self.sleep = alpha, bandwidth, now, sleep
+        self._latest: dict[str, _Transfer] = {}  # by channel
+
+    @property
+    def text(self) -> str:
+        """A caption for pictures of what ran on this link, such as "as if the link had 200 MB/s"."""
+        parts = [f"{size(self.bandwidth)}/s"] if self.bandwidth < math.inf else []
+        parts += [f"a latency of {duration(self.alpha)}"] if self.alpha else []
+        return "as if the link had " + (" and ".join(parts) or "no latency and no limit")
+
+    def seconds(self, kind: str, nbytes: float, p: int) -> float:
+        """Return the time in seconds of an operation on `nbytes` bytes among p ranks, after its latest start."""
+        if p == 1:
+            return 0.0
+        whole, part = (self.alpha + count / self.bandwidth for count in (nbytes, nbytes / p))
+        if kind in ("send", "recv"):
+            return whole
+        if kind in ("broadcast", "reduce"):
+            return (p - 1).bit_length() * whole
+        return (2 if kind in ("all_reduce", "barrier") else 1) * (p - 1) * part
+
+    def start(self, operation: Operation, call: Call) -> Any:
+        backend = dist.get_backend(operation.group)  # "gloo", or what it is by device, such as "cpu:gloo,cuda:nccl"
+        if "gloo" not in backend or any(not tensor.is_cpu for tensor in (*operation.read, *operation.written)):
+            raise RuntimeError(
+                f"slow_link can only delay tensors on the CPU in groups with gloo, and this is a {operation.kind} with "
+                f"{backend}: launch the ranks with backend='gloo'"
+            )
+        if not operation.number:
+            raise NotImplementedError(f"slow_link can't delay a {operation.kind} from any rank: name the sender")
+        previous = self._latest.get(operation.channel)
+        if previous is not None:
+            previous.arrival()  # as soon as possible, because the board forgets the start of old operations
+        transfer = _Transfer(self, operation, _board(), previous)
+        self._latest[operation.channel] = transfer
+        return _SlowWork(call({}), transfer)
+
+    def passes_by(self, kind: str) -> None:
+        raise NotImplementedError(
+            f"slow_link can't delay this {kind}, because torch starts it from C++, as DistributedDataParallel, DTensor "
+            "and functional collectives do: use the functions of torch.distributed"
+        )
+
+
+class _Transfer:
+    """What the link does for one operation."""
+
+    def __init__(self, link: SlowLink, operation: Operation, board: Board, previous: "_Transfer | None") -> None:
+        self.link, self.operation, self._board, self._previous = link, operation, board, previous
+        self._seconds = link.seconds(operation.kind, operation.bytes, len(operation.members))
+        self._arrival: float | None = None
+
+    def arrival(self) -> float | None:
+        """Return when the operation is completed, or None if it's unknown because a member hasn't started yet."""
+        if self._arrival is None:
+            free = self._previous.arrival() if self._previous is not None else -math.inf
+            starts = [self._start_on(rank) for rank in self.operation.members]
+            known = [start for start in starts if start is not None]
+            if free is None or len(known) < len(starts):
+                return None
+            began = max(free, *known)
+            self._previous, self._arrival = None, began + self._seconds
+            self.operation.entered.transfer = Transfer(began, self._arrival, self.link.text)
+        return self._arrival
+
+    def _start_on(self, rank: int) -> float | None:
+        one = self.operation
+        found = self._board.start_of(rank, one.channel, one.number)
+        if found is None:
+            raise RuntimeError(
+                f"rank {rank} has started more than {STARTS_KEPT} operations since {one.kind} #{one.number}, and "
+                "slow_link has forgotten when that one started: wait for some of them earlier"
+            )
+        return None if math.isnan(found) else found
+
+    def finish(self) -> None:
+        """Sleep until the operation is completed."""
+        while (arrival := self.arrival()) is None:
+            outside = [rank for rank in self.operation.members if self._is_outside(rank)]
+            self.link.sleep(_LOOK)
+            for rank in outside:
+                if self._start_on(rank) is None:
+                    raise RuntimeError(
+                        f"rank {rank} has entered {self.operation.kind} #{self.operation.number} outside of slow_link: "
+                        "all members of a group have to use it for the same operations"
+                    )
+        if (left := arrival - self.link.now()) > 0:
+            self.link.sleep(left)
+
+    def _is_outside(self, rank: int) -> bool:
+        count = self._board.count(rank, self.operation.channel)
+        return count is not None and count >= self.operation.number and self._start_on(rank) is None
+
+
+class _SlowWork(Carried):
+    def __init__(self, work: Any, transfer: _Transfer) -> None:
+        super().__init__(work)
+        self._transfer = transfer
+
+    def finish(self) -> None:
+        self._transfer.finish()
+
+    def is_completed(self) -> bool:
+        arrival = self._transfer.arrival()
+        return arrival is not None and self._transfer.link.now() >= arrival and bool(self.work.is_completed())
+
+
+def _board() -> Board:
+    if hooks.active is None or hooks.active.board is None:
+        raise RuntimeError("slow_link only works on ranks of one machine, which tplab.launch has started")
+    return hooks.active.board
+
+
+@contextmanager
+def slow_link(alpha: float = 0.0, bandwidth: float = math.inf) -> Iterator[SlowLink]:
+    """Context manager in which the messages and collectives of this rank take as long as on the given link.
+
+    alpha        latency in seconds of each step of a collective, and of each message
+    bandwidth    bytes per second that a rank sends, and receives at the same time
+
+    All members of a group must be in such a block, with the same numbers, for the same operations. Results don't
+    change. `link.text` describes the link for a picture, and each `Collective` of the record says when its transfer
+    began and ended. Raises RuntimeError in a process that `launch` hasn't started, on another backend than gloo, within
+    another slow_link, and if more than 128 operations of a group are under way on a rank. Raises NotImplementedError
+    for a receive from any rank and for the collectives that torch starts from C++.
+    """
+    with on_link(SlowLink(alpha, bandwidth)) as link:
+        yield link
+
+
+@contextmanager
+def on_link(link: SlowLink) -> Iterator[SlowLink]:
+    """Context manager for a link that exists already, such as one with another clock."""
+    board, recorder = _board(), hooks.active
+    assert recorder is not None  # the board is its own
+    if recorder.on_enter is not None:
+        raise RuntimeError("this rank is in a slow_link already")
+    rank = recorder.rank
+    recorder.on_enter = lambda channel, number: board.note_start(rank, channel, number, link.now())
+    try:
+        with hooks.carried_by(link):
+            yield link
+    finally:
+        recorder.on_enter = None
