@@ -196,6 +196,7 @@ def test_wrong_answer_is_caught(wrong):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # it runs up to sixty answers, on a machine that may be busy
 @pytest.mark.parametrize("exercise", spread(IN_TABLES))
 def test_known_mistakes_get_the_question_they_stand_under(exercise):
     found = list(questions(exercise))

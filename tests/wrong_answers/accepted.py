@@ -76,6 +76,7 @@ RIGHT = [
     RightAnswer("3.3", "adds up bfloat16 in float32", changed("3.3", ("        dist.all_reduce(y)\n", "        y = y.float() if y.dtype == torch.bfloat16 else y\n        dist.all_reduce(y)\n"), ("        return y\n", "        return y.to(x.dtype)\n"))),
     RightAnswer("3.3", "returns its input on a single rank", changed("3.3", *((f"        {line}", f"        if dist.get_world_size() == 1:\n            return x\n        {line}") for line in ("y = x.clone(", "return shard(x, -1", "return ScatterToRegion.backward(ctx, x)")))),
     RightAnswer("4.2", "dist.all_reduce in place of g", changed("4.2", ("out = reduce_from_region(out, self.group)", "dist.all_reduce(out, group=self.group)"))),
+    RightAnswer("4.4", "the master weight is a parameter", changed("4.4", ("master = torch.empty(full_shape, dtype=param.dtype, device=param.device)  # [o, i], the same on every rank", "master = nn.Parameter(torch.empty(full_shape, dtype=param.dtype, device=param.device))"))),
     RightAnswer("8.2", "a float32 result for bfloat16", changed("8.2", ("    m = vocab_max", f"    {IN_FLOAT32}    m = vocab_max"))),
     RightAnswer("8.4", "a float32 loss for bfloat16", changed("8.4", ("        lse = vocab_logsumexp", f"        {IN_FLOAT32}        lse = vocab_logsumexp"))),
     RightAnswer("8.5", "a float32 loss for bfloat16", changed("8.5", ("    counted = target", f"    {IN_FLOAT32}    counted = target"))),
