@@ -30,6 +30,7 @@ def random_tensor(generator: torch.Generator, *shape: int) -> Tensor:
 
 GROUPS = ((0, 2), (1, 3))
 IN_GROUPS = "in groups [0, 2] and [1, 3]"
+_made: dict[Any, list[Any]] = {}  # the groups of each default group
 
 
 def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, tuple[int, ...]]]:
@@ -39,12 +40,18 @@ def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int,
 
 
 def make_group(groups: Sequence[Sequence[int]] | None) -> Any:
-    """Create all process groups, and return the group that this rank belongs to, or None if there are no groups.
+    """Return the process group that this rank belongs to, or None if there are no groups.
 
-    Every rank has to call `new_group` for every group, even for groups that the rank doesn't belong to.
+    The first call in a run creates all groups. Every rank has to call `new_group` for every group, even for groups that
+    the rank doesn't belong to. Later calls return the same group, because each group has threads of its own, and dozens
+    of known mistakes may run in one launch.
     """
-    made = [dist.new_group(list(ranks)) for ranks in groups or ()]
-    return next((group for group, ranks in zip(made, groups or (), strict=True) if dist.get_rank() in ranks), None)
+    if not groups:
+        return None
+    key = dist.group.WORLD, tuple(map(tuple, groups))
+    if key not in _made:
+        _made[key] = [dist.new_group(list(ranks)) for ranks in groups]
+    return next((group for group, ranks in zip(_made[key], groups, strict=True) if dist.get_rank() in ranks), None)
 
 
 def by_name(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
