@@ -21,6 +21,7 @@ from zlib import crc32
 
 from tests import ROOT
 from tplab.course.notebooks import numbering
+from tplab.course.notebooks.mistakes import path_of, tables
 from tplab.course.notebooks.numbering import number_of, package, prefix
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
@@ -138,6 +139,17 @@ def plain(text: str) -> str:
 def seed_of(wrong: WrongAnswer) -> int:
     """The seed of the inputs that a wrong answer meets in this run of the tests."""
     return crc32(f"{SEED} {wrong.exercise} {wrong.name}".encode()) % 10**6
+
+
+def wrong_source(exercise: str, name: str = "") -> str:
+    """The source of the wrong answer of this name to an exercise or, without a name, of the first one that runs."""
+    if not has_table(numbering.chapter_of(exercise)):
+        answers = (one for one in wrong_answers(numbering.chapter_of(exercise)) if one.exercise == exercise)
+        return next(one.source for one in answers if name in ("", one.name))
+    sections = tables(path_of(numbering.chapter_of(exercise))).items()
+    mistakes = [mistake for title, each in sections if title.split()[0] == exercise for mistake in each.mistakes]
+    found = next(one for one in mistakes if (one.name == name if name else not one.fails))
+    return found.of(keep_solution(chapter_of(exercise).of_role("exercise")[exercise].text) + "\n")
 
 
 def run_wrong_answer(wrong: WrongAnswer) -> str:

@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests import ROOT
-from tests.wrong_answers import has_table, wrong_answers
+from tests.wrong_answers import wrong_source
 from tplab.capstone.own_layers.find import Answers, find_answers
 from tplab.capstone.own_layers.link import needed
 from tplab.course.learner import library
 from tplab.course.learner.course_files import MARKER, MEMORY, Course, all_chapters
 from tplab.course.notebooks.cells import Cell, read_notebook
-from tplab.course.notebooks.mistakes import table
 from tplab.course.notebooks.numbering import chapter_files, chapter_of, number_of
 
 
@@ -67,8 +66,4 @@ def swapped(exercise: str, *swaps: tuple[str, str], before: str = "", after: str
 
 def wrong(exercise: str, name: str) -> dict[str, str]:
     """One of our wrong answers to an exercise."""
-    if has_table(chapter_of(exercise)):
-        found = next(mistake for mistake in table(exercise).mistakes if mistake.name == name)
-        return {exercise: found.of(solution(exercise))}
-    known = wrong_answers(chapter_of(exercise))
-    return {exercise: next(one.source for one in known if (one.exercise, one.name) == (exercise, name))}
+    return {exercise: wrong_source(exercise, name)}

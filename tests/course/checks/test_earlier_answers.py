@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests import ROOT
-from tests.wrong_answers import chapter, load_chapter_namespace, run_check, swap_all, wrong_answers
+from tests.wrong_answers import chapter, load_chapter_namespace, run_check, swap_all, wrong_source
 from tplab.course.checks import CheckFailed
 from tplab.course.checks.earlier_answers import _used, earlier_answers
 from tplab.course.grading.check_notebook import Verdict, check_notebook
@@ -15,12 +15,6 @@ from tplab.course.notebooks.source import passed_names, read, sources
 
 SOLUTION = ROOT / "solutions" / "04_parallel_linear.ipynb"
 MEND = "but your answer to exercise {} doesn't pass its own check. Fix exercise {} first"
-
-
-def wrong(exercise: str, name: str = "") -> str:
-    """The wrong answer of this name to an exercise, or the first one."""
-    answers = (answer for answer in wrong_answers(int(exercise.split(".")[0])) if answer.exercise == exercise)
-    return next(answer for answer in answers if name in ("", answer.name)).source
 
 
 def question(exercise: str, answers: dict[str, str], blank: tuple[str, ...] = ()) -> str:
@@ -45,6 +39,8 @@ USES = {
     "8.5": ["8.1", "8.2", "8.3", "8.4"],
 }
 FIRST_THAT_MATTERS = {
+    ("4.4", "4.3"): "ignores the stride",
+    ("4.5", "4.3"): "ignores the stride",
     ("6.5", "6.1"): "merges without a transpose",
     ("7.5", "7.3"): "each rank tests against its own rows",
 }
@@ -65,13 +61,13 @@ def test_every_exercise_that_uses_earlier_answers_is_known():
 @pytest.mark.share(4)
 @pytest.mark.parametrize(("exercise", "earlier"), [(later, one) for later, uses in USES.items() for one in uses])
 def test_earlier_exercise_is_named(exercise, earlier):
-    answer = wrong(earlier, FIRST_THAT_MATTERS.get((exercise, earlier), ""))
+    answer = wrong_source(earlier, FIRST_THAT_MATTERS.get((exercise, earlier), ""))
     assert MEND.format(earlier, earlier) in question(exercise, {earlier: answer})
 
 
 @pytest.mark.parametrize(("exercise", "earlier"), [("1.3", "1.2"), ("4.4", "4.3")])
 def test_right_earlier_answer_is_not_named(exercise, earlier):
-    assert "own check" not in question(exercise, {exercise: wrong(exercise)})
+    assert "own check" not in question(exercise, {exercise: wrong_source(exercise)})
 
 
 DECORATED = "import torch\n\n\n@torch.no_grad()\n"
@@ -89,7 +85,7 @@ DECORATED = "import torch\n\n\n@torch.no_grad()\n"
     ids=["decorated", "as a default"],
 )
 def test_an_earlier_answer_is_found_however_it_is_used(answer):
-    assert MEND.format("4.3", "4.3") in question("4.4", {"4.3": wrong("4.3"), "4.4": answer})
+    assert MEND.format("4.3", "4.3") in question("4.4", {"4.3": wrong_source("4.3", "ignores the stride"), "4.4": answer})
 
 
 def test_an_earlier_answer_is_found_as_a_base_class_and_in_a_property():
@@ -110,7 +106,7 @@ class Holds:
 
 def test_an_attribute_with_the_name_of_an_answer_is_not_that_answer():
     """10.2 uses transformer.ParallelTransformerLayer, which is the course's, and not the learner's of 10.1."""
-    later, earlier = wrong("10.2"), wrong("10.1")
+    later, earlier = wrong_source("10.2"), wrong_source("10.1")
     assert "ParallelTransformerLayer" in later
     assert "own check" not in question("10.2", {"10.1": earlier, "10.2": later})
 
@@ -126,18 +122,18 @@ def test_an_earlier_exercise_that_is_still_to_do_is_named():
 
 
 def test_first_of_two_wrong_ones_is_named():
-    assert MEND.format("8.2", "8.2") in question("8.4", {"8.2": wrong("8.2"), "8.3": wrong("8.3")})
+    assert MEND.format("8.2", "8.2") in question("8.4", {"8.2": wrong_source("8.2"), "8.3": wrong_source("8.3")})
 
 
 def test_wrong_answer_that_this_one_does_not_use_is_not_named():
-    assert "own check" not in question("1.3", {"1.3": wrong("1.3"), "1.1": wrong("1.1")})
+    assert "own check" not in question("1.3", {"1.3": wrong_source("1.3"), "1.1": wrong_source("1.1")})
 
 
 def test_tplab_check_names_it_too_when_it_runs_only_the_later_exercise(tmp_path):
     notebook = json.loads(SOLUTION.read_text())
     for cell in notebook["cells"]:
         if cell["metadata"].get("tplab", {}).get("exercise") == "4.3":
-            cell["source"] = wrong("4.3")
+            cell["source"] = wrong_source("4.3", "ignores the stride")
     path = tmp_path / "mine.ipynb"
     path.write_text(json.dumps(notebook))
     reference = read_notebook(SOLUTION)
