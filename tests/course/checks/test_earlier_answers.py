@@ -85,7 +85,9 @@ DECORATED = "import torch\n\n\n@torch.no_grad()\n"
     ids=["decorated", "as a default"],
 )
 def test_an_earlier_answer_is_found_however_it_is_used(answer):
-    assert MEND.format("4.3", "4.3") in question("4.4", {"4.3": wrong_source("4.3", "ignores the stride"), "4.4": answer})
+    assert MEND.format("4.3", "4.3") in question(
+        "4.4", {"4.3": wrong_source("4.3", "ignores the stride"), "4.4": answer}
+    )
 
 
 def test_an_earlier_answer_is_found_as_a_base_class_and_in_a_property():
