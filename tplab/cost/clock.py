@@ -144,7 +144,7 @@ class Timing(Generic[Name]):
 
 
 def play(operations: Iterable[Operation[Name]], *, message: float = 0.0) -> Timing[Name]:
-    """Return when each operation starts and ends, if each lane runs its operations in the order of the list.
+    """Return each operation's start and end time, if each lane runs its operations in the order of the list.
 
     operations    of all lanes and ranks. Only the order within a lane matters
     message       how long it takes until another rank can use a result. It keeps no lane busy. For a message that does,
@@ -183,7 +183,7 @@ def play(operations: Iterable[Operation[Name]], *, message: float = 0.0) -> Timi
 
 
 def _there(span: Span[Any], rank: int, message: float) -> float:
-    """Return when this rank can use the result of an operation."""
+    """Return the time at which this rank can use the result of an operation."""
     return span.end + message * (span.operation.rank != rank)
 
 

@@ -243,7 +243,7 @@ class Board:
         return self._words[place + 1] if self._words[place] == key else 0
 
     def start_of(self, rank: int, channel: str, number: int) -> float | None:
-        """Return when the rank started an operation, NaN if it hasn't yet, or None if that has been forgotten."""
+        """Return the time when the rank started an operation, NaN if it hasn't yet, or None if it's been forgotten."""
         page = rank * _PAGE_WORDS
         place = self._place_of_channel(page, _key(channel))
         if place is None:

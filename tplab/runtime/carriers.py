@@ -87,7 +87,7 @@ class Carried(dist.Work):
         self.work = work
 
     def finish(self) -> None:
-        """Do what is left to do once the backend has completed the operation. May be called several times."""
+        """Finish up after the backend has completed the operation. May be called several times."""
 
     def is_completed(self) -> bool:
         if not self.work.is_completed():

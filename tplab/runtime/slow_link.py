@@ -110,7 +110,7 @@ class _Transfer:
         self._arrival: float | None = None
 
     def arrival(self) -> float | None:
-        """Return when the operation is completed, or None if it's unknown because a member hasn't started yet."""
+        """Return the time at which the operation completes, or None if a member hasn't started it yet."""
         if self._arrival is None:
             free = self._previous.arrival() if self._previous is not None else -math.inf
             starts = [self._start_on(rank) for rank in self.operation.members]

@@ -22,8 +22,8 @@ first question. (On gloo, `is_completed()` of a send, a receive or a reduce-scat
 without `late`.) If the program calls `get_future()`, it may be told of the arrival at any time, so the values are there
 once the backend has them.
 
-Isn't delayed: what waits by itself (a blocking call, a functional collective, whose result is waited for when it's
-first used) and what torch starts from C++ (DistributedDataParallel).
+Operations aren't delayed if they wait by themselves (blocking calls, and functional collectives, whose results are
+waited for when they're first used), or if torch starts them from C++ (DistributedDataParallel).
 """
 
 import itertools
@@ -55,15 +55,15 @@ class EarlyAccessError(RuntimeError):
 
 @contextmanager
 def late() -> Iterator[None]:
-    """Context manager in which this rank's asynchronous messages and collectives are as late as they may be.
+    """Context manager that makes this rank's asynchronous messages and collectives complete as late as possible.
 
     All ranks should enter it. Raises EarlyAccessError, with the operation, the rank and the line that started it, if
 
     - elements of a tensor that is sent, received or reduced changed before `wait()` (says how many)
     - the memory of such a tensor was freed or exchanged before `wait()`, as by `x.data = ..`
     - an operation uses memory that an operation under way writes to, or writes to memory that one under way uses
-    - the program dropped an operation's request without waiting for it. If the tensor alone is dropped, torch keeps it
-      alive until the request is dropped, so that's fine.
+    - the program dropped an operation's request without waiting for it. (Dropping only the tensor is fine, because
+      torch keeps it alive as long as the request exists.)
 
     The first two are noticed at `wait()`, and the last at the next operation or at the end of the block.
     """
@@ -180,7 +180,7 @@ class _Late(Carrier):
         return number
 
     def end(self, number: int) -> Sequence[_Touched] | None:
-        """Return what an operation under way touches, and None if it has ended before."""
+        """Return the tensors that an operation under way reads or writes, or None if it has already finished."""
         ended = self._under_way.pop(number, None)
         return None if ended is None else ended.touched
 

@@ -1,7 +1,8 @@
 """Watch the messages that an answer starts, and keep them from disturbing whatever runs after the answer.
 
 torch may drop a message as soon as the program throws away its request, so whether the other side gets the message
-depends on timing. And if only one side starts a message, it is matched with a message of the next case or answer.
+depends on timing. If only one side posts its send or receive, that operation is matched with one of the next case or
+answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +46,7 @@ def receives_from_any_rank(name: str, found: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _told_what_starts(tell: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Context manager that calls `tell` with every message or collective that starts, and with its request.
+    """Context manager that calls `tell(operation, request)` each time a message or collective starts.
 
     It wraps the recorder instead of torch, because reports show the line that called torch.
     """

@@ -1,4 +1,4 @@
-"""The check of a layer that's split across ranks, which is compared with the same layer in a single process.
+"""Check a layer that's split across ranks by comparing it with the same layer in a single process.
 
 Each rank builds the layer, and the check copies the rank's shards of random full weights into its parameters. Then the
 layer runs a forward and a backward pass. A formula that runs with the full weights in float64 says what's right:
@@ -148,10 +148,10 @@ class Layer:
     def trials(
         self, cases: Sequence[Built], *, refused: tuple[int, ...] = (), accepted: tuple[int, ...] = ()
     ) -> list[OnRanks]:
-        """Return the trials of the layer in these cases, on 1, 2 and 4 ranks.
+        """Return trials that run the layer in these cases on 1, 2 and 4 ranks.
 
-        refused:  sizes that two ranks must refuse with a ValueError
-        accepted: sizes that two ranks must accept, although one that isn't split is odd
+        refused:  sizes that must raise ValueError on two ranks
+        accepted: sizes that must work on two ranks, although a dimension that isn't split is odd
         """
         said = []
         if refused:
@@ -285,7 +285,7 @@ def _shape(tensor: Any) -> str:
 
 @contextmanager
 def _settings() -> Iterator[Callable[[nn.Module], str]]:
-    """Yield a function that names the settings that have changed since, and restore these settings in the end."""
+    """Yield a function that names the settings that have changed since entry, and restore the settings on exit."""
     dtype = torch.get_default_dtype()
 
     def changed(module: nn.Module) -> str:
