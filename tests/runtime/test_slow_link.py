@@ -167,9 +167,8 @@ def real() -> dict[str, Any]:
         dist.all_reduce(x)
         z = torch.ones(3)
         future = dist.all_reduce(z, async_op=True).get_future()
-        since = time.monotonic()
         future.wait()
-        seen["future"] = time.monotonic() - since > 0 and z.tolist() == [2, 2, 2]
+        seen["future"] = z.tolist() == [2, 2, 2]
         z = torch.full((3,), float(rank))
         if rank == 0:
             dist.send(z, 1)
