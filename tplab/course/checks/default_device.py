@@ -16,7 +16,7 @@ A check reports the problem as an observation, which is a named value that the c
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Self
 
@@ -111,8 +111,8 @@ class DefaultDevice(TorchFunctionMode):
                 self._mark(out)
         elif func in _MOVES and isinstance(out, Tensor):
             return self._moved(func, args, kwargs, out)
-        elif func not in _MAY_MIX:
-            self._follow(func, tree_leaves((args, kwargs)), out)
+        elif self._marked and func not in _MAY_MIX:
+            self._follow(func, _tensors((*args, *kwargs.values())), out)
         return out
 
     def _mark(self, out: Any) -> None:
@@ -129,7 +129,7 @@ class DefaultDevice(TorchFunctionMode):
         """
         wanted = "cpu" if func is Tensor.cpu else _device_in((*args[1:], *kwargs.values()))
         if wanted is None:
-            self._follow(func, args[:1], out)
+            self._follow(func, _tensors(args[:1]), out)
             return out
         if self.is_marked(out) != (wanted == "cpu"):
             out = out.clone()
@@ -137,8 +137,8 @@ class DefaultDevice(TorchFunctionMode):
                 self._mark(out)
         return out
 
-    def _follow(self, func: Any, given: Iterable[Any], out: Any) -> None:
-        tensors = [item for item in given if isinstance(item, Tensor) and item.dim() > 0 and item.numel()]
+    def _follow(self, func: Any, given: Iterable[Tensor], out: Any) -> None:
+        tensors = [tensor for tensor in given if tensor.dim() > 0 and tensor.numel()]
         marked = [self.is_marked(tensor) for tensor in tensors]
         if not any(marked):
             return
@@ -167,6 +167,15 @@ def _inside_torch() -> bool:
     while frame and not ("distributed_c10d" in frame.f_code.co_filename and _OF_OBJECTS.search(frame.f_code.co_name)):
         frame = frame.f_back
     return frame is not None
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among an operator's arguments, also in lists. This is called for every operator."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
