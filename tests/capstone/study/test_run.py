@@ -146,14 +146,15 @@ def test_an_unknown_part_is_refused(tmp_path: Path):
 # Predictions
 
 
-def test_in_sixteen_bits_they_are_the_courses_formulas():
+def test_in_sixteen_bits_they_are_the_courses_formulas_and_two_bytes_per_logit():
+    """The course counts float32 logits. The fused loss keeps them in 16 bits, beside their exponentials in float32."""
     settings = replace(TINY, precision="bfloat16", vocab_size=1024, micro_batch_size=2)
     parts, _ = predicted_memory(settings)
     config = replace(settings.model, flash_attention=True)
-    assert sum(parts.values()) == bill(config, settings.layout, RECIPES["Adam, float32"]).total
+    logits = 2 * 16 * 512
+    assert sum(parts.values()) == bill(config, settings.layout, RECIPES["Adam, float32"]).total + 2 * logits
     wide, _ = predicted_memory(replace(settings, precision="float32"))
-    logits = 4 * 2 * 16 * 512
-    assert wide["activations"] - logits == 2 * (parts["activations"] - logits)
+    assert wide["activations"] - 4 * logits == 2 * (parts["activations"] - 6 * logits)
 
 
 @pytest.mark.parametrize(
