@@ -3,7 +3,6 @@
 #   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
 #   TESTS="tests/tensor/test_linear.py -k bias"  run only these tests
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait)
-#   MOST=1200                             of `make rest`, if it has more tests than that, a share that takes turns
 #   BUDGET=300                            how many seconds `make gpu-check` may take
 #   CHECK_ARGS="--report FILE --fresh"    more options for it
 #   SEED=7                                other inputs for the wrong answers that the tests try
@@ -20,13 +19,10 @@ PYTHON ?=
 LAB_ARGS ?=
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 JOBS ?= $(shell echo $$(( $(CORES) * 2 )))
-TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
-SINCE ?= HEAD
-MOST ?=
 SEED ?= 0
 BUDGET ?= 720
 CHECK_ARGS ?=
-TESTS ?= tests
+TESTS ?= tests $(addprefix --ignore tests/,browser emulated_gpu notebooks old_checks)
 
 VERSIONS ?= --constraint constraints.txt
 WITHOUT ?=
@@ -35,7 +31,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help lab test quick nightly rest newest notebooks stale lint format book links picture bench gpu-check capstone clean
+.PHONY: help lab test test-browser test-emulated-gpu test-notebooks test-old-checks newest notebooks stale lint format book links picture bench gpu-check capstone clean
 
 help: ## list the targets
 	@sed -n -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,18 +39,20 @@ help: ## list the targets
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
 
-test: $(VENV)/.installed-test ## run the tests, in a few minutes (tests/selection.py says which are left to the night)
-	$(PYTEST) --part daily $(WITHOUT) $(TESTS)
+test: $(VENV)/.installed-test ## run every test that needs no browser, no compiler and no GPU, and none of the next four
+	$(PYTEST) $(WITHOUT) $(TESTS)
 
-quick: JOBS = $(CORES)# every process has to import torch first
-quick: $(VENV)/.installed-test ## run the tests that your change can reach
-	$(PYTEST) --part daily -m "not slow" --reached $(SINCE) $(TESTS) || [ $$? -eq 5 ] # 5: it reaches no test
+test-browser: $(VENV)/.installed-test ## run the tests of notebooks and book in Chromium
+	$(PYTEST) tests/browser
 
-nightly: $(VENV)/.installed-test ## run every test there is
-	$(PYTEST) $(TESTS)
+test-emulated-gpu: $(VENV)/.installed-test ## run the tests for GPUs on emulated ones (needs g++)
+	$(PYTEST) tests/emulated_gpu
 
-rest: $(VENV)/.installed-test ## run what `make test` leaves out and the changes since SINCE can reach
-	$(PYTEST) --part nightly --reached $(SINCE) $(if $(MOST),--at-most $(MOST)) $(TESTS) || [ $$? -eq 5 ]
+test-notebooks: $(VENV)/.installed-test ## run every cell of every chapter, with its answers and without
+	$(PYTEST) tests/notebooks
+
+test-old-checks: $(VENV)/.installed-test ## run the wrong answers of the chapters whose checks aren't tables yet
+	$(PYTEST) tests/old_checks
 
 newest: ## run `make test` with the newest versions that pyproject.toml allows, in .venv-newest
 	rm -f .venv-newest/.installed*
@@ -118,7 +116,7 @@ clean: ## remove the environment and everything that the tools leave
 
 NEWEST := VENV=.venv-newest VERSIONS="--upgrade --upgrade-strategy eager" WITHOUT='-m "not pinned"'
 
-PYTEST = TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --turn $(TURN)
+PYTEST = TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 # The environment. Each stamp file is newer than the files that the installed versions were read from.
 

@@ -10,15 +10,11 @@ import shutil
 import tempfile
 from collections import Counter
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share two cores; set before torch is imported
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn into memory
 
 import pytest
-
-from tests import selection
 
 # A folder for the temporary files of this process and its children, so that a test which looks for what a run left
 # behind does not see the files of another. pytest's own folders stay where they always are.
@@ -30,21 +26,7 @@ HAS_GPU = os.path.exists("/dev/nvidiactl")  # even if torch shows none; only tes
 IN_CI = bool(os.environ.get("CI"))
 
 
-pytest_addoption = selection.add_options
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return selection.ignores(config, collection_path)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """pytest-xdist: every worker has left out the same tests."""
-    node.config.stash[selection.LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    selection.report(config, terminalreporter)
     if (skipped := _only_skipped_on_a_gpu(terminalreporter)) is not None:
         why = "; ".join(f"{count} times: {reason}" for reason, count in Counter(map(_reason, skipped)).items())
         terminalreporter.write_line(
@@ -70,7 +52,6 @@ def _only_skipped_on_a_gpu(reporter: pytest.TerminalReporter) -> list[pytest.Tes
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Quick tests first, then the slow ones, then the browser; each file (or named group) stays in one process."""
-    selection.select(config, items)
     items.sort(key=_cost)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:

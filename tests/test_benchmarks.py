@@ -154,14 +154,6 @@ def test_every_trainer_has_the_losses_of_plain_pytorch():
     assert step.table(settings, results).count("\n") == len(step.WAYS) + 1
 
 
-@pytest.mark.nightly  # torch.compile takes most of a minute
-def test_compiled_trainers_have_the_same_losses():
-    ways = {name: step.WAYS[name] for name in ("tplab, tp = 2", "plain PyTorch, 1 thread")}
-    for seconds, missing in tiny_steps(ways, compile=True, num_layers=1)[1]:
-        assert set(seconds) == set(ways)
-        assert not missing
-
-
 def with_another_learning_rate(problem):
     return step.plain_alone(replace(problem, settings=replace(problem.settings, learning_rate=1e-3)), 1)
 

@@ -13,8 +13,6 @@ from tplab.capstone.training.optimizer import adamw_options
 from tplab.data.grad_norm import grad_norm
 from tplab.tensor.full_state import full_state_dict
 
-pytestmark = pytest.mark.share(4)
-
 
 def _made(**changes):
     settings = variant(tp=2, **changes)

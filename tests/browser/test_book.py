@@ -1,13 +1,10 @@
 """Every page of the book in a real browser, as wide as a desk and as narrow as a phone, in both themes."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
 from tests.browser.lab import browser, chromium_path
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("book")]
@@ -24,17 +21,7 @@ MEASURES = """() => ({
 })"""
 
 
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("book")
-    command = [sys.executable, "-m", "sphinx", "--quiet", str(ROOT / "docs"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
 @pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
-@pytest.mark.share(2)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_every_page_can_be_read(book: Path, width: int, theme: str) -> None:

@@ -130,7 +130,6 @@ def unreadable(page: NotebookPage) -> list[str]:
     return [f"{text!r} has contrast {contrast:.1f}" for contrast, text in found if contrast < READABLE]
 
 
-@pytest.mark.share(len(CHAPTERS))
 @pytest.mark.parametrize("stem", [pytest.param(stem, marks=in_process(i)) for i, stem in enumerate(CHAPTERS)])
 def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server, stem):
     page = open_and_run(chromium, server, stem)
@@ -140,7 +139,6 @@ def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server,
     page.page.close()
 
 
-@pytest.mark.nightly
 @in_process(2)
 def test_the_play_button_goes_through_the_steps_and_rests_without_its_kernel(chromium, server):
     page = NotebookPage(chromium, server, f"{PLAYED}.ipynb")
@@ -168,7 +166,6 @@ def test_the_play_button_goes_through_the_steps_and_rests_without_its_kernel(chr
     page.page.close()
 
 
-@pytest.mark.nightly
 @in_process(0)
 def test_a_chapter_fits_a_page_as_narrow_as_a_phone(chromium, server):
     page = open_and_run(chromium, server, NARROW, width=420, height=900)
@@ -178,7 +175,6 @@ def test_a_chapter_fits_a_page_as_narrow_as_a_phone(chromium, server):
     page.page.close()
 
 
-@pytest.mark.nightly
 @in_process(1)
 def test_a_chapter_can_be_read_in_the_dark_theme(chromium, folder, tmp_path):
     shutil.copy(folder / f"{DARK}.ipynb", tmp_path)

@@ -43,7 +43,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.timeout(900)
 def test_ranks_are_seen_at_work_and_hints_unfold_one_by_one(folder):

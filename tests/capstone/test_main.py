@@ -19,8 +19,6 @@ from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import read_log, steps_of
 
-pytestmark = pytest.mark.share(4)
-
 ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 COMMAND = [sys.executable, "-m", "tplab.capstone"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tplab.capstone"]

@@ -29,8 +29,6 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.writing import Request
 from tplab.gpt.model import ParallelGPT
 
-pytestmark = pytest.mark.share(3)
-
 PROMPT = "def rank_"
 GREEDY = {"tokens": 40, "tp": 1, "step": None, "temperature": 0.0, "top_k": 0, "seed": 0}  # beyond seq_length, 16
 DRAWN = {**GREEDY, "temperature": 0.8, "top_k": 40, "seed": 5}

@@ -18,6 +18,7 @@ PATIENCE = 900  # seconds; a busy machine takes ten times as long as an idle one
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 60)]
 
 SITE = Path(__file__).with_name("site")
+GPUS = (8, 2, 1)  # the machines take turns from chapter to chapter
 STEMS = [path.stem for path in sorted((ROOT / "solutions").glob("[0-9]*.ipynb"))]
 
 
@@ -51,17 +52,14 @@ def test_planted_faults_are_found() -> None:
     assert pytest_on(4, "tests.emulated_gpu.test_planted_faults", EMULATED_GPU_PATIENCE="6") >= 15
 
 
-@pytest.mark.nightly
 def test_pipelines_and_grids_get_through() -> None:
     assert pytest_on(8, "tests.gpu.test_pipelines", "tests.gpu.test_grids") >= 5
 
 
-@pytest.mark.nightly
 def test_ranks_that_wait_forever_are_named_and_steps_that_are_not_finite_left_out() -> None:
     assert pytest_on(8, "tests.gpu.test_failures", "tests.gpu.test_updates") >= 13
 
 
-@pytest.mark.nightly
 def test_the_gpu_check_can_be_rehearsed(tmp_path: Path) -> None:
     """A few of its items. The second call finds that nothing is left to do."""
     report = tmp_path / "report.md"
@@ -86,22 +84,19 @@ CAPSTONE = [
 ]  # fmt: skip
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("gpus", "chosen"), LAYERS)
 def test_layers_agree_with_plain_torch(gpus: int, chosen: str) -> None:
     assert pytest_on(gpus, "tests.gpu.test_layers", "tests.gpu.test_tools", "-k", chosen) > 0
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("gpus", "chosen"), CAPSTONE)
 def test_the_capstone_trains_and_resumes(gpus: int, chosen: str) -> None:
     assert pytest_on(gpus, "tests.gpu.test_capstone", "-k", chosen) > 0
 
 
-CHAPTERS = [(gpus, stem) for gpus in (8, 2, 1) for stem in STEMS]
+CHAPTERS = [(GPUS[place % 3], stem) for place, stem in enumerate(STEMS)]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("gpus", "stem"), CHAPTERS, ids=[f"{stem[:2]}, {gpus} GPUs" for gpus, stem in CHAPTERS])
 def test_the_answers_of_a_chapter_pass_their_checks(gpus: int, stem: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "solutions", tmp_path / "solutions")
@@ -114,7 +109,6 @@ def test_the_answers_of_a_chapter_pass_their_checks(gpus: int, stem: str, tmp_pa
     assert all(line.endswith("passed") for line in verdicts), done.stdout
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_learners_script_trains_on_gpus_as_on_the_cpu(precision: str, tmp_path: Path) -> None:
     course = empty_course(tmp_path / "my_course")

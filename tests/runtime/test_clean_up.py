@@ -21,8 +21,6 @@ import torch.distributed as dist
 import tplab
 from tplab.runtime.forkserver import fork_server
 
-pytestmark = pytest.mark.share(3)
-
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -99,7 +97,6 @@ def test_nothing_is_left_behind(program: Callable[[], None]) -> None:
 
 
 @linux_only
-@pytest.mark.nightly
 def test_nothing_is_left_behind_after_200_launches() -> None:
     tplab.launch(all_reduce_once, 2)
     before = settled()

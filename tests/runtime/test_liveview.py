@@ -24,8 +24,6 @@ from tplab.runtime.board import Entry
 from tplab.runtime.liveview import LiveView, Now, look, to_html, to_line
 from tplab.runtime.screen import WIDGET_VIEW
 
-pytestmark = pytest.mark.share(5)
-
 
 def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
     """A board with each rank's state, or the entry it waits in, and with how many of its collectives it has entered."""

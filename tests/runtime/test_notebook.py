@@ -11,8 +11,6 @@ import pytest
 
 from tests.runtime.kernel import Notebook, notebook
 
-pytestmark = pytest.mark.share(5)
-
 
 @pytest.fixture(scope="module")
 def book() -> Iterator[Notebook]:

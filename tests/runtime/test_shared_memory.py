@@ -56,7 +56,6 @@ def summed(dtype, size):
     return x, count
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize("p", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_sum_is_right_and_has_the_same_bits_on_every_rank(p, dtype):

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from tplab.runtime.torchrun import roll_call
 
-pytestmark = pytest.mark.share(6)
-
 SCRIPT = """
 import sys
 import torch

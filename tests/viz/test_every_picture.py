@@ -29,8 +29,6 @@ from tplab import viz
 from tplab.memory.meter import MemoryMeter
 from tplab.trace.rank_trace import RankTrace
 
-pytestmark = pytest.mark.share(10)
-
 FILES = [
     test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,
     test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_softmax, test_training,

@@ -226,7 +226,6 @@ ran, drawn, steps.value, steps.max
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_in_a_real_kernel_play_shows_each_step_of_the_run_that_was_chosen() -> None:
     notebook = executed(PLAYED)
     first, second, third = (cell["outputs"] for cell in notebook["cells"])

@@ -26,16 +26,13 @@ class ImportGraph:
     """The imports among the Python files of some packages in one folder.
 
     packages: names of the packages, which are folders in `root`
-    mentions: in this folder, any dotted name counts as an import, because tests start programs by name:
-              `subprocess.run([..., "-m", "tplab.capstone"])`
     """
 
-    def __init__(self, root: Path, *packages: str, mentions: Path | None = None) -> None:
-        self.root, self.mentions = root, mentions
+    def __init__(self, root: Path, *packages: str) -> None:
+        self.root = root
         names = "|".join(map(re.escape, packages))
         self._from = re.compile(rf"^\s*from ((?:{names})(?:\.\w+)*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
         self._import = re.compile(rf"^\s*import ((?:{names})(?:\.\w+)*)", re.MULTILINE)
-        self._mention = re.compile(rf"\b(?:{names})(?:\.\w+)+")
         self.links, self.exports = cache(self._links), cache(self._exports)
 
     def imports(self, file: Path) -> frozenset[Path]:
@@ -68,8 +65,7 @@ class ImportGraph:
                     names.add(self._module_of(package, name))
                     if not submodule and (source := self._file(package)):
                         packages.add(source)
-        everywhere = self.mentions is not None and self.mentions in file.parents
-        names |= set((self._mention if everywhere else self._import).findall(rest))
+        names |= set(self._import.findall(rest))
         found = frozenset(path for name in names if (path := self._file_of_longest(name)) and path != file)
         return _Links(found, frozenset(packages))
 

@@ -13,7 +13,6 @@ GRIDS = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("grid", GRIDS)
 def test_after_a_kill_the_run_goes_on_bit_for_bit(grid, tmp_path):
     outcome = kills.try_kills(tmp_path, kills=3, seed=5, steps=8, save_every=2, **GRIDS[grid])

@@ -32,8 +32,6 @@ from tplab.capstone.checkpoints.folders import (
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.checkpoint.files import TyingWriter
 
-pytestmark = pytest.mark.share(3)
-
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
 
 

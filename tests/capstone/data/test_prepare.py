@@ -30,8 +30,6 @@ from tplab.capstone.data.prepare import TokenFiles, prepare
 from tplab.capstone.data.tokenizer import train_tokenizer
 from tplab.common.files import locked
 
-pytestmark = pytest.mark.share(3)
-
 SMALL = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "seq_length": 16, "vocab_size": 300}
 
 

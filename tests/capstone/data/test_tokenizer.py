@@ -13,8 +13,6 @@ from tests.common.test_downloads import POINTER
 from tplab.capstone.data.corpus import Document, gather
 from tplab.capstone.data.tokenizer import END_OF_TEXT, encode, read_tokenizer, train_tokenizer
 
-pytestmark = pytest.mark.share(3)
-
 LIMIT, SIZE = 300_000, 600
 
 

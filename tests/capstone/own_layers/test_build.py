@@ -18,9 +18,6 @@ from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 from tplab.runtime.forkserver import fork_server
 
-pytestmark = pytest.mark.share(3)
-
-
 OWN_PRODUCT = """
 class MyProduct(torch.autograd.Function):
     @staticmethod

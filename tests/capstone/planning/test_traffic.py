@@ -16,8 +16,6 @@ from tplab.capstone.training.step import Step
 from tplab.data.grid import Grid
 from tplab.runtime import Record, Total, record
 
-pytestmark = pytest.mark.share(3)
-
 TINY = Settings(num_layers=2, hidden_size=32, num_heads=4, seq_length=16, vocab_size=300, steps=10,
                 batch_size=4, micro_batch_size=2, tp=2)  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {

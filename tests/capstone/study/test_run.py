@@ -24,7 +24,7 @@ from tplab.memory import MemoryMeter
 from tplab.memory.memory_bill import RECIPES, bill, rank_parameters
 from tplab.runtime import RankError
 
-pytestmark = [pytest.mark.share(3), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TINY = Settings(data_limit=60_000, vocab_size=300, num_layers=1, hidden_size=32, num_heads=2, seq_length=16, tp=2,
                 steps=4, batch_size=2, micro_batch_size=2, sample_tokens=4, evaluation_batches=1, save_every=0,

@@ -13,8 +13,6 @@ from tplab.capstone.training.build_model import build_model, for_generation
 from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
 
-pytestmark = pytest.mark.share(2)
-
 KINDS = {
     "tplab": {"layers": "tplab"},
     "tplab, sequence": {"layers": "tplab", "sequence_parallel": True},

@@ -28,7 +28,7 @@ from tplab.checkpoint.sharded import load_sharded
 from tplab.data.grid import Place
 from tplab.gpt.model import ParallelGPT
 
-pytestmark = [pytest.mark.share(3), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 WRITES = {"sample_tokens": 6, "prompt": "def rank"}
 SP: dict[str, Any] = {"sequence_parallel": True}

@@ -30,8 +30,6 @@ from tplab.capstone.training.signals import stop_file
 from tplab.capstone.training.step import Step
 from tplab.checkpoint.sharded import write_sharded
 
-pytestmark = pytest.mark.share(3)
-
 Report = dict[str, Any]
 
 

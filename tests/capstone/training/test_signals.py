@@ -13,8 +13,6 @@ from tplab.capstone.training.signals import hand_on, stop_file, stop_requests
 from tplab.runtime import hooks, inside
 from tplab.runtime.recorder import Recorder
 
-pytestmark = pytest.mark.share(3)
-
 PROGRAM = """
 import os, signal, sys, time
 from tplab.capstone.training import signals

@@ -25,8 +25,6 @@ from tplab.capstone.settings.settings import OF_THE_MODEL, Settings
 from tplab.capstone.training import step
 from tplab.capstone.training.loop import train
 
-pytestmark = pytest.mark.share(3)
-
 VOCAB, HIDDEN, HEADS, LAYERS, LENGTH = 310, 16, 4, 2, 24
 
 

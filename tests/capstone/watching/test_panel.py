@@ -21,8 +21,6 @@ from tplab.runtime import liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW
 
-pytestmark = pytest.mark.share(5)
-
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:

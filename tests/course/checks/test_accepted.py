@@ -6,7 +6,6 @@ from tests.wrong_answers import load_chapter_namespace, run_check
 from tests.wrong_answers.accepted import RIGHT
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize("right", RIGHT, ids=lambda right: f"{right.exercise} {right.name}")
 def test_other_right_answer_passes(right):
     namespace = load_chapter_namespace(right.exercise, {right.exercise: right.source})

@@ -58,7 +58,6 @@ def test_every_exercise_that_uses_earlier_answers_is_known():
     assert found == USES
 
 
-@pytest.mark.share(4)
 @pytest.mark.parametrize(("exercise", "earlier"), [(later, one) for later, uses in USES.items() for one in uses])
 def test_earlier_exercise_is_named(exercise, earlier):
     answer = wrong_source(earlier, FIRST_THAT_MATTERS.get((exercise, earlier), ""))

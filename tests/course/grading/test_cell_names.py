@@ -12,8 +12,6 @@ from tplab.course.grading.check_notebook import check_notebook
 from tplab.course.notebooks.cells import read_notebook
 from tplab.runtime import failures
 
-pytestmark = pytest.mark.share(2)
-
 CELL, OTHER = (f"{tempfile.gettempdir()}/ipykernel_123/{number}.py" for number in (456, 789))
 
 

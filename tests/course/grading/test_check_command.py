@@ -17,8 +17,6 @@ from tplab.course.learner.start import start
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.tools import cli
 
-pytestmark = pytest.mark.share(8)
-
 COUNT = 26
 
 

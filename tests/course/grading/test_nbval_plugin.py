@@ -4,14 +4,11 @@ import sys
 import time
 
 import psutil
-import pytest
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME
 
 from tplab.course.grading.nbval_plugin import Kernel
 from tplab.course.grading.run import Run
 from tplab.course.notebooks.cells import Cell
-
-pytestmark = pytest.mark.share(5)
 
 CHILD = """
 import os, time

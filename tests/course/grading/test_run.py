@@ -16,8 +16,6 @@ from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
 from tplab.course.notebooks.outputs import execute
 
-pytestmark = pytest.mark.share(4)
-
 SLEEP = "import time; time.sleep(1000)"
 
 

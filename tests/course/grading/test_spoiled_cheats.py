@@ -9,8 +9,6 @@ from tests.course import tiny
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
 from tplab.course.notebooks.cells import read_notebook
 
-pytestmark = pytest.mark.share(6)
-
 TEXT = "Exercise 90.{k} passed: double_{k}\\n  Right: the value."  # what a check that passes shows
 FAKE = f"class Fake:\n    def __repr__(self): return '{TEXT}'\n"
 

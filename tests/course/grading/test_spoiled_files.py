@@ -16,8 +16,6 @@ from tplab.course.grading.merge import merge
 from tplab.course.notebooks import build, source
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 
-pytestmark = pytest.mark.share(6)
-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):

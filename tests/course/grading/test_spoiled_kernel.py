@@ -16,7 +16,7 @@ from tests.course import tiny
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
 from tplab.course.notebooks.cells import read_notebook
 
-pytestmark = [pytest.mark.share(8), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 RIGHT, WRONG = "return x + x", "return x + 2"
 
@@ -195,7 +195,6 @@ def test_endless_loop_in_the_answer_that_swallows_the_interrupt(check):
     assert said.status["4"] == "passed", "the loop ran in a process of its own"
 
 
-@pytest.mark.nightly
 def test_180_megabytes_of_output(check):
     assert check("print('x' * 180_000_000)").status == ALL
 

@@ -175,7 +175,6 @@ def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_p
         assert text_of(course) == ""
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["mlp", "attention", "generate"])
 def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
     course = empty_course(tmp_path / "my_course")

@@ -71,7 +71,6 @@ def on_path(whole, tmp_path_factory) -> Iterator[Path]:
         del sys.modules[name]
 
 
-@pytest.mark.share(12)
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_an_answer_passes_its_check_from_the_library(exercise, whole, on_path):
     number = chapter_of(exercise)

@@ -22,8 +22,6 @@ from tplab.course.learner.course_files import Course
 from tplab.course.learner.train_script import train_script
 from tplab.tensor import full_state_dict, load_full_state_dict
 
-pytestmark = pytest.mark.share(4)
-
 STEPS = 8
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 16}
 FLAGS = {**SIZES, "steps": STEPS, "batch_size": 8, "warmup": 3, "save_every": 4, "log_every": 2, "sample": 4}

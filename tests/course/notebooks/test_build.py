@@ -13,8 +13,6 @@ from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fol
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import SourceError, read
 
-pytestmark = pytest.mark.share(3)
-
 SOLUTION = "    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION\n"
 CHECK = '# %% check="90.1"\ncheck("90.1", double_1)\n'
 

@@ -18,8 +18,6 @@ from tplab.course.notebooks.source import pages, read, sources
 from tplab.course.tools import cli
 from tplab.course.tools.exercise_status import standings
 
-pytestmark = pytest.mark.share(3)
-
 INDEX = read(ROOT / "solutions" / "index.py")
 TEXT = "\n".join(cell.text for cell in INDEX.cells)
 ROW = re.compile(r"^\| (start|\d\d) \| (?:\[(.+)\]\((.+)\)|(.+) \(coming\)) \| (.+?) \|(?: (.*?) ?\|)?$", re.MULTILINE)

@@ -19,8 +19,6 @@ from tplab.course.tools.doctor import chapters, gpu_report, gpus, machine, probe
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 from tplab.runtime import devices
 
-pytestmark = pytest.mark.share(6)
-
 TORCH = Requirement("torch>=2.12")
 GIB = 2**30
 WORKING = probe.Torch(version="2.13.0", gloo=True)

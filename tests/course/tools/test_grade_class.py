@@ -129,7 +129,6 @@ def looked_at(graded: Graded) -> None:
     assert graded.wrong() == {}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("bare", [False, True], ids=["protected", "bare"])
 def test_the_whole_class(root, tmp_path, bare, part):

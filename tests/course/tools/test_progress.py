@@ -21,8 +21,6 @@ from tplab.course.tools import cli, fingerprint, page, state
 from tplab.course.tools.exercise_status import AS_SHOWN, Standing, standings
 from tplab.course.tools.progress import as_json
 
-pytestmark = pytest.mark.share(4)
-
 RIGHT, WRONG = "return 2 * x", "return 3 * x"
 
 

@@ -1,11 +1,8 @@
 """The book: every chapter is a page, every link in it leads somewhere, and no answer is in sight; a reference."""
 
 import importlib
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -49,24 +46,6 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._in_code:
             self.code[self._folds > 0] += data
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("book")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "--fail-on-warning",
-        "--keep-going",
-        "--quiet",
-        str(ROOT / "docs"),
-        str(folder),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")
