@@ -10,7 +10,6 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -84,25 +83,13 @@ def one_rank_dies_with_children() -> None:
 
 
 @linux_only
-@pytest.mark.parametrize(
-    "program", [all_reduce_once, one_rank_raises, one_rank_dies, children_left_behind, one_rank_dies_with_children]
-)
-def test_nothing_is_left_behind(program: Callable[[], None]) -> None:
+def test_nothing_is_left_behind_however_a_run_ends() -> None:
     tplab.launch(all_reduce_once, 2)
     before = settled()
-    for _ in range(3):
+    programs = (all_reduce_once, one_rank_raises, one_rank_dies, children_left_behind, one_rank_dies_with_children)
+    for program in 4 * programs:
         with contextlib.suppress(tplab.RankError):
             tplab.launch(program, 2)
-    assert settled() == before
-
-
-@linux_only
-def test_nothing_is_left_behind_after_200_launches() -> None:
-    tplab.launch(all_reduce_once, 2)
-    before = settled()
-    for number in range(200):
-        with pytest.raises(tplab.RankError) if number % 10 == 0 else contextlib.nullcontext():
-            tplab.launch(all_reduce_once if number % 10 else one_rank_raises, 2)
     assert settled() == before
 
 
@@ -125,15 +112,14 @@ def test_gloo_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @linux_only
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_ranks_end_with_the_program_that_launched_them(
     how: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     script = textwrap.dedent("""
         import os, signal, time
         import tplab, torch, torch.distributed as dist
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)               # nohup has it ignored,
-        signal.signal(signal.SIGINT, signal.default_int_handler)   # and so has a job in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)   # a job in the background has it ignored
         folder = os.environ["PIDS"]
         def program():
             with open(os.path.join(folder, f"rank{dist.get_rank()}"), "w") as file:

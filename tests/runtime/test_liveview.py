@@ -1,5 +1,6 @@
 """The live view: what it says about each rank, that it shows only long runs, and that nothing of it stays."""
 
+import io
 import os
 import pty
 import re
@@ -238,11 +239,21 @@ def test_a_terminal_has_a_status_line_that_makes_room_and_goes() -> None:
     assert all(len(part) < 70 for part in re.findall(r"\x1b\[K(\d\.\d s[^\r\n]*)", received))
 
 
-def test_a_dumb_terminal_and_a_pipe_have_none() -> None:
-    assert " computing" not in in_terminal(TERM="dumb")
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout == "[rank 0] early words\n[rank 0] late words\n"
-    assert "\x1b" not in done.stderr
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stderr", "term", "where"),
+    [(Terminal, "xterm", "terminal"), (Terminal, "dumb", "nowhere"), (io.StringIO, "xterm", "nowhere")],
+)
+def test_a_dumb_terminal_and_a_pipe_have_none(
+    stderr: type[io.StringIO], term: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr())
+    monkeypatch.setenv("TERM", term)
+    assert liveview.place() == where
 
 
 # In a notebook

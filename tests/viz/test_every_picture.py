@@ -42,8 +42,9 @@ LABELS_ONLY = {  # their words are titles, ticks, and legends, which matplotlib 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
-def test_a_picture_is_small_described_the_same_every_time_and_opens_no_window(draw) -> None:
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_small_described_and_the_same_every_time_and_its_texts_stay_inside_and_apart(name) -> None:
+    draw = PICTURES[name]
     picture = draw()
     png, shown = picture._repr_png_()
     assert png.startswith(b"\x89PNG")
@@ -53,11 +54,6 @@ def test_a_picture_is_small_described_the_same_every_time_and_opens_no_window(dr
     assert len(picture.description) > 20, "a description, not a name"
     assert png == draw().png()
     assert pyplot.get_fignums() == []
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_texts_stay_in_the_picture_and_apart(name) -> None:
-    picture = PICTURES[name]()
     assert bool(text_boxes(picture)) == (name not in LABELS_ONLY)
     assert_texts_inside(picture)
     assert_texts_apart(picture)
