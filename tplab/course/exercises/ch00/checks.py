@@ -122,9 +122,11 @@ exercise(
 
 # 0.2: the number of parameters
 
-# These are large primes, so that no part of the layers has as many vectors of h elements as an embedding table
-VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)
-LENGTHS = (83, 89, 97, 101, 103, 107, 109, 113)
+# Large primes V and S, so that no part of the layers has as many vectors of h elements as an embedding table. With 3 or 5
+# layers, the tables and the final norm don't together have as many either: V + 2 is a multiple of 15, and S + 2 isn't one
+# of 3 or 5. Otherwise, two mistakes might give the same number
+VOCABULARIES = (163, 193, 223, 283, 313, 373, 433, 463)
+LENGTHS = (89, 101, 107, 131, 137, 149, 167, 179)
 LLAMA: dict[str, bool] = {"gated": True, "bias": False, "tied_embedding": False, "learned_positions": False}
 
 
