@@ -122,9 +122,9 @@ exercise(
 
 # 0.2: the number of parameters
 
-# Large primes V and S, so that no part of the layers has as many vectors of h elements as an embedding table. With 3 or 5
-# layers, the tables and the final norm don't together have as many either: V + 2 is a multiple of 15, and S + 2 isn't one
-# of 3 or 5. Otherwise, two mistakes might give the same number
+# Two mistakes shouldn't give the same number by chance. So these are large primes V and S: no part of the layers has as
+# many vectors of h elements as an embedding table. With 3 or 5 layers, the tables and the final norm together don't
+# have as many either, because V + 2 is a multiple of 15, and S + 2 isn't a multiple of 3 or 5
 VOCABULARIES = (163, 193, 223, 283, 313, 373, 433, 463)
 LENGTHS = (89, 101, 107, 131, 137, 149, 167, 179)
 LLAMA: dict[str, bool] = {"gated": True, "bias": False, "tied_embedding": False, "learned_positions": False}
@@ -269,7 +269,7 @@ def run_validation(average_loss: Callable[..., Any], call: Call) -> Seen:
         "the model's parameters don't change": Claim(f"your function changes {changed[0]}" if changed else ""),
         "model.training doesn't change": Claim(f"it was {training}" if model.training != training else ""),
         "autograd is still on afterward": Claim("" if is_on else "it's off"),
-        "activations don't pile up": Claim(size if extra > 1.5 * ACTIVATIONS else ""),
+        "it never needs the memory of two batches": Claim(size if extra > 1.5 * ACTIVATIONS else ""),
         "nothing is kept for a backward pass": Claim(size if extra > SPARE else ""),
         "earlier batches are freed": Claim(f"{earlier} of them were still in memory" if earlier > HELD else ""),
     })  # fmt: skip
