@@ -155,7 +155,6 @@ OF_A_LEAF: list[Changed] = [
 ]  # fmt: skip
 
 ROUNDS_OR_SATURATES: list[Changed] = [
-    ("0.2", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], "4,096 too few"),
     ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], "All real logits of these tokens are below -10,000"),
     ("8.5", [("-torch.inf)", "-1e4)")], "padded columns, logits of about -30000"),
 ]  # fmt: skip
@@ -176,7 +175,6 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [
-    ("0.1", [("    return {", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {"), ("4 * remembered}", "4 * remembered}\n    return state_bytes.kept")], "Do all calls share the same dict"),
     ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),
 ]  # fmt: skip

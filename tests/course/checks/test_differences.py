@@ -169,6 +169,25 @@ def test_plain_values(seen, right, wrong) -> None:
     assert (difference(seen, right) is not None) == wrong
 
 
+@pytest.mark.parametrize(
+    ("seen", "right", "expected"),
+    [
+        (4096, 4100, ("value", "got 4,096, expected 4,100: 4 too low")),
+        (10**12 + 1, 10**12, ("value", "got 1,000,000,000,001, expected 1,000,000,000,000: 1 too high")),
+        (168.5, 170, ("value", "got 168.5, expected 170")),
+        (float("nan"), 0.5, ("value", "got nan, expected 0.5")),
+        (float("inf"), 2, ("value", "got inf, expected 2")),
+        ("170", 170, ("type", "got '170', expected a number")),
+        (True, 1, ("type", "got True, expected a number")),
+        (1e12 + 1, 10**12, None),
+        (0.1 + 0.2, 0.3, None),
+        (float("inf"), float("inf"), None),
+    ],
+)
+def test_numbers_are_written_out_and_only_floats_may_be_rounded(seen, right, expected) -> None:
+    assert difference(seen, right) == expected
+
+
 def calls(*kinds: str, waited: bool = True, group: tuple[int, ...] = (0, 1)) -> Traffic:
     return Traffic(Call(kind, 96, "float64", group, waited) for kind in kinds)
 

@@ -10,6 +10,8 @@ times the correct tensor" rather than "not close".
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -138,9 +140,36 @@ def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | Non
         return None if seen is None else ("type", f"got {describe(seen)}, expected None")
     if seen is None:
         return "none", missing_value(context)
+    if _is_number(expected):
+        return _number(seen, expected, context.tol)
     if isinstance(expected, bool) == isinstance(seen, bool) and type(seen) is not Tensor and seen == expected:
         return None
     return "value", f"got {describe(seen)}, expected {expected!r}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _number(seen: Any, expected: Any, tol: float) -> tuple[str, str] | None:
+    """Compare numbers. Integers have to be the same, but if one of the numbers is a float, it may be rounded."""
+    if not _is_number(seen):
+        return "type", f"got {describe(seen)}, expected a number"
+    rounded = isinstance(seen, float) or isinstance(expected, float)
+    if seen == expected or (rounded and abs(seen - expected) <= tol * max(1.0, abs(expected))):
+        return None
+    text = f"got {_written(seen)}, expected {_written(expected)}"
+    if _is_whole(seen) and _is_whole(expected):
+        text += f": {_written(abs(seen - expected))} too {'high' if seen > expected else 'low'}"
+    return "value", text
+
+
+def _is_whole(number: Any) -> bool:
+    return isfinite(number) and number == int(number)
+
+
+def _written(number: Any) -> str:
+    return f"{int(number):,}" if _is_whole(number) else f"{float(number):.6g}"
 
 
 def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:

@@ -55,7 +55,7 @@ class Ledger:
             return ""
         cases = f"{self.cases:,} case{'' if self.cases == 1 else 's'}"
         sizes = sorted(self.passed)
-        ranks = "" if self.alone else f" on {names(sizes)} rank{'' if sizes == [1] else 's'}"
+        ranks = "" if self.alone or not sizes else f" on {names(sizes)} rank{'' if sizes == [1] else 's'}"
         sent = f", {self.messages:,} messages" if self.messages else ""
         # If the answers are numbers, the check chooses random message sizes, so the total would change every time
         if sent and not self.alone:

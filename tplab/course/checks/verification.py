@@ -96,6 +96,7 @@ def compare_ranks(
 ) -> tuple[Differences, list[str]]:
     """Return the differences between observed and expected values, and the names of all values that were compared.
 
+    p:     as in `verify`, or 0 if the results of a function aren't about ranks
     terms: the tensors that each rank started with, as in {"x": [x on rank 0, ...]}. A wrong tensor may turn out to be
            a combination of these. For all other arguments, see `verify`.
     """
@@ -124,13 +125,13 @@ def failed(number: str, differences: Differences, names: Sequence[str], ask: str
     """Return the failure that lists the differences and asks one question. For `note`, see `verify`."""
     p, wrong = differences.p, {d.name for d in differences}
     ranks = sorted({d.rank for d in differences if d.kind != NOT_RUN})
-    where = f"p = {p}" + (f", {note}" if note else "")
+    where = ", ".join(filter(None, [f"Exercise {number}", f"p = {p}" if p else "", note]))
     on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
     how = " ".join(filter(None, ["wrong", differences.aspect]))
     if differences.names and all("traffic" in name for name in differences.names):
         how = "right values, but wrong traffic"
     return CheckFailed(
-        f"Exercise {number}, {where}: {how}{on}{current().right_before(note)}.",
+        f"{where}: {how}{on}{current().right_before(note)}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
         question=ask,
@@ -144,7 +145,8 @@ def note_right(p: int, observed: Sequence[Mapping[str, Any]], names: Sequence[st
     current().values += len(observed) * len(names)
     current().claims.update(dict.fromkeys(claims))
     current().compared.update(dict.fromkeys(name for name in names if name not in claims))
-    current().note_right(note, p)
+    if p:
+        current().note_right(note, p)
 
 
 def note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], note: str) -> None:
@@ -154,10 +156,10 @@ def note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], 
     """
     texts = {rank: seen[MADE_THERE] for rank, seen in enumerate(observed) if seen.get(MADE_THERE)}
     if texts and current().afterwards is None:
-        where = ", ".join(filter(None, [f"p = {p}", note]))
+        where = ", ".join(filter(None, [f"Exercise {number}", f"p = {p}" if p else "", note]))
         on = ranks_text(list(texts), len(observed))
         current().afterwards = CheckFailed(
-            f"Exercise {number}, {where}: wrong device. Everything else is correct.",
+            f"{where}: wrong device. Everything else is correct.",
             rows=[(MADE_THERE, on, f"not true: {next(iter(texts.values()))}")],
             question=shared("device"),
         )

@@ -28,16 +28,18 @@ class Call:
 
     given: whatever `run` and `right` need to know about the call
     note:  the call in words, for the headline
-    p:     the number of ranks that the call is about
+    p:     the number of ranks that the call is about, or 0 if it isn't about ranks
     alone: whether the call has a single result. Otherwise, it has one for each of the p ranks
     twin:  the condition that this call changes, such as the dtype, or None
+    shows: what a learner whose answer fails should see beside the differences, such as the shapes of all weights
     """
 
     given: Any
     note: str
-    p: int = 1
+    p: int = 0
     alone: bool = True
     twin: Twin | None = None
+    shows: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,9 @@ class Alone(Trial):
             note_the_device(number, call.p, observed, note)
             if differences:
                 ask = self._question(number, own, call, observed, expected, differences)
-                raise failed(number, differences, names, ask, note)
+                failure = failed(number, differences, names, ask, note)
+                failure.report = call.shows
+                raise failure
             note_right(call.p, observed, names, note)
 
     def _observed(self, answer: Any, call: Call, own: Table) -> Seen:

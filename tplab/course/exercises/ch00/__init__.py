@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tplab.course.checks.predictions import read_predictions
 from tplab.course.checks.symptoms import read_symptoms
-from tplab.course.exercises.ch00 import layouts, parameters, state, validation
+from tplab.course.exercises.ch00 import checks
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
 SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "layouts", "parameters", "state", "validation"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "checks"]
