@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
-from tplab.course.checks import GROUPS, Case, Observed, Place, Twin
+from tplab.course.checks import GROUPS, Case, Claim, NotRun, Observed, Place, Twin
+from tplab.course.checks.describe import describe
 from tplab.course.checks.forms.layers import PART, Built, Layer, Problem, Weight
 from tplab.course.checks.forms.statements import Statement, statements
 from tplab.course.checks.trials import OnRanks, exercise
@@ -21,6 +22,7 @@ NARROW = 4  # an inner size that's smaller than the outer one
 DEFAULT = "without ffn_hidden_size, the inner size is 4 times hidden_size"
 KEPT = "an inner size that's smaller than hidden_size is used as it is"
 FLOAT32 = "without dtype, the parameters are float32"
+INTEGERS = "fused_rows returns a list of integers"
 
 CASES = [
     Built(),
@@ -105,7 +107,9 @@ class Fused(Case):
 
 def run_rows(answer: Callable[..., Any], case: Fused, given: None, group: Any) -> Observed:
     rows = answer(dist.get_rank(), dist.get_world_size(), case.ffn)
-    return {"rows": list(rows) if isinstance(rows, (list, tuple, range)) else rows}
+    if not isinstance(rows, (list, tuple, range)) or not all(isinstance(row, int) for row in rows):
+        return {INTEGERS: Claim(f"it returned {describe(rows)}"), "rows": NotRun("there's no list of integers")}
+    return {"rows": list(rows)}
 
 
 def right_rows(case: Fused, given: None, place: Place) -> Observed:
