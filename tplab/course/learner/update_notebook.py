@@ -128,9 +128,7 @@ def _as_own(cell: dict, added: dict) -> dict:
 def _added_metadata(mine: Cell, given: Cell) -> dict[str, Any]:
     """Return what the learner added to a cell's metadata, such as tags, or that the cell is folded."""
     added = {key: value for key, value in mine.metadata.items() if key != "tplab" and value != given.metadata.get(key)}
-    return copy.deepcopy(
-        {key: value for key, value in added.items() if key != "tags"} | _tags(_own_tags(mine, given))
-    )
+    return copy.deepcopy({key: value for key, value in added.items() if key != "tags"} | _tags(_own_tags(mine, given)))
 
 
 def _own_tags(mine: Cell, given: Cell | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from tplab.course.checks import GROUPS, Case, Claim, NotRun, Observed, Place, Twin
@@ -131,6 +131,6 @@ exercise(
         ),
         *mlp("ParallelSwiGLU", 2, swiglu).trials(CASES, refused=(HIDDEN, FFN + 1), accepted=(HIDDEN - 1, FFN)),
     ],
-    passed="Each rank holds the rows you listed. The fused layer calls f just once, so your gated MLP runs the same two "
-    "all-reduces as an MLP without a gate.",
+    passed="Each rank holds the rows you listed. The fused layer calls f just once, so your gated MLP runs the same "
+    "two all-reduces as an MLP without a gate.",
 )  # fmt: skip
