@@ -1,4 +1,4 @@
-"""The checks of chapter 03: a table of operators (3.1), f (3.2), g, scatter, gather (3.3) and a residual block to fix (3.4)."""
+"""The checks of chapter 03: operators in a table (3.1), f (3.2), g, scatter, gather (3.3), and a block to fix (3.4)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
