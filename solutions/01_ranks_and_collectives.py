@@ -70,7 +70,7 @@ list(launch(count, 4)), counter
 # %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=6
 # Build `scatter` and `gather`. Both have a **root**, the rank that hands out or collects the chunks of a tensor. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so it copies its own chunk instead.
 #
-# We've written `scatter` for you. Read it first, and then write `gather`. The check runs both functions on 1 to 4 ranks with different roots, and it counts the messages.
+# We've written `scatter` for you. Read it first, and then write `gather`. (If you'd rather return a tuple than a list, that's fine.) The check runs both functions on 1 to 4 ranks with different roots, and it counts the messages.
 
 
 # %% exercise="1.1"

@@ -179,7 +179,7 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 check("2.2", choose_splits, two_matmuls)
 
 # %% [markdown]
-# If you split $A$ by columns and $B$ by rows, the ranks never have to communicate between the two matmuls. That's also the cheapest combination, unless the middle layer is narrower than the output. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits
+# One of the four combinations needs no communication between the two matmuls, and yet it isn't always the cheapest. It loses to another combination if the middle layer is narrower than the output. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits
 # both matrices of an adapter by columns and gathers the tiny result between the two matmuls if the adapted weight is split by columns (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
 # Let's measure how large your messages are. The last column shows the bytes sent, computed from the message sizes.
@@ -279,7 +279,7 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 check("2.3", gelu_gap, counter_example, lucky_example)
 
 # %% [markdown]
-# In exercise 2.2, one of the four combinations needed no communication between the two matmuls. Does it still work if you put a GELU between $A$ and $B$? Remember your answer, because we'll come back to it in chapter 05.
+# In exercise 2.2, you compared four ways to split two matmuls in a row. An MLP has a GELU between its two matmuls. What would the ranks have to send before they can apply it, in each of your four combinations? Does the order of the combinations stay the same, and how many messages does a whole MLP need at least? Write down your guess, because in chapter 05, you'll design an MLP, and its check will count the messages.
 #
 # ## Fix it
 #

@@ -368,9 +368,80 @@ for name, (operator, x, dy) in cases.items():
 viz.table(rows)
 
 # %% [markdown]
-# ## Fix it
+# ## Fix it: a router whose copies drift apart
 #
-# For years, Megatron-LM summed tensors across ranks with a helper like this one (Megatron-LM issue 5337):
+# All four operators pass this test. But even correct operators give you wrong gradients if you put them in the wrong places.
+#
+# In a mixture-of-experts layer, a small weight called the router decides how much each expert contributes. In torchtitan, PyTorch's library for training large models, every rank had a copy of this router weight, and the copies started to differ right after the first training step (issue 2387, fixed in pull request 2416). Our version of this layer is small enough to work out by hand. Let $w$ be the replicated weight, and let $a_r$ be the weight that only rank $r$ has. The layer also adds its input to its output, as nearly every layer of a transformer does. This is called a **residual connection**.
+#
+# $$z = x + \sum_r \tanh(a_r\, w\, x)$$
+#
+# Here's an implementation that starts with f, so that "everything after it is in the region". We run it on two ranks with $x = 1$, $w = 2$, and $a = (3, -5)$. To keep the numbers whole, `squash` can be either `torch.tanh` or a function that does nothing.
+
+
+# %%
+def as_shipped(x, w, a, squash=torch.tanh):
+    x = CopyToRegion.apply(x)
+    return x + ReduceFromRegion.apply(squash(a * w * x))
+
+
+def in_one_process(x, w, a, squash=torch.tanh):
+    return x + squash(a * w * x).sum()
+
+
+def numbers_of(block, x, w, a):
+    x, w, a = (t.clone().to(device()).requires_grad_() for t in (x, w, a))
+    z = block(x, w, a, squash=lambda t: t)
+    (z * z / 2).sum().backward()
+    return torch.stack([z.detach().sum(), w.grad, x.grad])  # [3]
+
+
+def numbers_on_ranks(block, x, w, a):
+    return numbers_of(block, x, w, a[dist.get_rank()])
+
+
+x, w, a = torch.tensor(1.0), torch.tensor(2.0), torch.tensor([3.0, -5.0])
+shipped = {f"rank {rank}": each for rank, each in enumerate(launch(numbers_on_ranks, 2, args=(as_shipped, x, w, a)))}
+viz.matrices(shipped | {"a single process": numbers_of(in_one_process, x, w, a)}, headings=["z", "dw", "dx"])
+
+# %% [markdown]
+# The output $z$ is correct, and so is the loss. But the two ranks get different values of $dw$, so after one step, their copies of $w$ differ. And both ranks get the same wrong value of $dx$. Only one line is to blame for both symptoms.
+
+# %% [markdown] task="3.4" title="Fix a residual block" difficulty=3 minutes=12
+# Decide where the region begins and where it ends. The output and the gradients of $x$, $w$ and $a_r$ should be the same as in a single process, and one all-reduce per pass should be enough.
+#
+# Before you write any code, go through all the tensors in the formula, including intermediate results such as $w\,x$. Which of these tensors does every rank use in the same way? Which of them does each rank use in its own way?
+
+
+# %% exercise="3.4"
+def residual_block(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """Return x [.., h] plus the sum over all ranks of tanh(a * w * x) [.., h], on every rank.
+
+    x [.., h] and w [h] are the same on every rank, and a [h] is a weight that only this rank has.
+    """
+    ### BEGIN SOLUTION
+    y = CopyToRegion.apply(w * x)  # [.., h]: from here on, each rank does something different
+    return x + ReduceFromRegion.apply(torch.tanh(a * y))  # [.., h]
+    ### BROKEN
+    # x = CopyToRegion.apply(x)
+    # return x + ReduceFromRegion.apply(torch.tanh(a * w * x))
+    ### END SOLUTION
+
+
+# %% [markdown] hints="3.4"
+# 1. The backward pass of f sums the gradients of all ranks. So whatever comes before f in the forward pass gets a sum, and whatever comes after f gets only what this rank contributes. In the broken version, does $w$ come before f or after f? How many ranks add the gradient of the residual connection to that sum?
+# 2. The tensor that enters the region should be the last one that's still the same on every rank. That isn't $x$. And the residual connection goes around the region, so it needs the $x$ that hasn't gone through f.
+# 3. Call f on the product, `y = CopyToRegion.apply(w * x)`, and return `x + ReduceFromRegion.apply(torch.tanh(a * y))`.
+
+# %% check="3.4"
+check("3.4", residual_block)
+
+# %% [markdown]
+# This is the rule behind your repair. **A region begins right before the first operation that differs between ranks, and it ends right after the last one.** A replicated weight that's used inside a region gets only one rank's contribution to its gradient. And if a residual connection starts inside a region, every rank contributes its gradient, although there's only one residual connection.
+#
+# ## Break it
+#
+# Your operators also follow the two rules from above: they never write into a tensor that was passed to them, and they only pass contiguous tensors to a collective. What happens if you break these rules? For years, Megatron-LM summed tensors across ranks with a helper like this one (Megatron-LM issue 5337):
 
 
 # %%
@@ -398,37 +469,10 @@ def try_the_helper():
 
 viz.matrices(launch(try_the_helper, 2)[0])
 
-# %% [markdown] task="3.4" title="Fix a sum" difficulty=3 minutes=10
-# As you've just seen, this helper has *two* bugs, and the memory layout of `x` determines which bug you run into. Fix the function so that it does what its docstring says, regardless of the memory layout of `x`. It should call a single all-reduce.
-#
-# Once the check passes, count the copies. How many times does your function copy `x` when `x` is contiguous? How many times does your function copy `x` when `x` is transposed? Can your function get by with a single copy of `x`, whether `x` is contiguous or transposed?
-
-
-# %% exercise="3.4"
-def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum [..] of the ranks' x [..] in new memory, and leave x unchanged."""
-    ### BEGIN SOLUTION
-    y = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(y)
-    return y
-    ### BROKEN
-    # dist.all_reduce(x.contiguous())
-    # return x
-    ### END SOLUTION
-
-
-# %% [markdown] hints="3.4"
-# 1. What does `x.contiguous()` return if `x` is already contiguous, and what does it return if `x` is a transposed matrix? In each case, which tensor receives the sum? Which tensor does the function return?
-# 2. You need a contiguous tensor that doesn't share memory with `x`. Your function should all-reduce this tensor and return it.
-# 3. Make a copy with `y = x.clone(memory_format=torch.contiguous_format)`, all-reduce `y`, and return `y`.
-
-# %% check="3.4"
-check("3.4", sum_over_ranks)
-
 # %% [markdown]
-# ## Break it
+# So this helper has *two* bugs, and the memory layout of `x` determines which bug you run into. The backward pass of your `CopyToRegion` has neither of them, because it copies its argument into new, contiguous memory, all-reduces the copy, and returns the copy.
 #
-# Most tensors are contiguous, so Megatron's helper usually returns the correct sum. That's how the two bugs in this helper went unnoticed for years. But is it really so bad to write into somebody else's tensor? In the next cell, a version of g overwrites its input, which is the output of `w.exp()`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
+# Most tensors are contiguous, so Megatron's helper usually returns the correct sum. That's how the two bugs went unnoticed for years. But is it really so bad to write into somebody else's tensor? In the next cell, a version of g overwrites its input, which is the output of `w.exp()`. Since the derivative of `exp` is `exp` itself, autograd saves this output for the backward pass. The output is 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** The sum is 3 on both ranks. The correct gradient with respect to $w$ is $e^w$, which is 1 on rank 0 and 2 on rank 1. What gradient does each rank actually get?
 

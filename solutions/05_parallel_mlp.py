@@ -78,12 +78,48 @@ check("5.1", mlp_splits, sharded_mlp)
 # You've just rediscovered the central idea of Megatron-LM (Shoeybi et al. 2019). If you split $A$ by columns, each rank computes complete columns of $XA$. GELU works on each element separately, so each rank can apply GELU to its own columns. And as luck would have it, a row split of $B$ needs exactly these columns:
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
+
+# %% [markdown] task="5.2" title="ParallelMLP" difficulty=2 minutes=8
+# Turn your design into a module that's built from two layers of chapter 04. These layers call the operators themselves, so this time, you choose the layers. Each layer is either a `ColumnParallelLinear`, with `gather_output` set to True or False, or a `RowParallelLinear`, with `input_is_parallel` set to True or False. That makes four options for the first layer and four for the second, or 16 combinations. Some of them raise an error. Five of them compute the correct result, but four of these five send many more bytes than your design. Only one combination runs the two all-reduces from exercise 5.1 and nothing else.
 #
-# In the animation below, the two layers from chapter 04 move together until nothing is left between them. (We left out the GELU, because it doesn't communicate.)
+# Call the layers `self.up` and `self.down`, and set the options explicitly, even if you want the default. The constructor has already worked out the inner size, `m`, and the arguments that both layers need. In `forward`, use the exact GELU, `F.gelu`. Do you still have to call f and g yourself?
+
+
+# %% exercise="5.2"
+class ParallelMLP(nn.Module):
+    """Y = GELU(X A + a) B + c, sharded over the ranks of `group`: x [.., h], the same on every rank -> y [.., h], the same on every rank."""
+
+    def __init__(self, hidden_size, ffn_hidden_size=None, *, bias=True, group=None, device=None, dtype=None):
+        super().__init__()
+        m = 4 * hidden_size if ffn_hidden_size is None else ffn_hidden_size
+        options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
+        ### BEGIN SOLUTION
+        self.up = ColumnParallelLinear(hidden_size, m, gather_output=False, **options)  # weight [m/p, h]
+        self.down = RowParallelLinear(m, hidden_size, input_is_parallel=True, **options)  # weight [h, m/p]
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        x = self.up(x)  # [..., m/p]
+        x = F.gelu(x)  # [..., m/p]
+        return self.down(x)  # [..., h]
+        ### END SOLUTION
+
+
+# %% [markdown] hints="5.2"
+# 1. In your `sharded_mlp`, f comes first, g comes last, and there's nothing between the two matmuls. Which of the four kinds of layers starts with f and doesn't communicate after its matmul? Which kind ends with g and doesn't communicate before its matmul?
+# 2. A column-parallel layer always starts with f. If it gathers its output, an all-gather follows. A row-parallel layer always ends with g. If its input isn't parallel yet, a scatter comes first, which needs an all-gather in the backward pass.
+# 3. Create `self.up = ColumnParallelLinear(hidden_size, m, gather_output=False, **options)` and `self.down = RowParallelLinear(m, hidden_size, input_is_parallel=True, **options)`. In `forward`, return `self.down(F.gelu(self.up(x)))`.
+
+# %% check="5.2"
+check("5.2", ParallelMLP)
+
+# %% [markdown]
+# If you had chosen `gather_output=True` and `input_is_parallel=False`, there would be a gather and a scatter between your two layers. The animation below shows why you can leave out both of them. Each of these operators undoes what the other one does. (We left out the GELU, because it doesn't communicate.)
 #
 # ![An animation in two steps. First, a gather and a scatter sit between a column-parallel layer and a row-parallel layer. Then the gather and the scatter disappear, and only one all-reduce per pass is left.](pictures/joined.svg)
 #
-# How much communication does your design save? Let's compare it with a more obvious design, in which the column-parallel layer gathers its output and the row-parallel layer splits it up again. From the outside, both of these layers look like ordinary linear layers.
+# How much communication does your design save? Let's compare it with the obvious design, which keeps the gather and the scatter so that both layers look like ordinary linear layers from the outside.
 #
 # **Predict.** Suppose $m = 4h$ and $x$ has $n$ elements. How many collectives does the obvious design run in the forward and backward passes combined? What's the total size of all the messages, in elements and as a multiple of $n$? (As always, we count the full, gathered tensor as the message of an all-gather.)
 
@@ -91,7 +127,7 @@ check("5.1", mlp_splits, sharded_mlp)
 predict("5.a", collectives=4, times_n=10)
 
 # %% [markdown]
-# Below, you can try all combinations of two parallel layers, still assuming that $m = 4h$. The input takes up 1,024 bytes. Does the traffic depend on the number of ranks?
+# Below, you can try all five combinations of layers that compute the correct result, still assuming that $m = 4h$. The input takes up 1,024 bytes. Does the traffic depend on the number of ranks?
 
 # %%
 LAYERS = {
@@ -138,41 +174,6 @@ viz.table([cost(kind) for kind in KINDS], title="forward and backward, p = 4")
 
 # %% [markdown]
 # What does that mean for a real model? GPT-3 has 96 layers with $h = 12288$, and it was trained on sequences of 2,048 tokens in 16-bit precision. For each sequence, a single message contains $2048 \cdot 12288$ elements of two bytes each, or 50 MB. Each of the 96 MLPs needs one such message in the forward pass and one in the backward pass, so all the MLPs together send almost 10 GB per sequence, and the ranks have to wait for every message. The obvious design would send 48 GB per sequence. That's why tensor-parallel ranks usually share a single machine, where the links between GPUs are fastest.
-
-# %% [markdown] task="5.2" title="ParallelMLP" difficulty=1 minutes=7
-# Turn your design into a module that consists of two layers from chapter 04. Call the layers `self.up` and `self.down`, and use the exact GELU, `F.gelu`.
-#
-# Pass `bias`, `group`, `device`, and `dtype` on to both layers. The `ffn_hidden_size` argument is the inner size, $m$. If it's None, use `4 * hidden_size` instead.
-
-
-# %% exercise="5.2"
-class ParallelMLP(nn.Module):
-    """Y = GELU(X A + a) B + c, sharded over the ranks of `group`: x [.., h], the same on every rank -> y [.., h], the same on every rank."""
-
-    def __init__(self, hidden_size, ffn_hidden_size=None, *, bias=True, group=None, device=None, dtype=None):
-        super().__init__()
-        ### BEGIN SOLUTION
-        ffn_hidden_size = ffn_hidden_size or 4 * hidden_size
-        options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, **options)  # weight [m/p, h]
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
-        ### END SOLUTION
-
-    def forward(self, x):
-        ### BEGIN SOLUTION
-        x = self.up(x)  # [..., m/p]
-        x = F.gelu(x)  # [..., m/p]
-        return self.down(x)  # [..., h]
-        ### END SOLUTION
-
-
-# %% [markdown] hints="5.2"
-# 1. Which kind of layer can leave its output sharded, and which kind can take a sharded input? Do you have to change any of the layers' default options?
-# 2. The first layer is column-parallel and doesn't gather its output. After the GELU, a row-parallel layer takes the sharded result as its input. These layers already contain f and g, so you don't have to call them yourself.
-# 3. Create `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)` and `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`. In `forward`, return `self.down(F.gelu(self.up(x)))`.
-
-# %% check="5.2"
-check("5.2", ParallelMLP)
 
 # %% [markdown]
 # ## Train it
@@ -472,11 +473,27 @@ viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], 
 # %% predict="5.c"
 predict("5.c", row_0_meets=4, row_8_meets=12)
 
-# %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=2 minutes=8
-# Fix the broken version so that matching features are multiplied together for any number of ranks. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
+# %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=3 minutes=10
+# First decide which rows each rank needs, and then repair the layer.
+#
+# - `fused_rows` is broken in the same way as the layer. Fix it so that it returns the rows of the fused weight that a rank needs. Take two things into account. The `forward` method below stays as it is. And on rank $r$, `self.down` expects the $r$-th of `p` equal, contiguous blocks of the $m$ features.
+#
+# - `ParallelSwiGLU` should hold exactly these rows on every rank. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
 
 
 # %% exercise="5.4"
+def fused_rows(rank: int, world_size: int, ffn_hidden_size: int) -> list[int]:
+    """Return which rows of the fused weight [gate; up], [2m, h], a rank needs, in order. m is a multiple of world_size."""
+    ### BEGIN SOLUTION
+    size = ffn_hidden_size // world_size
+    gate = list(range(rank * size, (rank + 1) * size))
+    return gate + [ffn_hidden_size + row for row in gate]
+    ### BROKEN
+    # size = 2 * ffn_hidden_size // world_size
+    # return list(range(rank * size, (rank + 1) * size))
+    ### END SOLUTION
+
+
 class ParallelSwiGLU(nn.Module):
     """Y = (SiLU(X G) * (X U)) D, with a bias after each matmul, sharded over the ranks of `group`.
 
@@ -485,33 +502,26 @@ class ParallelSwiGLU(nn.Module):
 
     def __init__(self, hidden_size, ffn_hidden_size, *, bias=True, group=None, device=None, dtype=None):
         super().__init__()
-        ### BEGIN SOLUTION
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
+        ### BEGIN SOLUTION
         self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2m/p, h]
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
         ### BROKEN
-        # options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
         # self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, **options)
-        # self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)
         ### END SOLUTION
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
 
     def forward(self, x):
-        ### BEGIN SOLUTION
         gate, value = self.up(x).chunk(2, dim=-1)  # [..., m/p] each
         return self.down(F.silu(gate) * value)  # [..., h]
-        ### BROKEN
-        # gate, value = self.up(x).chunk(2, dim=-1)
-        # return self.down(F.silu(gate) * value)
-        ### END SOLUTION
 
 
 # %% [markdown] hints="5.4"
-# 1. With $m = 4$, the fused weight has eight rows. Rows 0 to 3 belong to the gate, and rows 4 to 7 belong to the up projection. With two ranks, which four rows does rank 0 get? What do the two halves of rank 0's output contain?
-# 2. For `chunk(2, dim=-1)` to be correct, each rank's shard has to hold some of the gate rows, followed by the matching rows of the up projection. In chapter 04, you saw an option of `ColumnParallelLinear` that was made for exactly this layout.
-# 3. Create the first layer with `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`. You can leave `forward` unchanged, because it's already correct.
+# 1. Take $m = 4$ and two ranks, so that the fused weight has eight rows. On rank 0, `self.down` expects features 0 and 1. Which two rows of the gate and which two rows of the up projection compute these features? In `forward`, `chunk` treats the first half of the rank's rows as the gate. So in which order does the rank need its four rows?
+# 2. Rank $r$ needs rows $r \cdot m/p$ to $(r+1) \cdot m/p - 1$ of the gate, followed by the same rows of the up projection, which are $m$ rows further down in the fused weight. In chapter 04, you saw an option of `ColumnParallelLinear` that was made for exactly this layout.
+# 3. Let `size = ffn_hidden_size // world_size` and `gate = list(range(rank * size, (rank + 1) * size))`, and return `gate + [ffn_hidden_size + row for row in gate]`. Create the layer with `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`.
 
 # %% check="5.4"
-check("5.4", ParallelSwiGLU)
+check("5.4", fused_rows, ParallelSwiGLU)
 
 # %%
 viz.table(

@@ -83,6 +83,7 @@ RIGHT = [
     RightAnswer("6.4", "adds up the gradients of K and of V one by one", changed("6.4", *EACH_ALONE)),
     RightAnswer("8.2", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
     RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
+    RightAnswer("1.1", "returns a tuple, which the text allows", changed("1.1", ("    return chunks", "    return tuple(chunks)"))),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
     RightAnswer("8.1", "a result with the memory layout of its input", changed("8.1", ("logits.amax(-1)", "torch.maximum(logits[..., 0] + 0, logits.amax(-1))"))),
     RightAnswer("6.5", "memory that holds NaN until something is written", changed("6.5", ("torch.zeros(shape,", "torch.full(shape, torch.nan,"), ("torch.zeros_like(self.keys)", "self.keys.clone()"))),

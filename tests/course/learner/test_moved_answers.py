@@ -191,6 +191,23 @@ def test_a_function_with_other_arguments_is_a_different_task(tmp_path):
     assert "tplab" not in cells[1]["metadata"], "the old answer stays below, as a cell of the learner's own"
 
 
+def test_an_answer_stays_if_its_exercise_asks_for_one_more_function(tmp_path):
+    made = Chapters(tmp_path)
+    pages = [
+        notebook(e5_4=stub("5.4", "class Gated")),
+        notebook(e5_4="class Gated:\n    pass  # mine"),
+        notebook(e5_4=stub("5.4", "def rows(rank)", "class Gated")),
+    ]
+    for page in pages:
+        page["cells"][0]["metadata"]["tags"] = ["nbval-ignore-output"]  # a tag of the course's, not of the learner's
+    made.add("05_mlp", *pages)
+    assert made.update() == ["Exercise 5.4 in 05_mlp.ipynb has changed. Your answer is in its new version."]
+    cells = json.loads((tmp_path / "05_mlp.ipynb").read_text())["cells"]
+    assert [cell["source"] for cell in cells] == [
+        stub("5.4", "def rows(rank)") + "\n\n\nclass Gated:\n    pass  # mine"
+    ], "a second copy below would hide later changes to the first"
+
+
 def test_an_answer_gets_the_new_name_of_a_function_that_was_renamed(tmp_path):
     chapters = Chapters(tmp_path)
     answer = "def init_from_master(param):\n    return param  # mine, from init_from_master"
@@ -198,7 +215,7 @@ def test_an_answer_gets_the_new_name_of_a_function_that_was_renamed(tmp_path):
         "04_layers", notebook(e4_4=stub("4.4", "def init_from_master(param)")), notebook(e4_4=answer),
         notebook(e4_4=stub("4.4", "def init_shard(param)")),
     )  # fmt: skip
-    assert chapters.update() == ["Your answer to 4.4 is now in exercise 4.4 in 04_layers.ipynb."]
+    assert chapters.update() == ["Exercise 4.4 in 04_layers.ipynb has changed. Your answer is in its new version."]
     assert chapters.cell("04_layers", "4.4") == answer.replace("init_from_master", "init_shard")
 
 

@@ -122,11 +122,16 @@ def fill_in(course: Course, pages: Iterable[ChapterFiles], moves: Moves) -> list
             replace(page.learner, as_text(notebook).encode())
         for number in filled:
             left.pop(number, None)
-            were, now = " and ".join(moves.was[number]), f"exercise {number} in {page.learner.name}"
-            answer = "answer to" if len(moves.was[number]) == 1 else "answers to"
-            told.append(f"Your {answer} {were} {'is' if answer == 'answer to' else 'are'} now in {now}.")
+            told.append(_where_it_is(moves.was[number], number, page.learner.name))
     _store(course, Moves(moves.changed, left, moves.was))
     return told
+
+
+def _where_it_is(was: list[str], number: str, file: str) -> str:
+    if was == [number]:
+        return f"Exercise {number} in {file} has changed. Your answer is in its new version."
+    answer, verb = ("answer", "is") if len(was) == 1 else ("answers", "are")
+    return f"Your {answer} to {' and '.join(was)} {verb} now in exercise {number} in {file}."
 
 
 def _renamed(source: str) -> str:

@@ -88,7 +88,7 @@ def update_notebook(
     predecessors = {later: before[earlier] for earlier, later in successors.items()}
     the_courses = {cell.id for cell in after}
     carried_cells = [cell for cell in cells if "exercise" in cell.marks and cell.source in carried]
-    moved = {id(cell) for cell in carried_cells if not _tags_of(cell)}
+    moved = {id(cell) for cell in carried_cells if not _own_tags(cell, before.get(cell.id))}
     result: list[dict] = []
 
     def add_own(follows: str) -> None:
@@ -128,8 +128,12 @@ def _as_own(cell: dict, added: dict) -> dict:
 def _added_metadata(mine: Cell, given: Cell) -> dict[str, Any]:
     """Return what the learner added to a cell's metadata, such as tags, or that the cell is folded."""
     added = {key: value for key, value in mine.metadata.items() if key != "tplab" and value != given.metadata.get(key)}
-    tags = [tag for tag in _tags_of(mine) if tag not in _tags_of(given)]
-    return copy.deepcopy({key: value for key, value in added.items() if key != "tags"} | _tags(tags))
+    return copy.deepcopy({key: value for key, value in added.items() if key != "tags"} | _tags(_own_tags(mine, given)))
+
+
+def _own_tags(mine: Cell, given: Cell | None) -> list[str]:
+    """Return the tags that the learner added to a cell."""
+    return [tag for tag in _tags_of(mine) if given is None or tag not in _tags_of(given)]
 
 
 def _tags_of(cell: Cell) -> list[str]:

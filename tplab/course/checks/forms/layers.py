@@ -44,7 +44,7 @@ from tplab.course.checks.observation import Claim, NotRun, Observed, observe
 from tplab.course.checks.trials import OnRanks
 from tplab.course.checks.twins import Twin
 from tplab.runtime import device
-from tplab.tensor.sharding import Sharding
+from tplab.tensor.sharding import Sharding, shard
 
 MARKED = "the attribute tensor_parallel says how each parameter is split"
 NO_OTHERS = "the layer has no other parameters"
@@ -117,6 +117,7 @@ class Given(NamedTuple):
     x: Tensor
     weights: dict[str, Tensor]
     upstream: tuple[Tensor | None, ...]
+    full: dict[str, Tensor]  # the full weights, if the layer is composed of others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,9 @@ class Layer:
     x_split:   (case) -> how the input is split, or None if every rank has all of it
     out_split: (case) -> the same for each output
     forward_traffic, backward_traffic: (case, the full x, the first full output) -> the collectives that are needed
+    composed:  whether the layer consists of other layers, which initialize their parameters and say how they're split.
+               If so, each parameter gets its shard as its own attribute tensor_parallel says, as from a checkpoint,
+               which means that a wrong attribute leads to a wrong output. And a bias may start with any values
     terms:     as in `OnRanks`, with a `Problem`
     """
 
@@ -143,6 +147,7 @@ class Layer:
     out_split: Callable[[Any], Sequence[Sharding | None]] = lambda case: [None]
     forward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
     backward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
+    composed: bool = False
     terms: Callable[[Any, Problem, int], Mapping[str, Sequence[Any]]] = lambda case, problem, size: {}
 
     def trials(
@@ -194,6 +199,7 @@ class Layer:
             _part(problem.x, self.x_split(case), place),
             {name: _part(problem.weights[name], weight.split, place) for name, weight in self.present(case).items()},
             self._outs(case, problem.upstream, place),
+            problem.weights if self.composed else {},
         )
 
     def _right(self, case: Built, problem: Problem, place: Place) -> Observed:
@@ -242,7 +248,7 @@ def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) 
         if case.twin is Twin.BETWEEN:  # a layer with other sizes, in case that something is kept on the class
             _step(build(*(2 * size for size in layer.sizes)), case, 2 * given.x.shape[-1])
         with torch.no_grad():
-            for name, value in given.weights.items():
+            for name, value in (given.weights | _loaded(given.full, parameters, group)).items():
                 parameters[name].copy_(value)
         upstream = tuple(None if dy is None else dy.to(device()) for dy in given.upstream)
         seen |= observe(
@@ -255,6 +261,17 @@ def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) 
         return seen | {SETTINGS: Claim(changed(built))}
 
 
+def _loaded(full: Mapping[str, Tensor], parameters: Mapping[str, Any], group: Any) -> dict[str, Tensor]:
+    """Return this rank's shards of full weights, for those parameters that say how they're split."""
+    marks = {name: getattr(parameters[name], "tensor_parallel", None) for name in full}
+    rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+    return {
+        name: shard(full[name], mark.dim, rank, size, stride=mark.stride)
+        for name, mark in marks.items()
+        if isinstance(mark, Sharding)
+    }
+
+
 def _state(layer: Layer, case: Built, parameters: Mapping[str, Any]) -> Observed:
     """Return the statements about the parameters of a layer that was just built."""
     marks, sizes, values = [], [], []
@@ -265,11 +282,8 @@ def _state(layer: Layer, case: Built, parameters: Mapping[str, Any]) -> Observed
         marks += [f"{name}.tensor_parallel is {mark}"] * (mark != case.mark(weight.split))
         sizes += [f"{name} keeps {kept} bytes alive but needs only {needed}"] * (kept > needed)
         values += [name] * (name.endswith("bias") and bool(parameter.detach().any()))
-    return {
-        MARKED: Claim("; ".join(marks)),
-        OWN_SHARDS: Claim("; ".join(sizes)),
-        ZERO: Claim(f"{', '.join(values)} doesn't" if values else ""),
-    }
+    zero = {} if layer.composed else {ZERO: Claim(f"{', '.join(values)} doesn't" if values else "")}
+    return {MARKED: Claim("; ".join(marks)), OWN_SHARDS: Claim("; ".join(sizes)), **zero}
 
 
 def _parameter(module: nn.Module, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The exercises of chapter 03: a table of operators (3.1), f (3.2), g, scatter, gather (3.3) and a sum to fix (3.4).
+"""The exercises of chapter 03: operators in a table (3.1), f (3.2), g, scatter, gather (3.3), and a block to fix (3.4).
 
 Importing this package registers their checks. The package also contains the chapter's prediction questions and its
 table of symptoms, which lists what a learner may see and what causes it.

@@ -1,4 +1,4 @@
-"""The checks of chapter 03: a table of operators (3.1), f (3.2), g, scatter, gather (3.3) and a sum to fix (3.4)."""
+"""The checks of chapter 03: operators in a table (3.1), f (3.2), g, scatter, gather (3.3), and a block to fix (3.4)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from tplab.course.checks import Case, Claim, Observed, Place, Snapshot, Twin, random_tensor, same_memory, traffic
-from tplab.course.checks.forms.operators import ADD, COPY, GATHER, SPLIT, laid_out, operator, total
+from tplab.course.checks import Case, Claim, Observed, Place, Twin, observe, random_tensor
+from tplab.course.checks.forms.operators import ADD, COPY, GATHER, SPLIT, operator
 from tplab.course.checks.forms.statements import Statement, refuses, statements
 from tplab.course.checks.trials import OnRanks, exercise
-from tplab.runtime import device, record
+from tplab.runtime import device
 
 # 3.1: a table of operators
 
@@ -158,68 +158,71 @@ exercise(
     passed="Each operator calls a collective in one of its two passes and sends nothing in the other pass.",
 )  # fmt: skip
 
-# 3.4: a sum to fix
+# 3.4: a residual block to fix
 
-NOT_WRITTEN = "nothing is written into x, not even for a moment"
-OWN_MEMORY = "the result has memory of its own"
+WIDTH = 8
 
 
 @dataclass(frozen=True)
-class Layout(Case):
-    layout: str = "contiguous"
-    shape: tuple[int, ...] = (3, 4)
+class Leading(Case):
+    """All dimensions of x except the last."""
+
+    leading: tuple[int, ...] = (5,)
 
     def describe(self, name: str) -> str:
-        return f"x of shape {list(self.shape)}, {self.layout}"
+        return f"{name} with x of shape {[*self.leading, WIDTH]}"
 
 
-LAYOUTS = (
-    Layout(),
-    Layout("transposed"),
-    Layout("every other column"),
-    Layout("expanded"),
-    Layout("transposed on rank 0 only"),
-    Layout("transposed", (2, 3, 4)),
-    Layout(shape=(5,)),
-    Layout(shape=()),
-)
+class Block(NamedTuple):
+    """The tensors of a residual block in a single process."""
+
+    x: Tensor  # [.., h]
+    w: Tensor  # [h]
+    a: Tensor  # [p, h], each rank's own weight
+    dz: Tensor  # [.., h]
+
+    def backward(self) -> dict[str, Tensor]:
+        x, w, a = (tensor.clone().requires_grad_() for tensor in self[:3])
+        z = x + torch.tanh(a * (w * x).unsqueeze(-2)).sum(-2)  # the terms have the shape [.., p, h]
+        gradients = torch.autograd.grad(z, (x, w, a), self.dz)
+        return {"out": z.detach(), **dict(zip(("dx", "dw", "da"), gradients, strict=True))}
 
 
-def draw_terms(case: Layout, generator: torch.Generator, size: int) -> list[Tensor]:
-    shape = (1, *case.shape[1:]) if case.layout == "expanded" else case.shape
-    return [random_tensor(generator, *shape, 1)[..., 0].expand(case.shape) for _ in range(size)]
+def draw_block(case: Leading, generator: torch.Generator, size: int) -> Block:
+    random = partial(random_tensor, generator)
+    return Block(random(*case.leading, WIDTH), random(WIDTH), random(size, WIDTH), random(*case.leading, WIDTH))
 
 
-def give_term(case: Layout, problem: list[Tensor], place: Place) -> tuple[Tensor, str]:
-    layout = case.layout.removesuffix(" on rank 0 only")
-    return problem[place.index].contiguous().clone(), "contiguous" if layout != case.layout and place.index else layout
+def run_block(answer: Callable[..., Any], case: Leading, given: Block, group: Any) -> Observed:
+    inputs = {name: getattr(given, name).to(device()) for name in "xwa"}
+    return observe(answer, given.dz.to(device()), inputs=inputs, any_size=-1)
 
 
-def run_sum(answer: Callable[[Tensor], Tensor], case: Layout, given: tuple[Tensor, str], group: Any) -> Observed:
-    x, layout = given[0].to(device()), given[1]
-    x = x[:1].expand(case.shape) if layout == "expanded" else laid_out(x, layout)
-    before, version = Snapshot(x=x), x._version
-    with record() as section:
-        out = answer(x)
-    changed = before.changed()
-    restored = x._version != version and not changed
-    shares = isinstance(out, Tensor) and same_memory(out, x)
-    seen: Observed = {"out": out, "traffic": traffic(section), "inputs unchanged": changed}
-    if not changed:
-        seen[NOT_WRITTEN] = Claim("x was overwritten, and then its old values were restored" if restored else "")
-    return seen | {OWN_MEMORY: Claim("it shares that of x" if shares else "")}
+def right_block(case: Leading, problem: Block, place: Place) -> Observed:
+    found, sent = problem.backward(), place.traffic(("all_reduce", problem.x.numel()))
+    return found | {"da": found["da"][place.index], "forward traffic": sent, "backward traffic": sent}
+
+
+def own_terms(case: Leading, problem: Block, size: int) -> dict[str, list[Tensor]]:
+    """Return what the ranks would compute alone: the terms of the sum, and their contributions to dx and to dw."""
+    alone = [problem._replace(a=problem.a[rank : rank + 1]).backward() for rank in range(size)]
+    return {
+        "tanh term": [each["out"] - problem.x for each in alone],
+        "contribution to dw": [each["dw"] for each in alone],
+        "contribution to dx": [each["dx"] - problem.dz for each in alone],
+        "upstream gradient": [problem.dz] * size,
+    }
 
 
 exercise(
-    "3.4", "Fix a sum", takes=["sum_over_ranks"],
+    "3.4", "Fix a residual block", takes=["residual_block"],
     trials=[
         OnRanks(
-            cases=LAYOUTS, draw=draw_terms, give=give_term, run=run_sum, world_sizes=(2, 4, 1),
-            right=lambda case, problem, place: {
-                "out": total(problem), "traffic": place.traffic(("all_reduce", problem[0].numel())),
-            },
-            terms=lambda case, problem, size: {"x": problem},
+            cases=(Leading(), Leading((2, 3)), Leading(())), draw=draw_block, run=run_block, right=right_block,
+            give=lambda case, problem, place: problem._replace(a=problem.a[place.index]), terms=own_terms,
+            world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
         )
     ],
-    passed="The sum is correct for any memory layout, and the caller's tensor is left unchanged.",
+    passed="All gradients are those of a single process, and there's one all-reduce in each pass. So every rank's copy "
+    "of w makes the same update.",
 )  # fmt: skip

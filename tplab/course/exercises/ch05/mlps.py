@@ -1,56 +1,120 @@
-"""The checks of exercises 5.2, ParallelMLP, and 5.4, a gated MLP.
+"""The checks of exercises 5.2, ParallelMLP, and 5.4, a gated MLP."""
 
-Each MLP loads its shards from a full checkpoint, according to the sharding that its own parameters declare, and is
-compared with the formula in a single process.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
-from tplab.course.checks import GROUPS, Case, Claim, NotRun, Observed, Place, Twin, observe, random_tensor
+from tplab.course.checks import GROUPS, Case, Claim, NotRun, Observed, Place, Twin
+from tplab.course.checks.describe import describe
+from tplab.course.checks.forms.layers import PART, Built, Layer, Problem, Weight
+from tplab.course.checks.forms.statements import Statement, statements
 from tplab.course.checks.trials import OnRanks, exercise
-from tplab.runtime import device
-from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.sharding import Sharding
 
 HIDDEN, FFN = 6, 20  # the inner size isn't a multiple of the outer one
 NARROW = 4  # an inner size that's smaller than the outer one
-WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # {in the formula: in the module}
-DEFAULT_SHAPES = "parameters with the default inner size"
-NARROW_SHAPES = f"parameters with an inner size of {NARROW}"
-BY_COLUMNS = "self.up is a layer that's split by columns"
+DEFAULT = "without ffn_hidden_size, the inner size is 4 times hidden_size"
+KEPT = "an inner size that's smaller than hidden_size is used as it is"
+FLOAT32 = "without dtype, the parameters are float32"
+INTEGERS = "fused_rows returns a list of integers"
+
+CASES = [
+    Built(),
+    Built(leading=(2, 3), transposed=True),
+    Built(leading=(2, 3), bias=False),
+    Built(leading=(2, 1, 3)),
+    Built(groups=GROUPS),
+]
+
+
+def mlp(of: str, blocks: int, activation: Callable[[Tensor], Tensor]) -> Layer:
+    """Return an MLP whose first weight consists of this many blocks."""
+    inner = Sharding(0, blocks)
+
+    def formula(case: Built, x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
+        return linear(activation(linear(x, w["A"], w.get("a"))), w["B"], w.get("c"))
+
+    def partial_sums(case: Built, problem: Problem, size: int) -> dict[str, list[Tensor]]:
+        def own(index: int) -> Tensor:
+            place = Place(index, tuple(range(size)), size)
+            shards = {
+                weight.letter: place.part(value, weight.split.dim, weight.split.stride) if weight.split else value
+                for value, weight in ((problem.weights[name], weight) for name, weight in layer.present(case).items())
+            }
+            return formula(case, problem.x, shards)
+
+        return {"partial sum plus the bias" if case.bias else "partial sum": [own(index) for index in range(size)]}
+
+    layer = Layer(
+        of=of, sizes=(HIDDEN, FFN), width=HIDDEN, formula=formula, composed=True, terms=partial_sums,
+        weights={
+            "up.weight": Weight("A", (blocks * FFN, HIDDEN), inner), "up.bias": Weight("a", (blocks * FFN,), inner),
+            "down.weight": Weight("B", (HIDDEN, FFN), Sharding(1)), "down.bias": Weight("c", (HIDDEN,)),
+        },
+        forward_traffic=lambda case, x, out: [("all_reduce", out.numel())],
+        backward_traffic=lambda case, x, out: [("all_reduce", x.numel())],
+    )  # fmt: skip
+    return layer
+
+
+def has_inner(size: int, mlp_class: Any, *given: int) -> str:
+    """Return "" if an MLP that's built with these inner sizes, or with none, has this inner size."""
+    found = mlp_class(HIDDEN, *given).down.weight.shape[1] * dist.get_world_size()
+    return "" if found == size else f"for hidden_size = {HIDDEN}, the inner size is {found}"
+
+
+def is_float32(mlp_class: Any) -> str:
+    """Return "" if an MLP without a dtype is float32, even after one in float64."""
+    mlp_class(HIDDEN, FFN, dtype=torch.float64)
+    dtypes = {str(param.dtype).removeprefix("torch.") for param in mlp_class(HIDDEN, FFN).parameters()}
+    return "" if dtypes == {"float32"} else f"after an MLP in float64, they are {' and '.join(sorted(dtypes))}"
+
+
+exercise(
+    "5.2", "ParallelMLP", takes=["ParallelMLP"],
+    trials=[
+        *mlp("ParallelMLP", 1, gelu).trials(CASES, refused=(HIDDEN, FFN + 1), accepted=(HIDDEN - 1, FFN)),
+        statements(
+            Statement(DEFAULT, partial(has_inner, 4 * HIDDEN), f"ParallelMLP({HIDDEN})"),
+            Statement(KEPT, lambda mlp_class: has_inner(NARROW, mlp_class, NARROW), f"ParallelMLP({HIDDEN}, {NARROW})"),
+            Statement(FLOAT32, is_float32, f"ParallelMLP({HIDDEN}, {FFN})"),
+            of="ParallelMLP", part=PART,
+        ),
+    ],
+    passed="Your MLP runs one all-reduce in the forward pass and one in the backward pass. Nothing is sent between the "
+    "two layers.",
+)  # fmt: skip
+
+
+# 5.4: the rows of a fused weight, and a gated MLP
 
 
 @dataclass(frozen=True)
-class Built(Case):
-    """A way to construct an MLP, together with the shape and memory layout of the MLP's input."""
+class Fused(Case):
+    """A fused weight with 2 * ffn rows."""
 
-    leading: tuple[int, ...] = (5,)
-    bias: bool = True
-    transposed: bool = False
+    ffn: int
 
     def describe(self, name: str) -> str:
-        options = ", bias=False" * (not self.bias) + ", group=group" * bool(self.groups)
-        return f"{name}({HIDDEN}, {FFN}{options})" + " on a three-dimensional, non-contiguous x" * self.transposed
+        return f"m = {self.ffn}"
 
 
-class Default(Case):
-    def describe(self, name: str) -> str:
-        return f"{name}({HIDDEN})"
+def run_rows(answer: Callable[..., Any], case: Fused, given: None, group: Any) -> Observed:
+    rows = answer(dist.get_rank(), dist.get_world_size(), case.ffn)
+    if not isinstance(rows, (list, tuple, range)) or not all(isinstance(row, int) for row in rows):
+        return {INTEGERS: Claim(f"it returned {describe(rows)}"), "rows": NotRun("there's no list of integers")}
+    return {"rows": list(rows)}
 
 
-class Full(NamedTuple):
-    """The input, the upstream gradient and the unsharded weights of an MLP."""
-
-    x: Tensor  # [.., h]
-    dy: Tensor  # [.., h]
-    weights: dict[str, Tensor]  # by their names in the formula
+def right_rows(case: Fused, given: None, place: Place) -> Observed:
+    gate, up = torch.arange(2 * case.ffn).chunk(2)
+    return {"rows": [*place.part(gate).tolist(), *place.part(up).tolist()]}
 
 
 def swiglu(inner: Tensor) -> Tensor:
@@ -58,123 +122,15 @@ def swiglu(inner: Tensor) -> Tensor:
     return silu(gate) * value
 
 
-def formula(x: Tensor, w: Mapping[str, Tensor], blocks: int) -> Tensor:
-    """Return the output of an MLP with one block in `up`, or of a gated MLP with two blocks, [gate; up]."""
-    inner = linear(x, w["A"], w.get("a"))  # [.., m], or [.., 2m]
-    return linear(gelu(inner) if blocks == 1 else swiglu(inner), w["B"], w.get("c"))  # [.., h]
-
-
-def draw_mlp(blocks: int, case: Built, generator: torch.Generator, size: int) -> Full:
-    random = partial(random_tensor, generator)
-    x = random(HIDDEN, *case.leading).movedim(0, -1) if case.transposed else random(*case.leading, HIDDEN)
-    weights = {"A": random(blocks * FFN, HIDDEN), "B": random(HIDDEN, FFN)}
-    biases = {"a": random(blocks * FFN), "c": random(HIDDEN)} if case.bias else {}
-    return Full(x, random(*case.leading, HIDDEN), weights | biases)
-
-
-def shards(weights: Mapping[str, Tensor], place: Place, stride: int) -> dict[str, Tensor]:
-    """Return a rank's shards of the weights, or of their gradients, if `up` is split as `stride` blocks."""
-    cut = {
-        name: torch.cat([place.part(each) for each in weights[name].chunk(stride)]) for name in "Aa" if name in weights
-    }
-    return {**weights, **cut, "B": place.part(weights["B"], 1)}
-
-
-def shapes(params: Mapping[str, Tensor]) -> str:
-    return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(params.items()))
-
-
-def give_mlp(blocks: int, case: Built, full: Full, place: Place) -> tuple[Full, str]:
-    mine = shards(full.weights, place, blocks)
-    return full, shapes({WEIGHTS[name]: value for name, value in mine.items()})
-
-
-def run_mlp(any_stride: bool, mlp_class: Any, case: Built, given: tuple[Full, str], group: Any) -> Observed:
-    full, right_shapes = given
-    mlp = mlp_class(HIDDEN, FFN, bias=case.bias, group=group, device=device(), dtype=case.dtype)
-    params = dict(mlp.named_parameters())
-    mark = getattr(params.get("up.weight"), "tensor_parallel", None)
-    split = mark if isinstance(mark, Sharding) else None
-    fits = "up.weight" not in params or (split and split.dim == 0 and (any_stride or split.stride == 1))
-    seen: Observed = {
-        BY_COLUMNS: Claim("" if fits else f"up.weight.tensor_parallel is {mark}"), "parameters": shapes(params)
-    }  # fmt: skip
-    if seen["parameters"] != right_shapes:
-        names = ("out", "dx", *(f"d{name}" for name in WEIGHTS), "forward traffic", "backward traffic")
-        return seen | dict.fromkeys(names, NotRun("the parameters are different"))
-    state = {WEIGHTS[name]: value.to(device()) for name, value in full.weights.items()}
-    load_full_state_dict(mlp, state, group)
-    watched = {name: params.get(long) for name, long in WEIGHTS.items()}
-    inputs = {"x": full.x.to(device())}
-    seen |= observe(mlp, full.dy.to(device()), inputs=inputs, parameters=watched, any_size=0)
-    return seen | {"stride": split.stride if split else 1}
-
-
-def right_mlp(blocks: int, case: Built, full: Full, place: Place) -> Observed:
-    names = ["x", *full.weights]
-    leaves = [tensor.clone().requires_grad_() for tensor in (full.x, *full.weights.values())]
-    out = formula(leaves[0], dict(zip(names, leaves, strict=True)), blocks)
-    dx, *grads = torch.autograd.grad(out, leaves, full.dy)
-    stride = place.observed[place.index].get("stride", blocks)  # gradients are compared in the layout of the parameters
-    gradients = shards(dict(zip(full.weights, grads, strict=True)), place, stride)
-    return {
-        "parameters": give_mlp(blocks, case, full, place)[1],
-        "out": out.detach(),
-        "dx": dx,
-        **{f"d{name}": gradients.get(name) for name in WEIGHTS},
-        "forward traffic": place.traffic(("all_reduce", out.numel())),
-        "backward traffic": place.traffic(("all_reduce", dx.numel())),
-    }
-
-
-def partial_sums(blocks: int, case: Built, full: Full, size: int) -> dict[str, list[Tensor]]:
-    places = [Place(index, tuple(range(size)), size) for index in range(size)]
-    sums = [formula(full.x, shards(full.weights, place, blocks), blocks) for place in places]
-    return {"partial sum plus the bias" if case.bias else "partial sum": sums}
-
-
-def mlp_trial(blocks: int) -> OnRanks:
-    return OnRanks(
-        cases=(
-            Built(), Built(leading=(2, 3), transposed=True), Built(leading=(2, 3), bias=False),
-            Built(leading=(2, 1, 3)), Built(groups=GROUPS),
-        ),
-        draw=partial(draw_mlp, blocks), give=partial(give_mlp, blocks), run=partial(run_mlp, blocks == 2),
-        right=partial(right_mlp, blocks), terms=partial(partial_sums, blocks), world_sizes=(2, 4, 1),
-    )  # fmt: skip
-
-
-def run_default(mlp_class: Any, case: Default, given: None, group: Any) -> Observed:
-    """Construct a narrow MLP in float64 and then an MLP with default options, and observe both."""
-    narrow, usual = mlp_class(HIDDEN, NARROW, dtype=torch.float64), mlp_class(HIDDEN)
-    return {
-        DEFAULT_SHAPES: shapes(dict(usual.named_parameters())),
-        NARROW_SHAPES: shapes(dict(narrow.named_parameters())),
-        "dtype": str(next(usual.parameters()).dtype),
-    }
-
-
-def right_default(case: Default, given: None, place: Place) -> Observed:
-    def with_inner(size: int) -> str:
-        return f"down.bias [{HIDDEN}], down.weight [{HIDDEN}, {size}], up.bias [{size}], up.weight [{size}, {HIDDEN}]"
-
-    inner = 4 * HIDDEN // place.size
-    return {
-        DEFAULT_SHAPES: with_inner(inner), NARROW_SHAPES: with_inner(NARROW // place.size), "dtype": "torch.float32"
-    }  # fmt: skip
-
-
 exercise(
-    "5.2", "ParallelMLP", takes=["ParallelMLP"],
+    "5.4", "Fix a gated MLP", takes=["fused_rows", "ParallelSwiGLU"],
     trials=[
-        mlp_trial(blocks=1),
-        OnRanks(cases=(Default(),), run=run_default, right=right_default, world_sizes=(2,), without=tuple(Twin)),
+        OnRanks(
+            of="fused_rows", part="rows", cases=(Fused(8), Fused(4), Fused(12)), run=run_rows, right=right_rows,
+            world_sizes=(2, 4, 1), without=tuple(Twin), values_on_cpu=True,
+        ),
+        *mlp("ParallelSwiGLU", 2, swiglu).trials(CASES, refused=(HIDDEN, FFN + 1), accepted=(HIDDEN - 1, FFN)),
     ],
-    passed="Your MLP runs one all-reduce in the forward pass and one in the backward pass. Nothing is sent between the "
-    "two layers.",
-)  # fmt: skip
-exercise(
-    "5.4", "Fix a gated MLP", takes=["ParallelSwiGLU"], trials=[mlp_trial(blocks=2)],
-    passed="The fused layer calls f just once, so your gated MLP runs the same two all-reduces as an MLP without a "
-    "gate.",
+    passed="Each rank holds the rows you listed. The fused layer calls f just once, so your gated MLP runs the same "
+    "two all-reduces as an MLP without a gate.",
 )  # fmt: skip
