@@ -12,6 +12,8 @@ and with transformers. (Vaswani et al. 2017; Radford et al. 2019, GPT-2; Touvron
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,25 +115,28 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    gate, up = gate_and_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "swiglu": swiglu}
+
+
 class MLP(nn.Module):
-    """MLP with the activation "gelu", "gelu_tanh" or "swiglu", and the inner width f. Maps x to z, both [.., h]."""
+    """MLP whose activation is a key of ACTIVATIONS. Maps x to z, both [.., h]. `options` are those of nn.Linear."""
 
     def __init__(
-        self, hidden_size: int, ffn_hidden_size: int | None = None, activation: str = "gelu", *, bias: bool = True,
-        **place: Any,
-    ) -> None:  # fmt: skip
+        self, hidden_size: int, ffn_hidden_size: int | None = None, activation: str = "gelu", **options: Any
+    ) -> None:
         super().__init__()
         width = 4 * hidden_size if ffn_hidden_size is None else ffn_hidden_size
-        self.activation = activation
-        self.up = nn.Linear(hidden_size, 2 * width if activation == "swiglu" else width, bias, **place)
-        self.down = nn.Linear(width, hidden_size, bias, **place)
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[activation]
+        self.up = nn.Linear(hidden_size, 2 * width if activation == "swiglu" else width, **options)
+        self.down = nn.Linear(width, hidden_size, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.up(x)  # [.., f], or [.., 2 f] for swiglu
-        if self.activation == "swiglu":
-            gate, up = y.chunk(2, -1)
-            return self.down(F.silu(gate) * up)
-        return self.down(F.gelu(y, approximate={"gelu": "none", "gelu_tanh": "tanh"}[self.activation]))
+        return self.down(self.activation(self.up(x)))
 
 
 class Layer(nn.Module):
