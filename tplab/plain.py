@@ -120,7 +120,11 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "swiglu": swiglu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "swiglu": swiglu,
+}
 
 
 class MLP(nn.Module):
@@ -131,7 +135,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         width = 4 * hidden_size if ffn_hidden_size is None else ffn_hidden_size
-        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[activation]
         self.up = nn.Linear(hidden_size, 2 * width if activation == "swiglu" else width, **options)
         self.down = nn.Linear(width, hidden_size, **options)
 

@@ -22,7 +22,7 @@ def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
     model = plain.GPT(config)
     ids = torch.arange(b * config.seq_length).view(b, -1) % config.vocab_size
     for layer in model.layers if again else ():
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(False):
         model(ids, ids).backward()
     return counter.get_total_flops() / ids.numel()
