@@ -10,6 +10,7 @@ models/llama3/infra/parallelize.py has a similar plan.)
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,17 +21,17 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn import functional as F
 
-from tplab.capstone.model import PlainGPT
+from tplab import plain
 from tplab.data.grad_norm import clip
 from tplab.memory.config import GPTConfig
 from tplab.tensor.embedding import pad_vocab_size
 
 
-class DTensorGPT(PlainGPT):
-    """A `PlainGPT` with DTensor parameters on a one-dimensional `mesh`. Between layers, x is a plain tensor."""
+class DTensorGPT(plain.GPT):
+    """A plain GPT with DTensor parameters on a one-dimensional `mesh`. Between layers, x is a plain tensor."""
 
     def __init__(self, config: GPTConfig, mesh: DeviceMesh, **options: Any) -> None:
-        super().__init__(config, **options)
+        super().__init__(replace(config, flash_attention=True), **options)
         self.mesh, table = mesh, self.embedding.weight
         rows = pad_vocab_size(config.vocab_size, mesh.size())
         self.embedding = nn.Embedding(rows, config.hidden_size, device=table.device, dtype=table.dtype)
@@ -45,7 +46,7 @@ class DTensorGPT(PlainGPT):
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy this rank's shards of the full weights of a `PlainGPT`. Padding rows are set to 0."""
+        """Copy this rank's shards of the full weights of a plain GPT. Padding rows are set to 0."""
         p, rank = self.mesh.size(), self.mesh.get_local_rank()
         for name, parameter in self.named_parameters():
             full, (placement,) = weights[name], parameter.placements  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplab.capstone.model import PlainGPT
+from tplab import plain
 from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.optimizer import adamw_options
@@ -41,7 +41,7 @@ from tplab.tensor.id_check import IdCheck
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}  # besides views
 OVERWRITE = {"copy_", "fill_", "zero_"}  # don't read what they write to
 LOOK_UP = {"embedding", "gather", "index_select", "nll_loss_forward"}  # read only some elements of their first argument
-MODELS: dict[str, Callable[..., nn.Module]] = {"plain PyTorch": PlainGPT, "tplab": ParallelGPT}
+MODELS: dict[str, Callable[..., nn.Module]] = {"plain PyTorch": plain.GPT, "tplab": ParallelGPT}
 STEP, UPDATE = "whole step", "gradient norm, clipping, AdamW"
 
 
@@ -142,7 +142,7 @@ def count_parts(settings: Settings, kind: str, device: str = "cuda") -> dict[str
     """
     shape = settings.micro_batch_size, settings.seq_length
     with fake_tensors():
-        model: Any = MODELS[kind](settings.model, device=device)
+        model: Any = MODELS[kind](replace(settings.model, flash_attention=True), device=device)
         ids = torch.empty(shape, dtype=torch.long, device=device)
         x = torch.empty(*shape, settings.hidden_size, device=device, requires_grad=True)
         layer = model.layers[0]

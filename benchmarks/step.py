@@ -38,8 +38,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from benchmarks.dtensor_gpt import DTensorGPT, clip_gradients
 from benchmarks.megatron import MegatronGPT, load
-from tplab import launch
-from tplab.capstone.model import PlainGPT
+from tplab import launch, plain
 from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
@@ -138,7 +137,7 @@ def torch_dtensor(problem: Problem) -> Way:
 
 
 def plain_alone(problem: Problem, threads: int) -> Way:
-    model = PlainGPT(problem.settings.model)
+    model = plain.GPT(replace(problem.settings.model, flash_attention=True))
     model.load_state_dict(problem.weights)
     return Way(_trainer(model, model, problem.settings, _clip_alone, model.layers), threads)
 

@@ -23,11 +23,11 @@ from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.corpus import Document
 from tplab.capstone.data.prepare import prepare
 from tplab.capstone.data.tokenizer import train_tokenizer
-from tplab.capstone.model import PlainGPT
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.writing import Request
 from tplab.gpt.model import ParallelGPT
+from tplab.plain import GPT
 
 PROMPT = "def rank_"
 GREEDY = {"tokens": 40, "tp": 1, "step": None, "temperature": 0.0, "top_k": 0, "seed": 0}  # beyond seq_length, 16
@@ -58,7 +58,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def plain(settings: Settings, step: int, request: Request) -> list[int]:
     """The greedy tokens of a plain model, which computes all positions anew for each token."""
-    model = PlainGPT(settings.model, dtype=torch.float64)
+    model = GPT(settings.model, dtype=torch.float64)
     state = {"model": model.state_dict()}
     dcp.load(state, checkpoint_id=Path(settings.folder, "checkpoints", f"step-{step:06d}"))
     model.load_state_dict(state["model"])

@@ -24,6 +24,7 @@ from tests.reference import assert_close, random
 from tplab import launch
 from tplab.checkpoint.pieces import pieces
 from tplab.checkpoint.sharded import load_sharded, save_sharded
+from tplab.plain import MLP
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.tensor.full_state import full_state_dict
@@ -343,15 +344,6 @@ def test_pieces_lie_in_the_whole_where_they_say_and_never_overlap(sharding, p):
 # Other tools, other modules
 
 
-class PlainMLP(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 32, dtype=torch.float64), nn.Linear(32, 8, dtype=torch.float64)
-
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
-
-
 def step(model, optimizer, key):
     optimizer.zero_grad()
     (model(random((3, 8), "x", key)) * random((3, 8), "dy", key)).sum().backward()
@@ -367,13 +359,13 @@ def _go_on(source, target):
 
 
 def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(tmp_path):
-    plain = PlainMLP()
+    plain = MLP(8, dtype=torch.float64)
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.1)
     step(plain, optimizer, 1)
     content = {"model": plain.state_dict(), "optimizer": get_optimizer_state_dict(plain, optimizer)}
     dcp.save(content, checkpoint_id=tmp_path / "plain", no_dist=True)
     launch(_go_on, 4, args=(tmp_path / "plain", tmp_path / "sharded"))
-    twin = PlainMLP()
+    twin = MLP(8, dtype=torch.float64)
     twins = torch.optim.Adam(twin.parameters())
     wanted = {"model": twin.state_dict(), "optimizer": get_optimizer_state_dict(twin, twins)}
     dcp.load(wanted, checkpoint_id=tmp_path / "sharded", no_dist=True)
@@ -393,7 +385,7 @@ def _cut_by_torch(source, target):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    model = parallelize_module(PlainMLP(), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    model = parallelize_module(MLP(8, dtype=torch.float64), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     load_sharded(source, model, optimizer=optimizer)
     step(model, optimizer, 2)
@@ -402,7 +394,7 @@ def _cut_by_torch(source, target):
 
 
 def test_a_model_of_dtensors_goes_on_from_a_plain_one_and_the_other_way_round(tmp_path):
-    plain, other = PlainMLP(), PlainMLP()
+    plain, other = MLP(8, dtype=torch.float64), MLP(8, dtype=torch.float64)
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.1) for model in (plain, other)]
     step(plain, optimizers[0], 1)
     save_sharded(tmp_path / "plain", plain, optimizer=optimizers[0])

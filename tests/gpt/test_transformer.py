@@ -1,21 +1,22 @@
-"""ParallelTransformerLayer: `tplab.gpt.transformer`, against torch's own encoder and decoder layers on one process.
+"""ParallelTransformerLayer: `tplab.gpt.transformer`, against `tplab.plain.Layer` on one process.
 
-nn.TransformerEncoderLayer and nn.TransformerDecoderLayer put the norm first or last (`norm_first`) and know nothing of
-ranks. What a rank should hold of a gradient is cut out of theirs with `chunk`.
+tests/test_plain.py compares the plain layer with torch's own encoder and decoder layers.
 """
 
 import copy
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import GROUPS, assert_shards, own_group, traffic
 from tplab import launch, record
 from tplab.gpt.transformer import ParallelTransformerLayer
+from tplab.memory.config import GPTConfig
+from tplab.plain import Layer
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.rng import seed_all
 
@@ -23,52 +24,28 @@ WORLD_SIZES = (1, 2, 4)
 HIDDEN, HEADS, FFN = 16, 4, 24
 BATCH, SEQUENCE, MEMORY = 2, 5, 7
 
-# ours -> (theirs, rows of theirs in thirds, dimension that is cut, blocks in it)
-SELF = {
-    "attention_norm.{}": ("norm1.{}", None, None, 1),
-    "attention.qkv.{}": ("self_attn.in_proj_{}", (0, 3), 0, 3),
-    "attention.out.{}": ("self_attn.out_proj.{}", None, 1, 1),
-    "mlp.up.{}": ("linear1.{}", None, 0, 1),
-    "mlp.down.{}": ("linear2.{}", None, 1, 1),
-}
-ENCODER = SELF | {"mlp_norm.{}": ("norm2.{}", None, None, 1)}
-DECODER = SELF | {
-    "cross_norm.{}": ("norm2.{}", None, None, 1),
-    "cross_attention.q.{}": ("multihead_attn.in_proj_{}", (0, 1), 0, 1),
-    "cross_attention.kv.{}": ("multihead_attn.in_proj_{}", (1, 3), 0, 2),
-    "cross_attention.out.{}": ("multihead_attn.out_proj.{}", None, 1, 1),
-    "mlp_norm.{}": ("norm3.{}", None, None, 1),
-}
-KINDS = {"encoder": ENCODER, "causal": ENCODER, "decoder": DECODER}
-
-
-def table(kind):
-    """Of each of our parameters: theirs, the part of it, and how it is cut over ranks (a whole one: None)."""
-    for ours, (theirs, thirds, dim, blocks) in KINDS[kind].items():
-        for end in ("weight", "bias"):
-            sharded = dim == 0 or (dim == 1 and end == "weight")
-            yield ours.format(end), theirs.format(end), thirds, dim if sharded else None, blocks
-
-
-def named_as_ours(kind, theirs):
-    """A dict of their parameters, or gradients, under our names."""
-    ours = {}
-    for name, source, thirds, _, _ in table(kind):
-        whole = theirs[source]
-        ours[name] = whole if thirds is None else torch.cat(whole.chunk(3)[slice(*thirds)])
-    return ours
+CONFIG = GPTConfig(
+    num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, seq_length=1, dropout=0.0
+)
+KINDS = {"encoder": {"causal": False}, "causal": {}, "decoder": {"cross_attention": True}}
+CUTS = {"qkv": (0, 3), "q": (0, 1), "kv": (0, 2), "up": (0, 1), "out": (1, 1), "down": (1, 1)}  # dimension, blocks
 
 
 def cuts(kind):
-    return {name: (dim, blocks) for name, _, _, dim, blocks in table(kind)}
+    """How each parameter is cut over ranks: {name: (dimension, blocks)}, (None, 1) for one that every rank holds."""
+    found = {}
+    for name in plain_layer(kind).state_dict():
+        module, end = name.split(".")[-2:]
+        dim, blocks = CUTS.get(module, (None, 1))
+        found[name] = (None, 1) if (dim, end) == (1, "bias") else (dim, blocks)
+    return found
 
 
 @cache
-def plain_layer(kind, norm_first=True):
-    layer_class = nn.TransformerDecoderLayer if kind == "decoder" else nn.TransformerEncoderLayer
-    options = {"batch_first": True, "norm_first": norm_first, "dtype": torch.float64}
-    layer = layer_class(HIDDEN, HEADS, FFN, 0.0, F.gelu, **options).train()
-    layer.load_state_dict({name: random(tuple(t.shape), name) / 2 for name, t in layer.state_dict().items()})
+def plain_layer(kind, key="", dropout=0.0, **options):
+    """A plain layer with random weights, which nobody may change. Another key gives other weights."""
+    layer = Layer(replace(CONFIG, dropout=dropout), **KINDS[kind], **options, dtype=torch.float64)
+    layer.load_state_dict({name: random(tuple(t.shape), key, name) / 2 for name, t in layer.state_dict().items()})
     return layer
 
 
@@ -80,23 +57,13 @@ def inputs(kind, sequence=SEQUENCE, memory_tokens=MEMORY):
     return x, memory, padding, dy
 
 
+def gradients_of(layers):
+    return [{name: p.grad for name, p in layer.named_parameters()} for layer in layers]
+
+
 def run_plain(kind, *sizes):
-    """Output and all gradients of torch's layer, under our names."""
-    layer = copy.deepcopy(plain_layer(kind))
-    x, memory, padding, dy = inputs(kind, *sizes)
-    leaves = {"dx": x.requires_grad_()}
-    causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
-    if kind == "decoder":
-        leaves["dmemory"] = memory.requires_grad_()
-        out = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=padding)
-    elif kind == "causal":
-        out = layer(x, src_mask=causal, is_causal=True)
-    else:
-        out = layer(x, src_key_padding_mask=padding)
-    out.backward(dy)
-    gradients = named_as_ours(kind, {name: p.grad for name, p in layer.named_parameters()})
-    result = {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
-    return result | {f"d{name}": gradient for name, gradient in gradients.items()}
+    """Output and all gradients of the plain layer."""
+    return run_layer(copy.deepcopy(plain_layer(kind)), kind, *sizes)[0]
 
 
 def make(kind, group=None, dtype=torch.float64, **options):
@@ -104,7 +71,7 @@ def make(kind, group=None, dtype=torch.float64, **options):
         HIDDEN, HEADS, None, FFN, causal=kind != "encoder", cross_attention=kind == "decoder", group=group, dtype=dtype,
         **options,
     )  # fmt: skip
-    load_full_state_dict(layer, named_as_ours(kind, plain_layer(kind).state_dict()), group)
+    load_full_state_dict(layer, plain_layer(kind).state_dict(), group)
     return layer
 
 
@@ -137,7 +104,7 @@ def ran(request):
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{kind}-{len(options)}" for kind, options in CASES])
-def test_outputs_and_all_gradients_equal_torchs_own_layer(number, ran):
+def test_outputs_and_all_gradients_equal_the_plain_layers(number, ran):
     kind = CASES[number][0]
     assert_shards([result[number][0] for result in ran], run_plain(kind), cuts(kind))
 
@@ -156,50 +123,28 @@ def test_the_traffic_is_two_all_reduces_each_way_and_with_cross_attention_three(
 # Post-LN
 
 
-def _post_norm_stack(states, x, dy):
-    """Two layers with the residual behind the norm, and a final norm, which here is a plain one."""
+def run_stack(layers):
+    x, _, _, dy = inputs("encoder")
+    x.requires_grad_()
+    out = layers[1](layers[0](x))
+    out.backward(dy)
+    return {"out": out.detach(), "dx": x.grad}, gradients_of(layers)
+
+
+def _post_norm_stack(states):
     options = {"apply_residual_connection_post_layernorm": True, "causal": False, "dtype": torch.float64}
-    layers = nn.ModuleList(ParallelTransformerLayer(HIDDEN, HEADS, None, FFN, **options) for _ in states)
+    layers = [ParallelTransformerLayer(HIDDEN, HEADS, None, FFN, **options) for _ in states]
     for layer, state in zip(layers, states, strict=True):
         load_full_state_dict(layer, state)
-    x = x.clone().requires_grad_()
-    out = x
-    for layer in layers:
-        out = layer(out)
-    out.backward(dy)
-    gradients = [{name: p.grad for name, p in layer.named_parameters()} for layer in layers]
-    return {"out": out.detach(), "dx": x.grad}, gradients
+    return run_stack(layers)
 
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
-def test_post_layernorm_is_torchs_norm_last_layer_with_its_norms_moved_on_by_one(p):
-    theirs = [copy.deepcopy(plain_layer("encoder", norm_first=False)) for _ in range(2)]
-    for number, layer in enumerate(theirs):
-        for name, parameter in layer.named_parameters():
-            parameter.data = random(tuple(parameter.shape), "post", number, name) / 2
-    first = nn.LayerNorm(HIDDEN, dtype=torch.float64)  # the embedding's norm: the first of ours
-    first.load_state_dict({name: random((HIDDEN,), "first", name) for name in ("weight", "bias")})
-    x, _, _, dy = inputs("encoder")
-    leaf = x.clone().requires_grad_()
-
-    # theirs end with norm2: the second of ours begins with that of their first, and their last one is left out
-    middle = theirs[0](first(leaf))
-    y = theirs[1].norm1(middle + theirs[1].self_attn(middle, middle, middle, need_weights=False)[0])
-    out = y + theirs[1].linear2(F.gelu(theirs[1].linear1(y)))
-    out.backward(dy)
-
-    norms = [first, theirs[0].norm1, theirs[0].norm2, theirs[1].norm1]
-    states, gradients = [], []
-    for number, layer in enumerate(theirs):
-        own = {"attention_norm": norms[2 * number], "mlp_norm": norms[2 * number + 1]}
-        moved = {f"{n}.{end}": getattr(norm, end) for n, norm in own.items() for end in ("weight", "bias")}
-        states.append(named_as_ours("encoder", dict(layer.named_parameters())) | moved)
-        theirs_grad = {name: p.grad for name, p in layer.named_parameters()}
-        theirs_grad |= {name: p.new_zeros(p.shape) for name, p in layer.named_parameters() if p.grad is None}
-        gradients.append(named_as_ours("encoder", theirs_grad) | {name: p.grad for name, p in moved.items()})
-    states = [{name: t.detach() for name, t in state.items()} for state in states]
-    results = launch(_post_norm_stack, p, args=(states, x, dy))
-    assert_shards([result for result, _ in results], {"out": out.detach(), "dx": leaf.grad}, {})
+def test_with_post_layernorm_two_layers_equal_two_plain_ones(p):
+    layers = [copy.deepcopy(plain_layer("encoder", number, post_norm=True)) for number in range(2)]
+    expected, gradients = run_stack(layers)
+    results = launch(_post_norm_stack, p, args=([layer.state_dict() for layer in layers],))
+    assert_shards([result for result, _ in results], expected, {})
     for number, whole in enumerate(gradients):
         assert_shards([layers[number] for _, layers in results], whole, cuts("encoder"))
 
@@ -221,23 +166,21 @@ def _with_dropout(seed, kind, hidden, attention):
 
 
 def plain_with_dropout(seed, kind, rate):
-    """The same of torch's own layer with dropout behind its blocks alone, and the seed of the state "replicated"."""
-    layer = copy.deepcopy(plain_layer(kind))
-    for name, module in layer.named_children():
-        if name in ("dropout1", "dropout2", "dropout3"):  # of a transposed tensor it would draw in another order
-            module.forward = lambda x: F.dropout(x.contiguous(), rate, layer.training)
+    """The same of the plain layer with dropout behind its blocks alone, and the seed of the state "replicated"."""
+    layer = copy.deepcopy(plain_layer(kind, dropout=rate)).train()
+    for module in (layer.attention, layer.cross_attention):
+        if module is not None:
+            module.dropout = 0.0
     x, memory, _, _ = inputs(kind)
     x.requires_grad_()
-    causal = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
-    given = (x, causal) if memory is None else (x, memory, causal)
     torch.manual_seed(seed + 1359)
-    outs = [layer(*given) for _ in range(2)]
+    outs = [layer(x, memory) for _ in range(2)]
     sum(out.square().sum() for out in outs).backward()
-    return [out.detach() for out in outs], x.grad, layer.eval()(*given).detach()
+    return [out.detach() for out in outs], x.grad, layer.eval()(x, memory).detach()
 
 
 @pytest.mark.parametrize("kind", ["causal", "decoder"])
-def test_what_a_block_adds_is_dropped_as_in_torchs_layer_alike_on_every_rank_and_for_every_p(kind):
+def test_what_a_block_adds_is_dropped_as_in_the_plain_layer_alike_on_every_rank_and_for_every_p(kind):
     expected, dx, kept = plain_with_dropout(3, kind, 0.4)
     assert not torch.equal(expected[0], expected[1])  # a second call draws another mask
     for p in WORLD_SIZES:

@@ -1,12 +1,14 @@
 """Cases: operators, linear layers, MLP, attention, embedding, losses."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.gpu import plain
-from tests.gpu.subject import SINGLE, Case, Place, Tensors, layer
+from tests.gpu.subject import SINGLE, Case, Place, Tensors, layer, of_weights, shapes_of
+from tplab import plain
 from tplab.collectives.by_hand import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce
 from tplab.sequence.regions import (
     gather_from_sequence_region,
@@ -101,26 +103,21 @@ def _row(place: Place) -> nn.Module:
 
 
 def _attention(kv_heads: int, rotary_base: float | None = None) -> Case:
-    rows = (HEADS + 2 * kv_heads) * (H // HEADS)
-    shapes = {"qkv.weight": (rows, H), "qkv.bias": (rows,), "out.weight": (H, H), "out.bias": (H,)}
+    options: dict[str, Any] = {"causal": True, "rotary_base": rotary_base}
+    theirs = plain.Attention(H, HEADS, kv_heads, **options, device="meta")
 
     def make(place: Place) -> nn.Module:
-        return ParallelAttention(H, HEADS, kv_heads, causal=True, rotary_base=rotary_base, **place.options)
+        return ParallelAttention(H, HEADS, kv_heads, **options, **place.options)
 
     rounds = None if rotary_base is None else SINGLE  # the angles, as in Llama
-    return layer(
-        shapes, X, make, lambda weights, x: plain.attention(weights, x, HEADS, kv_heads, rotary_base), rounds=rounds
-    )
+    return layer(shapes_of(theirs), X, make, of_weights(theirs), rounds=rounds)
 
 
 def _mlp(activation: str) -> Case:
-    gated = activation == "swiglu"
-    rows = FFN * (1 + gated)
-    shapes = {"up.weight": (rows, H), "up.bias": (rows,), "down.weight": (H, FFN), "down.bias": (H,)}
+    theirs = plain.MLP(H, FFN, activation, device="meta")
     return layer(
-        shapes, X, lambda place: ParallelMLP(H, FFN, activation, **place.options),
-        lambda weights, x: plain.mlp(weights, x, gated),
-    )  # fmt: skip
+        shapes_of(theirs), X, lambda place: ParallelMLP(H, FFN, activation, **place.options), of_weights(theirs)
+    )
 
 
 # The output layer: each starts from the table, whose rows the ranks share

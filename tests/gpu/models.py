@@ -9,8 +9,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.gpu import plain
-from tests.gpu.subject import DOUBLE, HALF, SINGLE, Case, Place, Tensors, layer, whole_gradients
+from tests.gpu.subject import (
+    DOUBLE,
+    HALF,
+    SINGLE,
+    Case,
+    Place,
+    Tensors,
+    layer,
+    of_weights,
+    random_weights,
+    shapes_of,
+    whole_gradients,
+)
+from tplab import plain
 from tplab.gpt.generation import generate
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import ParallelTransformerLayer
@@ -29,30 +41,8 @@ LLAMA = replace(
 IDS = {"ids": (GPT2.vocab_size, (B, S)), "targets": (GPT2.vocab_size, (B, S))}
 
 
-def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """The whole weights by the names that ParallelGPT gives them."""
-    h, f, kv = config.hidden_size, config.ffn_size, config.kv_heads * config.head_dim
-    norms, rows = ["attention_norm", "mlp_norm"], {"attention.qkv": (h + 2 * kv, h), "attention.out": (h, h)}
-    rows |= {"mlp.up": (f * (1 + config.gated), h), "mlp.down": (h, f)}
-    layer: dict[str, tuple[int, ...]] = {}
-    for name in norms:
-        layer |= {f"{name}.weight": (h,)} | ({f"{name}.bias": (h,)} if config.bias else {})
-    for name, shape in rows.items():
-        layer |= {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if config.bias else {})
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (config.vocab_size, h), "final_norm.weight": (h,)}
-    if config.bias:
-        shapes["final_norm.bias"] = (h,)
-    if config.learned_positions:
-        shapes["positions.weight"] = (config.seq_length, h)
-    if not config.tied_embedding:
-        shapes["head.weight"] = (config.vocab_size, h)
-    return shapes | {f"layers.{n}.{name}": shape for n in range(config.num_layers) for name, shape in layer.items()}
-
-
-def plain_loss(config: GPTConfig, weights: Tensors, ids: Tensor, targets: Tensor) -> Tensor:
-    llama = not config.learned_positions
-    logits = plain.gpt(weights, ids, config.num_layers, config.num_heads, config.kv_heads, llama).flatten(0, 1)
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, SINGLE)), targets.flatten())
+def plain_gpt(config: GPTConfig) -> nn.Module:
+    return plain.GPT(config, device="meta")
 
 
 def _gpt(config: GPTConfig, kind: type[ParallelGPT] = ParallelGPT, **options: Any) -> Case:
@@ -63,7 +53,8 @@ def _gpt(config: GPTConfig, kind: type[ParallelGPT] = ParallelGPT, **options: An
         allreduce_sequence_parallel_gradients(model)  # nothing to do where the sequence isn't cut
 
     rounds = None if config.learned_positions else SINGLE  # rotary angles, as in Llama
-    return layer(shapes_of(config), {}, make, partial(plain_loss, config), finish=finish, ids=IDS, rounds=rounds)
+    theirs = plain_gpt(config)
+    return layer(shapes_of(theirs), {}, make, of_weights(theirs), finish=finish, ids=IDS, rounds=rounds)
 
 
 def _under_autocast(case: Case) -> Case:
@@ -80,20 +71,17 @@ def _under_autocast(case: Case) -> Case:
 
 def _layer(llama: bool) -> Case:
     config = LLAMA if llama else GPT2
-    shapes = {name.removeprefix("layers.0."): shape for name, shape in shapes_of(config).items() if "layers.0" in name}
-    base = config.rotary_base if llama else None
+    theirs = plain.Layer(config, device="meta")
 
     def make(place: Place) -> nn.Module:
         return ParallelTransformerLayer(
             config.hidden_size, config.num_heads, config.num_kv_heads, config.ffn_hidden_size,
-            activation="swiglu" if llama else "gelu", rotary_base=base, bias=config.bias,
-            norm="rms" if llama else "layer", **place.options,
+            activation="swiglu" if llama else "gelu", norm="rms" if llama else "layer", bias=config.bias,
+            rotary_base=config.rotary_base if llama else None, **place.options,
         )  # fmt: skip
 
-    def plain_layer(weights: Tensors, x: Tensor) -> Tensor:
-        return plain.transformer_layer(weights, x, config.num_heads, config.kv_heads, llama=llama, base=base)
-
-    return layer(shapes, {"x": (B, S, config.hidden_size)}, make, plain_layer, rounds=SINGLE if llama else None)
+    inputs, rounds = {"x": (B, S, config.hidden_size)}, SINGLE if llama else None
+    return layer(shapes_of(theirs), inputs, make, of_weights(theirs), rounds=rounds)
 
 
 # Dropout: drawn on the device, so plain torch has to be seeded for it, and only there
@@ -123,7 +111,7 @@ def _masks_plainly(place: Place) -> Tensors:
 def _with_dropout(recompute: Any, kind: type[ParallelGPT], place: Place) -> Tensors:
     """A loss and its gradients. What is computed again in backward has to draw the same again."""
     model = kind(replace(GPT2, dropout=0.3), recompute=recompute, **place.options)
-    load_full_state_dict(model, {name: place.random(shape, name) / 8 for name, shape in shapes_of(GPT2).items()})
+    load_full_state_dict(model, random_weights(plain_gpt(GPT2), place, 8))
     ids, targets = (place.integers(high, shape, seed) for seed, (high, shape) in enumerate(IDS.values()))
     loss = model(ids, targets, rng=seed_all(SEED))
     loss.backward()
@@ -141,23 +129,24 @@ def _again(recompute: Any, kind: type[ParallelGPT] = ParallelGPT) -> Case:
 def _written(place: Place) -> Tensors:
     """The best next token, eight times."""
     model = ParallelGPT(LLAMA, **place.options)
-    load_full_state_dict(model, {name: place.random(shape, name) / 4 for name, shape in shapes_of(LLAMA).items()})
+    load_full_state_dict(model, random_weights(plain_gpt(LLAMA), place, 4))
     return {"text": generate(model, place.integers(LLAMA.vocab_size, (B, 3), 0), 5)}
 
 
 @torch.no_grad()
 def _written_plainly(place: Place) -> Tensors:
-    weights = {name: place.random(shape, name) / 4 for name, shape in shapes_of(LLAMA).items()}
+    model = plain_gpt(LLAMA)
+    weights = random_weights(model, place, 4)
     text = place.integers(LLAMA.vocab_size, (B, 3), 0)
     for _ in range(5):
-        logits = plain.gpt(weights, text, LLAMA.num_layers, LLAMA.num_heads, LLAMA.kv_heads, llama=True)[:, -1]
+        logits = of_weights(model)(weights, text)[:, -1]
         text = torch.cat([text, logits.argmax(-1, keepdim=True)], 1)
     return {"text": text}
 
 
 def compiled_mlp(backend: str) -> Case:
     """The collectives in a compiled graph are other ones, the functional: see tplab/runtime/functional_hooks.py."""
-    shapes = {"up.weight": (128, 64), "up.bias": (128,), "down.weight": (64, 128), "down.bias": (64,)}
+    theirs = plain.MLP(64, 128, device="meta")
 
     def make(place: Place) -> nn.Module:
         torch._dynamo.reset()
@@ -165,7 +154,7 @@ def compiled_mlp(backend: str) -> Case:
         module.compile(backend=backend, fullgraph=True)
         return module
 
-    return layer(shapes, {"x": (B, S, 64)}, make, plain.mlp, dtypes=(SINGLE,))
+    return layer(shapes_of(theirs), {"x": (B, S, 64)}, make, of_weights(theirs), dtypes=(SINGLE,))
 
 
 CASES: dict[str, Case] = {

@@ -169,6 +169,20 @@ def layer(
     return Case(parallel, by_plain_torch, **options)
 
 
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def random_weights(module: nn.Module, place: Place, divisor: int) -> Tensors:
+    """Weights for a module, which may be on device "meta"."""
+    return {name: place.random(shape, name) / divisor for name, shape in shapes_of(module).items()}
+
+
+def of_weights(module: nn.Module) -> Callable[..., Tensor]:
+    """A module, which may be on device "meta", as a function of its weights and its inputs."""
+    return lambda weights, *inputs: torch.func.functional_call(module, weights, inputs)
+
+
 @torch.no_grad()
 def whole_gradients(module: nn.Module) -> Tensors:
     """The gradients of the whole weights, gathered as the weights are. The weights are gone afterwards."""

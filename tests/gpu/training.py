@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.gpu import plain
-from tests.gpu.models import GPT2, plain_loss, shapes_of
-from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors
+from tests.gpu.models import GPT2, plain_gpt
+from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors, of_weights, random_weights
+from tplab import plain
 from tplab.checkpoint.sharded import load_sharded, save_sharded
 from tplab.cluster.three_dimensions import Training3D
 from tplab.data.data_parallel import DataParallel
@@ -107,7 +107,7 @@ def _batch(place: Place) -> list[Tensor]:
 
 
 def _weights(place: Place) -> Tensors:
-    return {name: place.random(shape, name) / 8 for name, shape in shapes_of(GPT2).items()}
+    return random_weights(plain_gpt(GPT2), place, 8)
 
 
 def _on_a_grid(dimension: str, place: Place) -> Tensors:
@@ -136,7 +136,7 @@ def _on_one(place: Place) -> Tensors:
     losses, norms = [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = plain_loss(GPT2, weights, *_batch(place))
+        loss = of_weights(plain_gpt(GPT2))(weights, *_batch(place))
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(weights.values(), 0.5)))
         optimizer.step()
@@ -192,14 +192,14 @@ def _in_a_row(place: Place) -> Tensors:
 # A checkpoint: trained, saved, loaded into another model, trained on
 
 
-MLP = {"up.weight": (128, 64), "up.bias": (128,), "down.weight": (64, 128), "down.bias": (64,)}
+MLP = plain.MLP(64, 128, device="meta")
 
 
 def _resumed(place: Place) -> Tensors:
     folder = [tempfile.mkdtemp(prefix="tplab-gpu-") if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
     model, optimizer = _mlp(place)
-    load_full_state_dict(model, {name: place.random(shape, name) / 8 for name, shape in MLP.items()})
+    load_full_state_dict(model, random_weights(MLP, place, 8))
     _mlp_step(model, optimizer, place, 0)
     save_sharded(Path(folder[0]) / "step-1", model, optimizer=optimizer)
     model, optimizer = _mlp(place)
@@ -223,11 +223,11 @@ def _mlp_step(model: nn.Module, optimizer: torch.optim.Optimizer, place: Place, 
 
 
 def _never_stopped(place: Place) -> Tensors:
-    weights = {name: (place.random(shape, name) / 8).requires_grad_() for name, shape in MLP.items()}
+    weights = {name: weight.requires_grad_() for name, weight in random_weights(MLP, place, 8).items()}
     optimizer = torch.optim.SGD(weights.values(), lr=0.1, momentum=0.9)
     for step in range(2):
         optimizer.zero_grad()
-        (plain.mlp(weights, place.random((2, 8, 64), "x", step)) ** 2).mean().backward()
+        (of_weights(MLP)(weights, place.random((2, 8, 64), "x", step)) ** 2).mean().backward()
         optimizer.step()
     return {name: weight.detach() for name, weight in weights.items()}
 

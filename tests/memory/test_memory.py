@@ -1,16 +1,20 @@
 """The memory bill: against plain torch models, real optimizers, what autograd really keeps, published figures."""
 
-import math
 import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import launch
+from tplab import launch, plain
 from tplab.memory.config import (
     PRESETS,
     GPTConfig,
@@ -48,74 +52,27 @@ from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 GB = 10**9
 
 
-class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm made of many operations keeps many tensors; a fused one keeps its input and one number a token."""
-
-    def forward(self, x):
-        return F.layer_norm(x, self.normalized_shape, self.weight)
-
-
-class Block(nn.Module):
-    """One layer of a GPT in plain torch, as one of t ranks holds it: its share of the heads and of the MLP."""
-
-    def __init__(self, c: GPTConfig, t: int = 1):
-        super().__init__()
-        self.c, self.dim = c, c.hidden_size // c.num_heads
-        h, f = c.hidden_size, (c.ffn_hidden_size or 4 * c.hidden_size) // t
-        self.heads, self.kv_heads = c.num_heads // t, max(1, (c.num_kv_heads or c.num_heads) // t)
-        norm = nn.LayerNorm if c.bias else RMSNorm
-        self.norm1, self.norm2 = norm(h), norm(h)
-        self.q = nn.Linear(h, self.heads * self.dim, bias=c.bias)
-        self.k, self.v = (nn.Linear(h, self.kv_heads * self.dim, bias=c.bias) for _ in range(2))
-        self.out = nn.Linear(self.heads * self.dim, h, bias=c.bias)
-        self.gate = nn.Linear(h, f, bias=c.bias) if c.gated else None
-        self.up, self.down = nn.Linear(h, f, bias=c.bias), nn.Linear(f, h, bias=c.bias)
-
-    def drop(self, x):
-        return torch.native_dropout(x, 0.1, True)[0] if self.c.dropout else x  # keeps a mask of one byte an element
-
-    def attention(self, x):
-        b, s, _ = x.shape
-        q, k, v = (
-            layer(x).view(b, s, -1, self.dim).transpose(1, 2)  # [b, heads, s, dim]
-            for layer in (self.q, self.k, self.v)
-        )
-        if self.c.flash_attention:
-            grouped = self.heads != self.kv_heads
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        else:
-            future = torch.full((s, s), float("-inf"), dtype=x.dtype, device=x.device).triu(1)
-            scores = (q @ k.transpose(-2, -1)) / math.sqrt(self.dim) + future  # [b, heads, s, s]
-            y = self.drop(scores.softmax(-1)) @ v
-        return self.out(y.transpose(1, 2).reshape(b, s, -1))
-
-    def forward(self, x):
-        x = x + self.drop(self.attention(self.norm1(x)))
-        y = self.norm2(x)
-        inner = F.silu(self.gate(y)) * self.up(y) if self.gate else F.gelu(self.up(y))
-        return x + self.drop(self.down(inner))
+def layer_of_rank(config: GPTConfig, tp: int = 1) -> plain.Layer:
+    """What one of tp ranks holds of a layer: its share of the heads and of the MLP."""
+    own = replace(
+        config, num_heads=config.num_heads // tp, num_kv_heads=max(1, config.kv_heads // tp),
+        ffn_hidden_size=config.ffn_size // tp,
+    )  # fmt: skip
+    return plain.Layer(own, head_dim=config.head_dim)
 
 
-class PlainGPT(nn.Module):
-    def __init__(self, c: GPTConfig):
-        super().__init__()
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.positions = nn.Embedding(c.seq_length, c.hidden_size) if c.learned_positions else None
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_layers))
-        self.norm = (nn.LayerNorm if c.bias else RMSNorm)(c.hidden_size)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.tied_embedding:
-            self.head.weight = self.embedding.weight
-        self.dropout = Block.drop.__get__(self.blocks[0]) if c.dropout else nn.Identity()
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Dropout keeps a mask of one byte an element, and RMSNorm its input and a few numbers a token."""
 
-    def forward(self, ids, targets):
-        x = self.embedding(ids)
-        if self.positions is not None:
-            x = x + self.positions(torch.arange(ids.shape[1]))
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
+    def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
+        return torch.native_dropout(x, p, True)[0] if training and p else x
+
+    def rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.layer_norm(x, shape, weight, eps=eps)  # which keeps as much
+
+    with mock.patch.multiple(F, dropout=dropout, rms_norm=rms_norm):
+        yield
 
 
 def numel(module: nn.Module) -> int:
@@ -163,7 +120,7 @@ def test_published_parameter_counts_to_within_half_a_percent(name, published) ->
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_published_model_has_the_parameters_of_its_plain_torch_twin(name) -> None:
     with torch.device("meta"):
-        assert parameter_count(PRESETS[name]) == numel(PlainGPT(PRESETS[name]))
+        assert parameter_count(PRESETS[name]) == numel(plain.GPT(PRESETS[name]))
 
 
 @pytest.mark.parametrize("config", [*RANDOM[:8], replace(SMALL, bias=False, qkv_bias=True)])
@@ -175,21 +132,20 @@ def test_the_gpt_that_chapter_00_measures_has_the_parameters_of_the_bill(config)
 @pytest.mark.parametrize("config", RANDOM)
 def test_any_model_has_the_parameters_of_its_plain_torch_twin(config) -> None:
     with torch.device("meta"):
-        model = PlainGPT(config)
+        model = plain.GPT(config)
     assert parameter_count(config) == numel(model)
-    names = {"norm1": "attention_norm", "norm2": "mlp_norm", "gate": "mlp.gate", "up": "mlp.up", "down": "mlp.down"}
-    theirs = {}
-    for name, parameter in model.blocks[0].named_parameters():
-        layer, kind = name.split(".")
-        theirs[f"{names.get(layer, f'attention.{layer}')}.{kind}"] = tuple(parameter.shape)
-    assert {weight.name: weight.shape for weight in layer_weights(config)} == theirs
+    rows: dict[str, int] = {}  # the plain layer has one matrix for Q, K and V, and one for gate and up
+    for weight in layer_weights(config):
+        name = re.sub(r"attention\.[qkv]\.", "attention.qkv.", weight.name).replace("mlp.gate", "mlp.up")
+        rows[name] = rows.get(name, 0) + prod(weight.shape)
+    assert rows == {name: parameter.numel() for name, parameter in model.layers[0].named_parameters()}
 
 
 @pytest.mark.parametrize("config", RANDOM)
 def test_a_tensor_parallel_rank_holds_its_share_of_a_layer(config) -> None:
     for tp in tensor_parallel_sizes(config, 8):
         with torch.device("meta"):
-            assert sum(weight.on_rank(tp) for weight in layer_weights(config)) == numel(Block(config, tp))
+            assert sum(weight.on_rank(tp) for weight in layer_weights(config)) == numel(layer_of_rank(config, tp))
 
 
 def mlp_parameters_of_rank(config: GPTConfig) -> int:
@@ -239,7 +195,7 @@ def test_layers_are_dealt_out_evenly() -> None:
 
 def one_step(make_optimizer, config=SMALL):
     torch.manual_seed(0)
-    model = PlainGPT(config)
+    model = plain.GPT(config)
     optimizer = make_optimizer(model.parameters())
     ids = torch.randint(config.vocab_size, (2, config.seq_length))
     model(ids, ids).backward()
@@ -266,7 +222,7 @@ def test_states_of_real_optimizers_after_one_step(name, make, counters) -> None:
 
 
 def test_mixed_precision_keeps_16_bytes_a_parameter() -> None:
-    model = PlainGPT(SMALL).bfloat16()
+    model = plain.GPT(SMALL).bfloat16()
     master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     optimizer = torch.optim.Adam(master)
     ids = torch.randint(SMALL.vocab_size, (2, SMALL.seq_length))
@@ -293,8 +249,9 @@ def test_an_optimizer_has_no_state_before_its_first_step() -> None:
 
 def kept_by(config: GPTConfig, b: int, tp: int = 1, device: str = "meta") -> int:
     """Bytes that autograd really keeps of one layer, without the two numbers a token that each norm keeps."""
-    with torch.device(device):
-        block = Block(config, tp).bfloat16()
+    config = replace(config, learned_positions=True)  # rotary ones keep a few sines that the bill doesn't count
+    with torch.device(device), as_on_a_gpu():
+        block = layer_of_rank(config, tp).bfloat16()
         x = torch.randn(b, config.seq_length, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         with saved_for_backward(block) as kept:
             block(x)
@@ -391,9 +348,9 @@ def test_a_layer_of_gpt_3_keeps_what_the_formula_says() -> None:
 
 
 def test_the_whole_model_keeps_what_the_bill_says() -> None:
-    model, b = PlainGPT(SMALL).bfloat16(), 3
+    model, b = plain.GPT(SMALL).bfloat16(), 3
     ids = torch.randint(SMALL.vocab_size, (b, SMALL.seq_length))
-    with saved_for_backward(model) as kept:
+    with saved_for_backward(model) as kept, as_on_a_gpu():
         model(ids, ids)
     numbers = sum(size for shape, dtype, size in kept.pieces if dtype != torch.int64 and shape[-1:] != (1,) and shape)
     assert bill(SMALL, Layout(micro_batch=b)).activations == numbers
@@ -504,7 +461,7 @@ def test_sizes_that_do_not_fit_are_refused_with_numbers(call, says) -> None:
 def test_memory_that_tensors_share_counts_once() -> None:
     x = torch.zeros(10, 4)
     assert tensor_bytes([x, x[:2], x.T, torch.zeros(3)]) == 160 + 12
-    tied = PlainGPT(SMALL)
+    tied = plain.GPT(SMALL)
     assert parameter_bytes(tied) == 4 * parameter_count(SMALL)
 
 

@@ -1,7 +1,7 @@
 """Layers and a GPT with the sequence cut over ranks: `tplab.sequence.gpt`, against plain models on one process.
 
-The layer is compared with torch's own, and the GPT with Hugging Face's, as in test_transformer and test_model, whose
-tables say which shard of each gradient a rank should hold. Here each rank gets only its own tokens.
+The layer is compared with `tplab.plain.Layer`, and the GPT with Hugging Face's, as in test_transformer and test_model,
+whose tables say which shard of each gradient a rank should hold. Here each rank gets only its own tokens.
 """
 
 import copy
@@ -77,7 +77,7 @@ def assert_layer_equals_plain(kind, results):
 
 
 @pytest.mark.parametrize("case", range(len(LAYER_CASES)))
-def test_a_layer_equals_torchs_in_output_and_every_gradient(layers, case):
+def test_a_layer_equals_the_plain_one_in_output_and_every_gradient(layers, case):
     assert_layer_equals_plain(LAYER_CASES[case][0], [result[case] for result in layers])
 
 

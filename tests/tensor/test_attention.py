@@ -1,19 +1,16 @@
-"""ParallelAttention: `tplab.tensor.attention`, against attention written out with einsum and softmax on one process.
+"""ParallelAttention: `tplab.tensor.attention`, against `tplab.plain.Attention` on one process.
 
-The plain twin has four nn.Linear, repeats the heads of K and V, turns rotary pairs as complex numbers and asks for no
-fused kernel. Which rows a rank should hold is derived here from the heads: those of its queries, and the K, V heads
-that these belong to.
+Which rows a rank should hold is derived here from the heads: those of its queries, and the K, V heads that these belong
+to.
 """
 
 import copy
-import math
 from contextlib import contextmanager
 from functools import cache
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -21,6 +18,7 @@ from tests.reference import assert_close, cut, random
 from tests.tensor.on_ranks import GROUPS, assert_refused, own_group, refusals
 from tests.tensor.on_ranks import train as train_sgd
 from tplab import launch
+from tplab.plain import Attention
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
@@ -31,81 +29,19 @@ STEPS = 3
 BASE = 100.0  # of rotary positions: small, so that five positions turn all pairs
 
 
-class PlainAttention(nn.Module):
-    """The same on one process, written without anything of tplab."""
-
-    def __init__(self, kv_heads=HEADS, head_dim=2, bias=True, causal=False, rotary_base=None, dtype=torch.float64):
-        super().__init__()
-        self.heads, self.kv_heads, self.d, self.causal, self.base = HEADS, kv_heads, head_dim, causal, rotary_base
-        self.q = nn.Linear(HIDDEN, HEADS * head_dim, bias, dtype=dtype)
-        self.k = nn.Linear(HIDDEN, kv_heads * head_dim, bias, dtype=dtype)
-        self.v = nn.Linear(HIDDEN, kv_heads * head_dim, bias, dtype=dtype)
-        self.out = nn.Linear(HEADS * head_dim, HIDDEN, bias, dtype=dtype)
-
-    def forward(self, x, memory=None, key_padding_mask=None, attn_mask=None, positions=None):
-        source = x if memory is None else memory
-        q = self.q(x).unflatten(-1, (-1, self.d))  # [b, s, heads, d]
-        k = self.k(source).unflatten(-1, (-1, self.d))
-        v = self.v(source).unflatten(-1, (-1, self.d))
-        if self.base is not None:
-            positions = torch.arange(x.shape[1]) if positions is None else positions
-            q, k = turned(q, positions, self.base), turned(k, positions, self.base)
-        k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))  # also with DTensor's local heads
-        scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(self.d)
-        if attn_mask is not None:
-            scores = scores + attn_mask
-        if key_padding_mask is not None:
-            scores = scores.masked_fill(key_padding_mask[:, None, None], -torch.inf)
-        if self.causal:
-            future = torch.arange(scores.shape[3]) > torch.arange(scores.shape[2])[:, None]
-            scores = scores.masked_fill(future, -torch.inf)
-        y = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
-        return self.out(y.flatten(2))
-
-
-def turned(x, positions, base):
-    """Rotary positions by complex numbers: pair i is x_i + j x_(i + d/2), and turning it is a product."""
-    half = x.shape[-1] // 2
-    speeds = 1.0 / (base ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half)))
-    angles = positions[..., None].float() * speeds  # angles, sines and cosines in float32, as in Llama
-    turns = torch.complex(angles.cos().double(), angles.sin().double()).unsqueeze(-2)  # the same for all heads
-    pairs = torch.complex(x[..., :half].double(), x[..., half:].double()) * turns
-    return torch.cat([pairs.real, pairs.imag], -1).to(x.dtype)
-
-
-def plain_state(kv_heads=HEADS, head_dim=2, bias=True):
-    shapes = PlainAttention(kv_heads, head_dim, bias).state_dict()
-    return {name: random(tuple(t.shape), name) / 2 for name, t in shapes.items()}
-
-
-def whole_state(plain, attention_type="self"):
-    """The same weights under our names: [Wq; Wk; Wv] on top of each other."""
-    state = {}
-    for kind in ("weight", "bias"):
-        if f"q.{kind}" in plain:
-            q, k, v = (plain[f"{name}.{kind}"] for name in "qkv")
-            if attention_type == "self":
-                state[f"qkv.{kind}"] = torch.cat([q, k, v])
-            else:
-                state |= {f"q.{kind}": q, f"kv.{kind}": torch.cat([k, v])}
-            state[f"out.{kind}"] = plain[f"out.{kind}"]
-    return state
-
-
 def part_of(plain, name, rank, p, kv_heads):
-    """What rank should hold, or have as a gradient, of our parameter `name`, out of the plain twin's."""
+    """What rank should hold, or have as a gradient, of the parameter `name`, out of the plain layer's."""
     module, kind = name.split(".")
     if module == "out":
         return cut(plain[name], 1, rank, p) if kind == "weight" else plain[name]
     queries = list(range(HEADS))[rank * HEADS // p : (rank + 1) * HEADS // p]
-    own = {"q": queries, "k": sorted({q * kv_heads // HEADS for q in queries})}
-    own["v"] = own["k"]
-    rows = []
-    for part in module:  # the letters of qkv, q, kv
-        whole = plain[f"{part}.{kind}"]
-        heads = whole.chunk(HEADS if part == "q" else kv_heads)
-        rows += [heads[head] for head in own[part]]
-    return torch.cat(rows)
+    keys = sorted({q * kv_heads // HEADS for q in queries})
+    counts, own = [HEADS, kv_heads, kv_heads], [queries, keys, keys]
+    if module != "qkv":
+        counts, own = (counts[:1], own[:1]) if module == "q" else (counts[1:], own[1:])
+    first = [sum(counts[:part]) for part in range(len(counts))]
+    heads = plain[name].chunk(sum(counts))
+    return torch.cat([heads[start + head] for start, of_part in zip(first, own, strict=True) for head in of_part])
 
 
 def inputs(case, step, dtype=torch.float64):
@@ -168,23 +104,23 @@ CASES = {
 }
 
 
-def make(case, group=None, dtype=torch.float64):
+def options_of(case):
     options = {key: case[key] for key in MODEL_OPTIONS if key in case}
+    return (options.pop("kv_heads", None), options.pop("head_dim", None)), options
+
+
+def make(case, group=None, dtype=torch.float64):
+    heads, options = options_of(case)
     options |= {"skip_bias_add": case.get("split_bias", False), "async_grad_allreduce": case.get("async", False)}
-    heads = options.pop("kv_heads", None), options.pop("head_dim", None)
     model = ParallelAttention(HIDDEN, HEADS, *heads, **options, group=group, dtype=dtype)
-    load_full_state_dict(model, whole_state(state_of(case), case.get("attention_type", "self")), group)
+    load_full_state_dict(model, make_plain(case).state_dict(), group)
     return model
 
 
-def state_of(case):
-    return plain_state(case.get("kv_heads", HEADS), case.get("head_dim", 2), case.get("bias", True))
-
-
 def make_plain(case, dtype=torch.float64):
-    options = {key: case[key] for key in MODEL_OPTIONS[:-1] if key in case}
-    model = PlainAttention(**options, dtype=dtype)
-    model.load_state_dict(state_of(case))
+    heads, options = options_of(case)
+    model = Attention(HIDDEN, HEADS, *heads, **options, dtype=dtype)
+    model.load_state_dict({name: random(tuple(t.shape), name) / 2 for name, t in model.state_dict().items()})
     return model
 
 
@@ -199,7 +135,7 @@ def assert_equals_plain(results, name, tolerance=1e-12, steps=True):
     gradients = {name[1:]: value for name, value in expected.items() if name[0] == "d" and "." in name}
     p, kv_heads = len(results), case.get("kv_heads", HEADS)
     for rank, result in enumerate(results):
-        names = set(whole_state(state_of(case), case.get("attention_type", "self")))
+        names = {name for name in expected if "." in name and name[0] != "d"}
         others = {name for name in expected if "." not in name}
         assert set(result) == names | {f"d{name}" for name in names} | others
         for name in others:
@@ -257,9 +193,7 @@ def test_the_traffic_is_one_all_reduce_of_bsh_each_way_and_what_copies_and_masks
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_whole_weights_come_back_in_the_layout_of_plain_torch(name, trained):
-    case = CASES[name]
-    parameters = {key: value for key, value in plain_outcome(name).items() if "." in key and key[0] != "d"}
-    expected = whole_state(parameters, case.get("attention_type", "self"))
+    expected = {key: value for key, value in plain_outcome(name).items() if "." in key and key[0] != "d"}
     for result in trained:
         state = result[list(CASES).index(name)][2]
         assert set(state) == set(expected)
@@ -312,10 +246,13 @@ def test_copies_of_a_head_stay_equal_to_the_last_bit(name, trained):
 
 
 def _with_dtensor(case):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    p = dist.get_world_size()
     theirs = make_plain(case)
-    plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
-    parallelize_module(theirs, mesh, plan)
+    state = theirs.state_dict()
+    for name in ("qkv.weight", "qkv.bias"):  # DTensor takes the rows as they come, so those of rank 0 come first
+        state[name] = torch.cat([part_of(state, name, rank, p, case["kv_heads"]) for rank in range(p)])
+    theirs.load_state_dict(state)
+    parallelize_module(theirs, init_device_mesh("cpu", (p,)), {"qkv": ColwiseParallel(), "out": RowwiseParallel()})
     outcomes = []
     for model in (make(case), theirs):
         result, traffic = train(model, case)
@@ -324,17 +261,13 @@ def _with_dtensor(case):
 
 
 @pytest.mark.parametrize("p", [2, 4])
-def test_outputs_gradients_and_steps_equal_dtensors_with_no_more_traffic(p):
+def test_outputs_gradients_and_steps_equal_dtensors_with_the_same_traffic(p):
     case = {"causal": True, "kv_heads": 4}
     for (ours, our_traffic), (theirs, their_traffic) in launch(_with_dtensor, p, args=(case,)):
-        for name in ("out", "dx", "dout.weight", "out.weight", "out.bias"):
-            assert_close(ours[name], theirs[name])
-        for name in ("weight", "bias", "dweight", "dbias"):
-            prefix, kind = ("d", name[1:]) if name[0] == "d" else ("", name)
-            assert_close(ours[f"{prefix}qkv.{kind}"], torch.cat([theirs[f"{prefix}{part}.{kind}"] for part in "qkv"]))
-        assert our_traffic[0] == their_traffic[0]
-        assert len(our_traffic[1]) == 1  # theirs, with torch 2.13: one for each of the layers q, k, v
-        assert set(our_traffic[1]) <= set(their_traffic[1])
+        assert set(ours) == set(theirs)
+        for name, value in theirs.items():
+            assert_close(ours[name], value)
+        assert our_traffic == their_traffic
 
 
 # Dropout

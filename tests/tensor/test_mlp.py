@@ -1,4 +1,4 @@
-"""ParallelMLP: `tensor.mlp`, against two nn.Linear and an activation in one process, and against torch's DTensor."""
+"""ParallelMLP: `tensor.mlp`, against `tplab.plain.MLP` in one process, and against torch's DTensor."""
 
 import copy
 from functools import partial
@@ -9,11 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import GROUPS, assert_refused, assert_shards, own_group, refusals, train
-from tplab import launch
+from tplab import launch, plain
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 
@@ -23,28 +22,9 @@ BATCH, SEQUENCE = 2, 5
 STEPS = 4
 
 
-class PlainMLP(nn.Module):
-    """The same on one process, written without anything of tplab."""
-
-    def __init__(self, activation, bias=True, ffn=FFN, dtype=torch.float64):
-        super().__init__()
-        self.activation = activation
-        self.up = nn.Linear(HIDDEN, 2 * ffn if activation == "swiglu" else ffn, bias, dtype=dtype)
-        self.down = nn.Linear(ffn, HIDDEN, bias, dtype=dtype)
-
-    def forward(self, x):
-        y = self.up(x)
-        if self.activation == "swiglu":
-            half = y.shape[-1] // 2
-            y = F.silu(y[..., :half]) * y[..., half:]
-        else:
-            y = F.gelu(y, approximate={"gelu": "none", "gelu_tanh": "tanh"}[self.activation])
-        return self.down(y)
-
-
 def whole_state(activation, bias=True, ffn=FFN):
-    state = {name: random(tuple(t.shape), name) for name, t in PlainMLP(activation, bias, ffn).state_dict().items()}
-    return {name: tensor / 2 for name, tensor in state.items()}
+    shapes = plain.MLP(HIDDEN, ffn, activation, bias=bias).state_dict()
+    return {name: random(tuple(t.shape), name) / 2 for name, t in shapes.items()}
 
 
 def make(activation, group=None, dtype=torch.float64, **options):
@@ -54,7 +34,7 @@ def make(activation, group=None, dtype=torch.float64, **options):
 
 
 def make_plain(activation, bias=True, dtype=torch.float64):
-    model = PlainMLP(activation, bias, dtype=dtype)
+    model = plain.MLP(HIDDEN, FFN, activation, bias=bias, dtype=dtype)
     model.load_state_dict(whole_state(activation, bias))
     return model
 
@@ -162,7 +142,7 @@ def _initial(activation, **options):
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_the_first_values_are_those_of_plain_linears_with_the_same_seed_for_every_p(activation, p):
     torch.manual_seed(11)
-    expected = PlainMLP(activation, dtype=torch.float32).state_dict()
+    expected = plain.MLP(HIDDEN, FFN, activation).state_dict()
     for state in launch(_initial, p, args=(activation,)):
         assert list(state) == list(expected)
         assert all(torch.equal(state[name], expected[name]) for name in expected)

@@ -1,17 +1,15 @@
-"""Fused queries, keys and values: `tensor.qkv`. Layouts of torch and Hugging Face, first values, copies of heads."""
+"""Fused queries, keys and values: `tensor.qkv`. Which rank has which heads, first values, copies of heads."""
 
 import copy
 import pickle
 from collections import Counter
-from functools import cache
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.reference import random
-from tests.tensor.on_ranks import assert_refused, assert_shards, refusals
+from tests.tensor.on_ranks import assert_refused, refusals
 from tplab import launch
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -147,110 +145,6 @@ def _refused_without_the_whole_matrix():
 def test_per_rank_init_reaches_all_layers():
     refused = ["per_rank_init can't draw a shard with this init_method"] * 5
     assert_refused(launch(_refused_without_the_whole_matrix, 2), *refused)
-
-
-# Other people's layouts
-
-
-def multihead_attention():
-    plain = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)
-    names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
-    names |= {f"out_proj.{kind}": f"out.{kind}" for kind in ("weight", "bias")}
-
-    def run(x, future):
-        return plain(x, x, x, attn_mask=future, need_weights=False)[0]
-
-    return plain, run, lambda named: {names[name]: tensor for name, tensor in named.items()}
-
-
-def llama(kv_heads):
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-
-    config = LlamaConfig(
-        hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=kv_heads, head_dim=4, attention_bias=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        attn_implementation="sdpa",  # "eager" takes the softmax in float32
-    )  # fmt: skip
-    plain, rotary = LlamaAttention(config, 0), LlamaRotaryEmbedding(config)
-
-    def run(x, future):
-        return plain(x, rotary(x, torch.arange(x.shape[1])[None]), future[None, None])[0]
-
-    def ours(named):
-        state = {}
-        for kind in ("weight", "bias"):
-            state[f"qkv.{kind}"] = torch.cat([named[f"{part}_proj.{kind}"] for part in "qkv"])
-            state[f"out.{kind}"] = named[f"o_proj.{kind}"]
-        return state
-
-    return plain, run, ours
-
-
-def gpt2():
-    from transformers import GPT2Config
-    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
-
-    config = GPT2Config(n_embd=HIDDEN, n_head=HEADS, attn_pdrop=0, resid_pdrop=0, attn_implementation="eager")
-    plain, names = GPT2Attention(config, layer_idx=0), {"c_attn": "qkv", "c_proj": "out"}
-
-    def ours(named):  # Conv1D keeps A as it is, [in, out]
-        split = [(*name.split("."), tensor) for name, tensor in named.items()]
-        return {f"{names[layer]}.{kind}": tensor.t().contiguous() for layer, kind, tensor in split}
-
-    return plain, lambda x, future: plain(x, attention_mask=future[None, None])[0], ours
-
-
-LLAMA = {"rotary_base": 500.0}
-THEIRS = {
-    "nn.MultiheadAttention": (multihead_attention, (HIDDEN, HEADS), {}),
-    "Llama": (lambda: llama(HEADS), (HIDDEN, HEADS, HEADS, 4), LLAMA),
-    "Llama with 2 K, V heads": (lambda: llama(2), (HIDDEN, HEADS, 2, 4), LLAMA),
-    "Llama with 1 K, V head": (lambda: llama(1), (HIDDEN, HEADS, 1, 4), LLAMA),
-    "GPT-2": (gpt2, (HIDDEN, HEADS), {}),
-}
-
-
-@cache
-def plain_outcome(name):
-    """Their weights, output and gradients, under our names and in our layout."""
-    torch.manual_seed(5)
-    plain, run, ours = THEIRS[name][0]()
-    plain.double()
-    for parameter in plain.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    x, dy = random((2, 6, HIDDEN), "x").requires_grad_(), random((2, 6, HIDDEN), "dy")
-    out = run(x, torch.full((6, 6), -torch.inf, dtype=torch.float64).triu(1))
-    out.backward(dy)
-    weights = ours({name: parameter.detach() for name, parameter in plain.named_parameters()})
-    gradients = ours({name: parameter.grad for name, parameter in plain.named_parameters()})
-    return weights, {"out": out.detach(), "dx": x.grad, **gradients}
-
-
-def _load_and_run(cases):
-    outcomes = []
-    for weights, args, options in cases:
-        model = ParallelAttention(*args, **options, causal=True, dtype=torch.float64)
-        load_full_state_dict(model, weights)
-        x = random((2, 6, HIDDEN), "x").requires_grad_()
-        out = model(x)
-        out.backward(random((2, 6, HIDDEN), "dy"))
-        for parameter in model.parameters():
-            parameter.data = parameter.grad  # to gather the gradients as if they were weights
-        outcomes.append({"out": out.detach(), "dx": x.grad, **full_state_dict(model)})
-    return outcomes
-
-
-@pytest.fixture(scope="module", params=WORLD_SIZES)
-def ran(request):
-    cases = [(plain_outcome(name)[0], *rest) for name, (_, *rest) in THEIRS.items()]
-    return launch(_load_and_run, request.param, args=(cases,))
-
-
-@pytest.mark.parametrize("name", THEIRS)
-def test_outputs_and_gradients_equal_those_of(name, ran):
-    number = list(THEIRS).index(name)
-    assert_shards([result[number] for result in ran], plain_outcome(name)[1], {})
 
 
 # Groups of copies, and misuse

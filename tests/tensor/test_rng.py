@@ -6,6 +6,7 @@ What a state should give is drawn here by `torch.manual_seed` with the documente
 import copy
 import pickle
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import GROUPS, assert_shards, own_group, refusals, traffic
-from tplab import launch, record
+from tplab import launch, plain, record
 from tplab.tensor import rng as rng_module
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -456,16 +457,15 @@ class Layer(nn.Module):
         return x + (dropout(y, RATE, sharded=False, rng=rng) if self.ends_with_dropout else y)
 
 
-def whole_state():
-    shapes = {"attention.qkv": (3 * HIDDEN, HIDDEN), "attention.out": (HIDDEN, HIDDEN)}
-    shapes |= {"mlp.up": (4 * HIDDEN, HIDDEN), "mlp.down": (HIDDEN, 4 * HIDDEN)}
-    state = {f"{name}.weight": random(shape, name) / 3 for name, shape in shapes.items()}
-    return state | {f"{name}.bias": random(shape[:1], name, "bias") for name, shape in shapes.items()}
+def plain_blocks():
+    blocks = nn.ModuleDict({"attention": plain.Attention(HIDDEN, HEADS), "mlp": plain.MLP(HIDDEN)}).double()
+    blocks.load_state_dict({name: random(tuple(t.shape), name) / 3 for name, t in blocks.state_dict().items()})
+    return blocks
 
 
 def plain_steps(p):
     """On one process, as p ranks should do it: each rank's heads are dropped from the seed of that rank."""
-    weights = {name: tensor.requires_grad_() for name, tensor in whole_state().items()}
+    blocks = plain_blocks()
     torch.manual_seed(SEED + 1359)
     masks = [F.dropout(torch.ones(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64), RATE) for _ in range(2 * STEPS)]
     kept = []
@@ -476,26 +476,20 @@ def plain_steps(p):
     results = []
     for step in range(STEPS):
         x = random((BATCH, SEQUENCE, HIDDEN), "x", step).requires_grad_()
-        qkv = F.linear(x, weights["attention.qkv.weight"], weights["attention.qkv.bias"])
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))  # [b, heads, s, d]
-        probabilities = (q @ k.transpose(2, 3) / (HIDDEN / HEADS) ** 0.5).softmax(-1)
-        y = probabilities * torch.cat([masks_of_rank[step] for masks_of_rank in kept], 1) @ v
-        y = F.linear(y.transpose(1, 2).flatten(2), weights["attention.out.weight"], weights["attention.out.bias"])
-        z = x + y * masks[2 * step]
-        y = F.linear(z, weights["mlp.up.weight"], weights["mlp.up.bias"])
-        y = F.linear(F.gelu(y), weights["mlp.down.weight"], weights["mlp.down.bias"])
-        out = z + y * masks[2 * step + 1]
+        mask_of_scores = torch.cat([masks_of_rank[step] for masks_of_rank in kept], 1)
+        with mock.patch.object(F, "dropout", lambda scores, rate, mask=mask_of_scores: scores * mask):
+            z = x + blocks["attention"](x) * masks[2 * step]
+        out = z + blocks["mlp"](z) * masks[2 * step + 1]
         out.backward(random(out.shape, "dy", step))
         results.append({"out": out.detach(), "x": x.grad})
-        results[-1] |= {name: weight.grad.clone() for name, weight in weights.items()}
-        for weight in weights.values():
-            weight.grad = None
+        results[-1] |= {name: parameter.grad for name, parameter in blocks.named_parameters()}
+        blocks.zero_grad()
     return results
 
 
 def _layer_steps(run_again, backend=None):
     tracker, layer = seed_all(SEED), Layer()
-    load_full_state_dict(layer, whole_state())
+    load_full_state_dict(layer, plain_blocks().state_dict())
     if backend:
         layer.compile(backend=backend)
     results = []
@@ -529,7 +523,7 @@ def test_a_layers_outputs_and_gradients_equal_a_plain_ones_with_the_masks_of_all
 def _compiled_layers():
     compiled = [_layer_steps(run_again, "aot_eager") for run_again in (False, True)]
     tracker, layer = seed_all(SEED), Layer()
-    load_full_state_dict(layer, whole_state())
+    load_full_state_dict(layer, plain_blocks().state_dict())
 
     @torch.compile(backend="aot_eager")
     def around_the_checkpoint(x):

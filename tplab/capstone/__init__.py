@@ -2,7 +2,7 @@
 
 settings      what to train and how
 data          text, tokenizer, token files, batches
-model         what a step needs to know about a model, and a GPT in plain PyTorch
+model         what a step needs to know about a model
 own_layers    a GPT built from the learner's answers
 planning      time, memory and traffic of a step, predicted from the settings
 training      the program that every rank runs

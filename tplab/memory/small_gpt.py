@@ -1,7 +1,9 @@
 """Chapter 00: a single-process GPT in plain PyTorch, for measuring its memory and counting its parameters.
 
 It has the parts of a large model, and supports every option of `GPTConfig` that changes the number of parameters. Its
-parts have the names that the chapter uses. On device "meta", it takes no memory at any size.
+parts have the names that the chapter uses. On device "meta", it takes no memory at any size. Unlike `tplab.plain`, it
+has separate matrices for Q, K and V, so autograd saves each of them under a name of its own, and it saves dropout masks
+of one byte per element, as a GPU does.
 """
 
 import math

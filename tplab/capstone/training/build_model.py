@@ -13,6 +13,7 @@ read from a Hugging Face folder instead.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from tplab.capstone.model import PlainGPT, TrainingHooks, copy_shards
+from tplab import plain
+from tplab.capstone.model import TrainingHooks, copy_shards
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.settings.settings import Settings
 from tplab.cluster.training_step import TrainingStep
@@ -77,7 +79,7 @@ def build_model(
         if settings.layers == "tplab":
             return drawn.to(device=device)
         if settings.layers == "plain":
-            model: nn.Module = PlainGPT(config, device=device, dtype=dtype)
+            model: nn.Module = plain.GPT(replace(config, flash_attention=True), device=device, dtype=dtype)
             model.load_state_dict(full_state_dict(drawn, group))
             model.hooks = TrainingHooks(config=config)  # type: ignore[assignment]
             return model
@@ -111,7 +113,7 @@ def for_generation(model: nn.Module, pp: ProcessGroup | None = None) -> Any:
     way, own = hooks_of(model), dict(model.named_parameters())
     first = next(iter(own.values()))
     whole = ParallelGPT(way.config, group=way.group, device="meta", dtype=first.dtype)
-    if isinstance(model, PlainGPT):  # its embedding table has no padding
+    if isinstance(model, plain.GPT):  # its embedding table has no padding
         whole = whole.to_empty(device=first.device)
         load_full_state_dict(whole, model.state_dict())
         return whole.eval()

@@ -4,17 +4,19 @@ A case's twins repeat the case in other ways, for example in bfloat16 or under t
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from tplab.course import checks
 from tplab.course.exercises.ch10 import plain
 from tplab.memory.config import GPTConfig
+from tplab.plain import GPT
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.rng import seed_all
@@ -22,6 +24,10 @@ from tplab.tensor.rng import seed_all
 LAYERS, HIDDEN, HEADS, VOCAB, BATCH, LENGTH, RATE = 2, 8, 4, 37, 2, 6, 0.4
 PIECES = (3, 1, 2)
 PAST = 2
+CONFIG = GPTConfig(
+    num_layers=LAYERS, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=VOCAB, seq_length=LENGTH,
+    activation="gelu_tanh", dropout=0.0,
+)  # fmt: skip
 MASK = "mask"
 GETS_RNG = "the layers get rng"
 GETS_CACHE = "each layer fills its cache"
@@ -125,10 +131,7 @@ def give(case: Call, problem: Problem, place: checks.Place) -> Problem:
 
 def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> checks.Observed:
     replaced = case.what == "dropout"
-    config = GPTConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=VOCAB, seq_length=LENGTH,
-        activation="gelu_tanh", dropout=RATE if replaced else 0.0,
-    )  # fmt: skip
+    config = replace(CONFIG, dropout=RATE) if replaced else CONFIG
     place: dict[str, Any] = {"device": device(), "dtype": case.dtype}
     model = gpt_class(config, StandIn if replaced else None, group=group, **place)
     full = {k: v.to(device()) for k, v in given.full.items() if not (replaced and k.startswith("layers."))}
@@ -173,15 +176,21 @@ def in_pieces(model: Any, ids: Tensor) -> checks.Observed:
     return {"out": torch.cat(outs, 1) if fits else outs[0], GETS_CACHE: checks.Claim(wrong)}
 
 
+def logits_of(w: plain.Weights, ids: Tensor) -> Tensor:
+    """Return the logits [b, s, v] of a plain GPT with these weights."""
+    return functional_call(GPT(CONFIG, device="meta"), dict(w), ids)
+
+
 def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected:
     full, ids = problem.full, problem.ids
     leaves = {name: value.clone().requires_grad_() for name, value in full.items()}
     if case.what == "dropout":
         x = leaves["embedding.weight"][ids] + leaves["positions.weight"][:LENGTH]
         x = stand_in(stand_in(x * place.observed[place.index][MASK].cpu() if case.training else x))
+        logits = plain.final_norm(leaves, x) @ leaves["embedding.weight"].t()  # [b, s, v]
     else:
-        x = plain.features(leaves, ids, LAYERS, HEADS, past=PAST if case.what == "past" else 0)
-    logits = plain.final_norm(leaves, x) @ leaves["embedding.weight"].t()  # [b, s, v]
+        past = PAST if case.what == "past" else 0
+        logits = logits_of({**leaves, "positions.weight": leaves["positions.weight"][past:]}, ids)  # [b, s, v]
     if case.what == "cache":
         return checks.Expected(
             {"out": shard_of(logits.detach(), place)}, {"out": logits_mistakes(problem, place, cached=True)}
@@ -211,23 +220,22 @@ def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected
 
 def logits_mistakes(problem: Problem, place: checks.Place, cached: bool = False) -> dict[str, Tensor]:
     w, ids = problem.full, problem.ids
-    table = w["embedding.weight"].t()
+    without_norm = GPT(CONFIG, device="meta")
+    without_norm.final_norm = nn.Identity()
     made = {
-        NO_NORM: plain.features(w, ids, LAYERS, HEADS) @ table,
-        NO_POSITIONS: plain.final_norm(w, plain.features(w, ids, LAYERS, HEADS, positions=False)) @ table,
+        NO_NORM: functional_call(without_norm, {name: w[name] for name in without_norm.state_dict()}, ids),
+        NO_POSITIONS: logits_of({**w, "positions.weight": torch.zeros(LENGTH, HIDDEN, dtype=torch.float64)}, ids),
     }
     if cached:
         again = {**w, "positions.weight": torch.cat([w["positions.weight"][:n] for n in PIECES])}
-        made["what comes out when the positions begin at 0 again in every call"] = plain.logits(
-            again, ids, LAYERS, HEADS
-        )
-        parts = [plain.logits(w, piece, LAYERS, HEADS) for piece in ids.split(PIECES, 1)]
+        made["what comes out when the positions begin at 0 again in every call"] = logits_of(again, ids)
+        parts = [logits_of(w, piece) for piece in ids.split(PIECES, 1)]
         made["what comes out when no call knows of those before"] = torch.cat(parts, 1)
     return {label: shard_of(value, place) for label, value in made.items()}
 
 
 def loss_mistakes(problem: Problem, size: int) -> dict[str, Tensor]:
-    logits = plain.logits(problem.full, problem.ids, LAYERS, HEADS).flatten(0, 1)
+    logits = logits_of(problem.full, problem.ids).flatten(0, 1)
     targets = problem.targets.flatten()
     total = F.cross_entropy(logits, targets, reduction="sum")
     return {

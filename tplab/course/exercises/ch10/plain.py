@@ -1,16 +1,18 @@
-"""A single-process GPT in plain PyTorch that computes the right values and those that common mistakes would produce.
+"""A transformer layer that computes the right values or, if its steps are combined differently, those of mistakes.
 
-Its weights are a dictionary of unsharded tensors, keyed by the names that the chapter's modules use. Weight matrices
-are [out, in], as in nn.Linear. Nothing here uses tplab's layers.
+The attention and the MLP are those of `tplab.plain`. Weights are a dictionary of unsharded tensors, keyed by the names
+that the chapter's modules use. Weight matrices are [out, in], as in nn.Linear.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from tplab import plain
 from tplab.course.checks import random_tensor
 
 Weights = Mapping[str, Tensor]
@@ -76,17 +78,11 @@ class Layer:
         return F.layer_norm(x, x.shape[-1:], self.w["mlp_norm.weight"], self.w["mlp_norm.bias"])
 
     def attention(self, x: Tensor) -> Tensor:
-        qkv = F.linear(x, self.w["attention.qkv.weight"], self.w["attention.qkv.bias"])
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5  # [b, a, s, s]
-        if self.causal:
-            scores = scores + torch.full_like(scores[0, 0], -torch.inf).triu(1)
-        y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)  # [b, s, h]
-        return self._leave(F.linear(y, self.w["attention.out.weight"]), "attention.out.bias", 0)
+        block = plain.Attention(x.shape[-1], self.heads, causal=self.causal, device="meta")
+        return self._leave(block, "attention", "out.bias", 0, x)
 
     def mlp(self, x: Tensor) -> Tensor:
-        y = F.gelu(F.linear(x, self.w["mlp.up.weight"], self.w["mlp.up.bias"]), approximate="tanh")
-        return self._leave(F.linear(y, self.w["mlp.down.weight"]), "mlp.down.bias", 1)
+        return self._leave(plain.MLP(x.shape[-1], activation="gelu_tanh", device="meta"), "mlp", "down.bias", 1, x)
 
     def keep(self, x: Tensor, normed: Tensor) -> Tensor:
         return self.residual * (normed if self.post else x)
@@ -97,8 +93,10 @@ class Layer:
         normed = self.norm2(x)
         return self.keep(x, normed) + self.mlp(normed)
 
-    def _leave(self, y: Tensor, bias: str, place: int) -> Tensor:
-        return self.drop(y, self.bias * self.w[bias], self.masks[place])
+    def _leave(self, block: nn.Module, name: str, bias: str, place: int, x: Tensor) -> Tensor:
+        w = {key.removeprefix(f"{name}."): value for key, value in self.w.items() if key.startswith(f"{name}.")}
+        y = functional_call(block, w | {bias: torch.zeros_like(w[bias])}, x)
+        return self.drop(y, self.bias * w[bias], self.masks[place])
 
 
 OTHER_LN = "what comes out when the residual is taken on the other side of the norms"
@@ -172,20 +170,5 @@ MISTAKES: dict[str, Callable[[Layer, Tensor], Tensor]] = {
 }
 
 
-def features(w: Weights, ids: Tensor, layers: int, heads: int, *, past: int = 0, positions: bool = True) -> Tensor:
-    """Return the input of the final norm, [b, s, h]."""
-    x = w["embedding.weight"][ids]
-    if positions:
-        x = x + w["positions.weight"][past : past + ids.shape[1]]
-    for number in range(layers):
-        start = f"layers.{number}."
-        x = Layer({name[len(start) :]: value for name, value in w.items() if name.startswith(start)}, heads)(x)
-    return x
-
-
 def final_norm(w: Weights, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w["final_norm.weight"], w["final_norm.bias"])
-
-
-def logits(w: Weights, ids: Tensor, layers: int, heads: int) -> Tensor:
-    return final_norm(w, features(w, ids, layers, heads)) @ w["embedding.weight"].t()

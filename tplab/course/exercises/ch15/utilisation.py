@@ -2,51 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
+from tplab import plain
 from tplab.course import checks
 from tplab.memory.config import GPTConfig
 
 MODEL, HARDWARE = "model FLOPs", "hardware FLOPs"
 
 
-class Layer(nn.Module):
-    """A plain transformer layer with its matmuls written out, so that each one is counted."""
-
-    def __init__(self, h: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
-        self.norms = nn.ModuleList(nn.LayerNorm(h) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, s, h = x.shape
-        q, k, v = (
-            part.view(b, s, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, dim=-1)
-        )  # [b, a, s, h/a]
-        scores = (q @ k.transpose(-1, -2)).softmax(-1)  # [b, a, s, s]
-        x = x + self.out((scores @ v).transpose(1, 2).reshape(b, s, h))
-        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-
-
 def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
     """Return the FLOPs per token (forward and backward) that torch counts in a model of these sizes."""
-    h, s = config.hidden_size, config.seq_length
-    table = nn.Embedding(config.vocab_size, h)
-    layers = [Layer(h, config.num_heads) for _ in range(config.num_layers)]
-    ids = torch.arange(b * s).view(b, s) % config.vocab_size
+    model = plain.GPT(config)
+    ids = torch.arange(b * config.seq_length).view(b, -1) % config.vocab_size
+    for layer in model.layers if again else ():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(False):
-        x = table(ids)  # [b, s, h]
-        for layer in layers:
-            x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
-        nn.functional.cross_entropy((x @ table.weight.T).flatten(0, 1), ids.flatten()).backward()
-    return counter.get_total_flops() / (b * s)
+        model(ids, ids).backward()
+    return counter.get_total_flops() / ids.numel()
 
 
 @dataclass(frozen=True)
