@@ -279,8 +279,8 @@ def ring_reduce_scatter(x: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="1.2"
-# 1. Chunk $r$ moves one rank to the right in each of the $p-1$ steps, and it should end on rank $r$. At which rank does chunk $r$ start? Now look at the ring from the perspective of a single rank. Which chunk does this rank send first?
-# 2. Rank $r$ sends chunk $r-1$ first. (All indices are modulo $p$.) Your left-hand neighbor follows the same rule, so the first chunk you receive is chunk $r-2$. Add your own chunk $r-2$ to the chunk you received, and send the sum in the next step. After $p-1$ steps, the chunk that arrives has the index $r-2-(p-2) = r-p$, which is $r$ modulo $p$.
+# 1. Chunk `r` moves one rank to the right in each of the `p - 1` steps, and it should end on rank `r`. At which rank does chunk `r` start? Now look at the ring from the perspective of a single rank. Which chunk does this rank send first?
+# 2. Rank `r` sends chunk `r - 1` first. (All indices are modulo `p`.) Your left-hand neighbor follows the same rule, so the first chunk you receive is chunk `r - 2`. Add your own chunk `r - 2` to the chunk you received, and send the sum in the next step. After `p - 1` steps, the chunk that arrives has the index `r - 2 - (p - 2) = r - p`, which is `r` modulo `p`.
 # 3. Before the loop, set `index = (rank - 1) % world_size` and `total = x[index].clone()`. In the loop, send `total` to rank `(rank + 1) % world_size` while you receive `received` from rank `(rank - 1) % world_size`, in one batch. Then set `index = (index - 1) % world_size` and `total = received + x[index]`.
 
 # %% check="1.2"
@@ -319,7 +319,7 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 
 # %% [markdown] hints="1.3"
 # 1. In the first step, a rank can only send its own chunk. In each later step, which chunk is the rank's right-hand neighbor still missing? For the all-reduce, compare the shapes. Your reduce-scatter turns `[p, ..]` into `[..]`, and your all-gather turns `[..]` into `[p, ..]`.
-# 2. Your right-hand neighbor is missing the chunk that you've just received from the left. In step $s$ (counting from 0), rank $r$ sends chunk $r-s$ and receives chunk $r-s-1$, modulo $p$. For the all-reduce, `x.reshape(world_size, -1)` returns `p` equally large chunks.
+# 2. Your right-hand neighbor is missing the chunk that you've just received from the left. In step `s` (counting from 0), rank `r` sends chunk `r - s` and receives chunk `r - s - 1`, modulo `p`. For the all-reduce, `x.reshape(world_size, -1)` returns `p` equally large chunks.
 # 3. Start with `chunks = [torch.empty_like(chunk) for _ in range(world_size)]` and `chunks[rank].copy_(chunk)`. In step `s`, send `chunks[(rank - s) % world_size]` and receive into `chunks[(rank - s - 1) % world_size]`. After the last step, return `torch.stack(chunks)`. The all-reduce is `ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)`.
 
 # %% check="1.3"
@@ -427,8 +427,8 @@ def ring_wins_from(world_size: int, alpha: float, beta: float) -> float:
 
 # %% [markdown] hints="1.4"
 # 1. In a ring, each message contains one of the `p` chunks. In a tree, each message contains the full tensor. How many sequential steps does each algorithm take? Don't forget that the result has to reach every rank.
-# 2. The ring takes $2(p-1)$ steps with $n/p$ bytes each, and the tree takes $2\lceil\log_2 p\rceil$ steps with $n$ bytes each. Set the two times equal and solve for $n$. For which values of $p$ do both algorithms take the same number of steps?
-# 3. Let $L = \lceil\log_2 p\rceil$, which you can compute as `(p - 1).bit_length()`. Then the ring wins for all $n \ge \alpha\,(p-1-L) \,/\, (\beta\,(L - (p-1)/p))$. For $p \le 3$, both algorithms take the same number of steps, so return 0. (This also keeps you from dividing by zero for $p = 1$.)
+# 2. The ring takes `2 * (p - 1)` steps with `n / p` bytes each, and the tree takes `2 * ceil(log2(p))` steps with `n` bytes each. Set the two times equal and solve for `n`. For which values of `p` do both algorithms take the same number of steps?
+# 3. Let `L = ceil(log2(p))`, which you can compute as `(p - 1).bit_length()`. Then the ring wins for all `n >= alpha * (p - 1 - L) / (beta * (L - (p - 1) / p))`. For `p <= 3`, both algorithms take the same number of steps, so return 0. (This also keeps you from dividing by zero for `p = 1`.)
 
 # %% check="1.4"
 check("1.4", ring_seconds, tree_seconds, ring_wins_from)

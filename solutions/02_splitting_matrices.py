@@ -106,7 +106,7 @@ def unshard(shards: list[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 # %% [markdown] hints="2.1"
-# 1. The block of rank $r$ starts at index $r \cdot n/p$ and has length $n/p$. Before you slice the tensor, check that $n/p$ is a whole number.
+# 1. The block of rank `r` starts at index `r * n / p` and has length `n / p`. Before you slice the tensor, check that `n / p` is a whole number.
 # 2. `tensor.narrow(dim, start, length)` slices along any dimension, even a negative one, and returns a view. Which tensor method
 #    copies a view into new memory even if the view is already contiguous?
 # 3. Let `length = tensor.shape[dim] // world_size`, and return
@@ -169,10 +169,10 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 
 
 # %% [markdown] hints="2.2"
-# 1. First, suppose you split $A$ by columns. After the first matmul, rank $r$ holds some of the columns of $XA$. Which rows of $B$ are these columns multiplied by? Now suppose you split $A$ by rows instead. After the first matmul, what does rank $r$ hold in that case?
-# 2. Count how many elements each rank sends per row of $X$, and leave out the common factor $(p-1)/p$. If $A$ is split by columns and
-#    $B$ by rows, you need one all-reduce, which costs `2 * out`. If both matrices are split by columns, you need two all-gathers, which together cost `hidden + out`. How much do the two combinations that split $A$ by rows cost?
-# 3. It's never cheaper to split $A$ by rows, so you only have to compare `2 * out` with `hidden + out`. If $A$ is split by columns and $B$ by rows, compute
+# 1. First, suppose you split `A` by columns. After the first matmul, rank `r` holds some of the columns of `XA`. Which rows of `B` are these columns multiplied by? Now suppose you split `A` by rows instead. After the first matmul, what does rank `r` hold in that case?
+# 2. Count how many elements each rank sends per row of `X`, and leave out the common factor `(p - 1) / p`. If `A` is split by columns and
+#    `B` by rows, you need one all-reduce, which costs `2 * out`. If both matrices are split by columns, you need two all-gathers, which together cost `hidden + out`. How much do the two combinations that split `A` by rows cost?
+# 3. It's never cheaper to split `A` by rows, so you only have to compare `2 * out` with `hidden + out`. If `A` is split by columns and `B` by rows, compute
 #    `z = x @ a_shard @ b_shard` and all-reduce `z`. If both matrices are split by columns, all-gather the columns after each of the two matmuls.
 
 # %% check="2.2"
@@ -270,9 +270,9 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # %% [markdown] hints="2.3"
-# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, $XA$ can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and you can find a good pair of terms with the sliders above.
+# 1. To measure the gap, write one line of code that applies GELU after the sum and another line that applies GELU before the sum. In both examples, `XA` can be a matrix with just one entry. If you choose `in = 2` and `b = out = 1`, each rank holds one term of this entry, and you can find a good pair of terms with the sliders above.
 # 2. `x.chunk(world_size, dim=1)` and `a.chunk(world_size, dim=0)` return the shards. To get a large gap, choose two terms that cancel. Their sum is 0 and so is GELU(0), but the GELUs of the two terms don't cancel. To get a tiny gap, choose terms in a range where GELU is practically linear.
-# 3. If the two terms are $+3$ and $-3$, the two results differ by about 3. If both terms are 9, there's practically no gap, because `gelu(t)` is almost exactly `t` when $t$ is large. In
+# 3. If the two terms are 3 and -3, the two results differ by about 3. If both terms are 9, there's practically no gap, because `gelu(t)` is almost exactly `t` when `t` is large. In
 #    that range, it makes no difference whether you apply GELU before or after the sum.
 
 # %% check="2.3"

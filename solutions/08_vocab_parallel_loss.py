@@ -184,7 +184,7 @@ def vocab_logsumexp(logits, group=None):
 
 
 # %% [markdown] hints="8.2"
-# 1. Write the formula in the order of its steps: subtract $m$, `exp`, sum over my columns, sum over the ranks, `log`, add $m$. Which of them need another rank?
+# 1. Write the formula in the order of its steps: subtract `m`, `exp`, sum over my columns, sum over the ranks, `log`, add `m`. Which of them need another rank?
 # 2. `m` has the shape `[..]`, the logits `[.., v/p]`: `m.unsqueeze(-1)` is `[.., 1]` and can be subtracted. The logarithm comes after the sum over the ranks.
 # 3. `part = (logits - m.unsqueeze(-1)).exp().sum(-1)`, and `return m + reduce_from_region(part, group).log()`.
 
@@ -226,7 +226,7 @@ def target_logit(logits, target, group=None):
 
 
 # %% [markdown] hints="8.3"
-# 1. The id $t$ is in column $t - r \cdot v/p$ of rank $r$. For which values is that one of its columns? And what does a rank contribute for a target that it does not have?
+# 1. The id `t` is in column `t - r * v / p` of rank `r`. For which values is that one of its columns? And what does a rank contribute for a target that it does not have?
 # 2. `logits.gather(-1, column.unsqueeze(-1)).squeeze(-1)` looks up one column for each token. Set the columns that are not yours to 0 first, or it fails. Then `torch.where(mine, found, 0)`; a product with the mask would make NaN of `-inf`.
 # 3. `column = target - dist.get_rank(group) * columns`, `mine = (column >= 0) & (column < columns)`, `column = column.masked_fill(~mine, 0)`, then the two lines of hint 2, and `reduce_from_region` around the last one. Before all this: `if ((target < 0) | (target >= v)).any(): raise IndexError(...)`.
 
@@ -422,8 +422,8 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, label_
 
 
 # %% [markdown] hints="8.5"
-# 1. Four steps, each a line or two: padded columns to `-inf`; a target that can be looked up (0, say) for ignored tokens; the loss of each token, with smoothing; the mean over the tokens that count. Column `j` of rank $r$ has the id $r \cdot v/p + j$.
-# 2. `logits.masked_fill(padding, -torch.inf)` with `padding` `[v/p]` works on `[.., v/p]`. The sum for $\bar z$ must leave the padding out too, but by zeros: `logits.masked_fill(padding, 0).sum(-1)`, added up over the ranks with g, divided by `vocab_size`.
+# 1. Four steps, each a line or two: padded columns to `-inf`; a target that can be looked up (0, say) for ignored tokens; the loss of each token, with smoothing; the mean over the tokens that count. Column `j` of rank `r` has the id `r * v / p + j`.
+# 2. `logits.masked_fill(padding, -torch.inf)` with `padding` `[v/p]` works on `[.., v/p]`. The sum for the mean logit must leave the padding out too, but by zeros: `logits.masked_fill(padding, 0).sum(-1)`, added up over the ranks with g, divided by `vocab_size`.
 # 3. With `counted = target != ignore_index` and `safe = target.masked_fill(~counted, 0)`: `loss = VocabParallelCrossEntropy.apply(z, safe, group)`; with smoothing `+ label_smoothing * (target_logit(z, safe, group) - total / vocab_size)`; and `return loss.masked_fill(~counted, 0).sum() / counted.sum()`.
 
 # %% check="8.5"

@@ -227,7 +227,7 @@ def layer_seconds(
 
 # %% [markdown] hints="11.2"
 # 1. Add up the last column of the table. How many forward passes' worth of FLOPs are forward and backward together, without recomputation, and with it? What share of that does one rank do?
-# 2. Compute: 3 or 4 times $24bsh^2 + 4bs^2h$, divided by `p * rate`. Communicate: 4 all-reduces, or 6 with recomputation, each of a whole tensor `[b, s, h]`, whatever `p` is.
+# 2. Compute: 3 or 4 times `24 * b * s * h**2 + 4 * b * s**2 * h`, divided by `p * rate`. Communicate: 4 all-reduces, or 6 with recomputation, each of a whole tensor `[b, s, h]`, whatever `p` is.
 # 3. `forward = 24 * b * s * h**2 + 4 * b * s**2 * h`; `compute = (4 if recompute else 3) * forward / (p * rate)`; `communicate = (6 if recompute else 4) * all_reduce(link, bytes_per_number * b * s * h, p)`; return both.
 
 # %% check="11.2"

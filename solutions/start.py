@@ -68,7 +68,7 @@ def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="S.1"
-# 1. Every element of $Y$ is a sum over all the rows of $A$. Which terms of that sum can this rank compute? Which ranks can compute the remaining terms?
+# 1. Every element of `Y` is a sum over all the rows of `A`. Which terms of that sum can this rank compute? Which ranks can compute the remaining terms?
 # 2. Add up the two ranks' results from the picture above. What do you get? Which line of `add_up` sums values across ranks?
 # 3. Write `y = x_shard @ a_shard`, then `dist.all_reduce(y)`, and then `return y`. Don't write `return dist.all_reduce(y)`, because `all_reduce` works in place and returns `None`.
 
@@ -96,8 +96,8 @@ def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown] hints="S.2"
-# 1. Each column of $Y$ depends on a single column of $A$. Does this rank need any data from the other ranks to compute its own columns of $Y$?
-# 2. This time, there's nothing to add up. The ranks hold different columns of $Y$, and every rank needs all the columns, side by side.
+# 1. Each column of `Y` depends on a single column of `A`. Does this rank need any data from the other ranks to compute its own columns of `Y`?
+# 2. This time, there's nothing to add up. The ranks hold different columns of `Y`, and every rank needs all the columns, side by side.
 # 3. Create the list with `parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]`. Then call `dist.all_gather(parts, y)`, and return `torch.cat(parts, dim=-1)`.
 
 # %% check="S.2"

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
-from tplab.pipeline import p2p
 from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedule_order import ScheduleError
@@ -189,17 +188,6 @@ def _through_new_channels(number):
 def test_a_process_may_make_channels_again_and_again():
     for rank, found in enumerate(launch(_through_new_channels, 4, args=(3,))):
         assert found == [((rank - 1) % 4, [0, 3] if rank in (0, 3) else False)] * 3
-
-
-def test_the_names_of_0_1_still_work_and_warn():
-    with pytest.warns(DeprecationWarning, match="Channels"):
-        assert p2p.Lanes is Channels
-    with pytest.raises(AttributeError):
-        p2p.no_such_name  # noqa: B018
-    stages, channels = [nn.Linear(1, 1)], Channels()
-    with pytest.warns(DeprecationWarning, match="channels"):
-        pipeline = Pipeline(stages, one_f_one_b(1, 2), shape=[1], loss_sum=torch.dot, lanes=channels)
-    assert pipeline.channels is channels
 
 
 def cases(p):

@@ -19,7 +19,6 @@ At the end, an all-reduce between their ranks gives both copies the sum of their
 torch.distributed.pipelining.)
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -54,7 +53,6 @@ class Pipeline:
     tied        this rank's copy of the parameter that the first and last stages share; None on ranks without a copy
     channels    the pipeline's `Channels(group)`, which several pipelines may share; None means all ranks
     around      k -> the context manager in which this rank's forward of micro-batch k runs, such as `torch.autocast`
-    lanes       the name that `channels` had before version 0.2
 
     `peak_live` is the largest number of micro-batches, counted per chunk, that were between forward and backward at the
     same time in the last run. Set `sums_tied` to False if something else sums the gradients of the tied parameter's
@@ -77,11 +75,7 @@ class Pipeline:
         tied: nn.Parameter | None = None,
         channels: Channels | None = None,
         around: Callable[[int], AbstractContextManager] = nullcontext,
-        lanes: Channels | None = None,
     ) -> None:
-        if lanes is not None:
-            warnings.warn("Pipeline(lanes=...) is now Pipeline(channels=...)", DeprecationWarning, stacklevel=2)
-            channels = lanes
         check(schedule)
         self.channels = channels or Channels()
         self.rank, p = self.channels.rank, self.channels.world_size

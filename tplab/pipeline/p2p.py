@@ -14,7 +14,6 @@ If a rank receives a result that was computed from one of its own messages, that
 determines which result confirms which message, so we need no acknowledgments and keep only a few tensors alive.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -156,11 +155,3 @@ class Messages:
             result = self._schedule.gives(sender, action)
             if result is not None and self._schedule.receiver(result) == self._channels.rank:
                 yield result
-
-
-def __getattr__(name: str) -> type[Channels]:
-    """Support `Lanes`, the name that `Channels` had before version 0.2, when chapter 13 imported it."""
-    if name != "Lanes":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Lanes is now tplab.pipeline.Channels", DeprecationWarning, stacklevel=2)
-    return Channels

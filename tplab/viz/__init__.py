@@ -40,9 +40,6 @@ A rank has the same (colorblind-safe) color in every picture, along with its num
 returns a `Picture`, which is a matplotlib Figure that a notebook displays if it's on a cell's last line.
 """
 
-import warnings
-from typing import Any
-
 from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import Frames, explore, play
@@ -108,13 +105,3 @@ __all__ = [
     "traffic",
     "training",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Support the old names of two functions until 0.3, so that notebooks written before 0.2 keep working."""
-    renamed = {"held": "layouts", "kept": "saved_activations"}
-    if name not in renamed:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = renamed[name]
-    warnings.warn(f"viz.{name} is now viz.{new}; the old name goes away in tplab 0.3", DeprecationWarning, stacklevel=2)
-    return globals()[new]

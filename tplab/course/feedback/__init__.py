@@ -4,5 +4,4 @@ verdict      show whether the answer passed or failed, as text or as a box in th
 tracebacks   trim error reports down to the learner's own lines of code
 waiting      show an unobtrusive box on a notebook page if the learner hasn't solved an exercise yet
 hints        find and show the three hints of each exercise
-plain_math   convert the formulas in hints to plain text for terminals
 """

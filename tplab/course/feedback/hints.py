@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from tplab.common.files import replace
-from tplab.course.feedback.plain_math import plain
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import EXERCISE, argument, chapter_files, chapter_of, number_of
 from tplab.course.notebooks.reference import find_reference
@@ -114,7 +113,7 @@ def show(number: str, material: Path, memory: Path, *, step: int | None = None, 
     total = len(hints_for(number, material))
     for place, text in chosen:
         console.print(Text(f"Exercise {number}, hint {place} of {total}", style="bold"))
-        console.print(Markdown(plain(text)))
+        console.print(Markdown(text))
         console.print()
     following = f"tplab hint {number} --step {place + 1}" if step else f"tplab hint {number}"
     more = f"For the next hint, run: {following}"

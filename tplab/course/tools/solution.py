@@ -16,7 +16,6 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from tplab.course.feedback import hints
-from tplab.course.feedback.plain_math import plain
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.check_output import reflow
 from tplab.course.learner.course_files import (
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(Text("\nHow to get there", style="bold"))
     for step, text in enumerate(hints.hints_of(reference).get(number, []), 1):
         console.print(f"{step}.")
-        console.print(Padding(Markdown(plain(text)), (0, 0, 0, 3)))
+        console.print(Padding(Markdown(text), (0, 0, 0, 3)))
     told = [text for cell in reference if cell.marks.get("check") == number for text in results(cell.outputs)]
     if told:
         console.print(Text("\nWhat its check says", style="bold"))

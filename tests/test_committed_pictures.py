@@ -1,0 +1,40 @@
+"""The committed SVGs: each one that a text shows exists, is complete and small, and can be read by everybody."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from pictures.moving.animation import FOLDER
+from tests import ROOT
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "animation")
+MOVING = sorted(FOLDER.glob("*.svg"))
+SHOWN = re.compile(r"!\[[^\]]+\]\((pictures/[\w/]+\.(?:svg|png))\)")
+
+
+def test_every_generator_has_its_files_and_a_line_in_the_makefile() -> None:
+    assert [path.name for path in MOVING] == sorted(f"{name}{kind}.svg" for name in NAMES for kind in ("", "_frames"))
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"-m pictures.moving.{name}\n" not in recipe] == []
+
+
+def test_what_the_documents_show_exists() -> None:
+    shown = [path for page in ("README.md", "ARCHITECTURE.md") for path in SHOWN.findall((ROOT / page).read_text())]
+    assert len(shown) >= 2
+    assert [path for path in shown if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize("path", MOVING, ids=lambda path: path.name)
+def test_a_picture_needs_nothing_else_and_has_a_description(path) -> None:
+    drawn = path.read_text(encoding="utf-8")
+    root = ElementTree.fromstring(drawn)
+    assert len(drawn.encode()) <= 40_000
+    assert not re.search(r"<script|<foreignObject|<image|\bon\w+=|@import|javascript:|url\(", drawn)
+    assert (root.get("role"), len(root.get("aria-label", "")) > 100) == ("img", True)
+    assert path.stem.endswith("_frames") or "prefers-reduced-motion:reduce" in drawn
+
+
+def test_jupyterlab_and_the_book_start_pictures_in_the_same_way() -> None:
+    look = ROOT / "tplab/course/tools/jupyter/labextensions/tplab-look/static/look.js"
+    assert (ROOT / "docs/_static/replay.js").read_text() in look.read_text()
