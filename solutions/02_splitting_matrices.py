@@ -179,7 +179,7 @@ def two_matmuls(x: torch.Tensor, a_shard: torch.Tensor, b_shard: torch.Tensor, s
 check("2.2", choose_splits, two_matmuls)
 
 # %% [markdown]
-# One of the four combinations needs no communication between the two matmuls, and yet it isn't always the cheapest. It loses to another combination if the middle layer is narrower than the output. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits
+# One of the four combinations needs no communication between the two matmuls, and yet it isn't always the cheapest. If the middle layer is narrower than the output, another combination sends fewer bytes. Such layers do exist. A LoRA adapter squeezes thousands of features through a layer of perhaps 16 units. S-LoRA, which serves many adapters at once, splits
 # both matrices of an adapter by columns and gathers the tiny result between the two matmuls if the adapted weight is split by columns (Sheng et al. 2023, arXiv:2311.03285, section 6).
 #
 # Let's measure how large your messages are. The last column shows the bytes sent, computed from the message sizes.

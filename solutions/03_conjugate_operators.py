@@ -429,7 +429,7 @@ def residual_block(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.T
 
 
 # %% [markdown] hints="3.4"
-# 1. The backward pass of f sums the gradients of all ranks. So whatever comes before f in the forward pass gets a sum, and whatever comes after f gets only what this rank contributes. In the broken version, does $w$ come before f or after f? How many ranks add the gradient of the residual connection to that sum?
+# 1. The backward pass of f sums the gradients of all ranks. So a tensor that's used before f gets the summed gradient, and a tensor that's used after f gets only this rank's share of its gradient. In the broken version, does $w$ come before f or after f? How many ranks add the gradient of the residual connection to that sum?
 # 2. The tensor that enters the region should be the last one that's still the same on every rank. That isn't $x$. And the residual connection goes around the region, so it needs the $x$ that hasn't gone through f.
 # 3. Call f on the product, `y = CopyToRegion.apply(w * x)`, and return `x + ReduceFromRegion.apply(torch.tanh(a * y))`.
 
@@ -437,7 +437,7 @@ def residual_block(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.T
 check("3.4", residual_block)
 
 # %% [markdown]
-# This is the rule behind your repair. **A region begins right before the first operation that differs between ranks, and it ends right after the last one.** A replicated weight that's used inside a region gets only one rank's contribution to its gradient. And if a residual connection starts inside a region, every rank contributes its gradient, although there's only one residual connection.
+# This is the rule behind your repair. **A region begins right before the first operation that differs between ranks, and it ends right after the last one.** A replicated weight that's used inside a region gets only one rank's contribution to its gradient. And if a residual connection starts inside a region, every rank adds the gradient of that connection, so it's counted once per rank instead of once.
 #
 # ## Break it
 #

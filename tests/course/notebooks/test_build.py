@@ -1,6 +1,7 @@
 """The build: what it refuses, what it writes, and that it writes the same every time."""
 
 import json
+import shutil
 import tempfile
 
 import pytest
@@ -204,6 +205,30 @@ def test_only_what_is_stale_is_executed(built, monkeypatch, capsys):
     (built / "chapters" / "90_tiny.ipynb").unlink()
     assert build.main(["--root", str(built)]) == 0
     assert capsys.readouterr().out.startswith("wrote       chapters/90_tiny.ipynb")
+
+
+def test_a_changed_text_keeps_the_outputs_and_changed_code_runs_again(built, tmp_path):
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    source, solution = tmp_path / "solutions" / "90_tiny.py", tmp_path / "solutions" / "90_tiny.ipynb"
+    outputs = [cell.get("outputs") for cell in cells(tmp_path, "solutions").values()]
+    ran = []
+
+    def executed(notebook, folder):
+        ran.append(folder)
+        return notebook
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "execute", executed)
+        text = source.read_text()
+        source.write_text(text.replace("Write `double_1`.", "Now write `double_1`."))
+        assert build.main(["--root", str(tmp_path)]) == 0
+        assert "Now write" in solution.read_text()
+        assert [cell.get("outputs") for cell in cells(tmp_path, "solutions").values()] == outputs
+        assert not ran
+        for old, new in (("return 2 * x", "return x * 2"), ('title="Double 1"', 'title="Twice"')):
+            source.write_text(text := text.replace(old, new))
+            assert build.main(["--root", str(tmp_path)]) == 0
+        assert len(ran) == 2
 
 
 def test_the_learner_gets_stubs_dots_and_folded_hints(built):

@@ -8,7 +8,8 @@
     tplab build --force      execute everything again
     tplab build --check      list stale notebooks and errors in tables of mistakes (exit code 1 if there are any)
 
-Everything except execution is a pure function, so two builds from the same outputs are byte-for-byte identical.
+A chapter whose text has changed keeps its outputs; its cells run again once code or checks have changed. Everything
+except execution is a pure function, so two builds from the same outputs are byte-for-byte identical.
 """
 
 import argparse
@@ -157,6 +158,22 @@ def is_executed_from(solution: NotebookNode | None, chapter: Chapter) -> bool:
     return solution is not None and to_text(without_outputs(solution)) == to_text(skeleton(chapter, blank=False))
 
 
+def with_kept_outputs(solution: NotebookNode | None, chapter: Chapter) -> NotebookNode | None:
+    """Return the chapter's solution with the outputs of an earlier build, or None if its code has to run again.
+
+    A new text needs no run. A new code cell, an edited one, and checks with another fingerprint do.
+    """
+    wanted = skeleton(chapter, blank=False)
+    if solution is None or wanted.metadata.get("tplab") != solution.metadata.get("tplab"):
+        return None
+    new, old = ([cell for cell in each.cells if cell.cell_type == "code"] for each in (wanted, solution))
+    if [(cell.source, cell.metadata) for cell in new] != [(cell.source, cell.metadata) for cell in old]:
+        return None
+    for cell, executed in zip(new, old, strict=True):
+        cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
+    return wanted
+
+
 def stale(chapter: Chapter, root: Path) -> list[str]:
     """Return a list with the first of the chapter's files that is stale, or [] if none is. This runs no cells."""
     solution = load(root / "solutions" / f"{chapter.stem}.ipynb")
@@ -183,7 +200,9 @@ def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
     solution = load(solution_path)
     written = []
     if force or solution is None or not is_executed_from(solution, chapter):
-        solution = execute(skeleton(chapter, blank=False), solution_path.parent)
+        solution = None if force else with_kept_outputs(solution, chapter)
+        if solution is None:
+            solution = execute(skeleton(chapter, blank=False), solution_path.parent)
         written += _write(solution, solution_path)
     written += _write(blank_chapter(chapter, solution), root / "chapters" / f"{chapter.stem}.ipynb")
     return written + copy_pictures(chapter)
