@@ -218,6 +218,8 @@ def test_the_gpu_check_says_in_its_last_line_what_it_found(status: int, state: s
     folder.mkdir(parents=True)
     program = f"import os, sys; print('first'); print('last', *map(os.path.basename, sys.argv)); sys.exit({status})"
     (folder / "__main__.py").write_text(program)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
     found = doctor.check_gpus(tmp_path, with_gpus(2), tmp_path)
     assert (found.state, found.text) == (
         state, f"last __main__.py --seconds {doctor.SECONDS} --report {doctor.REPORT}"

@@ -259,9 +259,9 @@ def ranks(tries: list[tuple[int, str]]) -> Finding:
         trials = ask(_TRIAL.format(tries), 2 * PATIENCE)["trials"]
     except RuntimeError as error:
         return Finding("ranks", BAD, f"{count(tries[0][0], 'rank')} can't be run: {error}", AGAIN)
-    for number, _, error in trials:
-        if error:
-            return Finding("ranks", BAD, f"{count(number, 'rank')} can't be run:\n{error}", AGAIN)
+    for number, _, problem in trials:
+        if problem:
+            return Finding("ranks", BAD, f"{count(number, 'rank')} can't be run:\n{problem}", AGAIN)
     each = ", ".join(f"{count(number, 'rank')} over {backend}" for number, backend, _ in trials)
     return Finding("ranks", GOOD, f"an all-reduce works: {each}")
 
@@ -284,15 +284,15 @@ def main(tries: list[tuple[int, str]]) -> None:
 
     trials = []
     for number, backend in tries:
-        error = ""
+        wrong = ""
         try:
             sums, backends = zip(*launch(add_up, number, backend=backend), strict=True)
             backend = backends[0]
             if set(sums) != {number * (number + 1) / 2}:
-                error = f"the sums over {backend} are wrong: {list(sums)}"
+                wrong = f"the sums over {backend} are wrong: {list(sums)}"
         except Exception as raised:  # we want to report whatever the launcher raises
-            error = str(raised).strip() or type(raised).__name__
-        trials.append((number, backend, error))
+            wrong = str(raised).strip() or type(raised).__name__
+        trials.append((number, backend, wrong))
     print(json.dumps({"trials": trials}))
 
 
