@@ -24,7 +24,6 @@ def test_the_fit_finds_the_line_that_points_lie_on():
     assert link.alpha == pytest.approx(ALPHA, rel=1e-9)
     assert link.beta == pytest.approx(BETA, rel=1e-9)
     assert link.bandwidth == pytest.approx(3e9)
-    assert link.half_size == pytest.approx(60e3)
     assert link.seconds(60_000) == pytest.approx(2 * ALPHA)
 
 

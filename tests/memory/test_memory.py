@@ -26,7 +26,6 @@ from tplab.memory.config import (
     tensor_parallel_sizes,
 )
 from tplab.memory.memory_bill import (
-    GPUS,
     RECIPES,
     Bill,
     Layout,
@@ -35,7 +34,6 @@ from tplab.memory.memory_bill import (
     layers_of_stage,
     micro_batches_in_flight,
     rank_parameters,
-    smallest_p,
 )
 from tplab.memory.meter import (
     MemoryMeter,
@@ -417,15 +415,6 @@ def test_stages_keep_as_many_micro_batches_as_1f1b_has_in_flight() -> None:
     assert bill(config, Layout(pp=4)) == max(stages, key=lambda stage: stage.total)
 
 
-def test_smallest_p_is_the_first_that_fits() -> None:
-    config = PRESETS["Llama 3 8B"]
-    sizes = {p: bill(config, Layout(tp=p)).total for p in (1, 2, 4, 8)}
-    assert smallest_p(config, sizes[2]) == 2
-    assert smallest_p(config, sizes[2] - 1) == 4
-    assert [smallest_p(PRESETS["GPT-2 1.5B"], capacity) for capacity in GPUS.values()] == [5, 1, 1, 1]
-    assert smallest_p(PRESETS["GPT-3 175B"], 80 * GB, largest=96) == 96
-
-
 # Errors teach
 
 
@@ -447,7 +436,6 @@ def test_smallest_p_is_the_first_that_fits() -> None:
         (lambda: Layout(micro_batches=0), "micro_batches is 0"),
         (lambda: bill(SMALL, Layout(pp=3)), "pp=3 stages can't share 2 layers"),
         (lambda: bill(SMALL, Layout(pp=2), stage=2), "no stage 2"),
-        (lambda: smallest_p(PRESETS["GPT-3 175B"], 80 * GB), r"no p up to 8 fits: at p=8 .* 405\.\d GB.* 80\.0 GB"),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused_with_numbers(call, says) -> None:

@@ -40,11 +40,6 @@ class Link:
         """Bytes per second in one direction, for messages large enough that alpha doesn't matter."""
         return 1 / self.beta
 
-    @property
-    def half_size(self) -> float:
-        """The size in bytes of a message that takes 2 alpha seconds, and so reaches half of the bandwidth."""
-        return self.alpha / self.beta
-
     def seconds(self, size: float) -> float:
         """Return the time of a message of `size` bytes."""
         return self.alpha + self.beta * size

@@ -16,7 +16,6 @@ from tplab.memory.memory_bill import (
     bill,
     layer_activations,
     rank_parameters,
-    smallest_p,
 )
 from tplab.memory.meter import (
     MemoryMeter,
@@ -50,6 +49,5 @@ __all__ = [
     "parameter_count",
     "rank_parameters",
     "saved_for_backward",
-    "smallest_p",
     "tensor_bytes",
 ]

@@ -22,7 +22,6 @@ from tplab.memory.config import (
     first_weights,
     last_weights,
     layer_weights,
-    tensor_parallel_sizes,
 )
 
 GB = 10**9
@@ -243,24 +242,3 @@ def micro_batches_in_flight(config: GPTConfig, layout: Layout, stage: int) -> fl
             f"pp chunks={pp * v}, and micro_batches={m} divisible by pp"
         )
     return min(2 * (pp - stage - 1) + (v - 1) * pp + 1, m * v) / v
-
-
-def smallest_p(
-    config: GPTConfig, capacity: int, *, micro_batch: int = 1, largest: int = 8, recipe: Recipe = ADAM
-) -> int:
-    """Return the smallest tensor-parallel size up to `largest` for which every rank needs at most `capacity` bytes.
-
-    If there is none, raises ValueError with the bytes needed at the best size.
-    """
-    needs = {
-        tp: bill(config, Layout(tp=tp, micro_batch=micro_batch), recipe).total
-        for tp in tensor_parallel_sizes(config, largest)
-    }
-    fitting = [tp for tp, size in needs.items() if size <= capacity]
-    if not fitting:
-        tp, size = min(needs.items(), key=lambda item: item[1])
-        raise ValueError(
-            f"no p up to {largest} fits: at p={tp} a rank still needs {size / GB:.1f} GB, and the GPU has "
-            f"{capacity / GB:.1f} GB. Divide the layers as well (pipeline parallelism), or take a larger p."
-        )
-    return min(fitting)
