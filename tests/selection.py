@@ -186,7 +186,7 @@ class Files:
             own = {*sources, *(path.with_suffix(".ipynb") for path in sources)}
             own |= {ROOT / "chapters" / f"{path.stem}.ipynb" for path in sources}
             own |= {ROOT / f"tests/wrong_answers/{package(number)}.py"}
-            machinery = [ROOT / "tests/wrong_answers/__init__.py", *(ROOT / "tplab/course/grading").glob("*.py")]
+            machinery = [ROOT / "tests/wrong_answers/__init__.py", *(ROOT / "tplab/course/grade").glob("*.py")]
             all_wrong_answers = {*(ROOT / "tests/wrong_answers").glob("*.py")} - {machinery[0]}
             needed = self.graph.closure([*checks, *sources, *machinery]) - all_wrong_answers
             self._by_chapter[number] = bool((own | needed) & self.changed)

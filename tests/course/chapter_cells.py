@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import cache
 
 from tests import ROOT
-from tplab.course.grading.cell_dependencies import cells_that_need_answers, with_needs
-from tplab.course.grading.merge import Piece, merge
+from tplab.course.grade.answers import Piece, merge, names_in
+from tplab.course.grade.needs import binds, uses, with_needs
 from tplab.course.notebooks.cells import read_notebook
 
 
@@ -26,4 +26,11 @@ def with_what_they_need(stem: str, wanted: Callable[[Piece], bool]) -> list[str]
 
 def that_need_answers(stem: str) -> set[str]:
     """Ids of the given cells that can run only once an exercise is solved."""
-    return cells_that_need_answers(_pieces(stem))
+    pieces = _pieces(stem)
+    names = {name for piece in pieces if piece.role == "exercise" for name in names_in(piece.source)}
+    found = set()
+    for piece in pieces:
+        if piece.role == "given" and uses(piece.source) & names:
+            found.add(piece.id)
+            names |= binds(piece.source)
+    return found

@@ -28,9 +28,9 @@ from tests.wrong_answers import (
 )
 from tplab.course.checks import Question
 from tplab.course.checks.failures import NOTHING_FAILED
-from tplab.course.grading.cell_dependencies import has_side_effects
-from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
-from tplab.course.grading.run import PYTEST
+from tplab.course.grade.check_notebook import Note, Verdict, check_notebook
+from tplab.course.grade.needs import has_side_effects
+from tplab.course.grade.run import PYTEST
 from tplab.course.notebooks.build import stale, table_problems
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.kernels import DIED, STARTS

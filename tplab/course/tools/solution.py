@@ -17,8 +17,8 @@ from rich.text import Text
 
 from tplab.course.feedback import hints
 from tplab.course.feedback.plain_math import plain
-from tplab.course.grading.check_notebook import exercises_of
-from tplab.course.grading.check_output import reflow
+from tplab.course.grade.check_notebook import exercises_of
+from tplab.course.grade.terminal import reflow
 from tplab.course.learner.course_files import (
     Misuse,
     add_root,

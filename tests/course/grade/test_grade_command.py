@@ -15,7 +15,7 @@ from filelock import FileLock
 from tests import ROOT
 from tests.course import tiny
 from tests.course.tools import a_class
-from tplab.course.grading.check_notebook import Verdict
+from tplab.course.grade.check_notebook import Verdict
 from tplab.course.learner.course_files import ChapterFiles, Course, all_chapters, course_at
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.tools import cli

@@ -8,7 +8,7 @@ import pytest
 
 from tests.course import tiny
 from tplab.course.feedback.tracebacks import readable_traceback
-from tplab.course.grading.check_notebook import check_notebook
+from tplab.course.grade.check_notebook import check_notebook
 from tplab.course.notebooks.cells import read_notebook
 from tplab.runtime import failures
 
