@@ -62,7 +62,7 @@ def check_notebook(
     learner: list[Cell] | None = None,
     exercises: list[str] | None = None,
     blank: list[Cell] | None = None,
-    limits: Limits = Limits(),
+    limits: Limits | None = None,
 ) -> Iterator[Verdict | Note]:
     """Check the notebook at `path` against `reference`.
 
@@ -71,7 +71,7 @@ def check_notebook(
     learner:   the notebook's cells, if they have already been read
     exercises: if given, check only these exercises, and run only the cells that they need
     blank:     the chapter as the learner first sees it; if the exercises are still the same as there, nothing runs
-    limits:    what the run may use
+    limits:    what the run may use, by default any memory and CELL_TIMEOUT seconds per cell
     """
     merged = merge(reference, read_notebook(path) if learner is None else learner)
     titles = exercises_of(reference)
@@ -85,7 +85,7 @@ def check_notebook(
         for file in sorted(folder.glob("*.py"))
         if file.stem in NEEDED or file.stem in sys.stdlib_module_names
     ]
-    return _verdicts(Run(notebook, folder, limits), merged, reference, wanted)
+    return _verdicts(Run(notebook, folder, limits or Limits()), merged, reference, wanted)
 
 
 def _untouched(merged: Merged, wanted: list[str], blank: list[Cell]) -> bool:

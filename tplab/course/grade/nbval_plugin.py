@@ -22,11 +22,9 @@ import time
 from queue import Empty
 
 import nbval.plugin as nbval
-import psutil
 import pytest
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 
-from tplab.course.grade.run import end
 from tplab.course.notebooks.kernels import CELL_TIMEOUT, started
 
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
@@ -112,12 +110,6 @@ class ChapterFile(nbval.IPyNbFile):
         folder = self.config.option.tplab_folder
         patience = self.config.option.nbval_kernel_startup_timeout
         self.kernel = started(lambda: Kernel(CURRENT_ENV_KERNEL_NAME, cwd=folder, startup_timeout=patience))
-
-    def teardown(self):
-        """End the kernel, and all that it has started."""
-        processes = psutil.Process().children(recursive=True)
-        super().teardown()
-        end(processes)
 
     def collect(self):
         for item in super().collect():

@@ -15,7 +15,7 @@ from tplab.common import cores as machine
 from tplab.common.units import count, size
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
-NEEDED = 2**30  # bytes; `tplab check 5 --all-cells`, the heaviest chapter, peaks at 850 MiB with its 4 ranks
+NEEDED = 2**30  # bytes; all cells of chapter 5, the heaviest one, peaks at 850 MiB with its 4 ranks
 NCCL_SHARED = 2**30  # bytes; NCCL's guide recommends --shm-size=1g for containers
 SHARED = Path("/dev/shm")
 
