@@ -37,7 +37,8 @@ def run(tmp_path_factory):
     mine.cell("exercise-90-4")["source"] = "# NBVAL_SKIP\n" + mine.cell("exercise-90-4")["source"]
     mine.answer(5, "return x + None")
     mine.answer(6, "while True: pass")
-    mine.answer(7, "return (x for _ in 'ab')")
+    mine.answer(7, "return 2 * x")
+    mine.cell("exercise-90-7")["source"] += "double_7.__module__ = 'tplab.tensor'"
     mine.cell("exercise-90-9")["source"] = "def double_9(x):\n    return 2 * x\nexit()"
     mine.answer(10, "return double_8(x)")
     mine.insert(mine.place("exercise-90-11"), "%%no_such_magic\n1")
@@ -81,6 +82,11 @@ def test_wrong_answers_fail_whatever_the_notebook_says_about_its_cells(run, numb
 def test_reports_name_the_learners_cells_by_exercise(run):
     assert "your cell of exercise 90.5, line 2, in double_5 return x + None" in run.text["5"]
     assert "ipykernel" not in run.out
+
+
+def test_check_that_shows_another_result_fails(run):
+    assert run.status["7"] == "failed"
+    assert "tplab's own double_7" in run.text["7"]
 
 
 def test_answer_without_end_is_interrupted_and_the_next_ones_are_checked(run):

@@ -29,7 +29,6 @@ NO_START = (
     "The kernel that should run your notebook ended before it ran anything. "
     "`python -m ipykernel_launcher` in a terminal shows why."
 )
-STATUSES = ("passed", "failed", "to do", "waiting", "not run")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from tplab.course.grade.answers import merge
 from tplab.course.grade.check_notebook import Note, Verdict, check_notebook, exercises_of
 from tplab.course.grade.run import Limits
 from tplab.course.grade.submissions import Student, copy
-from tplab.course.learner.course_files import ChapterFiles
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 
 
@@ -35,13 +34,14 @@ class Outcome:
 
 
 def grade(
-    students: list[Student], chapters: dict[int, ChapterFiles], jobs: int, limits: Limits
+    students: list[Student], references: dict[int, list[Cell]], jobs: int, limits: Limits
 ) -> Generator[tuple[Student, int, Outcome], None, None]:
     """Check the students' notebooks, `jobs` at a time, and yield the outcome of each as soon as it is known.
 
     If the generator is closed, the checks that run are stopped.
+
+    references: the executed solutions of the chapters that were handed in
     """
-    references = {number: read_notebook(files.reference) for number, files in chapters.items()}
     with ThreadPoolExecutor(jobs) as pool:
         checks = {
             pool.submit(check, student, number, references[number], limits): (student, number)

@@ -1,7 +1,8 @@
 """Run nbval on a notebook in a separate process, within limits, and pass on its results cell by cell.
 
 The results arrive as rows, one per cell, through a pipe. Every process of a run carries a mark in its environment, by
-which it is found and ended when the run is over, even if its parent is gone. This isn't a container: cells can do anything that the user can do, and `tplab grade` says how to prevent that.
+which it is found and ended when the run is over, even if its parent is gone. This isn't a container, because cells can
+do anything that the user can do.
 """
 
 import json

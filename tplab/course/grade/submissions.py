@@ -15,7 +15,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tplab.course.learner.course_files import ChapterFiles
 from tplab.course.notebooks import numbering
 
 MOST_BYTES = 50_000_000  # the largest notebook that is accepted
@@ -51,8 +50,13 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def find_students(folder: Path, chapters: dict[int, ChapterFiles], only: int | None, out: Path) -> list[Student]:
-    """Return the students of a folder, sorted by name. `only` is the chapter asked for, or None for any."""
+def find_students(folder: Path, chapters: dict[int, str], only: int | None, out: Path) -> list[Student]:
+    """Return the students of a folder, sorted by name.
+
+    chapters: the file name of each chapter, without its suffix
+    only:     the chapter asked for, or None for any
+    out:      where the results go, which may be in the folder
+    """
     students = []
     for path in _entries(folder):
         if path.resolve() == out.resolve():
@@ -89,7 +93,7 @@ def copy(notebook: Path, folder: Path, *, beside: bool) -> Path:
     return Path(shutil.copy(notebook, folder / "notebook.ipynb"))
 
 
-def _add(student: Student, paths: list[Path], chapters: dict[int, ChapterFiles], only: int | None) -> None:
+def _add(student: Student, paths: list[Path], chapters: dict[int, str], only: int | None) -> None:
     """Add notebooks to a student, and a problem for each that can't be checked. The one saved last counts."""
     for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         shown, size = printable(path.name), path.stat().st_size
@@ -117,7 +121,7 @@ def _add(student: Student, paths: list[Path], chapters: dict[int, ChapterFiles],
         student.problems.append("The folder has no notebook.")
 
 
-def chapter_of(data: bytes, stem: str, chapters: dict[int, ChapterFiles]) -> int | None:
+def chapter_of(data: bytes, stem: str, chapters: dict[int, str]) -> int | None:
     """Return the chapter of a notebook, or None if it isn't known.
 
     The ids and metadata of the notebook's exercises tell the chapter, and if there are none, its file name does. We
@@ -126,7 +130,7 @@ def chapter_of(data: bytes, stem: str, chapters: dict[int, ChapterFiles]) -> int
     counts = Counter(numbering.chapter_of((a or b).decode()) for a, b in _EXERCISE.findall(data))
     if counts:
         return max(counts, key=lambda number: (number in chapters, counts[number]))
-    return next((number for number, files in chapters.items() if files.stem in stem), None)
+    return next((number for number, name in chapters.items() if name in stem), None)
 
 
 def _called(chapter: int) -> str:

@@ -19,8 +19,8 @@ from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.grade.many import Outcome, grade
 from tplab.course.grade.run import Limits
 from tplab.course.grade.submissions import Student, find_students
-from tplab.course.learner.course_files import ChapterFiles, Misuse, add_root, all_chapters, chapter, course_or_material
-from tplab.course.notebooks.cells import read_notebook
+from tplab.course.learner.course_files import Misuse, add_root, all_chapters, chapter, course_or_material
+from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.notebooks.numbering import chapter_argument, heading
 
@@ -68,15 +68,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
     chapters = all_chapters(course)
     if options.chapter is not None:
         chapter(course, options.chapter)  # raises Misuse if there's no such chapter
-    students = find_students(folder, chapters, options.chapter, out)
+    students = find_students(folder, {number: files.stem for number, files in chapters.items()}, options.chapter, out)
     if not students:
         raise Misuse(f"{folder} is empty. It should hold one notebook or one folder per student.")
     handed_in = {number for student in students for number in student.notebooks} | {options.chapter} - {None}
     limits = Limits(options.cell_timeout, options.timeout, int(options.memory * 1e9))
     jobs = options.jobs or max(1, min((os.cpu_count() or 1) // 2, psutil.virtual_memory().total // limits.memory))
-    outcomes = _check(students, {number: chapters[number] for number in sorted(handed_in)}, jobs, limits, console)
+    references = {number: read_notebook(chapters[number].reference) for number in sorted(handed_in)}
+    outcomes = _check(students, references, jobs, limits, console)
     grades = [report.Grade(student, outcomes[student.entry]) for student in students]
-    numbers = [one for number in sorted(handed_in) for one in exercises_of(read_notebook(chapters[number].reference))]
+    numbers = [exercise for reference in references.values() for exercise in exercises_of(reference)]
     try:
         out.mkdir(parents=True, exist_ok=True)
         report.write(out, grades, numbers)
@@ -109,12 +110,12 @@ def _folders(options: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _check(
-    students: list[Student], chapters: dict[int, ChapterFiles], jobs: int, limits: Limits, console: Console
+    students: list[Student], references: dict[int, list[Cell]], jobs: int, limits: Limits, console: Console
 ) -> dict[str, dict[int, Outcome]]:
     """Check all notebooks, print a line about each, and return their outcomes by student and chapter."""
     outcomes: dict[str, dict[int, Outcome]] = {student.entry: {} for student in students}
     total = sum(len(student.notebooks) for student in students)
-    with closing(grade(students, chapters, jobs, limits)) as stream:
+    with closing(grade(students, references, jobs, limits)) as stream:
         for place, (student, number, outcome) in enumerate(stream, 1):
             outcomes[student.entry][number] = outcome
             passed = sum(verdict.status == "passed" for verdict in outcome.verdicts)
