@@ -35,7 +35,8 @@ def run(tmp_path_factory):
     mine.cell("check-90-3")["metadata"]["tags"] = ["nbval-skip", "raises-exception"]
     mine.answer(4, "return x + 2  # NBVAL_SKIP NBVAL_IGNORE_OUTPUT")
     mine.cell("exercise-90-4")["source"] = "# NBVAL_SKIP\n" + mine.cell("exercise-90-4")["source"]
-    mine.answer(5, "return x + None")
+    mine.answer(5, "y = 2\n    return helper(x)")
+    mine.insert(mine.place("exercise-90-5"), "def helper(x):\n    return x + None")
     mine.answer(6, "while True: pass")
     mine.answer(7, "return 2 * x")
     mine.cell("exercise-90-7")["source"] += "double_7.__module__ = 'tplab.tensor'"
@@ -80,7 +81,8 @@ def test_wrong_answers_fail_whatever_the_notebook_says_about_its_cells(run, numb
 
 
 def test_reports_name_the_learners_cells_by_exercise(run):
-    assert "your cell of exercise 90.5, line 2, in double_5 return x + None" in run.text["5"]
+    assert "your cell of exercise 90.5, line 3, in double_5 return helper(x)" in run.text["5"]
+    assert "another cell, line 2, in helper" in run.text["5"]
     assert "ipykernel" not in run.out
 
 
