@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import cache
 
 from tests import ROOT
-from tplab.course.grading.cell_dependencies import cells_that_need_answers, with_needs
-from tplab.course.grading.merge import Piece, merge
+from tplab.course.grade.answers import Piece, merge
+from tplab.course.grade.needs import with_needs
 from tplab.course.notebooks.cells import read_notebook
 
 
@@ -22,8 +22,3 @@ def with_what_they_need(stem: str, wanted: Callable[[Piece], bool]) -> list[str]
     above = pieces[: last + 1]
     needed = {id(piece) for piece in above if piece.role == "setup" or wanted(piece)}
     return [piece.id for piece in with_needs(above, needed)]
-
-
-def that_need_answers(stem: str) -> set[str]:
-    """Ids of the given cells that can run only once an exercise is solved."""
-    return cells_that_need_answers(_pieces(stem))

@@ -5,7 +5,7 @@ checks      provide the building blocks of a check: cases, observations, compari
 feedback    show the learner the verdict, tracebacks, and hints after a check
 chapters    define the checks, predictions, and symptoms of each chapter
 learner     manage the learner's copies of the chapters, and the library that collects their answers
-grading     implement `tplab check`, which runs the learner's answers inside the reference notebook, using nbval
+grade       judge the answers in a notebook, or in those of a class, by running nbval on the reference
 tools       implement the `tplab` commands
 
 Notebooks call six functions:

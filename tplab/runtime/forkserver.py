@@ -85,17 +85,13 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """True if the server is running and this process started or adopted it, rather than inheriting it in a fork."""
+        """True if the server is running and this process started it, rather than inheriting it in a fork."""
         try:
             return os.getpid() == self._owner and self._socket.recv(1, _LOOK) != b""
         except BlockingIOError:  # the server never sends anything, and its end of the socket is open
             return True
         except OSError:  # it was stopped, or its end of the socket was reset
             return False
-
-    def adopt(self) -> None:
-        """Take over a server inherited through a fork. Only one process at a time may launch ranks with it."""
-        self._owner = os.getpid()
 
     def fork(self, descriptors: list[int]) -> int:
         """Fork a rank that receives copies of the descriptors, and return the read end of its status pipe."""
@@ -138,12 +134,6 @@ def fork_server() -> ForkServer:
     if _server is None or not _server.usable:
         _server = ForkServer()
     return _server
-
-
-def adopt() -> None:
-    """Use the fork server that this process inherited from its parent through a fork, instead of starting a new one."""
-    if _server is not None:
-        _server.adopt()
 
 
 def read_status(descriptor: int) -> int | None:

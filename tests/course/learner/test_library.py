@@ -15,7 +15,7 @@ from tests import ROOT
 from tests.course import tiny
 from tests.course.test_chapters import EXERCISES
 from tplab.course.checks.exercises import check
-from tplab.course.grading.merge import Piece
+from tplab.course.grade.answers import Piece
 from tplab.course.learner import library, library_text, start
 from tplab.course.learner.course_files import MARKER, MEMORY, Course, all_chapters
 from tplab.course.learner.passages import NotPlain, extract

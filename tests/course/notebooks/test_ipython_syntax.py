@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tplab.course.grading.cell_dependencies import has_side_effects
-from tplab.course.grading.merge import is_stub, names_in
+from tplab.course.grade.answers import is_stub, names_in
+from tplab.course.grade.needs import has_side_effects
 from tplab.course.notebooks.ipython_syntax import ipython_lines, to_python
 from tplab.course.notebooks.source import bound_names, checked_in, parse_code, predictions_in, used_names
 

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.course import tiny
-from tplab.course.grading.check_notebook import Verdict
+from tplab.course.grade.check_notebook import Verdict
 from tplab.course.learner import course_files as places
 from tplab.course.learner.course_files import course_at
 from tplab.course.notebooks.cells import read_notebook

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from tests.course import tiny
-from tests.course.grading.test_check_command import UNREADABLE
+from tests.course.grade.test_check_command import UNREADABLE
 from tplab.course.tools import cli, reset
 from tplab.course.tools import confirm as asking
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests import ROOT
 from tests.course import tiny
-from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.learner.course_files import all_chapters, course_at
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.rewrite import keep_solution

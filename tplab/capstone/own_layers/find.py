@@ -16,9 +16,9 @@ from pathlib import Path
 from tplab.capstone.own_layers.link import needed
 from tplab.capstone.settings.settings import Missing, Settings
 from tplab.course.feedback.verdict import names
-from tplab.course.grading.cell_dependencies import select
-from tplab.course.grading.check_notebook import exercises_of
-from tplab.course.grading.merge import is_stub, merge
+from tplab.course.grade.answers import is_stub, merge
+from tplab.course.grade.check_notebook import exercises_of
+from tplab.course.grade.needs import select
 from tplab.course.learner import library
 from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
 from tplab.course.learner.library_text import chapters_of, library_files

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from tplab.course.grading.merge import Piece, role_of
+from tplab.course.grade.answers import Piece, role_of
 from tplab.course.learner.passages import Passage, extract
 from tplab.course.notebooks.reference import find_reference
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from tplab.course.feedback.verdict import AMBER, Verdict, box, display_html, paragraph
 from tplab.course.feedback.waiting import on_page
-from tplab.course.grading.cell_dependencies import binds
-from tplab.course.grading.merge import Piece
+from tplab.course.grade.answers import Piece
+from tplab.course.grade.needs import binds
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course, own_course
 from tplab.course.learner.library_text import module_name, names_of

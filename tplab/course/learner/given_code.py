@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import tplab
-from tplab.course.grading.cell_dependencies import binds, uses
+from tplab.course.grade.needs import binds, uses
 from tplab.course.learner.passages import Statement, joined_imports, single_imports, top_level
 
 PACKAGE = "my_tp"

@@ -17,8 +17,8 @@ from dataclasses import replace as replace_field
 from pathlib import Path
 
 from tplab.common.files import locked, replace
-from tplab.course.grading.cell_dependencies import select
-from tplab.course.grading.merge import merge
+from tplab.course.grade.answers import merge
+from tplab.course.grade.needs import select
 from tplab.course.learner.course_files import Course
 from tplab.course.learner.given_code import PACKAGE
 from tplab.course.learner.library_text import (

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tplab.common.files import replace
-from tplab.course.grading.merge import is_stub, names_in
+from tplab.course.grade.answers import is_stub, names_in
 from tplab.course.learner.course_files import ChapterFiles, Course
 from tplab.course.learner.update_notebook import as_text, put_answer
 from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells, read_notebook

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tplab.course.grading.cell_dependencies import binds, uses
-from tplab.course.grading.merge import Piece
+from tplab.course.grade.answers import Piece
+from tplab.course.grade.needs import binds, uses
 from tplab.course.learner.statements import needed_statements
 from tplab.course.notebooks.ipython_syntax import ipython_lines, parse, to_python
 from tplab.course.notebooks.source import passed_names

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tplab
 from tplab.common.files import locked, replace
-from tplab.course.grading.merge import is_stub
+from tplab.course.grade.answers import is_stub
 from tplab.course.learner import library, moved_answers
 from tplab.course.learner.course_files import MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.learner.pristine import KEPT, first_state, keep

@@ -10,7 +10,7 @@ the others use what it binds.
 import ast
 from collections.abc import Iterable, Sequence
 
-from tplab.course.grading.cell_dependencies import binds, has_side_effects, uses
+from tplab.course.grade.needs import binds, has_side_effects, uses
 from tplab.course.notebooks.ipython_syntax import ipython_lines
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
-from tplab.course.grading.merge import find_cells
+from tplab.course.grade.answers import find_cells
 from tplab.course.notebooks.cells import Cell, parse_cells
 from tplab.course.notebooks.source import predictions_in
 

@@ -7,7 +7,7 @@ A command is a module with two functions:
 
 Nothing here imports torch, so commands that don't need ranks respond immediately.
 
-check         tplab check
+check         tplab check (see course.grade)
 progress      tplab progress; its parts: exercise_status (each exercise's status), state (verdicts of `tplab check`),
               fingerprint (the code they apply to), page (the same in JupyterLab)
 hint          tplab hint
@@ -16,7 +16,7 @@ reset         tplab reset
 start         tplab start, which makes the learner's folder (see course.learner)
 update        tplab update
 mine          tplab mine
-grade         tplab grade, with its parts in grading_many/
+grade         tplab grade (see course.grade)
 lab           tplab lab, which `make lab` runs
 doctor        tplab doctor, a package
 plan          tplab plan

@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tplab.course.grading.check_notebook import Note, Verdict, check_notebook, exercises_of
-from tplab.course.grading.check_output import show_heading, show_note, show_summary, show_verdict
+from tplab.course.grade.check_notebook import Note, Verdict, check_notebook, exercises_of
+from tplab.course.grade.run import Limits
+from tplab.course.grade.terminal import show_heading, show_note, show_summary, show_verdict
 from tplab.course.learner import library
 from tplab.course.learner.course_files import (
     ChapterFiles,
@@ -48,7 +49,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--exercise", metavar="4.2", help="only this exercise, and only what it needs")
     parser.add_argument("--notebook", type=Path, metavar="FILE", help="your notebook, where it isn't in your folder")
-    parser.add_argument("--all-cells", action="store_true", help="run also the given cells that no check needs")
     parser.add_argument("--timeout", type=float, default=CELL_TIMEOUT, metavar="S", help="seconds for one cell")
     add_root(parser)
     parser.set_defaults(run=run)
@@ -165,8 +165,7 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
         learner=learner,
         exercises=numbers if options.exercise else None,
         blank=read_notebook(files.blank) if files.course.started else None,
-        everything=options.all_cells,
-        timeout=options.timeout,
+        limits=Limits(cell=options.timeout),
     )
     show_heading(console, files.stem, files.title(reference), path)
     waiting = list(numbers)

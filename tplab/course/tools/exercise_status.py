@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplab.course.grading.check_notebook import exercises_of
-from tplab.course.grading.merge import is_stub, merge
+from tplab.course.grade.answers import is_stub, merge
+from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import argument

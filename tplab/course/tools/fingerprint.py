@@ -17,9 +17,9 @@ from pathlib import Path
 
 import tplab
 from tplab.common.imports import ImportGraph
-from tplab.course.grading.cell_dependencies import select
-from tplab.course.grading.check_notebook import exercises_of
-from tplab.course.grading.merge import merge
+from tplab.course.grade.answers import merge
+from tplab.course.grade.check_notebook import exercises_of
+from tplab.course.grade.needs import select
 from tplab.course.learner.course_files import ChapterFiles
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.kernels import PACKAGE_ROOT

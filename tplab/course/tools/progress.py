@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.grading.check_output import LOOK
+from tplab.course.grade.terminal import LOOK
 from tplab.course.learner.course_files import add_root, chapter, course_of, find_course
 from tplab.course.notebooks.numbering import chapter_argument, two_digits
 from tplab.course.tools import page

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tplab.common.files import replace
-from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.grade.check_notebook import exercises_of
 from tplab.course.learner.course_files import (
     ChapterFiles,
     Misuse,

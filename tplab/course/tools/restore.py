@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from tplab.course.grading.merge import find_cells
+from tplab.course.grade.answers import find_cells
 from tplab.course.notebooks.cells import Cell
 
 

@@ -1,6 +1,6 @@
 """Read the results that check cells show in a saved notebook. The code may have changed since, so they prove little."""
 
-from tplab.course.grading.merge import code_cells
+from tplab.course.grade.answers import code_cells
 from tplab.course.notebooks.cells import Cell
 
 

@@ -16,8 +16,8 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from tplab.course.feedback import hints
-from tplab.course.grading.check_notebook import exercises_of
-from tplab.course.grading.check_output import reflow
+from tplab.course.grade.check_notebook import exercises_of
+from tplab.course.grade.terminal import reflow
 from tplab.course.learner.course_files import (
     Misuse,
     add_root,

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tplab.common.files import locked, replace
-from tplab.course.grading.check_notebook import Verdict
+from tplab.course.grade.check_notebook import Verdict
 from tplab.course.tools.fingerprint import Fingerprint
 
 FILE = "progress.json"

@@ -33,7 +33,7 @@ INSTALL = "make lab (or, in your own environment: python -m pip install -c const
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"
 AGAIN = "python -m tplab.course.tools.doctor.findings shows the whole report"
 COURSE_RANKS = 8  # as in tplab.runtime.devices: with at least this many GPUs, the course uses NCCL
-MEMORY = 2**30  # bytes; `tplab check 5 --all-cells`, the heaviest chapter, peaks at 850 MiB with its 4 ranks
+MEMORY = 2**30  # bytes; all cells of chapter 5, the heaviest one, peak at 850 MiB with its 4 ranks
 NCCL_SHARED = 2**30  # bytes; NCCL's guide recommends --shm-size=1g for containers
 DISK = 2**30  # bytes; enough for the learner's notebooks and for a run of the capstone with its checkpoints
 SHARED = Path("/dev/shm")

@@ -8,12 +8,13 @@ from html import escape
 from pathlib import Path
 
 from tplab.common.files import replace
+from tplab.course.grade.many import Outcome
+from tplab.course.grade.submissions import Student
+from tplab.course.grade.terminal import LOOK
 from tplab.course.notebooks.numbering import heading
-from tplab.course.tools.grading_many.jobs import Outcome
-from tplab.course.tools.grading_many.submissions import Student
 
-LOOK = {"passed": ("✓", "#2e7d32"), "failed": ("✗", "#c62828"), "to do": ("○", "#8a5a00"),
-        "waiting": ("…", "#8a5a00"), "not run": ("–", "#8e24aa")}  # fmt: skip
+CSV = "grades.csv"
+_COLORS = {"green": "#2e7d32", "red": "#c62828", "yellow": "#8a5a00", "magenta": "#8e24aa"}
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }
@@ -51,21 +52,20 @@ class Grade:
         told = list(self.student.problems)
         for number, out in self.outcomes.items():
             where = f"{heading(number)}: " if len(self.outcomes) > 1 else ""
-            told += [where + text for text in (out.problem, out.ended, *out.notes) if text]
+            told += [where + text for text in (out.problem, *out.notes) if text]
         return told
 
 
-def write(out: Path, grades: list[Grade], titles: dict[int, dict[str, str]], protection: list[str]) -> None:
-    """Write all files. `titles` holds the number and title of each exercise by chapter."""
-    numbers = [number for chapter in sorted(titles) for number in titles[chapter]]
-    replace(out / "grades.csv", as_csv(grades, numbers))
+def write(out: Path, grades: list[Grade], numbers: list[str]) -> None:
+    """Write all files. `numbers` are the exercises of the chapters that were handed in."""
+    replace(out / CSV, as_csv(grades, numbers))
     pages = out / "students"
     pages.mkdir(exist_ok=True)
     for grade in grades:
         replace(pages / grade.student.page, student_page(grade, len(numbers)).encode())
     for path in set(pages.glob("*.html")) - {pages / grade.student.page for grade in grades}:
         path.unlink()  # the page of a student who is no longer in the folder
-    replace(out / "index.html", index_page(grades, numbers, protection).encode())
+    replace(out / "index.html", index_page(grades, numbers).encode())
 
 
 def as_csv(grades: list[Grade], numbers: list[str]) -> bytes:
@@ -104,18 +104,18 @@ def student_page(grade: Grade, total: int) -> str:
     parts += [f'<p class="bad">{html(problem)}</p>' for problem in grade.student.problems]
     for number, out in grade.outcomes.items():
         parts.append(f"<h2>{heading(number)}</h2>")
-        parts += [f"<pre>{html(text)}</pre>" for text in (out.problem, out.ended, *out.notes) if text]
+        parts += [f"<pre>{html(text)}</pre>" for text in (out.problem, *out.notes) if text]
         for verdict in out.verdicts:
             status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status
             parts.append(f"<h3>{_mark(verdict.status)} {verdict.number} {html(verdict.title)}: {html(status)}</h3>")
-            if verdict.text and verdict.status != "waiting" and verdict.text not in (out.problem, out.ended):
+            if verdict.text and verdict.status != "waiting" and verdict.text != out.problem:
                 parts.append(f"<pre>{html(verdict.text)}</pre>")
             if code := out.answers.get(verdict.number):
                 parts.append(f"<details><summary>the code</summary><pre>{html(code)}</pre></details>")
     return _page(grade.student.name, parts)
 
 
-def index_page(grades: list[Grade], numbers: list[str], protection: list[str]) -> str:
+def index_page(grades: list[Grade], numbers: list[str]) -> str:
     """Return the index page, which has a table with a row per student."""
     head = "".join(f"<th>{cell}</th>" for cell in ["student", *numbers, "passed", "remarks"])
     rows = []
@@ -126,8 +126,7 @@ def index_page(grades: list[Grade], numbers: list[str], protection: list[str]) -
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     legend = " &nbsp; ".join(f"{_mark(status)} {status}" for status in LOOK)
     table = f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
-    safe = f"<p>{html(' '.join(protection))}</p>"
-    return _page(f"Grades of {len(grades)} submissions", [f"<p>{legend}</p>", table, safe])
+    return _page(f"Grades of {len(grades)} submissions", [f"<p>{legend}</p>", table])
 
 
 def short(text: str, most: int) -> str:
@@ -140,7 +139,7 @@ def _mark(status: str) -> str:
     if status not in LOOK:
         return ""
     mark, color = LOOK[status]
-    return f'<span style="color: {color}" title="{status}" aria-label="{status}" role="img">{mark}</span>'
+    return f'<span style="color: {_COLORS[color]}" title="{status}" aria-label="{status}" role="img">{mark}</span>'
 
 
 def _page(title: str, parts: list[str]) -> str:

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplab.course.grading.cell_dependencies import binds, cells_that_need_answers, select, to_notebook
-from tplab.course.grading.merge import Merged, code_cells, merge, names_in, role_of
-from tplab.course.grading.run import Run
+from tplab.course.grade.answers import Merged, code_cells, merge, names_in, role_of
+from tplab.course.grade.needs import binds, select, to_notebook
+from tplab.course.grade.run import Limits, Run
 from tplab.course.notebooks.cells import Cell, read_notebook
-from tplab.course.notebooks.kernels import CELL_TIMEOUT, DIED
+from tplab.course.notebooks.kernels import DIED
 from tplab.course.notebooks.numbering import EXERCISE
 
 NEEDED = ("torch", "numpy", "tplab", "matplotlib", "ipywidgets", "ipykernel", "IPython", "traitlets", "cloudpickle")
@@ -29,7 +29,6 @@ NO_START = (
     "The kernel that should run your notebook ended before it ran anything. "
     "`python -m ipykernel_launcher` in a terminal shows why."
 )
-STATUSES = ("passed", "failed", "to do", "waiting", "not run")
 
 
 @dataclass(frozen=True)
@@ -61,33 +60,31 @@ def check_notebook(
     *,
     learner: list[Cell] | None = None,
     exercises: list[str] | None = None,
-    everything: bool = False,
     blank: list[Cell] | None = None,
-    timeout: float = CELL_TIMEOUT,
+    limits: Limits | None = None,
 ) -> Iterator[Verdict | Note]:
     """Check the notebook at `path` against `reference`.
 
     If the notebook can't be read, this raises cells.Unreadable before anything runs.
 
-    learner:    the notebook's cells, if they have already been read
-    exercises:  if given, check only these exercises, and run only the cells that they need
-    everything: also run the given cells (those that the course provides) that no check needs
-    blank:      the chapter as the learner first sees it; if the exercises are still the same as there, nothing runs
-    timeout:    the time limit per cell, in seconds
+    learner:   the notebook's cells, if they have already been read
+    exercises: if given, check only these exercises, and run only the cells that they need
+    blank:     the chapter as the learner first sees it; if the exercises are still the same as there, nothing runs
+    limits:    what the run may use, by default any memory and CELL_TIMEOUT seconds per cell
     """
     merged = merge(reference, read_notebook(path) if learner is None else learner)
     titles = exercises_of(reference)
     wanted = exercises or list(titles)
-    if blank and not everything and _untouched(merged, wanted, blank):
+    if blank and _untouched(merged, wanted, blank):
         return iter([*(Verdict(number, titles[number], "to do") for number in wanted), *map(Note, merged.notes)])
-    pieces = select(merged, wanted, everything=everything, whole=exercises is None)
-    notebook = to_notebook(pieces)
+    notebook = to_notebook(select(merged, wanted, whole=exercises is None))
     folder = path.resolve().parent
     merged.notes += [
-        f"{name}.py beside your notebook has the name of a module that others import: they get yours. Rename it."
-        for name in hiding_files(folder)
+        f"{file.name} beside your notebook has the name of a module that others import: they get yours. Rename it."
+        for file in sorted(folder.glob("*.py"))
+        if file.stem in NEEDED or file.stem in sys.stdlib_module_names
     ]
-    return _verdicts(Run(notebook, folder, timeout), merged, reference, wanted)
+    return _verdicts(Run(notebook, folder, limits or Limits()), merged, reference, wanted)
 
 
 def _untouched(merged: Merged, wanted: list[str], blank: list[Cell]) -> bool:
@@ -102,12 +99,6 @@ def _untouched(merged: Merged, wanted: list[str], blank: list[Cell]) -> bool:
     )
 
 
-def hiding_files(folder: Path) -> list[str]:
-    """Return the names of the learner's Python files that shadow modules that the course needs."""
-    needed = {*NEEDED, *(name for name in sys.modules if name in sys.stdlib_module_names)}
-    return sorted(path.stem for path in folder.glob("*.py") if path.stem in needed)
-
-
 def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]) -> Iterator[Verdict | Note]:
     judge = Judge(merged, reference)
     titles = exercises_of(reference)
@@ -119,8 +110,8 @@ def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]
             yield Verdict(row["number"], titles[row["number"]], *judge.verdict(row))
     for number in wanted:
         if number not in said:
-            yield Verdict(number, titles[number], "not run", judge.stopped or "nbval did not reach it.")
-    yield from (Note(text) for text in [*merged.notes, *judge.notes, *run.notes])
+            yield Verdict(number, titles[number], "not run", run.ended or judge.stopped or "nbval did not reach it.")
+    yield from (Note(text) for text in [*merged.notes, *judge.notes, run.ended] if text)
 
 
 class Judge:
@@ -128,7 +119,6 @@ class Judge:
 
     def __init__(self, merged: Merged, reference: list[Cell]):
         self.missing = merged.missing
-        self.need_answers = cells_that_need_answers(merged.pieces)
         self.all_passed = True
         self.notes: list[str] = []
         self.stopped = ""  # if the kernel has ended: why no later cell could run
@@ -148,10 +138,10 @@ class Judge:
             self._broken[number] = "Its own cell does not run. " + explain(row)
         elif role == "own" and not _asks_for(row):
             self.notes.append(f"One of your own cells failed: {explain(row)}")
-        elif role in ("setup", "given") and (self.all_passed or row["id"] not in self.need_answers):
+        elif role in ("setup", "given") and self.all_passed:
             self.notes.append(f"The chapter's cell {row['id']} failed: {explain(row)}")
-        if row.get("problem") == "kernel died":
-            ended = "had to be stopped" if _out_of_time(row) else "ended"
+        if row["died"]:
+            ended = "had to be stopped" if "seconds" in row else "ended"
             self.stopped = NO_START if DIED in row["message"] else f"The kernel {ended} in {_place(row)}."
 
     def verdict(self, row: dict) -> tuple[str, str]:
@@ -159,7 +149,7 @@ class Judge:
         number = row["number"]
         if number in self.missing:
             return "failed", self.missing[number]
-        if row.get("problem") == "kernel died" and not self.stopped.endswith(f"check of exercise {number}."):
+        if row.get("died") and not self.stopped.endswith(f"check of exercise {number}."):
             return "not run", self.stopped
         if number in self._broken:
             return "failed", self._broken[number]
@@ -196,21 +186,18 @@ def _asks_for(row: dict) -> str:
 
 def explain(row: dict) -> str:
     """Explain to the learner why a cell failed."""
-    message = row.get("message", "")
-    if timeout := _out_of_time(row):
-        seconds = f"No result after {timeout[1]} seconds; it was stopped."
-        return f"{seconds} An endless loop, or a rank that waits for the others?"
-    if row.get("problem") == "kernel died":
+    if "seconds" in row:
+        told = f"No result after {row['seconds']:g} seconds; it was stopped."
+        return f"{told} An endless loop, or a rank that waits for the others?"
+    if "printed" in row:
+        return f"It printed more than {row['printed'] // 1_000_000} million characters and was stopped."
+    if row["died"]:
         return "The kernel's process ended while it ran."
     if "ename" in row:
-        return _explain_error(row["ename"], row["evalue"], row.get("traceback", ""))
+        return _explain_error(row["ename"], row["evalue"], row["traceback"])
     if "expected" in row:
         return _first_difference(row["expected"].split("\n"), row["got"].split("\n"))
-    return message.split("\n")[0] or "It failed without saying why."
-
-
-def _out_of_time(row: dict) -> re.Match | None:
-    return re.match(r"Timeout of (\d+)", row.get("message", ""))
+    return row["message"].split("\n")[0] or "It failed without saying why."
 
 
 def _explain_error(name: str, value: str, traceback: str) -> str:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.grading.check_notebook import Verdict
+from tplab.course.grade.check_notebook import Verdict
 from tplab.course.notebooks.numbering import START
 
 LOOK = {

@@ -1,48 +1,37 @@
-"""`tplab check`: no spoiling of a notebook lets a wrong answer pass, or costs a right one its verdict."""
+"""`tplab check` in this process: what counts as an answer, the verdict on it, and what is printed."""
 
-import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.course import tiny
-from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
+from tests.course.grade import in_process
+from tests.course.grade.in_process import verdicts
+from tplab.course.grade import check_notebook
+from tplab.course.grade.answers import merge
+from tplab.course.grade.check_notebook import Judge
 from tplab.course.learner.course_files import Course
 from tplab.course.learner.start import start
 from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.kernels import DIED, STARTS, started
 from tplab.course.tools import cli
 
-COUNT = 26
+COUNT = 20
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A chapter of 26 exercises, built once."""
-    folder = tmp_path_factory.mktemp("tiny")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
-        tiny.make(folder, tiny.source(COUNT))
-    return folder
+    with in_process.course(tmp_path_factory.mktemp("tiny"), COUNT) as folder:
+        yield folder
 
 
 @pytest.fixture
-def learner(root, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(root))
+def learner(root):
     return tiny.Learner(root / "chapters" / "90_tiny.ipynb")
-
-
-def verdicts(root, learner, **options) -> tuple[dict[str, Verdict], list[str]]:
-    """What is said about each exercise, and the notes."""
-    reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
-    path = learner.save(root / "chapters" / "mine.ipynb")
-    stream = list(check_notebook(reference, path, **options))
-    notes = [said.text for said in stream if isinstance(said, Note)]
-    return {said.number: said for said in stream if isinstance(said, Verdict)}, notes
 
 
 def edited_check(mine, k):
@@ -72,10 +61,6 @@ def stale_outputs(mine, k):
     mine.cell(f"check-90-{k}").update(outputs=[text], execution_count=99)
 
 
-def cleared_outputs(mine, k):
-    mine.cell(f"check-90-{k}").update(outputs=[], execution_count=None)
-
-
 def tags(mine, k):
     for id in (f"check-90-{k}", f"exercise-90-{k}"):
         mine.cell(id)["metadata"]["tags"] = ["raises-exception", "nbval-skip", "nbval-ignore-output", "skip-execution"]
@@ -85,46 +70,6 @@ def comments(mine, k):
     for id in (f"check-90-{k}", f"exercise-90-{k}"):
         cell = mine.cell(id)
         cell["source"] = "# NBVAL_SKIP\n# NBVAL_IGNORE_OUTPUT\n" + "".join(cell["source"])
-
-
-def own_check_function(mine, k):
-    mine.insert(mine.place(f"check-90-{k}"), "def check(*answers):\n    return 'passed'")
-
-
-def check_function_in_the_exercise(mine, k):
-    cell = mine.cell(f"exercise-90-{k}")
-    cell["source"] = "".join(cell["source"]) + "\ncheck = lambda *answers: 'passed'\n"
-
-
-def patched_course(mine, k):
-    source = "import tplab.course\nfrom tplab.course.checks import exercises, run_answer\n"
-    source += "tplab.course.check = exercises.check = run_answer.fail = lambda *a, **k: None"
-    mine.insert(mine.place(f"check-90-{k}"), source)
-
-
-def patched_code(mine, k):
-    source = "from tplab.course.checks import exercises, run_answer\ndef nothing(*a, **k): pass\n"
-    source += "run_answer.fail.__code__ = nothing.__code__\nexercises.Verdict.__init__ = nothing"
-    mine.insert(mine.place(f"check-90-{k}"), source)
-
-
-def patched_register(mine, k):
-    source = "from tplab.course.checks import exercises as checking\n"
-    source += "checking._exercises.update(dict.fromkeys(checking._exercises, None))\n"
-    source += (
-        "import sys; sys.modules['tplab.course.checks.exercises'] = None; sys.modules['tplab.course'].check = print"
-    )
-    mine.insert(mine.place(f"check-90-{k}"), source)
-
-
-def name_bound_again(mine, k):
-    mine.insert(mine.place(f"check-90-{k}"), f"double_{k} = lambda x: 6")
-
-
-def exception_hook(mine, k):
-    source = "get_ipython().set_custom_exc((Exception,), lambda *a, **k: None)"
-    mine.insert(mine.place(f"check-90-{k}"), source)
-    mine.insert(mine.place(f"check-90-{k}") + 1, "get_ipython().custom_exceptions = ()")
 
 
 def lost_ids(mine, k):
@@ -186,16 +131,8 @@ SPOILINGS = [
     markdown_check,
     swapped_with_check,
     stale_outputs,
-    cleared_outputs,
     tags,
     comments,
-    own_check_function,
-    check_function_in_the_exercise,
-    patched_course,
-    patched_code,
-    patched_register,
-    name_bound_again,
-    exception_hook,
     lost_ids,
     lost_ids_and_no_definition,
     answer_in_a_new_cell,
@@ -215,22 +152,16 @@ def spoiled(learner, body: str):
     return learner
 
 
-def test_no_spoiling_lets_a_wrong_answer_pass(root, learner):
-    said, _ = verdicts(root, spoiled(learner, "return x + 2"))
-    for k, spoil in enumerate(SPOILINGS, 1):
-        verdict = said[f"90.{k}"]
-        assert verdict.status == "failed", spoil.__name__
-        assert "is 5." in verdict.text or spoil in (tags, exception_hook), (spoil.__name__, verdict.text)
-
-
-@pytest.mark.slow
-def test_no_spoiling_costs_a_right_answer_its_verdict(root, learner):
-    said, _ = verdicts(root, spoiled(learner, "return x + x"))
-    failed = {
-        spoil.__name__: said[f"90.{k}"] for k, spoil in enumerate(SPOILINGS, 1) if said[f"90.{k}"].status != "passed"
+@pytest.mark.parametrize(("body", "status"), [("return x + 2", "failed"), ("return x + x", "passed")])
+def test_however_a_notebook_was_edited_the_answer_alone_decides(root, learner, body, status):
+    said, notes = verdicts(root, spoiled(learner, body))
+    assert {spoil.__name__: said[str(k)].status for k, spoil in enumerate(SPOILINGS, 1)} == {
+        spoil.__name__: status for spoil in SPOILINGS
     }
-    assert failed == {}
-    assert said[f"90.{COUNT}"].status == "to do"
+    assert said[str(COUNT)].status == "to do"
+    assert [note for note in notes if "90.1 " in note], "the edited check"
+    if status == "failed":
+        assert all("is 5." in said[str(k)].text for k in range(1, len(SPOILINGS) + 1))
 
 
 def test_verdicts_say_what_is_the_matter(root, learner):
@@ -239,115 +170,112 @@ def test_verdicts_say_what_is_the_matter(root, learner):
     learner.answer(4, "return undefined")
     del learner.cells[learner.place("exercise-90-5")]
     learner.cell("exercise-90-6")["cell_type"] = "markdown"
-    learner.answer(7, "return double_1(x)")
-    learner.cell("exercise-90-8")["source"] = "from tiny_checks import register as double_8"
-    learner.cell("exercise-90-9")["source"] = "from tplab.course.notebooks.rewrite import task_heading as double_9"
-    learner.answer(10, "return double_12(x)")
-    learner.answer(12, "return 2 * x")
+    learner.answer(7, "return double_5(x)")
+    learner.answer(8, "return double_1(x)")
+    learner.cell("exercise-90-9")["source"] = "double_9 = int"
+    learner.answer(10, "return double_3(x)")
+    learner.insert(learner.place("exercise-90-11"), "1 / 0")
+    learner.answer(11, "return 2 * x")
     said, notes = verdicts(root, learner)
-    told = {number.removeprefix("90."): (verdict.status, verdict.text) for number, verdict in said.items()}
-    assert told["1"] == ("failed", "Its own cell does not run. SyntaxError: invalid syntax (line 2 of the cell)")
-    assert told["2"][0] == "failed"  # exercise 3 comes later: nothing to wait for
-    assert told["3"] == ("to do", "")
-    assert told["4"][0] == "failed"
-    assert "name 'undefined' is not defined" in told["4"][1]
-    assert told["5"] == ("failed", "Its cell is missing from the notebook; add a code cell that defines double_5.")
-    assert told["6"] == ("failed", "Its cell is a markdown cell; turn it back into a code cell.")
-    assert told["7"][0] == "failed"
-    assert told["9"][0] == "failed"
-    assert "double_9 is the course's own, from tplab.course.notebooks.rewrite" in told["9"][1]
-    assert notes == []
+    status = {number: verdict.status for number, verdict in said.items()}
+    assert [status[str(k)] for k in (1, 2, 3, 4, 5, 6, 7)] == ["failed", "failed", "to do", *["failed"] * 4]
+    assert [(said[k].status, said[k].text) for k in ("10",)] == [("waiting", "90.3")]
+    assert (status["9"], status["11"]) == ("failed", "passed")
+    for number, text in {
+        "1": "SyntaxError",
+        "4": "'undefined'",
+        "5": "double_5",
+        "6": "markdown",
+        "9": "is 3.",
+    }.items():
+        assert text in said[number].text, number
+    assert len(notes) == 1
+    assert "ZeroDivisionError" in notes[0]
 
 
-def test_torch_that_loads_its_compiler_during_a_check_is_no_change(root, learner):
-    learner.answer(1, "import torch._dynamo; return 2 * x")
-    learner.answer(2, "import torch.export; torch.export.export(torch.nn.Identity(), (torch.ones(1),)); return 2 * x")
-    learner.answer(3, "import torch; torch.compile(torch.nn.Identity(), backend='eager')(torch.ones(1)); return 2 * x")
-    learner.answer(4, "import torch; torch.nn.Module.__init__ = lambda self: None; return 2 * x")
-    said, _ = verdicts(root, learner, exercises=["90.1", "90.2", "90.3", "90.4"])
-    assert [said[f"90.{k}"].status for k in (1, 2, 3, 4)] == ["passed", "passed", "passed", "failed"], said
-    assert "your code changed torch.nn.Module.__init__" in said["90.4"].text
-
-
-def test_answer_that_can_not_leave_the_notebook_is_told_why(root, learner):
-    learner.insert(learner.place("exercise-90-1"), "import threading\nlock = threading.Lock()")
-    learner.answer(1, "with lock: return 2 * x")
-    learner.answer(2, "return 2 * x")
-    said, _ = verdicts(root, learner, exercises=["90.1", "90.2"])
-    assert said["90.1"].status == "failed"
-    assert "double_1 can't be handed to the process that checks exercise 90.1: cannot pickle" in said["90.1"].text
-    assert said["90.2"].status == "passed"
-
-
-def test_each_check_begins_in_the_same_state(root, learner):
-    count = "import math; math.calls = getattr(math, 'calls', 0) + 1; return 2 * x if math.calls == 1 else math.calls"
-    for k in (1, 2):
-        learner.answer(k, count)
-    said, _ = verdicts(root, learner, exercises=["90.1", "90.2"])
-    assert {verdict.status for verdict in said.values()} == {"passed"}
-
-
-def test_waiting_for_an_earlier_exercise(root, learner):
-    learner.answer(2, "return double_1(x)")
-    said, _ = verdicts(root, learner)
-    assert (said["90.2"].status, said["90.2"].text) == ("waiting", "90.1")
-
-
-def test_failing_own_cell_is_only_a_note(root, learner):
+def test_check_that_shows_another_result_fails(root, learner, monkeypatch):
+    """As it does for an answer that is tplab's own."""
+    monkeypatch.setattr("tplab.course.checks.exercises.tplabs_own", lambda *_: "double")
     learner.answer(1, "return 2 * x")
-    learner.insert(learner.place("exercise-90-1"), "1 / 0")
-    said, notes = verdicts(root, learner)
-    assert said["90.1"].status == "passed"
-    assert notes == ["One of your own cells failed: ZeroDivisionError: division by zero\nat line 1 of the cell: 1 / 0"]
-
-
-def test_kernel_ended_by_a_cell(root, learner):
-    for k in (1, 2, 3):
-        learner.answer(k, "return 2 * x")
-    learner.insert(learner.place("exercise-90-3"), "import os; os._exit(0)")
-    learner.cell("exercise-90-2")["source"] = "def double_2(x):\n    import os\n    os._exit(0)"
-    said, _ = verdicts(root, learner)
-    assert [said[f"90.{k}"].status for k in (1, 2, 3)] == ["passed", "failed", "not run"]
-    assert said["90.2"].text == "Your answer ended the process that checked it, with os._exit for example."
-    assert said["90.3"].text == "The kernel ended in one of your own cells."
-
-
-def test_kernel_ended_by_a_cell_of_the_chapter(root, learner):
-    learner.insert(0, "import os\ndef print(text): os._exit(0)")
-    said, _ = verdicts(root, learner, everything=True)
-    given = next(cell for cell in learner.cells if "a given cell" in "".join(cell["source"]))
-    assert said["90.1"].text == f"The kernel ended in the chapter's cell {given['id']}."
-
-
-def test_cell_out_of_time(root, learner):
-    learner.answer(1, "while True: pass")
-    learner.answer(2, "return 2 * x")
-    said, _ = verdicts(root, learner, timeout=20)
-    assert said["90.1"].text.startswith("No result after 20 seconds")
-    assert said["90.2"].status == "passed"
+    said, _ = verdicts(root, learner, exercises=["90.1"])
+    assert said["1"].status == "failed"
+    assert "tplab's own double" in said["1"].text
 
 
 def test_one_exercise_runs_only_what_it_needs(root, learner):
     learner.insert(0, "helper = 2")
-    learner.insert(1, "import time; time.sleep(600)")
+    learner.insert(1, "1 / 0")
     learner.answer(1, "return helper * x")
-    learner.cell("exercise-90-2")["source"] = "import time; time.sleep(600)\ndef double_2(x): return 2 * x"
+    learner.cell("exercise-90-2")["source"] = "1 / 0\ndef double_2(x): return 2 * x"
     learner.answer(3, "return double_1(x)")
-    said, _ = verdicts(root, learner, exercises=["90.3"])
-    assert {number: verdict.status for number, verdict in said.items()} == {"90.3": "passed"}
+    said, notes = verdicts(root, learner, exercises=["90.3"])
+    assert {number: verdict.status for number, verdict in said.items()} == {"3": "passed"}
+    assert notes == []
 
 
-def test_verdicts_stream(root, learner):
-    learner.answer(1, "return 2 * x")
-    learner.answer(2, "import time; time.sleep(4); return 2 * x")
-    learner.save(root / "chapters" / "mine.ipynb")
+# Rows that a healthy kernel doesn't send
+
+
+def judged(root, **row) -> Judge:
     reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
-    stream = check_notebook(reference, root / "chapters" / "mine.ipynb")
-    assert next(stream).number == "90.1"
-    start = time.monotonic()
-    assert next(stream).number == "90.2"
-    assert time.monotonic() - start > 2
-    stream.close()
+    judge = Judge(merge(reference, reference), reference)
+    judge.see({"id": "x", "outcome": "failed", "number": "90.1", "message": "", "died": False} | row)
+    return judge
+
+
+def test_out_of_time_and_printing_without_end(root):
+    judge = judged(root, role="own", seconds=8.0)
+    judge.see({"id": "x", "outcome": "failed", "role": "own", "message": "", "died": False, "printed": 5_000_000})
+    assert ["8 seconds" in judge.notes[0], "5 million" in judge.notes[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [({"role": "own"}, "your own cells"), ({"role": "exercise"}, "90.1"), ({"role": "given"}, "cell x"),
+     ({"role": "setup", "message": DIED}, "ipykernel_launcher")],
+)  # fmt: skip
+def test_after_the_kernel_has_ended_nothing_was_run_and_it_is_said_where(root, row, says):
+    judge = judged(root, died=True, **row)
+    later = {"number": "90.2", "role": "check", "outcome": "failed", "died": True, "message": "Kernel dead"}
+    status, text = judge.verdict(later)
+    assert status == "not run"
+    assert says in text
+
+
+def test_check_that_ends_the_kernel_fails(root):
+    judge = judged(root, died=True, role="check")
+    row = {"number": "90.1", "role": "check", "outcome": "failed", "died": True, "message": ""}
+    assert judge.verdict(row)[0] == "failed"
+
+
+def test_run_that_was_cut_short_says_why(root, learner, monkeypatch):
+    class CutShort(in_process.Run):
+        def __iter__(self):
+            for row in super().__iter__():
+                if row.get("number") == "90.2":
+                    self.ended = "stopped after 60 seconds"
+                    return
+                yield row
+
+    monkeypatch.setattr(check_notebook, "Run", CutShort)
+    learner.answer(1, "return 2 * x")
+    said, notes = verdicts(root, learner)
+    assert (said["1"].status, said["2"].status, said["2"].text) == ("passed", "not run", notes[0])
+    assert notes == ["stopped after 60 seconds"]
+
+
+def test_kernel_that_lost_its_ports_is_started_again():
+    tries = []
+
+    def start() -> str:
+        tries.append(len(tries))
+        if len(tries) < STARTS:
+            raise RuntimeError(DIED)
+        return "started"
+
+    assert started(start) == "started"
+    with pytest.raises(RuntimeError, match="other"):
+        started(lambda: (_ for _ in ()).throw(RuntimeError("other")))
 
 
 def check(root, *arguments: str) -> int:
@@ -373,6 +301,7 @@ def test_exit_codes_and_what_is_printed(root, learner, capsys):
         (["--exercise", "x"], "tplab check --exercise 4.2"),
         (["4", "--exercise", "90.1"], "There is no exercise 90.1 here"),
         (["90", "--notebook", "nowhere.ipynb"], "There is no file nowhere.ipynb."),
+        (["90", "--notebook", "."], "can't be read"),
         (["--notebook", "mine.ipynb"], "Say which chapter mine.ipynb is"),
         (["all", "--notebook", "90_mine.ipynb"], "One notebook is one chapter"),
         (["all", "--exercise", "90.1"], "Either all chapters or one exercise"),
@@ -423,14 +352,14 @@ def nothing_runs(monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("nothing has to run here")
 
-    monkeypatch.setattr("tplab.course.grading.check_notebook.Run", never)
+    monkeypatch.setattr(check_notebook, "Run", never)
 
 
 def test_blank_exercises_are_to_do_without_running_anything(two_chapters, nothing_runs, capsys):
     assert check(two_chapters, "90") == 1
     out = " ".join(capsys.readouterr().out.split())
     assert f"0 of {COUNT} exercises pass. Next: 90.1." in out
-    assert "You have no copies" not in out
+    assert "no copies" not in out
 
 
 def test_what_is_to_do_is_told_without_loading_torch_or_nbval(two_chapters):
@@ -447,13 +376,13 @@ assert not {{"torch", "nbval", "pytest"}} & sys.modules.keys()
 def test_a_word_that_is_no_chapter_is_refused(root, capsys):
     with pytest.raises(SystemExit):
         check(root, "abc")
-    assert "'abc' is no chapter: give its number, such as 4, or start, or all" in capsys.readouterr().err
+    assert "'abc'" in capsys.readouterr().err
 
 
 def test_where_nobody_has_started_the_blank_chapters_are_checked_and_that_is_said(two_chapters, capsys):
     shutil.rmtree(two_chapters / "my_course")
     assert check(two_chapters, "--exercise", "90.1") == 1
-    assert capsys.readouterr().out.startswith("You have no copies of your own here yet")
+    assert "no copies" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -502,25 +431,3 @@ def test_without_anybody_to_ask_it_says_what_to_write_and_all_means_all(two_chap
     assert "Say which chapter to check: tplab check 4, or tplab check all" in " ".join(capsys.readouterr().err.split())
     assert check(two_chapters, "all") == 1
     assert f"0 of {2 * COUNT} exercises pass in 2 chapters." in capsys.readouterr().out
-
-
-def test_folder_instead_of_a_file(root, tmp_path):
-    assert check(root, "90", "--notebook", str(tmp_path)) == 2
-
-
-def test_learners_file_stays_as_it_is(root, learner, capsys):
-    learner.answer(1, "return 2 * x")
-    path = learner.save(root / "chapters" / "mine.ipynb")
-    before = hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns
-    assert check(root, "90", "--notebook", str(path)) == 1
-    assert (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) == before
-    assert sorted(found.name for found in path.parent.iterdir()) == ["90_tiny.ipynb", "mine.ipynb"]
-
-
-def test_notebook_runs_in_the_learners_folder(root, learner, tmp_path):
-    (tmp_path / "my_helpers.py").write_text("def twice(x):\n    return 2 * x\n")
-    learner.cell("exercise-90-1")["source"] = "from my_helpers import twice\ndef double_1(x):\n    return twice(x)"
-    path = learner.save(tmp_path / "90_mine.ipynb")
-    reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
-    said = list(check_notebook(reference, path, exercises=["90.1"]))
-    assert said == [Verdict("90.1", "Double 1", "passed")]

@@ -1,0 +1,123 @@
+"""`tplab check` as a learner starts it: one run on a notebook with all that a kernel can be put through."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from tests.course import tiny
+
+COUNT = 14
+CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+open("child", "w").write(str(child.pid))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What one run says: `status` and `text` by exercise, `notes`, and the files of the learner's `folder`."""
+    root = tmp_path_factory.mktemp("tiny")
+    folder = tmp_path_factory.mktemp("mine")
+    tiny.make_unexecuted(root, tiny.source(COUNT))
+    mine = tiny.Learner(root / "chapters" / "90_tiny.ipynb")
+    (folder / "my_helpers.py").write_text("def twice(x):\n    return 2 * x\n")
+    mine.cell("exercise-90-1")["source"] = "from my_helpers import twice\ndef double_1(x):\n    return twice(x)"
+    mine.answer(2, "print('debug', x)\n    return 2 * x")
+    mine.answer(3, "return x + 2")
+    mine.cell("check-90-3")["source"] = '"Exercise 90.3 passed: double_3\\n  Right: the value."'
+    mine.cell("check-90-3")["metadata"]["tags"] = ["nbval-skip", "raises-exception"]
+    mine.answer(4, "return x + 2  # NBVAL_SKIP NBVAL_IGNORE_OUTPUT")
+    mine.cell("exercise-90-4")["source"] = "# NBVAL_SKIP\n" + mine.cell("exercise-90-4")["source"]
+    mine.answer(5, "y = 2\n    return helper(x)")
+    mine.insert(mine.place("exercise-90-5"), "def helper(x):\n    return x + None")
+    mine.answer(6, "while True: pass")
+    mine.answer(7, "return 2 * x")
+    mine.cell("exercise-90-7")["source"] += "double_7.__module__ = 'tplab.tensor'"
+    mine.cell("exercise-90-9")["source"] = "def double_9(x):\n    return 2 * x\nexit()"
+    mine.answer(10, "return double_8(x)")
+    mine.insert(mine.place("exercise-90-11"), "%%no_such_magic\n1")
+    mine.insert(mine.place("exercise-90-11"), "while True: print('x' * 10000)")
+    mine.insert(mine.place("exercise-90-11"), CHILD)
+    mine.answer(11, "return 2 * x")
+    mine.answer(12, "import os; os._exit(0)")
+    mine.answer(13, "return 2 * x")
+    path = mine.save(folder / "90_mine.ipynb")
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    command = [sys.executable, "-m", "tplab", "check", "--root", str(root), "--notebook", str(path), "--timeout", "9"]
+    environment = os.environ | {"PYTHONPATH": str(root), "COLUMNS": "200", "PYTEST_ADDOPTS": "--nonsense"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    print(done.stdout, done.stderr)
+    told = re.split(r"^. 90\.(\d+) +Double \d+ +(.+?) *$", done.stdout, flags=re.MULTILINE)
+    return SimpleNamespace(
+        code=done.returncode, errors=done.stderr, out=done.stdout, folder=folder,
+        status=dict(zip(told[1::3], told[2::3], strict=True)),
+        text={number: " ".join(text.split()) for number, text in zip(told[1::3], told[3::3], strict=True)},
+        unchanged=before == hashlib.sha256(path.read_bytes()).hexdigest(),
+    )  # fmt: skip
+
+
+def test_every_exercise_has_a_verdict(run):
+    assert run.errors == ""
+    assert run.code == 1
+    assert list(run.status) == [str(k) for k in range(1, COUNT + 1)]
+    assert f"3 of {COUNT}" in run.out
+
+
+def test_right_answers_pass_with_a_file_beside_the_notebook_and_with_prints(run):
+    assert [run.status[k] for k in ("1", "2", "11")] == ["passed"] * 3
+
+
+@pytest.mark.parametrize("number", ["3", "4"])
+def test_wrong_answers_fail_whatever_the_notebook_says_about_its_cells(run, number):
+    assert run.status[number] == "failed"
+    assert "is 5." in run.text[number]
+
+
+def test_reports_name_the_learners_cells_by_exercise(run):
+    assert "your cell of exercise 90.5, line 3, in double_5 return helper(x)" in run.text["5"]
+    assert "another cell, line 2, in helper" in run.text["5"]
+    assert "ipykernel" not in run.out
+
+
+def test_check_that_shows_another_result_fails(run):
+    assert run.status["7"] == "failed"
+    assert "tplab's own double_7" in run.text["7"]
+
+
+def test_answer_without_end_is_interrupted_and_the_next_ones_are_checked(run):
+    assert run.status["6"] == "failed"
+    assert "9 seconds" in run.text["6"]
+
+
+def test_stubs_are_to_do_and_who_needs_them_waits(run):
+    assert (run.status["8"], run.status["10"]) == ("to do", "waiting for 90.8")
+
+
+def test_line_that_would_end_the_kernel_is_refused(run):
+    assert run.status["9"] == "failed"
+    assert "line 3 of the cell: exit()" in run.text["9"]
+
+
+def test_own_cells_that_fail_are_noted(run):
+    notes = run.out.partition("Note:")[2]
+    assert "no_such_magic" in notes
+    assert "5 million" in notes
+
+
+def test_answer_that_ends_the_kernel_fails_and_the_rest_is_not_run(run):
+    assert (run.status["12"], run.status["13"], run.status["14"]) == ("failed", "not run", "not run")
+    assert "90.12" in run.text["13"]
+
+
+def test_nothing_is_left_and_the_notebook_is_unchanged(run):
+    child = int((run.folder / "child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert run.unchanged
+    assert sorted(path.name for path in run.folder.iterdir() if path.suffix) == ["90_mine.ipynb", "my_helpers.py"]
