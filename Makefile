@@ -48,7 +48,7 @@ test-browser: $(VENV)/.installed-test ## run the tests of notebooks and book in 
 test-emulated-gpu: $(VENV)/.installed-test ## run the tests for GPUs on emulated ones (needs g++)
 	$(PYTEST) tests/emulated_gpu
 
-test-notebooks: $(VENV)/.installed-test ## run every cell of every chapter, with its answers and without
+test-notebooks: $(VENV)/.installed-test ## run every cell of every chapter, with the reference answers
 	$(PYTEST) tests/notebooks
 
 test-old-checks: $(VENV)/.installed-test ## run the wrong answers of the chapters whose checks aren't tables yet
