@@ -115,8 +115,8 @@ def state_bytes(shape: tuple[int, int], optimizer: str, mixed_precision: bool) -
 
 
 # %% [markdown] hints="0.1"
-# 1. Which tensors in an update rule have to be kept until the next step? For each variable, ask yourself whether the next step uses the variable's old value. For example, every step computes a new $g$, so the optimizer doesn't have to store the old $g$. What about Adam's $m$?
-# 2. The matrices $m$, $v$, and $u$ are as large as $w$. But $r$ has only one element per row, and $c$ has only one element per column.
+# 1. Which tensors in an update rule have to be kept until the next step? For each variable, ask yourself whether the next step uses the variable's old value. For example, every step computes a new `g`, so the optimizer doesn't have to store the old `g`. What about Adam's `m`?
+# 2. The matrices `m`, `v`, and `u` are as large as `w`. But `r` has only one element per row, and `c` has only one element per column.
 # 3. Weights and gradients take 4 bytes per element, or 2 bytes in mixed precision. Depending on its update rule, the optimizer remembers 0, 1, 2, or 3 times `rows * columns` elements, or `rows + columns` elements, at 4 bytes each. In mixed precision, the optimizer's copy of the weights takes up another `4 * rows * columns` bytes.
 
 # %% check="0.1"

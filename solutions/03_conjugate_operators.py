@@ -91,7 +91,7 @@ def operator_table() -> dict[str, tuple[str, str]]:
 
 # %% [markdown] hints="3.1"
 # 1. The table above tells you what each operator does in the forward pass. For the backward pass, ask yourself two questions about each operator. Before the operator's backward pass, which part of the gradient does each rank have? After the operator's backward pass, which part of the gradient should each rank have?
-# 2. For f, remember that every rank uses $x$ and that the chain rule adds up the gradients from all of these uses. For g, we have $z = z_0 + z_1$. What's $\partial z/\partial z_0$? Which ranks already have $dz$?
+# 2. For f, remember that every rank uses `x` and that the chain rule adds up the gradients from all of these uses. For g, we have `z = z0 + z1`. What's `dz / dz0`? Which ranks already have `dz`?
 # 3. The input to scatter is a full tensor on every rank, so in the backward pass, every rank needs the full gradient. But each rank only has the gradient of its own slice. With gather, it's the other way around: every rank has the full gradient but only needs its own slice.
 
 # %% check="3.1"
@@ -429,8 +429,8 @@ def residual_block(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.T
 
 
 # %% [markdown] hints="3.4"
-# 1. The backward pass of f sums the gradients of all ranks. So a tensor that's used before f gets the summed gradient, and a tensor that's used after f gets only this rank's share of its gradient. In the broken version, does $w$ come before f or after f? How many ranks add the gradient of the residual connection to that sum?
-# 2. The tensor that enters the region should be the last one that's still the same on every rank. That isn't $x$. And the residual connection goes around the region, so it needs the $x$ that hasn't gone through f.
+# 1. The backward pass of f sums the gradients of all ranks. So a tensor that's used before f gets the summed gradient, and a tensor that's used after f gets only this rank's share of its gradient. In the broken version, does `w` come before f or after f? How many ranks add the gradient of the residual connection to that sum?
+# 2. The tensor that enters the region should be the last one that's still the same on every rank. That isn't `x`. And the residual connection goes around the region, so it needs the `x` that hasn't gone through f.
 # 3. Call f on the product, `y = CopyToRegion.apply(w * x)`, and return `x + ReduceFromRegion.apply(torch.tanh(a * y))`.
 
 # %% check="3.4"

@@ -67,9 +67,9 @@ def sharded_mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 # %% [markdown] hints="5.1"
-# 1. Start with $A$, and look at what each rank holds right before the GELU. With a column split, each rank holds some of the columns of $XA$. With a row split, each rank has only a partial sum for each element. Which of these two splits lets a rank apply GELU without any communication?
-# 2. Suppose each rank holds some of the columns of $\mathrm{GELU}(XA)$. Which rows of $B$ are these columns multiplied by? How should you split $B$ so that the ranks don't have to communicate between the two matmuls? At the end of the MLP, each rank has only a partial sum of $Y$. Which operator adds up these partial sums? In the backward pass, each rank ends up with only its own contribution to the gradient of $X$. Which operator adds up these contributions?
-# 3. Split $A$ by columns and $B$ by rows. In `sharded_mlp`, start with `x = copy_to_region(x)` and `z = F.gelu(x @ a)`, and then return `reduce_from_region(z @ b)`.
+# 1. Start with `A`, and look at what each rank holds right before the GELU. With a column split, each rank holds some of the columns of `XA`. With a row split, each rank has only a partial sum for each element. Which of these two splits lets a rank apply GELU without any communication?
+# 2. Suppose each rank holds some of the columns of `GELU(XA)`. Which rows of `B` are these columns multiplied by? How should you split `B` so that the ranks don't have to communicate between the two matmuls? At the end of the MLP, each rank has only a partial sum of `Y`. Which operator adds up these partial sums? In the backward pass, each rank ends up with only its own contribution to the gradient of `X`. Which operator adds up these contributions?
+# 3. Split `A` by columns and `B` by rows. In `sharded_mlp`, start with `x = copy_to_region(x)` and `z = F.gelu(x @ a)`, and then return `reduce_from_region(z @ b)`.
 
 # %% check="5.1"
 check("5.1", mlp_splits, sharded_mlp)
@@ -516,8 +516,8 @@ class ParallelSwiGLU(nn.Module):
 
 
 # %% [markdown] hints="5.4"
-# 1. Take $m = 4$ and two ranks, so that the fused weight has eight rows. On rank 0, `self.down` expects features 0 and 1. Which two rows of the gate and which two rows of the up projection compute these features? In `forward`, `chunk` treats the first half of the rank's rows as the gate. So in which order does the rank need its four rows?
-# 2. Rank $r$ needs rows $r \cdot m/p$ to $(r+1) \cdot m/p - 1$ of the gate, followed by the same rows of the up projection, which are $m$ rows further down in the fused weight. In chapter 04, you saw an option of `ColumnParallelLinear` that was made for exactly this layout.
+# 1. Take `m = 4` and two ranks, so that the fused weight has eight rows. On rank 0, `self.down` expects features 0 and 1. Which two rows of the gate and which two rows of the up projection compute these features? In `forward`, `chunk` treats the first half of the rank's rows as the gate. So in which order does the rank need its four rows?
+# 2. Rank `r` needs rows `r * m / p` to `(r + 1) * m / p - 1` of the gate, followed by the same rows of the up projection, which are `m` rows further down in the fused weight. In chapter 04, you saw an option of `ColumnParallelLinear` that was made for exactly this layout.
 # 3. Let `size = ffn_hidden_size // world_size` and `gate = list(range(rank * size, (rank + 1) * size))`, and return `gate + [ffn_hidden_size + row for row in gate]`. Create the layer with `ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)`.
 
 # %% check="5.4"
