@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · Parallel attention
 #
-# In your MLP, no token ever looked at another token. In attention, every token looks at every other token, so attention seems to be the one part of a transformer that you can't split cheaply. You're about to find out that it costs exactly as much as your MLP: one all-reduce in the forward pass and one in the backward pass.
+# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split that without constant communication? You're about to find out that attention costs exactly as much as your MLP: one all-reduce in the forward pass and one in the backward pass.
 #
 # By the end of this chapter, your library will train a transformer block on two processes. You need chapters 04 and 05. About 75 minutes, plus 15 minutes for an optional section.
 
@@ -20,7 +20,7 @@ from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region,
 # %% [markdown]
 # ## Cut a head in half
 #
-# An attention **head** computes a query, a key, and a value for each token, each of them a vector with $d$ elements. The dot products of a query with all the keys are called **scores**. A softmax turns these scores into weights, and the head returns the weighted sum of the values.
+# An attention **head** computes a query, a key, and a value for each token, which are vectors with $d$ elements. The dot products of a query with all the keys are called **scores**. A softmax turns the scores into weights, and the head returns the weighted sum of the values.
 #
 # Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Let's try it with one query, two keys, and $d = 2$. (To keep the numbers simple, we don't divide the scores by $\sqrt{d}$.)
 
@@ -49,7 +49,7 @@ viz.matrices({f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumera
              | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)})  # fmt: skip
 
 # %% [markdown]
-# The two ranks disagree completely, and adding up their weights doesn't even give you a distribution. It's the GELU trap from chapter 02 all over again. The ranks could all-reduce the scores before the softmax, but there's a score for each pair of tokens in each head. For a sequence of $s$ tokens, that message would be $s/d$ times as large as the layer's output, which is 16 times as large for GPT-3.
+# The two ranks disagree completely, and the sum of their weights isn't even a distribution. It's the GELU trap from chapter 02 all over again. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, this message would be $s/d$ times as large as the layer's output. For GPT-3, that's 16 times as large.
 #
 # ## But heads ignore each other
 #
@@ -77,7 +77,7 @@ def merge_heads(y):  # [b, n, s, d] -> [b, s, n·d]
 # out = merge_heads(attend(q, k, v)) @ wo
 # ```
 #
-# As in exercise 5.1, it's up to you how to split the matrices and where to put the operators from chapter 03. Every rank receives the full $X$ and returns the full output. In the backward pass, every rank needs the full gradient of $X$ and the gradients of its own four shards.
+# As in exercise 5.1, you decide how to split the matrices and where to put the operators from chapter 03. Every rank receives the full $X$ and returns the full output. In the backward pass, it needs the full gradient of $X$ and the gradients of its own four shards.
 #
 # - `attention_splits` returns four strings, one each for $W_q$, $W_k$, $W_v$, and $W_o$. Each string is either "column" or "row".
 #
@@ -115,13 +115,13 @@ def sharded_attention(x, wq, wk, wv, wo, head_dim):
 check("6.1", attention_splits, sharded_attention)
 
 # %% [markdown]
-# Do you recognize the shape of your design? It's exercise 5.1 again, with something else in the middle:
+# Do you recognize your design? It's exercise 5.1 again, with something else in the middle:
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,Q_0, K_0, V_0\,],\; [\,Q_1, K_1, V_1\,] \;\xrightarrow{\text{heads}}\; [\,Y_0,\; Y_1\,] \;\longrightarrow\; Y_0 O_0 + Y_1 O_1 \;\xrightarrow{\;g\;}\; Z$$
 #
-# In the MLP, nothing had to be sent in the middle because GELU works on each element separately. In attention, nothing has to be sent in the middle because the softmax works on each head separately. This is the attention of Megatron-LM (Shoeybi et al. 2019). It also means that the number of ranks must divide the number of *heads*. It isn't enough that it divides $h$.
+# GELU works on each element separately, and the softmax works on each head separately, so neither of them needs any messages. This is the attention of Megatron-LM (Shoeybi et al. 2019). Since a head can't be split, the number of *heads* must be divisible by the number of ranks.
 #
-# ![An animation of attention with four heads on two ranks. X passes through f to both ranks, each rank fills the triangles of scores of its own two heads while nothing is sent, and g adds the two partial outputs. In the backward pass, the gradient passes through g unchanged, and f adds the two partial gradients. Finally, the outline of the MLP from chapter 05 appears behind the picture.](pictures/attention.svg)
+# ![An animation of attention with four heads on two ranks. Each rank fills the triangles of its own two heads while nothing is sent, and g adds the two partial outputs. In the backward pass, f adds the two partial gradients. Finally, the MLP of chapter 05 appears behind the picture, with the same outline.](pictures/attention.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -131,7 +131,7 @@ check("6.1", attention_splits, sharded_attention)
 #
 # ## One matmul instead of three
 #
-# All three projections read the same $X$. So we stack their weights into a single matrix $[W_q; W_k; W_v]$ and compute queries, keys, and values with one large matmul, the same way you fused the gate with the up projection in exercise 5.4.
+# All three projections read the same $X$. So we stack their weights into a single matrix $[W_q; W_k; W_v]$ and need only one large matmul, just like you fused the gate with the up projection in exercise 5.4.
 #
 # **Predict.** Let $h = 32$, with 8 heads on $p = 4$ ranks, and an input of shape `[2, 5, 32]` in float32. What's the shape of the fused weight on each rank, stored as `[out, in]`? What's the shape of a rank's `q` after `split_heads`? How many all-reduces do the forward and backward passes run in total, and how many bytes does each message contain?
 
@@ -209,18 +209,18 @@ for attention_class in (ParallelAttention, ThreeLayers):
 viz.table(rows)
 
 # %% [markdown]
-# Three layers send twice as much as your fused layer, because each of them has an f of its own. In the backward pass, each f sums one contribution to the gradient of $x$ across ranks, although the rank could first have added up its three contributions by itself.
+# Three layers send twice as much, because each of them has an f of its own. Each f sums one contribution to the gradient of $x$ across ranks, although a rank could first have added up its three contributions by itself.
 
 # %% [markdown]
 # ## Who may look at whom?
 #
-# So far, every token looks at every token. In practice, a **mask** determines which keys a query may attend to, and there are two common reasons to forbid some of them.
+# So far, every token looks at every token. In practice, a **mask** forbids some of the keys, for two common reasons.
 #
-# - **The future.** If a model writes a text from left to right, a token may only attend to itself and to earlier tokens. This is called a *causal* mask. During training, all $t$ tokens are queries. But when a model writes, it computes queries only for the newest $s$ of the $t$ tokens.
+# - **The future.** If a model writes a text from left to right, a token may only attend to itself and to earlier tokens. This is called a *causal* mask. In training, all $t$ tokens have queries. But when a model writes, only the newest $s$ of the $t$ tokens need them.
 #
-# - **Padding.** To put texts of different lengths into one batch, we fill up the shorter ones with meaningless tokens. No query should attend to padding.
+# - **Padding.** If the texts in a batch have different lengths, we fill up the shorter ones with meaningless tokens. No query should attend to these.
 #
-# **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? Now a different text has $t = 5$ tokens without padding, and only the last two of them are queries. PyTorch's `is_causal=True` aligns its triangle with the top *left* corner, so that query $i$ can see keys 0 to $i$. How many keys does the last query see that way? How many keys should it see?
+# **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? A different text has $t = 5$ tokens without padding, and only the last two have queries. With PyTorch's `is_causal=True`, query $i$ sees keys 0 to $i$. How many keys does the last query see that way? How many keys should it see?
 
 # %% predict="6.c"
 predict("6.c", padded=0, is_causal=2, right=5)
@@ -230,7 +230,7 @@ predict("6.c", padded=0, is_causal=2, right=5)
 #
 # - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of them. (If the mask isn't causal, it makes no difference which tokens the queries belong to.)
 #
-# - `attention_weights` returns the weights of all the keys, computed with a softmax over the keys that the mask allows. All other keys get a weight of exactly 0. But what should happen to a query that may not attend to any key at all? Give it a weight of 0 for every key, and make sure that no gradient turns into a NaN.
+# - `attention_weights` returns the weights of all the keys, computed with a softmax over the keys that the mask allows. All other keys get a weight of exactly 0. A query that may not attend to any key gets a weight of 0 for every key, and no gradient may turn into a NaN.
 
 
 # %% exercise="6.3"
@@ -267,7 +267,7 @@ def attention_weights(q, k, mask):
 check("6.3", attention_mask, attention_weights)
 
 # %% [markdown]
-# Why make such a fuss about the queries of padding tokens? The loss ignores these tokens anyway. Let's find out what happens if they get NaNs. The next cell trains on two texts of five tokens, and the second text starts with two padding tokens. The loss only uses the outputs of real tokens.
+# Why all the fuss about queries of padding tokens? The loss ignores them anyway. Let's find out what happens if they get NaNs. The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, and the loss only uses the outputs of real tokens.
 #
 # **Predict.** If the two padding queries get NaN weights, is the loss NaN? Is any element of $dW_o$ NaN? Which share of the elements of $dx$ is NaN in the *unpadded* text, and which share in the padded one? (Write a number between 0 and 1.)
 
@@ -297,13 +297,13 @@ viz.table([{"share of NaNs": name} | nans(weights_of)
            for name, weights_of in {"softmax alone": nan_weights, "yours": attention_weights}.items()])  # fmt: skip
 
 # %% [markdown]
-# The loss looks perfectly healthy, because it never touches the NaNs. In the backward pass, the gradient of an ignored token is 0, but $0 \cdot \mathrm{NaN}$ is NaN. After one optimizer step, the whole model would be NaN. This really happens with `nn.MultiheadAttention`, which returns NaNs for such queries unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
+# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored token is 0, and $0 \cdot \mathrm{NaN}$ is NaN. This really happens with `nn.MultiheadAttention`, which returns NaNs for such queries unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
 #
 # And how does tensor parallelism change the mask? Not at all! Every rank has all the tokens, so every rank uses the same mask for its own heads.
 #
 # ## Two texts
 #
-# A translation model consists of an encoder, which reads a text, and a decoder, which writes its translation. In the decoder, every token also looks at the encoder's output, which we call the **memory**. In this **cross-attention**, the queries come from the decoder's tokens $x$, but the keys and values come from the memory.
+# In a translation model, an encoder reads a text, and a decoder writes its translation. Every token of the decoder also looks at the encoder's output, called the **memory**. In this **cross-attention**, the queries come from the decoder's tokens $x$, and the keys and values come from the memory.
 #
 # **Predict.** Suppose $x$ has $b \cdot s \cdot h = 320$ elements and the memory has $b \cdot t \cdot h = 448$ elements. If you fuse as many weights as possible, how many elements are in the message of each all-reduce? Write one tuple for the forward pass and one for the backward pass, with the smallest message first.
 
@@ -311,7 +311,7 @@ viz.table([{"share of NaNs": name} | nans(weights_of)
 predict("6.e", forward=(320,), backward=(320, 448))
 
 # %% [markdown] task="6.4" title="Cross-attention" difficulty=2 minutes=8
-# Write cross-attention with three layers called `self.q`, `self.kv`, and `self.out`. The memory may contain padding, and its length $t$ may differ from $s$. The decoder's tokens may attend to all tokens of the memory that aren't padding.
+# Write cross-attention with three layers called `self.q`, `self.kv`, and `self.out`. Every token of the decoder may attend to all tokens of the memory that aren't padding. The two texts may differ in length.
 #
 # As in exercise 6.2, raise a `ValueError` if the number of heads isn't divisible by the number of ranks. You can use your functions from exercise 6.3.
 
@@ -354,11 +354,11 @@ class ParallelCrossAttention(nn.Module):
 check("6.4", ParallelCrossAttention)
 
 # %% [markdown]
-# Cross-attention needs an f for each of its two inputs. If the memory's f is missing, the loss is correct, and so is every gradient of the decoder. Only the encoder would learn from wrong gradients.
+# Each of the two inputs needs an f. If the memory's f is missing, the loss is correct, and so is every gradient of the decoder. Only the encoder learns from a wrong gradient.
 #
 # ## Train a block
 #
-# An attention layer and an MLP, each with a residual connection around it, make up a transformer **block**. You now own both of them, so let's train one. The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
+# An attention layer and an MLP, each with a residual connection around it, form a transformer **block**. You own both of them now, so let's train one. The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
 
 # %%
 from collections import OrderedDict
@@ -450,13 +450,13 @@ print(f"{calls:.0f} all-reduces per step, and the losses never differ by more th
 viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
 
 # %% [markdown]
-# If you see only one curve, that's because the other one is right below it. Your library now contains everything that this block needs.
+# If you see only one curve, that's because the other one is right below it.
 #
 # ## Fewer keys than ranks
 #
-# When a model writes, it keeps the keys and values of all earlier tokens in a **cache**, because computing them again for each new token would be a waste. To make this cache smaller, most recent models let several query heads share one key head and one value head. This is called **grouped-query attention** (Ainslie et al. 2023). If there's just one key head and one value head for all the queries, it's called **multi-query attention** (Shazeer 2019).
+# When a model writes, it keeps the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads may share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). If *all* query heads share them, it's called **multi-query attention** (Shazeer 2019).
 #
-# Below, each rank reports which heads it holds. Set the number of key and value heads to 2, and increase the number of ranks. What happens once there are more ranks than key heads?
+# Below, each rank reports which heads it holds. What happens if there are more ranks than key heads?
 
 # %%
 from tplab.tensor import QKVParallelLinear
@@ -479,7 +479,7 @@ def show_heads(p, num_kv_heads):
 viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 2, "num_kv_heads": 8})
 
 # %% [markdown]
-# A head can't be split, so several ranks hold **copies** of the same key head. You've had copies before, for example of the embedding. But this time there's a catch, because each copy only meets the queries on its own rank.
+# A head can't be split, so several ranks hold **copies** of the same key head. There's a catch, though. Each copy only meets the queries on its own rank.
 #
 # **Predict.** Two ranks hold copies of the only key head and the only value head. There's one f in front of all three projections, as in your `ParallelAttention`, and nothing else is done about the copies. Which of these tensors are correct after the first backward pass? (Write `True` or `False`.)
 
@@ -489,7 +489,7 @@ predict("6.g", out=True, dWq=True, dWk=False, dx=True)
 # %% [markdown]
 # ## Fix it
 #
-# The BigCode project trained StarCoder with multi-query attention, in a Megatron-LM of its own. Its authors knew about the copies, so they added up the gradients of the shared weights across ranks. Still, whenever they used more than one rank per model, the loss exploded after a few thousand steps (bigcode-project/Megatron-LM issue 35, from March 2023). For a small model, the loss after 5,000 steps was 3.74 instead of 2.64. And when they printed the weights at step 2400, the copies were "perfectly in sync". Here's the same mistake in our own layers:
+# The BigCode project, which trained StarCoder, had multi-query attention in its own version of Megatron-LM. Its authors knew about the copies, so they summed the gradients of the shared weights across ranks. Still, if a model was split across several ranks, its loss exploded after a few thousand steps (bigcode-project/Megatron-LM issue 35, from March 2023). For a small model, the loss after 5,000 steps was 3.74 instead of 2.64. And yet the weights they printed at step 2400 were "perfectly in sync". Here's the same mistake in our own layers:
 
 
 # %%
@@ -536,17 +536,15 @@ def measured(attention_class, p, *names):
 viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copies apart") for p in (1, 2)])
 
 # %% [markdown]
-# The first loss is correct, the model learns, and the copies of the key and value weights are identical. Would you have noticed that anything is wrong?
+# The first loss is correct, the model learns, and the copies are identical. Would you have noticed that anything is wrong?
 #
-# **Predict.** In the code above, only the f for the queries and the f for the shared weight are left. Which of these tensors are correct after the first backward pass on two ranks?
+# **Predict.** Look for the two f's in the code above. Which of these tensors are correct after the first backward pass on two ranks?
 
 # %% predict="6.h"
 predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
-# Fix `forward` so that the output and all gradients are correct on any number of ranks. There are two right answers, and they don't send the same number of bytes. The check accepts both of them, but it doesn't accept a message that your fix doesn't need.
-#
-# You only have to decide where the f's go. The constructor is fine.
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is fine, so you only have to decide where the f's go. There are two right answers, and they send different numbers of bytes. The check accepts both of them, but no unnecessary messages.
 
 
 # %% exercise="6.5"
@@ -598,7 +596,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Now you can see what really drifted apart. As shipped, each rank gets a different $dx$, so every layer *before* the attention gets a different gradient on each rank. The copies of the key and value weights stayed equal, because their gradients were the only ones that had been added up. Comparing all replicated parameters, as your detector from exercise 5.3 does, would have revealed the mistake after one step. Both of your fixes appear in BigCode's pull requests: 37 adds up the gradients of keys and values, and 39, which was merged, adds up $dx$.
+# Now you can see what really drifted apart. As shipped, each rank gets a different $dx$, so every layer *before* the attention gets a different gradient on each rank. Only the gradients of the copies were summed, so only the copies stayed equal. Your detector from exercise 5.3, which compares *all* replicated parameters, would have noticed after one step. BigCode's developers tried both fixes, in pull requests 36 and 37, and merged the first one as 39.
 #
 # **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements is that for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
 
@@ -608,7 +606,7 @@ predict("6.i", weight=131072, keys_and_values=524288)
 # %% [markdown]
 # ## Break it
 #
-# Weights aren't the only things that belong to a head. With ALiBi, for example, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. In January 2022, the BigScience team found out just in time for BLOOM that every rank of theirs used the slopes of the *first* heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
+# Weights aren't the only things that belong to a head. With ALiBi, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. In January 2022, before the training of BLOOM, its developers noticed that each of their ranks would use the slopes of the *first* heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
 #
 # **Predict.** Suppose four ranks hold one head each. How many of the ranks compute their head correctly? Which slope does rank 3 use?
 
@@ -643,7 +641,7 @@ symptoms(6)
 # %% [markdown]
 # ## Write with a cache (optional)
 #
-# When a model writes, each step only has to compute the queries, keys, and values of the *new* tokens. The older keys and values come from the cache. Each rank caches the heads that it holds, so nothing has to be sent.
+# When a model writes, each step only computes the queries, keys, and values of the *new* tokens. The older keys and values come from the cache, in which each rank keeps its own heads.
 #
 # **Predict.** Llama 3 70B has 80 layers, 64 query heads, 8 key and value heads, and $d = 128$. For one text of 8,192 tokens with 2 bytes per element, how many GiB does the cache take up on each rank, for $p = 1$, 8, and 16?
 
@@ -651,7 +649,7 @@ symptoms(6)
 predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
 
 # %% [markdown]
-# So the step from 8 to 16 GPUs saves nothing. There's also something that you haven't seen yet. With **rotary positions** (Su et al. 2021), queries and keys are rotated by an angle that depends on the token's position, so that their score only depends on how far apart the two tokens are. Each head is rotated by itself, so tensor parallelism has nothing to do here. The function below does it for you.
+# So the step from 8 to 16 GPUs saves nothing. The function below computes queries, keys, and values with **rotary positions** (Su et al. 2021). It rotates queries and keys by an angle that depends on the token's position, so that a score only depends on how far apart two tokens are. Each rank rotates its own heads.
 
 # %% tags=["setup"]
 from tplab.tensor import rotary_angles, rotate
@@ -665,11 +663,11 @@ def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k
 
 
 # %% [markdown] task="6.6" title="KV cache (optional)" difficulty=3 minutes=15
-# Write the cache, and a step of causal attention that uses it. Here, `attention` is a module of the course with $n$ query heads and $m$ key and value heads on each rank. You need `attention.kv_heads` ($m$), `attention.head_dim` ($d$), and its output layer `attention.out`.
+# Write the cache, and a step of causal attention that uses it. Here, `attention` is a module of the course. You need its output layer `attention.out`, its number of key and value heads on this rank, `attention.kv_heads` ($m$), and `attention.head_dim` ($d$).
 #
-# - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`. It also sets `length` to 0. No other memory is allocated later.
+# - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and sets `length` to 0.
 #
-# - `append(keys, values)` writes the new tokens after the cached ones and returns everything cached so far, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
+# - `append(keys, values)` writes new tokens after the cached ones and returns everything cached so far, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
 #
 # - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3.
 #
@@ -798,7 +796,7 @@ def with_dtensor(prepared):
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now owns a transformer block. The table below ends with a command that trains this block on two processes, without the notebook.
+# Your library now contains a transformer block. The table below ends with a command that trains this block on two processes, without the notebook.
 
 # %%
 from tplab.course import library
@@ -806,4 +804,4 @@ from tplab.course import library
 library(6)
 
 # %% [markdown]
-# Your block takes vectors and returns vectors. But where do the first vectors come from? They come from a table with one row for each token in the vocabulary. GPT-2's table has 50,257 rows of 768 elements. That's 38.6 million parameters, more than five of its blocks, and so far every rank would have to store all of them. How do you split a table?
+# Your block takes vectors, but where do the first vectors come from? They come from a table with one row per token of the vocabulary. The table of the smallest GPT-2 has 50,257 rows of 768 elements. That's 38.6 million parameters, more than five of its blocks have together, and so far every rank would have to store all of them. How do you split a table?

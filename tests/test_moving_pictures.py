@@ -21,7 +21,7 @@ def content(name: str) -> str:
 
 
 def test_every_generator_has_a_picture_and_its_stills() -> None:
-    assert NAMES == ["fg", "joined", "layers", "ring"]
+    assert NAMES == ["attention", "fg", "joined", "layers", "ring"]
     assert sorted(f"{name}{kind}.svg" for name in NAMES for kind in ("", "_frames")) == FILES
 
 

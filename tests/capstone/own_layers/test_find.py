@@ -96,7 +96,7 @@ def test_what_is_written_but_has_not_passed_is_named_and_not_trained_with(starte
     assert "as I understand it" not in answers.files["mlp.py"]
 
 
-HALF = ("3.2", "3.3", "4.1", "4.2", "5.2", "6.1", "6.2")
+HALF = ("3.2", "3.3", "4.1", "4.2", "5.2", "6.2")
 
 
 @pytest.fixture

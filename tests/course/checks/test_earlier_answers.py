@@ -29,9 +29,8 @@ USES = {
     "1.3": ["1.2"],
     "4.4": ["4.3"],
     "4.5": ["4.3"],
-    "6.2": ["6.1"],
-    "6.4": ["6.1"],
-    "6.5": ["6.1"],
+    "6.4": ["6.3"],
+    "6.6": ["6.3"],
     "7.3": ["7.1", "7.2"],
     "7.5": ["7.1", "7.2", "7.3", "7.4"],
     "8.2": ["8.1"],
@@ -41,7 +40,8 @@ USES = {
 FIRST_THAT_MATTERS = {
     ("4.4", "4.3"): "ignores the stride",
     ("4.5", "4.3"): "ignores the stride",
-    ("6.5", "6.1"): "merges without a transpose",
+    ("6.4", "6.3"): "True where it's forbidden",
+    ("6.6", "6.3"): "True where it's forbidden",
     ("7.5", "7.3"): "each rank tests against its own rows",
 }
 
