@@ -83,7 +83,7 @@ def merge_heads(y):  # [b, n, s, d] -> [b, s, n·d]
 #
 # - `sharded_attention` receives $X$ and this rank's shards. You may call `copy_to_region` (f), `reduce_from_region` (g), `scatter_to_region`, and `gather_from_region`, but no more often than necessary.
 #
-# The check runs your design and counts the messages in each pass. The number of heads is divisible by the number of ranks.
+# The number of heads is divisible by the number of ranks. The check counts the messages in each pass.
 
 
 # %% exercise="6.1"
@@ -183,7 +183,7 @@ class ParallelAttention(nn.Module):
 check("6.2", ParallelAttention)
 
 # %% [markdown]
-# Fusing saves more than two matmuls. The next cell compares your attention with one that has three tidy, separate column-parallel layers.
+# Fusing saves more than two matmuls. What if the three projections were three tidy, separate column-parallel layers?
 
 
 # %%
@@ -228,7 +228,7 @@ predict("6.c", padded=0, is_causal=2, right=5)
 # %% [markdown] task="6.3" title="Who may attend to whom" difficulty=3 minutes=9
 # Write the mask, and a softmax that respects it.
 #
-# - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of them. (If the mask isn't causal, it makes no difference which tokens the queries belong to.)
+# - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of them.
 #
 # - `attention_weights` returns the weights of all the keys, computed with a softmax over the keys that the mask allows. All other keys get a weight of exactly 0. A query that may not attend to any key gets a weight of 0 for every key, and no gradient may turn into a NaN.
 
@@ -267,7 +267,7 @@ def attention_weights(q, k, mask):
 check("6.3", attention_mask, attention_weights)
 
 # %% [markdown]
-# Why all the fuss about queries of padding tokens? The loss ignores them anyway. Let's find out what happens if they get NaNs. The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, and the loss only uses the outputs of real tokens.
+# The loss ignores padding tokens anyway, so does it matter if their queries get NaNs? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, and the loss only uses the outputs of real tokens.
 #
 # **Predict.** If the two padding queries get NaN weights, is the loss NaN? Is any element of $dW_o$ NaN? Which share of the elements of $dx$ is NaN in the *unpadded* text, and which share in the padded one? (Write a number between 0 and 1.)
 
@@ -313,7 +313,7 @@ predict("6.e", forward=(320,), backward=(320, 448))
 # %% [markdown] task="6.4" title="Cross-attention" difficulty=2 minutes=8
 # Write cross-attention with three layers called `self.q`, `self.kv`, and `self.out`. Every token of the decoder may attend to all tokens of the memory that aren't padding. The two texts may differ in length.
 #
-# As in exercise 6.2, raise a `ValueError` if the number of heads isn't divisible by the number of ranks. You can use your functions from exercise 6.3.
+# As before, raise a `ValueError` if the number of heads isn't divisible by the number of ranks. Your functions from exercise 6.3 will help.
 
 
 # %% exercise="6.4"
@@ -479,7 +479,7 @@ def show_heads(p, num_kv_heads):
 viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 2, "num_kv_heads": 8})
 
 # %% [markdown]
-# A head can't be split, so several ranks hold **copies** of the same key head. There's a catch, though. Each copy only meets the queries on its own rank.
+# A head can't be split, so several ranks hold **copies** of the same key head. But each copy only meets the queries on its own rank.
 #
 # **Predict.** Two ranks hold copies of the only key head and the only value head. There's one f in front of all three projections, as in your `ParallelAttention`, and nothing else is done about the copies. Which of these tensors are correct after the first backward pass? (Write `True` or `False`.)
 
@@ -750,7 +750,7 @@ viz.table(
 #
 # - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. The rows of the fused weight are in a different order: first the queries of one group, then its key, then its value, then the next group. That way, an ordinary split is correct and there's no need for a stride.
 #
-# - **A split that ignores the three blocks** is easy to overlook, because a new model trains anyway. In 2022, a user of Colossal-AI reported it (issue 817). The first reply recommended saving a checkpoint. The second one asked what would be wrong.
+# - **A split that ignores the three blocks** is easy to overlook, because a new model trains anyway. When a user of Colossal-AI reported it in 2022 (issue 817), the first reply recommended the new functions for checkpoints, and a later one asked for an example of what would be wrong.
 #
 # - **Splitting a head** works if you're willing to pay for it. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Once each rank got a copy of a complete head instead, a step took 1.6 ms instead of 3.1 ms (tpu-inference pull request 2661).
 #
@@ -804,4 +804,4 @@ from tplab.course import library
 library(6)
 
 # %% [markdown]
-# Your block takes vectors, but where do the first vectors come from? They come from a table with one row per token of the vocabulary. The table of the smallest GPT-2 has 50,257 rows of 768 elements. That's 38.6 million parameters, more than five of its blocks have together, and so far every rank would have to store all of them. How do you split a table?
+# Your block takes vectors, but where do the first vectors come from? They come from a table with one row per token of the vocabulary. The table of the smallest GPT-2 has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of its blocks, and so far every rank would have to store all of them. How do you split a table?
