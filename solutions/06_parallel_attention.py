@@ -22,7 +22,7 @@ from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region,
 #
 # An attention **head** computes a query, a key, and a value for each token, which are vectors with $d$ elements. The dot products of a query with all the keys are called **scores**. A softmax turns the scores into weights, and the head returns the weighted sum of the values.
 #
-# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Let's try it with one query, two keys, and $d = 2$. (To keep the numbers simple, we don't divide the scores by $\sqrt{d}$.)
+# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Let's try it with one query, two keys, and $d = 2$. (We don't divide the scores by $\sqrt{d}$ here.)
 
 
 # %%
@@ -209,12 +209,12 @@ for attention_class in (ParallelAttention, ThreeLayers):
 viz.table(rows)
 
 # %% [markdown]
-# Three layers send twice as much, because each of them has an f of its own. Each f sums one contribution to the gradient of $x$ across ranks, although a rank could first have added up its three contributions by itself.
+# Three layers send twice as much, because each of them has its own f. With a single f, each rank first adds up its own three contributions to the gradient of $x$.
 
 # %% [markdown]
 # ## Who may look at whom?
 #
-# So far, every token looks at every token. In practice, a **mask** forbids some of the keys, for two common reasons.
+# So far, every token looks at every token. In practice, a **mask** forbids some of the keys.
 #
 # - **The future.** If a model writes a text from left to right, a token may only attend to itself and to earlier tokens. This is called a *causal* mask. In training, all $t$ tokens have queries. But when a model writes, only the newest $s$ of the $t$ tokens need them.
 #
@@ -267,7 +267,7 @@ def attention_weights(q, k, mask):
 check("6.3", attention_mask, attention_weights)
 
 # %% [markdown]
-# The loss ignores padding tokens anyway, so does it matter if their queries get NaNs? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, and the loss only uses the outputs of real tokens.
+# Does it matter if the queries of padding tokens get NaNs? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, which the loss ignores.
 #
 # **Predict.** If the two padding queries get NaN weights, is the loss NaN? Is any element of $dW_o$ NaN? Which share of the elements of $dx$ is NaN in the *unpadded* text, and which share in the padded one? (Write a number between 0 and 1.)
 
@@ -358,7 +358,7 @@ check("6.4", ParallelCrossAttention)
 #
 # ## Train a block
 #
-# An attention layer and an MLP, each with a residual connection around it, form a transformer **block**. You own both of them now, so let's train one. The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
+# An attention layer and an MLP, each with a residual connection around it, form a transformer **block**. Let's train one! The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
 
 # %%
 from collections import OrderedDict
@@ -606,7 +606,7 @@ predict("6.i", weight=131072, keys_and_values=524288)
 # %% [markdown]
 # ## Break it
 #
-# Weights aren't the only things that belong to a head. With ALiBi, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. In January 2022, before the training of BLOOM, its developers noticed that each of their ranks would use the slopes of the *first* heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
+# Weights aren't the only things that belong to a head. With ALiBi, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before they trained BLOOM, its developers noticed that each of their ranks would use the slopes of the *first* heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
 #
 # **Predict.** Suppose four ranks hold one head each. How many of the ranks compute their head correctly? Which slope does rank 3 use?
 

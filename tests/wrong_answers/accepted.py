@@ -67,7 +67,10 @@ FUNCTIONAL_NORM = ("self.norm(x)", "F.layer_norm(x, self.norm.normalized_shape, 
 
 IN_FLOAT32 = "logits = logits.float() if logits.dtype == torch.bfloat16 else logits\n"  # as Megatron computes the loss
 KEYS_AND_VALUES = (  # the second way to fix 6.5
-    ("        x = copy_to_region(x, self.group)  # backward: adds up dx, through the queries and through the copies\n", ""),
+    (
+        "        x = copy_to_region(x, self.group)  # backward: adds up dx, through the queries and through the copies\n",
+        "",
+    ),
     ("F.linear(x, self.q.weight)", "F.linear(copy_to_region(x, self.group), self.q.weight)"),
     ("copy_to_region(self.kv.weight, self.group)", "self.kv.weight"),
     ("F.linear(x, kv_weight)", "copy_to_region(F.linear(x, kv_weight), self.group)"),
