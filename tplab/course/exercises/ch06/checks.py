@@ -190,9 +190,9 @@ class Scores(NamedTuple):
     dw: Tensor  # [b, n, s, t], the upstream gradient
 
     def backward(self) -> Observed:
-        exact = [tensor.detach().double().requires_grad_() for tensor in (self.q, self.k)]
-        right = plain.weights(*exact, self.mask)
-        dq, dk = torch.autograd.grad(right, exact, self.dw.double())
+        q, k = (tensor.detach().double().requires_grad_() for tensor in (self.q, self.k))
+        right = plain.weights(q, k, self.mask)
+        dq, dk = torch.autograd.grad(right, (q, k), self.dw.double())
         return {"weights": right.detach(), "dq": dq, "dk": dk}
 
 

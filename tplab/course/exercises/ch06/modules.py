@@ -114,7 +114,7 @@ def memory(case: Cross, generator: torch.Generator, width: int) -> dict[str, Ten
     return given | ({"memory_padding": PADDING} if case.padded else {})
 
 
-def cross_attention(case: Cross, x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
+def cross_attention(case: Built, x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
     """Return the outputs of all heads, [b, s, n d]."""
     (q,) = project(x, w["Wq"], w.get("bq"), 1)
     k, v = project(w["memory"], w["Wkv"], w.get("bkv"), 2)
