@@ -135,7 +135,8 @@ def test_an_answer_that_fails_is_refused_or_replaced_if_one_says_so(half, capsys
     assert "For 8.5, the course's solution is used, because your own answer hasn't passed its check." in said
     with pytest.raises(NotReady) as error:
         find_answers(half.folder, replace(settings, missing="error"))
-    assert len([line for line in str(error.value).splitlines() if line.startswith("  ")]) == len(needed(settings)) - len(HALF)
+    named = [line for line in str(error.value).splitlines() if line.startswith("  ")]
+    assert len(named) == len(needed(settings)) - len(HALF)
 
 
 def test_without_any_answer_nothing_trains_as_the_learners(started):
