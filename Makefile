@@ -88,6 +88,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python pictures/first_minutes.py
 	$(BIN)/python pictures/first_walk.py
 	$(BIN)/python pictures/rooms.py
+	$(BIN)/python -m pictures.moving.attention
 	$(BIN)/python -m pictures.moving.fg
 	$(BIN)/python -m pictures.moving.joined
 	$(BIN)/python -m pictures.moving.layers

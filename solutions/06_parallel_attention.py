@@ -1,23 +1,9 @@
-# ---
-# jupyter:
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # 06 · Parallel attention
 #
-# **The question.** Attention mixes every token with every other one. How can `p` ranks share it, and still need a single all-reduce on the way forward?
+# In your MLP, no token ever looked at another token. In attention, every token looks at every other token. How could you split that without constant communication? You're about to find out that attention costs exactly as much as your MLP: one all-reduce in the forward pass and one in the backward pass.
 #
-# **What you will have built.** `ParallelAttention` with whole heads on every rank, the rule that says which rows of a fused Q, K, V weight belong to whom, grouped-query attention with copies that stay equal, and a cache for generation. At the end your cache
-# writes Python, on two ranks.
-#
-# $$X \;\xrightarrow{\;f\;}\; Q_r,\, K_r,\, V_r \;\longrightarrow\; Y_r = \mathrm{softmax}\!\Big(\frac{Q_r K_r^\top}{\sqrt{d}}\Big) V_r,\ \text{head by head} \;\longrightarrow\; Y_r\, O_r \;\xrightarrow{\;g\;}\; Z$$
-#
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `a` number of heads, `d = h/a` the width of one head, `p` number of ranks. **f** (nothing forward, all-reduce backward) and **g** (all-reduce forward, nothing backward) are the operators of
-# chapter 03, the two parallel layers those of chapter 04. It is the MLP of chapter 05 with another middle. About 90 minutes.
+# By the end of this chapter, your library will train a transformer block on two processes. You need chapters 04 and 05. About 75 minutes, plus 15 minutes for an optional section.
 
 # %% tags=["setup"]
 import math
@@ -27,182 +13,153 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-import tplab.tensor
 from tplab import device, launch, record, viz
-from tplab.common import corpus
 from tplab.course import check, predict, symptoms
-from tplab.memory import PRESETS
-from tplab.tensor import (
-    Block,
-    ColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-    Sharding,
-    copies_group,
-    copy_to_region,
-    divide,
-    full_state_dict,
-    load_full_state_dict,
-    rotary_angles,
-    rotate,
-)
+from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 
 # %% [markdown]
-# This is where it will end: 8 heads on 4 real ranks. `q0` is the part of the weight that makes the queries of head 0, `k0` and `v0` make its keys and values. Each rank reports what it holds.
+# ## Cut a head in half
+#
+# An attention **head** computes a query, a key, and a value for each token, which are vectors with $d$ elements. The dot products of a query with all the keys are called **scores**. A softmax turns the scores into weights, and the head returns the weighted sum of the values.
+#
+# Suppose you split a head across two ranks, so that each rank has half of every query and half of every key. Let's try it with one query, two keys, and $d = 2$. (We don't divide the scores by $\sqrt{d}$ here.)
 
 
 # %%
-def heads_held(num_heads, num_kv_heads):
-    """Which heads this rank holds: every row of the whole weight is the number of its head."""
-    layer = QKVParallelLinear(1, num_heads, num_kv_heads, head_dim=2, bias=False, device=device())
-    numbers = torch.tensor([*range(num_heads), *range(num_kv_heads), *range(num_kv_heads)], dtype=torch.float32)
-    load_full_state_dict(layer, {"weight": numbers.repeat_interleave(2)[:, None]})  # two rows for each head
-    rows = layer.weight.detach()[::2, 0].int().split(layer.heads)  # of q, of k, of v
-    return {name: part.tolist() for name, part in zip("qkv", rows, strict=True)}
+def half_a_head(q, k):
+    rank = dist.get_rank()
+    terms = q[rank] * k[:, rank]  # [2], this rank's term of each score
+    return {"terms": terms, "softmax": terms.softmax(0)}
 
 
-viz.heads(launch(heads_held, 4, args=(8, 8)), title="8 heads on 4 ranks")
+q, k = torch.tensor([2.0, 2.0]), torch.tensor([[2.0, -2.0], [0.0, 0.5]])  # one query [d], two keys [2, d]
+halves = launch(half_a_head, 2, args=(q, k))
+viz.matrices({f"rank {rank}: terms": seen["terms"] for rank, seen in enumerate(halves)} | {"scores": k @ q})
 
 # %% [markdown]
-# ## 1 · Attention, head by head
+# The terms from both ranks add up to the correct scores, 0 and 1. So the first key should get a weight of $1/(1+e) = 0.27$, and the second key should get a weight of 0.73.
 #
-# First without any ranks. A **head** has a query, a key and a value for each token, all of `d` numbers: `s` queries, and `t` keys and values (two letters, since the keys may be more than the queries). A query is compared with every key; the results, the **scores**, become weights by a softmax; and the output is the values, added up with these weights:
-#
-# $$Y = \mathrm{softmax}\Big(\frac{Q K^\top}{\sqrt{d}}\Big)\, V \qquad Q: [s, d],\quad K, V: [t, d],\quad \text{scores}: [s, t]$$
-#
-# There are `a` heads side by side, each with `d` of the `h` columns of Q, K and V. No head looks at another one: that will be the whole trick. So the tensors are rearranged from `[b, s, a·d]` to `[b, a, s, d]`, and one batched product does all heads.
-#
-# A text that is written from left to right needs a **causal mask**: a token looks at itself and at what stands before it. A hidden score is set to $-\infty$, and its weight is 0. While a model learns, `s = t`, and the mask is a triangle. But when it writes, the queries are only the newest `s` of `t` tokens. Then the triangle ends at the bottom *right*:
+# **Predict.** If each rank applies the softmax to its own terms instead, which key gets nearly all the weight on rank 0, and which key gets nearly all the weight on rank 1? (Write 1 or 2.) If you add up the two weights that the second key gets, what's the result, rounded to a whole number?
+
+# %% predict="6.a"
+predict("6.a", rank_0=1, rank_1=2, sum_for_second_key=1)
 
 # %%
-causal_masks = {
-    f"s = {s}, t = {t}": (torch.arange(t) <= torch.arange(t - s, t)[:, None]).int() for s, t in ((4, 4), (2, 5))
-}
-viz.matrices(causal_masks, title="1: this query (row) may look at this key (column)")
+viz.matrices({f"rank {rank}: softmax": seen["softmax"] for rank, seen in enumerate(halves)}
+             | {"sum": halves[0]["softmax"] + halves[1]["softmax"], "correct": (k @ q).softmax(0)})  # fmt: skip
 
-# %% [markdown] task="6.1" title="Heads" difficulty=2 minutes=15
-# Write the three functions between Q, K, V and the output. They know nothing of ranks: `n` is the number of heads that come in, whatever that is. Head 0 is columns 0 to `d - 1`, head 1 the next `d`, and so on.
+# %% [markdown]
+# The two ranks disagree completely, and the sum of their weights isn't even a distribution. It's the GELU trap from chapter 02 all over again. The ranks could all-reduce the scores before the softmax, but each head has a score for every pair of tokens. For a sequence of $s$ tokens, this message would be $s/d$ times as large as the layer's output. For GPT-3, that's 16 times as large.
+#
+# ## But heads ignore each other
+#
+# Luckily, an attention layer has many heads, and no head ever looks at another head's scores. These three functions compute all the heads of a layer. Each head has its own block of $d$ adjacent columns.
+
+
+# %% tags=["setup"]
+def split_heads(y, head_dim):  # [b, s, n·d] -> [b, n, s, d], where n is the number of heads
+    return y.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def attend(q, k, v, causal=False):  # q [b, n, s, d], k and v [b, n, t, d] -> [b, n, s, d]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def merge_heads(y):  # [b, n, s, d] -> [b, s, n·d]
+    return y.transpose(1, 2).flatten(2)
+
+
+# %% [markdown] task="6.1" title="Split attention with the least traffic" difficulty=3 minutes=12
+# Attention has four weight matrices $W_q$, $W_k$, $W_v$, and $W_o$, all of them `[h, h]`. A single process would compute the output like this:
+#
+# ```python
+# q, k, v = (split_heads(x @ w, head_dim) for w in (wq, wk, wv))
+# out = merge_heads(attend(q, k, v)) @ wo
+# ```
+#
+# As in exercise 5.1, you decide how to split the matrices and where to put the operators from chapter 03. Every rank receives the full $X$ and returns the full output. In the backward pass, it needs the full gradient of $X$ and the gradients of its own four shards.
+#
+# - `attention_splits` returns four strings, one each for $W_q$, $W_k$, $W_v$, and $W_o$. Each string is either "column" or "row".
+#
+# - `sharded_attention` receives $X$ and this rank's shards. You may call `copy_to_region` (f), `reduce_from_region` (g), `scatter_to_region`, and `gather_from_region`, but no more often than necessary.
+#
+# The number of heads is divisible by the number of ranks. The check counts the messages in each pass.
 
 
 # %% exercise="6.1"
-def split_heads(y, head_dim):
-    """[b, s, n·d] -> [b, n, s, d], with d = head_dim."""
+def attention_splits() -> tuple[str, str, str, str]:
+    """Return how Wq, Wk, Wv and Wo are split, as "column" or "row" each."""
     ### BEGIN SOLUTION
-    return y.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # [b, s, n, d] -> [b, n, s, d]
+    return "column", "column", "column", "row"
     ### END SOLUTION
 
 
-def attend(q, k, v, causal=False):
-    """q [b, n, s, d], k and v [b, n, t, d] -> softmax(q kᵀ / √d) v, [b, n, s, d].
-
-    causal: the queries are the last s of the t positions; each sees its own position and those before it
-    """
+def sharded_attention(x, wq, wk, wv, wo, head_dim):
+    """x [b, s, h], the same on every rank, and this rank's shards of Wq, Wk, Wv and Wo [h, h] -> out [b, s, h], on every rank."""
     ### BEGIN SOLUTION
-    s, t = q.shape[2], k.shape[2]
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # [b, n, s, t]
-    if causal:
-        hidden = torch.ones(s, t, dtype=torch.bool, device=q.device).triu(t - s + 1)  # [s, t]
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return scores.softmax(dim=-1) @ v  # [b, n, s, d]
-    ### END SOLUTION
-
-
-def merge_heads(y):
-    """[b, n, s, d] -> [b, s, n·d]: undoes split_heads."""
-    ### BEGIN SOLUTION
-    return y.transpose(1, 2).flatten(2)  # [b, s, n, d] -> [b, s, n·d]
+    x = copy_to_region(x)  # [b, s, h]; backward: all-reduce of dx
+    q = split_heads(x @ wq, head_dim)  # [b, n/p, s, d], complete heads
+    k = split_heads(x @ wk, head_dim)
+    v = split_heads(x @ wv, head_dim)
+    y = merge_heads(attend(q, k, v))  # [b, s, h/p]
+    return reduce_from_region(y @ wo)  # [b, s, h]
     ### END SOLUTION
 
 
 # %% [markdown] hints="6.1"
-# 1. A reshape never moves numbers, a transpose does. To split: first cut the last dimension in two, then move one of the two. For the mask: the first query stands at position `t - s`, so how many keys may it see?
-# 2. `y.unflatten(-1, (-1, head_dim))` is `[b, s, n, d]`; exchange dimensions 1 and 2. Merging does the same backwards. The scores are `q @ k.transpose(2, 3) / math.sqrt(d)`, and query `i` may not see key `j` if `j > t - s + i`.
-# 3. `hidden = torch.ones(s, t, dtype=torch.bool, device=q.device).triu(t - s + 1)`, then `scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v`. Merging is `y.transpose(1, 2).flatten(2)`.
+# 1. A softmax needs complete scores, and a score is the dot product of a complete query and a complete key. Each head has its own block of columns in $XW_q$. Which split of $W_q$ gives each rank complete heads without any communication? Which splits of $W_k$ and $W_v$ give each rank the keys and values that belong to its own queries?
+# 2. After `merge_heads`, each rank holds some columns of the heads' outputs. Which rows of $W_o$ are these columns multiplied by? What does each rank have after that matmul, and which operator turns it into the full output? In the backward pass, $X$ gets a gradient through $W_q$, $W_k$, and $W_v$ on every rank. How many operators does it take to add up all these contributions?
+# 3. Split $W_q$, $W_k$, and $W_v$ by columns and $W_o$ by rows. Start with `x = copy_to_region(x)`, and use this `x` in all three matmuls. Compute the heads with `split_heads`, `attend`, and `merge_heads`, and return `reduce_from_region(y @ wo)`.
 
 # %% check="6.1"
-check("6.1", split_heads, attend, merge_heads)
+check("6.1", attention_splits, sharded_attention)
 
 # %% [markdown]
-# torch has all of `attend` in one fused **kernel** (a kernel is one program that runs on the GPU; fused: for several operations), `F.scaled_dot_product_attention`, which never stores the scores. It may be used here as well, but mind its `is_causal=True`: that puts the triangle at the top left, as if the queries were the first tokens.
+# Do you recognize your design? It's exercise 5.1 again, with something else in the middle:
 #
-# ## 2 · Whole heads on every rank
+# $$X \;\xrightarrow{\;f\;}\; [\,Q_0, K_0, V_0\,],\; [\,Q_1, K_1, V_1\,] \;\xrightarrow{\text{heads}}\; [\,Y_0,\; Y_1\,] \;\longrightarrow\; Y_0 O_0 + Y_1 O_1 \;\xrightarrow{\;g\;}\; Z$$
 #
-# The MLP was split where its activation did not mind. What does a softmax mind? Take one head with `d = 8` and cut it in half, as a thoughtless split of the columns would. Each rank then has half of every query and key, and its scores are only one summand of the right ones:
-
-# %%
-torch.manual_seed(0)
-q, k = torch.randn(3, 8), torch.randn(3, 8)  # one head, three tokens
-scores = q @ k.T / math.sqrt(8)
-summands = [q[:, half] @ k[:, half].T / math.sqrt(8) for half in (slice(0, 4), slice(4, 8))]
-viz.matrices(
-    {"rank 0: scores": summands[0], "rank 1: scores": summands[1], "their sum, the right scores": scores},
-    title="a head that is cut inside: the scores",
-)
-
-# %%
-softmaxes = [part.softmax(-1) for part in summands]
-viz.matrices(
-    {
-        "rank 0: softmax": softmaxes[0],
-        "rank 1: softmax": softmaxes[1],
-        "their sum": sum(softmaxes),
-        "the right softmax": scores.softmax(-1),
-    },
-    title="and what the ranks would make of them",
-)
-
-# %% [markdown]
-# The scores add up, their softmax does not: $\mathrm{softmax}(u + v)$ cannot be had from $\mathrm{softmax}(u)$ and $\mathrm{softmax}(v)$. It is the same trouble as with GELU and partial sums in chapter 05. The ranks could all-reduce the scores before the softmax. How much is that, for GPT-3?
-
-# %%
-gpt3 = PRESETS["GPT-3 175B"]
-s, h, a = gpt3.seq_length, gpt3.hidden_size, gpt3.num_heads
-viz.table(
-    [
-        {
-            "what is all-reduced": what,
-            "numbers for one sequence": f"{numbers:,}",
-            "times the output": numbers // (s * h),
-        }
-        for what, numbers in (("the output, b·s·h", s * h), ("the scores, b·a·s·s", a * s * s))
-    ]
-)
-
-# %% [markdown]
-# $s/d$ times as much, and GPT-3 has $s = 2048$ and $d = 128$. Nobody does that. A head is never cut; each rank takes `a/p` whole heads. So `p` has to divide the number of heads, not just the width `h`.
+# GELU works on each element separately, and the softmax works on each head separately, so neither of them needs any messages. This is the attention of Megatron-LM (Shoeybi et al. 2019). Since a head can't be split, the number of *heads* must be divisible by the number of ranks.
 #
-# Q, K and V are column-parallel then, with columns cut between heads. Each rank computes its heads' outputs, `[b, s, h/p]`, without asking anybody. That is what a row-parallel layer wants, and the output layer is one.
+# ![An animation of attention with four heads on two ranks. Each rank fills the triangles of its own two heads while nothing is sent, and g adds the two partial outputs. In the backward pass, f adds the two partial gradients. Finally, the MLP of chapter 05 appears behind the picture, with the same outline.](pictures/attention.svg)
 #
-# The three products read the same `X`. So they are fused, like gate and up in SwiGLU: one weight `[Wq; Wk; Wv]` of shape `[3h, h]`, one matrix product, and one f in front of it. `stride=3` makes a rank take its rows of each of the three (section 3 looks at what happens otherwise).
+# <details><summary>All frames, one by one</summary>
 #
-# **Predict.** `h = 32`, 8 heads, `p = 4`, an input `[2, 5, 32]` in float32. Which shape has the fused weight on each rank? And its `q`, split into heads? How many all-reduces run, forward and backward together, and of how many bytes is each?
+# ![The same animation as numbered stills](pictures/attention_frames.svg)
+#
+# </details>
+#
+# ## One matmul instead of three
+#
+# All three projections read the same $X$. So we stack their weights into a single matrix $[W_q; W_k; W_v]$ and need only one large matmul, just like you fused the gate with the up projection in exercise 5.4.
+#
+# **Predict.** Let $h = 32$, with 8 heads on $p = 4$ ranks, and an input of shape `[2, 5, 32]` in float32. What's the shape of the fused weight on each rank, stored as `[out, in]`? What's the shape of a rank's `q` after `split_heads`? How many all-reduces do the forward and backward passes run in total, and how many bytes does each message contain?
 
-# %% predict="6.a"
-predict("6.a", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
+# %% predict="6.b"
+predict("6.b", qkv_weight=(24, 32), q=(2, 2, 5, 4), all_reduces=2, bytes_each=1280)
 
-# %% [markdown] task="6.2" title="ParallelAttention" difficulty=3 minutes=20
-# Build it from the two layers of chapter 04 and your functions of 6.1.
+# %% tags=["setup"]
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear, divide  # your layers from chapter 04
+
+# %% [markdown] task="6.2" title="ParallelAttention" difficulty=2 minutes=8
+# Turn your design into a module with two layers from chapter 04. Call the layers `self.qkv` (the fused projection) and `self.out`. Pass `bias`, `group`, `device`, and `dtype` on to both of them.
 #
-# - `self.qkv` is the fused layer, `self.out` the output layer. `bias`, `group`, `device` and `dtype` are for both.
-# - A number of heads that `p` does not divide is an error, even where `p` divides `h`: raise `ValueError` when the layer is built. `divide(num_heads, world_size, name="num_heads", unit="heads")` does.
+# If the number of heads isn't divisible by the number of ranks in `group`, raise a `ValueError` on every rank, even if $h$ is divisible. You can use `divide(n, p)`, which returns `n // p` or raises this error for you.
 
 
 # %% exercise="6.2"
 class ParallelAttention(nn.Module):
-    """Self-attention, whole heads on every rank of `group`.
+    """Self-attention with complete heads on every rank of `group`: x [b, s, h], the same on every rank -> out [b, s, h], the same on every rank.
 
-    in:  x, replicated    [b, s, h]
-    out: z, replicated    [b, s, h]
-    One all-reduce of the input's size forward, one backward.
+    The full weight of `qkv` is [Wq; Wk; Wv], [3h, h]. If `causal`, each token attends only to itself and earlier tokens.
     """
 
     def __init__(self, hidden_size, num_heads, *, causal=False, bias=True, group=None, device=None, dtype=None):
         super().__init__()
         self.causal = causal
-        world_size = dist.get_world_size(group)
         ### BEGIN SOLUTION
-        divide(num_heads, world_size, name="num_heads", unit="heads")
-        self.head_dim = divide(hidden_size, num_heads)  # d, on every rank
+        divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
+        self.head_dim = divide(hidden_size, num_heads)  # d, the same for every p
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
         self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, **options)  # weight [3h/p, h]
         self.out = RowParallelLinear(hidden_size, hidden_size, **options)  # weight [h, h/p]
@@ -211,290 +168,517 @@ class ParallelAttention(nn.Module):
     def forward(self, x):
         ### BEGIN SOLUTION
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # [b, s, h/p] each
-        q, k, v = (split_heads(part, self.head_dim) for part in (q, k, v))  # [b, a/p, s, d] each
-        y = attend(q, k, v, causal=self.causal)  # [b, a/p, s, d]
-        return self.out(merge_heads(y))  # [b, s, h/p] -> [b, s, h]
+        q, k, v = (split_heads(part, self.head_dim) for part in (q, k, v))  # [b, n/p, s, d] each
+        y = attend(q, k, v, causal=self.causal)  # [b, n/p, s, d]
+        return self.out(merge_heads(y))  # [b, s, h]
         ### END SOLUTION
 
 
 # %% [markdown] hints="6.2"
-# 1. Which of the two layers leaves its output split, which one takes a split input? Write down the shape after each step, with the number of heads that *this rank* has. Does `d` depend on `p`?
-# 2. A column-parallel layer from `h` to `3h` with `stride=3`, and a row-parallel layer from `h` to `h`. In forward: the fused product, cut in three along the last dimension; split the heads of each; attend; merge; the output layer.
-# 3. `q, k, v = self.qkv(x).chunk(3, dim=-1)`, `split_heads(q, self.head_dim)` and so on with `self.head_dim = hidden_size // num_heads`, `y = attend(q, k, v, causal=self.causal)`, and `return self.out(merge_heads(y))`. f and g are inside the layers.
+# 1. Which kind of layer can leave its output sharded, and which kind can take a sharded input? A head has $d = h/n$ elements, where $n$ is the total number of heads. Does $d$ depend on the number of ranks?
+# 2. The first layer is column-parallel and maps $h$ features to $3h$ features. Its weight consists of three blocks, and each rank needs a slice of every block. You told `ColumnParallelLinear` about such blocks in exercise 5.4. Which part of a rank's output contains the queries?
+# 3. Create `self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, ...)` and `self.out = RowParallelLinear(hidden_size, hidden_size, ...)`, and store `self.head_dim = hidden_size // num_heads`. In `forward`, compute `q, k, v = self.qkv(x).chunk(3, dim=-1)`, call `split_heads` on each of them, then call `attend(q, k, v, causal=self.causal)`, and return `self.out(merge_heads(y))`.
 
 # %% check="6.2"
 check("6.2", ParallelAttention)
 
 # %% [markdown]
-# Your attention on four ranks, one forward and one backward pass, with the sizes of the prediction:
+# Fusing saves more than two matmuls. What if the three projections were three tidy, separate column-parallel layers?
 
 
 # %%
-def once(make_attention, x_shape):
-    """One forward and backward pass; the input is replicated."""
-    torch.manual_seed(0)
-    attention = make_attention()
-    x = torch.randn(x_shape, device=device(), requires_grad=True)
-    out = attention(x)
-    out.square().sum().backward()
-    return out.detach()
+class ThreeLayers(ParallelAttention):
+    def __init__(self, hidden_size, num_heads, **options):
+        super().__init__(hidden_size, num_heads, **options)
+        self.qkv = nn.ModuleList(ColumnParallelLinear(hidden_size, hidden_size, **options) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (split_heads(layer(x), self.head_dim) for layer in self.qkv)
+        return self.out(merge_heads(attend(q, k, v)))
 
 
-results = launch(once, 4, args=(lambda: ParallelAttention(32, 8, device=device()), (2, 5, 32)))
-viz.traffic(results, title="ParallelAttention: two all-reduces of b·s·h numbers")
+def one_step(attention_class):
+    x = torch.randn(2, 5, 32, device=device(), requires_grad=True)
+    attention_class(32, 8, device=device())(x).sum().backward()
 
-# %% [markdown]
-# ## 3 · Three matrices in one
-#
-# The fused weight looks like one matrix, and a cut of one matrix into `p` pieces is one line: `weight.chunk(p)[rank]`. Here is what that line does, next to the right cut. Every row of the weight shows which part of which head it is:
 
-# %%
-names = [f"{matrix}{head}" for matrix in "qkv" for head in range(4)]
-whole = torch.arange(12)  # one row for each head: q0 .. q3, k0 .. k3, v0 .. v3
-right = [torch.cat([part.chunk(2)[rank] for part in whole.chunk(3)]) for rank in range(2)]
 rows = []
-for cut, parts in (("each matrix for itself (stride=3)", right), ("the pile as a whole (stride=1)", whole.chunk(2))):
-    for rank, part in enumerate(parts):
-        thirds = [" ".join(names[row] for row in third) for third in part.chunk(3)]
-        rows.append(
-            {"cut": cut, "rank": f"rank {rank}"} | dict(zip(("taken for Q", "for K", "for V"), thirds, strict=True))
+for attention_class in (ParallelAttention, ThreeLayers):
+    calls, size = launch(one_step, 4, args=(attention_class,)).record.totals()["all_reduce"]
+    rows.append({"attention": attention_class.__name__, "all-reduces": calls, "message bytes, all calls": size})
+viz.table(rows)
+
+# %% [markdown]
+# Three layers send twice as much, because each of them has its own f. With a single f, each rank first adds up its own three contributions to the gradient of $x$.
+
+# %% [markdown]
+# ## Who may look at whom?
+#
+# So far, every token looks at every token. In practice, a **mask** forbids some of the keys.
+#
+# - **The future.** If a model writes a text from left to right, a token may only attend to itself and to earlier tokens. This is called a *causal* mask. In training, all $t$ tokens have queries. But when a model writes, only the newest $s$ of the $t$ tokens need them.
+#
+# - **Padding.** If the texts in a batch have different lengths, we fill up the shorter ones with meaningless tokens. No query should attend to these.
+#
+# **Predict.** A text of three tokens is padded to five tokens on the *left*, and the mask is causal. How many keys may the very first query attend to? A different text has $t = 5$ tokens without padding, and only the last two have queries. With PyTorch's `is_causal=True`, query $i$ sees keys 0 to $i$. How many keys does the last query see that way? How many keys should it see?
+
+# %% predict="6.c"
+predict("6.c", padded=0, is_causal=2, right=5)
+
+# %% [markdown] task="6.3" title="Who may attend to whom" difficulty=3 minutes=9
+# Write the mask, and a softmax that respects it.
+#
+# - `attention_mask` returns a mask that's `True` where a query may attend to a key. There are $t$ tokens, and the queries belong to the last $s$ of them.
+#
+# - `attention_weights` returns the weights of all the keys, computed with a softmax over the keys that the mask allows. All other keys get a weight of exactly 0. A query that may not attend to any key gets a weight of 0 for every key, and no gradient may turn into a NaN.
+
+
+# %% exercise="6.3"
+def attention_mask(s, t, *, causal=False, padding=None, device=None):
+    """Return a bool mask [b, 1, s, t] on `device`, True where a query may attend to a key. Without padding, b is 1.
+
+    padding: bool [b, t], True where a token is padding, or None
+    """
+    ### BEGIN SOLUTION
+    mask = torch.ones(1, 1, s, t, dtype=torch.bool, device=device)
+    if causal:
+        mask = mask.tril(t - s)  # query i belongs to token t - s + i
+    if padding is not None:
+        mask = mask & ~padding[:, None, None, :]  # [b, 1, s, t]
+    return mask
+    ### END SOLUTION
+
+
+def attention_weights(q, k, mask):
+    """q [b, n, s, d], k [b, n, t, d], and a mask [b or 1, 1, s, t] -> the softmax of q kᵀ / √d over the allowed keys, [b, n, s, t]."""
+    ### BEGIN SOLUTION
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # [b, n, s, t]
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)  # NaN in a row that consists of -inf only
+    return weights.masked_fill(~mask, 0.0)
+    ### END SOLUTION
+
+
+# %% [markdown] hints="6.3"
+# 1. With $s = 2$ and $t = 5$, write the causal mask on paper. The last query belongs to the last token, so what does its row look like? Then think about the softmax: which score has an exponential of exactly 0? What does the softmax return if every score in a row has that value?
+# 2. `tensor.tril(diagonal)` keeps the lower triangle, and its argument moves the diagonal to the right. To combine padding `[b, t]` with a mask `[1, 1, s, t]`, insert two dimensions with `padding[:, None, None, :]`. For the softmax, fill the forbidden scores with `-torch.inf`. A row without any allowed key then becomes NaN, so replace these NaNs afterward.
+# 3. The mask is `torch.ones(1, 1, s, t, dtype=torch.bool, device=device).tril(t - s)`, combined with `~padding[:, None, None, :]`. The weights are `scores.masked_fill(~mask, -torch.inf).softmax(-1).masked_fill(~mask, 0.0)`. The second `masked_fill` also stops the gradient at the forbidden keys.
+
+# %% check="6.3"
+check("6.3", attention_mask, attention_weights)
+
+# %% [markdown]
+# Does it matter if the queries of padding tokens get NaNs? The next cell computes a loss for two texts of five tokens. The second text starts with two padding tokens, which the loss ignores.
+#
+# **Predict.** If the two padding queries get NaN weights, is the loss NaN? Is any element of $dW_o$ NaN? Which share of the elements of $dx$ is NaN in the *unpadded* text, and which share in the padded one? (Write a number between 0 and 1.)
+
+# %% predict="6.d"
+predict("6.d", loss=False, dWo=True, dx_unpadded=0, dx_padded=1)
+
+
+# %%
+def nan_weights(q, k, mask):  # without the second masked_fill
+    return (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(~mask, -torch.inf).softmax(dim=-1)
+
+
+def nans(weights_of):
+    torch.manual_seed(0)
+    x, wqkv, wo = (torch.randn(size, requires_grad=True) for size in ((2, 5, 8), (8, 24), (8, 8)))
+    padding = torch.tensor([[False] * 5, [True, True, False, False, False]])
+    q, k, v = (split_heads(part, 4) for part in (x @ wqkv).chunk(3, dim=-1))
+    mask = attention_mask(5, 5, causal=True, padding=padding)
+    out = merge_heads(weights_of(q, k, mask) @ v) @ wo
+    loss = out[~padding].square().mean()
+    loss.backward()
+    found = {"loss": loss.detach(), "dWo": wo.grad, "dx, unpadded text": x.grad[0], "dx, padded text": x.grad[1]}
+    return {name: f"{value.isnan().double().mean():.0%}" for name, value in found.items()}
+
+
+viz.table([{"share of NaNs": name} | nans(weights_of)
+           for name, weights_of in {"softmax alone": nan_weights, "yours": attention_weights}.items()])  # fmt: skip
+
+# %% [markdown]
+# The loss looks perfectly healthy. But in the backward pass, the gradient of an ignored token is 0, and $0 \cdot \mathrm{NaN}$ is NaN. This really happens with `nn.MultiheadAttention`, which returns NaNs for such queries unless you pass `need_weights=False` (pytorch issue 41508, open since 2020).
+#
+# And how does tensor parallelism change the mask? Not at all! Every rank has all the tokens, so every rank uses the same mask for its own heads.
+#
+# ## Two texts
+#
+# In a translation model, an encoder reads a text, and a decoder writes its translation. Every token of the decoder also looks at the encoder's output, called the **memory**. In this **cross-attention**, the queries come from the decoder's tokens $x$, and the keys and values come from the memory.
+#
+# **Predict.** Suppose $x$ has $b \cdot s \cdot h = 320$ elements and the memory has $b \cdot t \cdot h = 448$ elements. If you fuse as many weights as possible, how many elements are in the message of each all-reduce? Write one tuple for the forward pass and one for the backward pass, with the smallest message first.
+
+# %% predict="6.e"
+predict("6.e", forward=(320,), backward=(320, 448))
+
+# %% [markdown] task="6.4" title="Cross-attention" difficulty=2 minutes=8
+# Write cross-attention with three layers called `self.q`, `self.kv`, and `self.out`. Every token of the decoder may attend to all tokens of the memory that aren't padding. The two texts may differ in length.
+#
+# As before, raise a `ValueError` if the number of heads isn't divisible by the number of ranks. Your functions from exercise 6.3 will help.
+
+
+# %% exercise="6.4"
+class ParallelCrossAttention(nn.Module):
+    """Attention from one text to another: x [b, s, h] and memory [b, t, h], both the same on every rank -> out [b, s, h], the same on every rank.
+
+    The full weight of `kv` is [Wk; Wv], [2h, h].
+    """
+
+    def __init__(self, hidden_size, num_heads, *, bias=True, group=None, device=None, dtype=None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
+        self.head_dim = divide(hidden_size, num_heads)
+        options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, **options)  # weight [h/p, h]
+        self.kv = ColumnParallelLinear(hidden_size, 2 * hidden_size, stride=2, **options)  # weight [2h/p, h]
+        self.out = RowParallelLinear(hidden_size, hidden_size, **options)  # weight [h, h/p]
+        ### END SOLUTION
+
+    def forward(self, x, memory, memory_padding=None):
+        """memory_padding: bool [b, t], True where a token of the memory is padding, or None."""
+        ### BEGIN SOLUTION
+        q = split_heads(self.q(x), self.head_dim)  # [b, n/p, s, d]
+        k, v = (split_heads(part, self.head_dim) for part in self.kv(memory).chunk(2, dim=-1))  # [b, n/p, t, d] each
+        mask = attention_mask(q.shape[2], k.shape[2], padding=memory_padding, device=x.device)
+        y = attention_weights(q, k, mask) @ v  # [b, n/p, s, d]
+        return self.out(merge_heads(y))  # [b, s, h]
+        ### END SOLUTION
+
+
+# %% [markdown] hints="6.4"
+# 1. Which of the three projections read the same input? Only these can share a weight. In the backward pass, both $x$ and the memory need a full gradient. Which layers add it up for you?
+# 2. `self.kv` is column-parallel and stacks two matrices, so which `stride` does it need? Compute the queries from `x`, and the keys and values from `memory`. Since `s` and `t` differ, take both from the shapes of `q` and `k`.
+# 3. Use `ColumnParallelLinear(hidden_size, hidden_size, ...)` for `self.q`, `ColumnParallelLinear(hidden_size, 2 * hidden_size, stride=2, ...)` for `self.kv`, and `RowParallelLinear` for `self.out`. In `forward`, build the mask with `attention_mask(s, t, padding=memory_padding, device=x.device)`, and multiply `attention_weights(q, k, mask)` by `v`.
+
+# %% check="6.4"
+check("6.4", ParallelCrossAttention)
+
+# %% [markdown]
+# Each of the two inputs needs an f. If the memory's f is missing, the loss is correct, and so is every gradient of the decoder. Only the encoder learns from a wrong gradient.
+#
+# ## Train a block
+#
+# An attention layer and an MLP, each with a residual connection around it, form a transformer **block**. Let's train one! The model below reads 32 bytes of Python and predicts the next byte after each of them. Everything except the block is replicated.
+
+# %%
+from collections import OrderedDict
+
+from tplab.common import corpus
+from tplab.tensor import ParallelMLP, load_full_state_dict
+
+HIDDEN, HEADS, CONTEXT, BATCH = 64, 4, 32, 16
+OPTIONS = {"device": device(), "dtype": torch.float64}
+text = corpus.python_sources(300_000)
+
+
+class PlainAttention(nn.Module):
+    """The same attention without any parallelism, to compare with."""
+
+    def __init__(self, hidden_size, num_heads, *, causal, **options):
+        super().__init__()
+        self.head_dim = hidden_size // num_heads
+        self.qkv, self.out = (
+            nn.Linear(hidden_size, 3 * hidden_size, **options),
+            nn.Linear(hidden_size, hidden_size, **options),
         )
-viz.table(rows, title="4 heads on 2 ranks")
+
+    def forward(self, x):
+        q, k, v = (split_heads(part, self.head_dim) for part in self.qkv(x).chunk(3, dim=-1))
+        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+def plain_mlp(hidden_size, **options):
+    up, down = nn.Linear(hidden_size, 4 * hidden_size, **options), nn.Linear(4 * hidden_size, hidden_size, **options)
+    return nn.Sequential(OrderedDict(up=up, gelu=nn.GELU(), down=down))
+
+
+class ByteModel(nn.Module):
+    def __init__(self, attention, mlp):
+        super().__init__()
+        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN, **OPTIONS)
+        self.position = nn.Embedding(CONTEXT, HIDDEN, **OPTIONS)
+        self.attention, self.mlp = attention, mlp
+        self.norm = nn.LayerNorm(HIDDEN, **OPTIONS)
+        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **OPTIONS)
+
+    def forward(self, tokens):  # [b, s] bytes
+        x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]  # [b, s, h]
+        x = x + self.attention(x)  # [b, s, h]
+        x = x + self.mlp(x)  # [b, s, h]
+        return self.head(self.norm(x))  # [b, s, 256]
+
+
+def train(model, steps=80):
+    """Train on the same batches on every rank, and return the loss of every step."""
+    torch.set_num_threads(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
+    losses = []
+    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
+        loss = F.cross_entropy(model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+torch.manual_seed(0)
+plain = ByteModel(PlainAttention(HIDDEN, HEADS, causal=True, **OPTIONS), plain_mlp(HIDDEN, **OPTIONS))
+start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
+plain_losses = train(plain)
 
 # %% [markdown]
-# With the second cut, rank 0 compares queries with queries, and adds up keys. The shapes fit, so nothing is said.
-#
-# **Predict.** 4 heads with `d = 2`: `[Wq; Wk; Wv]` has 24 rows, of which 0 to 7 are Wq. `p = 2`. Which rows does rank 1 need? And if the whole is cut in the middle: which rows does *rank 0* take for its keys?
+# **Predict.** Now your block trains on two ranks. How many all-reduces does each training step need in total, including any that sum parameter gradients?
 
-# %% predict="6.b"
-predict(
-    "6.b",
-    rows_of_rank_1=[4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23],
-    keys_of_rank_0_after_the_middle_cut=[4, 5, 6, 7],
-)
+# %% predict="6.f"
+predict("6.f", all_reduces=4)
+
+
+# %%
+def train_block():
+    block = ParallelAttention(HIDDEN, HEADS, causal=True, **OPTIONS), ParallelMLP(HIDDEN, **OPTIONS)
+    model = ByteModel(*block)
+    load_full_state_dict(model, start)  # each rank takes its shards
+    with record() as section:
+        losses = train(model)
+    return losses, section.totals()["all_reduce"].calls / len(losses)
+
+
+losses, calls = launch(train_block, 2, timeout=300)[1]  # rank 1's
+furthest = max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True))
+print(f"{calls:.0f} all-reduces per step, and the losses never differ by more than {furthest:.0e}")
+viz.curves({"plain PyTorch": plain_losses, "your block, p = 2": losses}, title="a transformer block on two ranks")
 
 # %% [markdown]
-# You met the same thing in chapter 05, with gate and up. Attention adds a twist. In **grouped-query attention** (Ainslie et al. 2023, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)) several heads of Q share one head of K and V: fewer weights, and above all a smaller cache when the model writes (section 6). With one head of K and V
-# for all it is called **multi-query attention**. Then Wk and Wv have fewer rows than Wq, and `stride=3` cannot describe the cut any more. Each of the three matrices has its own size, and a head, `d` rows, is the unit that stays whole. Head `i` of Q belongs to head `i // (num_heads / num_kv_heads)` of K and V,
-# and has to live where that one lives.
+# If you see only one curve, that's because the other one is right below it.
 #
-# Turn the knobs. First, with `p = 2`, make `num_kv_heads` smaller. Then raise `p` until there are more ranks than heads of K and V.
+# ## Fewer keys than ranks
+#
+# When a model writes, it keeps the keys and values of all earlier tokens in a **cache**, so that it doesn't have to compute them again for each new token. To make this cache smaller, several query heads may share one key head and one value head, which is called **grouped-query attention** (Ainslie et al. 2023). If *all* query heads share them, it's called **multi-query attention** (Shazeer 2019).
+#
+# Below, each rank reports which heads it holds. What happens if there are more ranks than key heads?
+
+# %%
+from tplab.tensor import QKVParallelLinear
+
+
+def heads_held(num_heads, num_kv_heads):
+    layer = QKVParallelLinear(1, num_heads, num_kv_heads, head_dim=1, bias=False, device=device())
+    numbers = torch.tensor([*range(num_heads), *range(num_kv_heads), *range(num_kv_heads)], dtype=torch.float32)
+    load_full_state_dict(layer, {"weight": numbers[:, None]})  # the weight of each head is the head's number
+    held = layer.weight.detach()[:, 0].int().split(layer.heads)  # of q, of k, of v
+    return {name: part.tolist() for name, part in zip("qkv", held, strict=True)}
 
 
 # %% tags=["explore"]
 def show_heads(p, num_kv_heads):
     held = launch(heads_held, p, args=(8, num_kv_heads))
-    return viz.heads(held, title=f"8 heads, {num_kv_heads} of K and V, p = {p}")
+    return viz.heads(held, title=f"8 query heads, {num_kv_heads} key and value heads, p = {p}")
 
 
-viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 4, "num_kv_heads": 2})
+viz.explore(show_heads, p=(1, 2, 4, 8), num_kv_heads=(8, 4, 2, 1), start={"p": 2, "num_kv_heads": 8})
 
 # %% [markdown]
-# A head cannot be cut, and every rank needs one. So where there are fewer heads of K and V than ranks, neighbours hold **copies** of the same one: `c = p / num_kv_heads` of them.
-
-# %% [markdown] task="6.3" title="QKV slicing" difficulty=3 minutes=15
-# Return the rows of a whole `[Wq; Wk; Wv]` that a rank needs: its heads of Q, then those of K, then those of V. It is how a trained checkpoint gets onto `p` ranks. The function gets a bias too, so the tensor may have one dimension only.
+# A head can't be split, so several ranks hold **copies** of the same key head. But each copy only meets the queries on its own rank.
 #
-# Raise `ValueError` where it does not come out even: `p` has to divide `num_heads`; and it has to divide `num_kv_heads`, or be a multiple of it. A helper for the first: `divide(n, p)` returns `n // p` or raises.
+# **Predict.** Two ranks hold copies of the only key head and the only value head. There's one f in front of all three projections, as in your `ParallelAttention`, and nothing else is done about the copies. Which of these tensors are correct after the first backward pass? (Write `True` or `False`.)
 
-
-# %% exercise="6.3"
-def shard_qkv(weight, num_heads, num_kv_heads, rank, world_size):
-    """The rows of [Wq; Wk; Wv] that belong to `rank`.
-
-    in:  weight    [(num_heads + 2·num_kv_heads)·d, ...]
-    out: rows      [(n + 2m)·d, ...] with n = num_heads/p, and m = num_kv_heads/p or 1, if that is less than 1
-    """
-    ### BEGIN SOLUTION
-    divide(num_heads, world_size, name="num_heads", unit="heads")
-    if num_kv_heads % world_size and world_size % num_kv_heads:
-        raise ValueError(f"{num_kv_heads} heads of K and V can't be shared out among {world_size} ranks, nor copied")
-    copies = max(1, world_size // num_kv_heads)  # ranks that hold the same head of K and V
-    d = len(weight) // (num_heads + 2 * num_kv_heads)
-    wq, wk, wv = weight.split([num_heads * d, num_kv_heads * d, num_kv_heads * d])
-    mine = [wq.chunk(world_size)[rank]]  # [n·d, ...]
-    mine += [part.chunk(world_size // copies)[rank // copies] for part in (wk, wv)]  # [m·d, ...] each
-    return torch.cat(mine)  # [(n + 2m)·d, ...]
-    ### END SOLUTION
-
-
-# %% [markdown] hints="6.3"
-# 1. How many rows has a head, if the whole has `num_heads + 2 * num_kv_heads` heads? Split the whole into its three matrices first. For K and V: with 2 heads and 4 ranks, ranks 0 and 1 need head 0. What do you divide the rank by?
-# 2. `weight.split([num_heads * d, num_kv_heads * d, num_kv_heads * d])` gives the three. Rank `r` takes piece `r` of `p` of the first. Of the other two it takes piece `r // copies` of `p // copies`, with `copies = max(1, p // num_kv_heads)`. Put the three together with `torch.cat`.
-# 3. `wq.chunk(world_size)[rank]` and `wk.chunk(world_size // copies)[rank // copies]`, and the same for `wv`. Before that: `divide(num_heads, world_size)`, and a `ValueError` if `num_kv_heads % world_size and world_size % num_kv_heads`.
-
-# %% check="6.3"
-check("6.3", shard_qkv)
+# %% predict="6.g"
+predict("6.g", out=True, dWq=True, dWk=False, dx=True)
 
 # %% [markdown]
-# What your function gives for 8 heads, 2 of K and V, on 4 ranks, with the number of its head in every row:
+# ## Fix it
+#
+# The BigCode project, which trained StarCoder, had multi-query attention in its own version of Megatron-LM. Its authors knew about the copies, so they summed the gradients of the shared weights across ranks. Still, if a model was split across several ranks, its loss exploded after a few thousand steps (bigcode-project/Megatron-LM issue 35, from March 2023). For a small model, the loss after 5,000 steps was 3.74 instead of 2.64. And yet the weights they printed at step 2400 were "perfectly in sync". Here's the same mistake in our own layers:
+
 
 # %%
-numbered = torch.tensor([*range(8), *range(2), *range(2)]).repeat_interleave(2)  # d = 2
-mine = [shard_qkv(numbered, 8, 2, rank, 4)[::2].split([2, 1, 1]) for rank in range(4)]
-viz.heads(
-    [{name: part.tolist() for name, part in zip("qkv", parts, strict=True)} for parts in mine],
-    title="cut by your shard_qkv",
-)
-
-# %% [markdown]
-# ## 4 · Copies, and what becomes of their gradients
-#
-# Look at the last picture. Ranks 0 and 1 both hold `k0`. In the forward pass that is harmless: equal weights, equal input, equal keys. In the backward pass each copy gets a gradient from the queries of *its own* rank only, `q0 q1` on one and `q2 q3` on the other. On one process all four of them would have contributed to the one gradient of `k0`.
-#
-# **Predict.** Two ranks hold copies of the only head of K and V, and nobody does anything about it. Which of these are right after the first backward pass? Say True or False.
-
-# %% predict="6.c"
-predict("6.c", out=True, dWq=True, dWk=False, dx=True)
-
-# %% [markdown]
-# So the gradient on each copy is a summand, and has to be added up over the ranks that share the head. You have an operator that does nothing forward and all-reduces the gradient backward: f. Until now it stood in front of an activation. Nothing forbids to put it in front of a *weight*, in a group that holds only the ranks with the same copy:
-#
-# `copies_group(group, c)` returns the process group of this rank and its `c - 1` neighbours: ranks 0 to `c - 1`, the next `c`, and so on. All ranks of `group` have to call it. With `c = 1` it is a group of one rank, in which f does nothing at all.
-
-# %% [markdown] task="6.4" title="Grouped-query attention" difficulty=4 minutes=20
-# Fill in the two gaps.
-#
-# 1. In `__init__`: `self.heads` and `self.kv_heads`, how many heads of Q, and of K and V, this rank holds (`n` and `m`), and `copies`. Refuse what 6.3 refuses.
-# 2. `forward`. The fused weight is no layer here but a parameter, so f on `x` is yours to write as well. `attend` wants as many heads of K and V as of Q: `repeat_interleave` along the head dimension repeats each of them.
-#
-# The rest is given: the parameters, and how they are cut, one `Block` for each of the three matrices (`tplab.tensor.sharding`), with a head as the unit that stays whole.
-
-
-# %% exercise="6.4"
-class GroupedAttention(nn.Module):
-    """Self-attention with num_kv_heads heads of K and V, each for num_heads/num_kv_heads heads of Q.
-
-    in:  x, replicated    [b, s, h]
-    out: z, replicated    [b, s, h]
-    With fewer heads of K and V than ranks, neighbours hold copies, whose gradients are added up.
-    """
-
-    def __init__(
-        self, hidden_size, num_heads, num_kv_heads, *, causal=False, bias=True, group=None, device=None, dtype=None
-    ):
+class AsShipped(nn.Module):
+    def __init__(self, hidden_size, num_heads, *, group=None, device=None, dtype=None):
         super().__init__()
-        self.causal, self.group = causal, group
-        self.head_dim = divide(hidden_size, num_heads)  # d
-        world_size = dist.get_world_size(group)
-        ### BEGIN SOLUTION
-        self.heads = divide(num_heads, world_size, name="num_heads", unit="heads")  # n
-        if num_kv_heads % world_size and world_size % num_kv_heads:
-            raise ValueError(f"{num_kv_heads} heads of K and V can't be shared out or copied to {world_size} ranks")
-        self.kv_heads = max(1, num_kv_heads // world_size)  # m
-        copies = max(1, world_size // num_kv_heads)  # ranks that hold the same heads of K and V
-        ### END SOLUTION
-        self.copies_group = copies_group(group, copies)
-        blocks = [Block(heads * self.head_dim, unit=self.head_dim) for heads in (num_heads, num_kv_heads, num_kv_heads)]
-        rows = (self.heads + 2 * self.kv_heads) * self.head_dim  # (n + 2m)·d
-        self.qkv_weight = nn.Parameter(torch.empty(rows, hidden_size, device=device, dtype=dtype))
-        self.qkv_weight.tensor_parallel = Sharding(dim=0, blocks=tuple(blocks))
-        self.qkv_bias = None
-        if bias:
-            self.qkv_bias = nn.Parameter(torch.zeros(rows, device=device, dtype=dtype))
-            self.qkv_bias.tensor_parallel = Sharding(dim=0, blocks=tuple(blocks))
-        self.out = RowParallelLinear(hidden_size, hidden_size, bias, group=group, device=device, dtype=dtype)
+        self.group, self.head_dim = group, divide(hidden_size, num_heads)
+        options = {"bias": False, "device": device, "dtype": dtype}
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)  # weight [h/p, h]
+        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h], a copy on every rank
+        self.out = RowParallelLinear(hidden_size, hidden_size, group=group, **options)
 
     def forward(self, x):
-        ### BEGIN SOLUTION
-        n, m, d = self.heads, self.kv_heads, self.head_dim
-
-        def with_summed_gradient(parameter):  # [(n + 2m)·d, ...]
-            of_q, of_kv = parameter.split([n * d, 2 * m * d])
-            return torch.cat([of_q, copy_to_region(of_kv, self.copies_group)])
-
-        weight = with_summed_gradient(self.qkv_weight)
-        bias = None if self.qkv_bias is None else with_summed_gradient(self.qkv_bias)
-        y = F.linear(copy_to_region(x, self.group), weight, bias)  # [b, s, (n + 2m)·d]
-        q, k, v = (split_heads(part, d) for part in y.split([n * d, m * d, m * d], dim=-1))
-        k, v = (part.repeat_interleave(n // m, dim=1) for part in (k, v))  # [b, m, s, d] -> [b, n, s, d]
-        return self.out(merge_heads(attend(q, k, v, causal=self.causal)))  # [b, s, h]
-        ### END SOLUTION
+        q = F.linear(copy_to_region(x, self.group), self.q.weight)
+        kv_weight = copy_to_region(self.kv.weight, self.group)  # adds up the gradients of the copies
+        k, v = (split_heads(part, self.head_dim) for part in F.linear(x, kv_weight).chunk(2, dim=-1))
+        return self.out(merge_heads(attend(split_heads(q, self.head_dim), k, v, causal=True)))
 
 
-# %% [markdown] hints="6.4"
-# 1. `m` is never less than 1. Forward has one more step in front and one in the middle, compared with 6.2: the parameters' rows of K and V go through f in `self.copies_group`, and each head of K and V is repeated for its queries. Which rows of the weight are copies, and which are not?
-# 2. Split the weight into `n * d` rows of Q and `2 * m * d` rows of K and V, put `copy_to_region(..., self.copies_group)` on the second part, `torch.cat` them again; the same with the bias, if there is one. Then `F.linear(copy_to_region(x, self.group), weight, bias)`, split into `n * d`, `m * d` and `m * d` columns.
-# 3. `self.kv_heads = max(1, num_kv_heads // world_size)`, `copies = max(1, world_size // num_kv_heads)`. After `split_heads`: `k = k.repeat_interleave(n // m, dim=1)`, the same for `v`; then `self.out(merge_heads(attend(q, k, v, causal=self.causal)))`.
-
-# %% check="6.4"
-check("6.4", GroupedAttention)
-
-# %% [markdown]
-# A sum over the copies of the *activations'* gradients looks as good, `copy_to_region(k, self.copies_group)`. It gives the right dWk, and a wrong dx: f in front of `x` adds up the parts of all ranks, so the part through K would be in it once for every copy. What the copies share is the weight, so that is where the sum belongs.
-#
-# ## 5 · Two relatives: cross-attention and rotary positions
-#
-# In **cross-attention** the queries come from one text and the keys and values from another, `[b, t, h]`: a decoder that looks at what the encoder has read. Then the fused weight falls apart into Wq and `[Wk; Wv]`, with one f in front of each, since there are two inputs that want a gradient. Here is the course's own
-# attention, which can do both, on two ranks:
+torch.manual_seed(0)
+sizes = {"q": (HIDDEN, HIDDEN), "kv": (2 * HIDDEN // HEADS, HIDDEN), "out": (HIDDEN, HIDDEN)}
+shared = {f"attention.{name}.weight": torch.randn(size, dtype=torch.float64) / 8 for name, size in sizes.items()}
 
 
-# %%
-def all_reduces(attention_type, num_kv_heads, p_sizes):
-    """Collectives of one forward and backward pass: (direction, numbers)."""
-    b, s, t, h = p_sizes
-    attention = tplab.tensor.ParallelAttention(h, 8, num_kv_heads, attention_type=attention_type, device=device())
-    x = torch.randn(b, s, h, device=device(), requires_grad=True)
-    memory = torch.randn(b, t, h, device=device(), requires_grad=True) if attention_type == "cross" else None
-    with record() as forward:
-        out = attention(x, memory)
-    with record() as backward:
-        out.sum().backward()
-    sections = {"forward": forward, "backward": backward}
-    return {
-        name: sorted((c.bytes // 4 for c in calls if len(c.group) > 1), reverse=True)
-        for name, calls in sections.items()
-    }
+def train_shared(attention_class):
+    model = ByteModel(attention_class(HIDDEN, HEADS, **OPTIONS), ParallelMLP(HIDDEN, **OPTIONS))
+    load_full_state_dict(model, {name: value for name, value in start.items() if "attention" not in name} | shared)
+    losses = train(model, steps=40)
+
+    def apart(weight):  # the largest difference between a weight and the mean of its copies
+        total = weight.detach().clone()
+        dist.all_reduce(total)
+        return (total / dist.get_world_size() - weight.detach()).abs().max().item()
+
+    drift = {"K/V copies apart": apart(model.attention.kv.weight), "embeddings apart": apart(model.embedding.weight)}
+    return {"first loss": losses[0], "loss after 40 steps": losses[-1]} | drift
 
 
-sizes = (2, 5, 7, 32)  # b, s, t, h
-rows = []
-for attention_type in ("self", "cross"):
-    found = launch(all_reduces, 2, args=(attention_type, 8, sizes))[0]
-    rows.append({"b·s·h = 320, b·t·h = 448": attention_type} | {name: str(numbers) for name, numbers in found.items()})
-viz.table(rows, title="numbers in each all-reduce, p = 2")
+def measured(attention_class, p, *names):
+    seen = launch(train_shared, p, args=(attention_class,), timeout=300)[0]
+    return {"": f"{attention_class.__name__}, p = {p}"} | {name: f"{seen[name]:.4f}" for name in names}
+
+
+viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copies apart") for p in (1, 2)])
 
 # %% [markdown]
-# **Rotary positions** (Su et al. 2021, [arXiv 2104.09864](https://arxiv.org/abs/2104.09864)) tell attention where a token stands. The `d` numbers of a query or key are taken as `d/2` pairs, and each pair is turned by an angle that grows with the token's position. Then a score depends only on how *far apart* two tokens are. Below, the same query and the same key stand at six
-# positions. Read along the diagonals:
+# The first loss is correct, the model learns, and the copies are identical. Would you have noticed that anything is wrong?
+#
+# **Predict.** Look for the two f's in the code above. Which of these tensors are correct after the first backward pass on two ranks?
 
-# %%
-torch.manual_seed(1)
-q, k = torch.randn(2, 1, 1, 1, 8).expand(-1, -1, -1, 6, -1)  # [b, heads, s, d]: six times the same
-angles = rotary_angles(torch.arange(6), head_dim=8)  # [s, d/2]
-viz.matrices({"scores q kᵀ": (rotate(q, angles) @ rotate(k, angles).transpose(2, 3))[0, 0]})
+# %% predict="6.h"
+predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
-# %% [markdown]
-# Each head is turned by itself, by the same angles. So tensor parallelism has nothing to do here: every rank turns the heads that it has. What matters is that every rank, and every call, knows the right positions. That brings us to generation.
-#
-# ## 6 · The cache
-#
-# A model writes token by token, and each new token looks at all earlier ones. Those never look at it, so their keys and values do not change any more: computing them again at every step is a waste. So they are kept, in a **KV cache**, and each step computes q, k, v of the *new* tokens only.
-#
-# The cache is made once, with room for `max_length` tokens, and is written in place. Each rank keeps the heads of K and V that it holds, and nothing is sent: `p` ranks share the memory among them.
-#
-# **Predict.** Llama 3 70B has 80 layers, 64 heads, 8 of K and V, and `d = 128`. For one text of 8192 tokens, with two bytes a number: how many GiB of keys and values are on each rank, for `p = 1`, 8 and 16?
-
-# %% predict="6.d"
-predict("6.d", p1=2.5, p8=0.3125, p16=0.3125)
-
-# %% [markdown] task="6.5" title="KV cache" difficulty=3 minutes=20
-# Write the cache, and one step of attention that uses it.
-#
-# `attention` is a module of the course, on this rank: `attention.qkv(x)` gives q `[b, n, s, d]`, k and v `[b, m, s, d]`, split into heads; `attention.out` is the row-parallel output layer; `attention.kv_heads` is `m`, `attention.head_dim` is `d`, `attention.rotary_base` the base of its rotary positions.
-#
-# - `KVCache(attention, batch_size, max_length)` makes `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and a `length` of 0. No other memory is made later.
-# - `append(keys, values)` writes the new tokens behind those that are there and returns all so far, as views, in a tuple. More than there is room for is a `ValueError`, and then nothing is written.
-# - `attend_next(attention, x, cache)`: `x` is the next `s` tokens of a text whose earlier ones are in the cache. `rotary_angles(positions, head_dim, base)` gives the angles, `rotate(heads, angles)` turns.
-#
-# All of it runs under `torch.no_grad()`: generation has no backward pass.
+# %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is fine, so you only have to decide where the f's go. There are two right answers, and they send different numbers of bytes. The check accepts both of them, but no unnecessary messages.
 
 
 # %% exercise="6.5"
-class KVCache:
-    """Room for the keys and values of this rank's heads, for `max_length` tokens; `length` of them are there.
+class MultiQueryAttention(nn.Module):
+    """Causal attention without biases, in which all query heads share one key head and one value head.
 
-    keys, values    [b, m, max_length, d]
+    x [b, s, h], the same on every rank of `group` -> out [b, s, h], the same on every rank.
+    """
+
+    def __init__(self, hidden_size, num_heads, *, group=None, device=None, dtype=None):
+        super().__init__()
+        divide(num_heads, dist.get_world_size(group), name="num_heads", unit="heads")
+        self.group, self.head_dim = group, divide(hidden_size, num_heads)
+        options = {"bias": False, "device": device, "dtype": dtype}
+        self.q = ColumnParallelLinear(hidden_size, hidden_size, group=group, **options)  # weight [h/p, h]
+        self.kv = nn.Linear(hidden_size, 2 * self.head_dim, **options)  # weight [2d, h], a copy on every rank
+        self.out = RowParallelLinear(hidden_size, hidden_size, group=group, **options)
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        x = copy_to_region(x, self.group)  # backward: adds up dx, through the queries and through the copies
+        q = F.linear(x, self.q.weight)  # [b, s, h/p]
+        kv_weight = copy_to_region(self.kv.weight, self.group)  # backward: adds up the gradients of the copies
+        kv = F.linear(x, kv_weight)  # [b, s, 2d]
+        k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))  # [b, 1, s, d] each
+        y = attend(split_heads(q, self.head_dim), k, v, causal=True)  # [b, n/p, s, d]
+        return self.out(merge_heads(y))  # [b, s, h]
+        ### BROKEN
+        # q = F.linear(copy_to_region(x, self.group), self.q.weight)
+        # kv_weight = copy_to_region(self.kv.weight, self.group)  # adds up the gradients of the copies
+        # kv = F.linear(x, kv_weight)
+        # k, v = (split_heads(part, self.head_dim) for part in kv.chunk(2, dim=-1))
+        # return self.out(merge_heads(attend(split_heads(q, self.head_dim), k, v, causal=True)))
+        ### END SOLUTION
+
+
+# %% [markdown] hints="6.5"
+# 1. Follow the gradient backward from `k` and `v` on one rank. Which queries contributed to it? So is the gradient of `kv` complete, or is it only one term of a sum? Then follow it further, into `self.kv.weight` and into `x`. At which of these two places does the broken version add up the terms?
+# 2. You can add up the terms before they reach the matmul, or after it. If you add them up *before* the matmul (at `kv`), the gradients that leave the matmul are already complete. If you add them up *after* the matmul, you have to do it for both of its inputs, `x` and the weight.
+# 3. For the first fix, write `x = copy_to_region(x, self.group)` at the top, and use this `x` for the queries as well as for `kv`. Keep the f on the weight. For the second fix, keep the f in front of the queries, remove the f on the weight, and write `kv = copy_to_region(F.linear(x, self.kv.weight), self.group)`.
+
+# %% check="6.5"
+check("6.5", MultiQueryAttention)
+
+# %%
+names = ("first loss", "loss after 40 steps", "K/V copies apart", "embeddings apart")
+viz.table(
+    [measured(AsShipped, 2, *names), measured(MultiQueryAttention, 2, *names), measured(MultiQueryAttention, 1, *names)]
+)
+
+# %% [markdown]
+# Now you can see what really drifted apart. As shipped, each rank gets a different $dx$, so every layer *before* the attention gets a different gradient on each rank. Only the gradients of the copies were summed, so only the copies stayed equal. Your detector from exercise 5.3, which compares *all* replicated parameters, would have noticed after one step. BigCode's developers tried both fixes, in pull requests 36 and 37, and merged the first one as 39.
+#
+# **Predict.** Besides the message for $dx$, the first fix sends the gradient of the shared weight `[2d, h]`, and the second fix sends the gradient of `kv` `[b, s, 2d]`. How many elements is that for $b \cdot s = 4096$ tokens, $h = 1024$, and $d = 64$?
+
+# %% predict="6.i"
+predict("6.i", weight=131072, keys_and_values=524288)
+
+# %% [markdown]
+# ## Break it
+#
+# Weights aren't the only things that belong to a head. With ALiBi, each head subtracts its own **slope** times the distance between query and key from its scores. For four heads, the slopes are 1/4, 1/16, 1/64, and 1/256. Shortly before they trained BLOOM, its developers noticed that each of their ranks would use the slopes of the *first* heads (bigscience-workshop/Megatron-DeepSpeed issue 227).
+#
+# **Predict.** Suppose four ranks hold one head each. How many of the ranks compute their head correctly? Which slope does rank 3 use?
+
+# %% predict="6.j"
+predict("6.j", correct_ranks=1, slope_of_rank_3=0.25)
+
+
+# %%
+def alibi(q, k, v, slopes):
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])  # [s, s], negative for future tokens
+    penalty = torch.where(distance < 0, torch.inf, slopes[:, None, None] * distance)  # [n, s, s]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=-penalty)
+
+
+def wrong_slopes():
+    rank, slopes = dist.get_rank(), torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
+    q, k, v = torch.randn(3, 1, 4, 6, 8, generator=torch.Generator().manual_seed(0))  # four heads, on every rank
+    mine = [part[:, rank : rank + 1] for part in (q, k, v)]  # [1, 1, s, d] each, this rank's head
+    right = alibi(q, k, v, slopes)[:, rank : rank + 1]
+    return {"slope": slopes[rank].item(), "slope used": slopes[0].item(),
+            "largest error": f"{(alibi(*mine, slopes[:1]) - right).abs().max():.4f}"}  # fmt: skip
+
+
+viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(wrong_slopes, 4))])
+
+# %% [markdown]
+# Everything that belongs to a head must be sliced together with the heads.
+
+# %%
+symptoms(6)
+
+# %% [markdown]
+# ## Write with a cache (optional)
+#
+# When a model writes, each step only computes the queries, keys, and values of the *new* tokens. The older keys and values come from the cache, in which each rank keeps its own heads.
+#
+# **Predict.** Llama 3 70B has 80 layers, 64 query heads, 8 key and value heads, and $d = 128$. For one text of 8,192 tokens with 2 bytes per element, how many GiB does the cache take up on each rank, for $p = 1$, 8, and 16?
+
+# %% predict="6.k"
+predict("6.k", p1=2.5, p8=0.3125, p16=0.3125)
+
+# %% [markdown]
+# So the step from 8 to 16 GPUs saves nothing. The function below computes queries, keys, and values with **rotary positions** (Su et al. 2021). It rotates queries and keys by an angle that depends on the token's position, so that a score only depends on how far apart two tokens are. Each rank rotates its own heads.
+
+# %% tags=["setup"]
+from tplab.tensor import rotary_angles, rotate
+
+
+def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k and v [b, m, s, d]
+    q, k, v = attention.qkv(x)
+    positions = torch.arange(start, start + x.shape[1], device=x.device)  # x contains the tokens from `start` on
+    angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)
+    return rotate(q, angles), rotate(k, angles), v
+
+
+# %% [markdown] task="6.6" title="KV cache (optional)" difficulty=3 minutes=15
+# Write the cache, and a step of causal attention that uses it. Here, `attention` is a module of the course. You need its output layer `attention.out`, its number of key and value heads on this rank, `attention.kv_heads` ($m$), and `attention.head_dim` ($d$).
+#
+# - `KVCache(attention, batch_size, max_length)` creates `keys` and `values`, `[b, m, max_length, d]`, with the device and dtype of `attention.out.weight`, and sets `length` to 0.
+#
+# - `append(keys, values)` writes new tokens after the cached ones and returns everything cached so far, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
+#
+# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3.
+#
+# All of this runs under `torch.no_grad()`.
+
+
+# %% exercise="6.6"
+class KVCache:
+    """Room for the keys and values of `max_length` tokens, for this rank's heads. The first `length` tokens are cached.
+
+    keys, values: [b, m, max_length, d]
     """
 
     def __init__(self, attention, batch_size, max_length):
@@ -507,11 +691,11 @@ class KVCache:
         ### END SOLUTION
 
     def append(self, keys, values):
-        """Write keys and values [b, m, s, d] of s new tokens; return (keys, values) so far, [b, m, length, d] each."""
+        """Write the keys and values [b, m, s, d] of s new tokens, and return all (keys, values) so far, [b, m, length, d] each."""
         ### BEGIN SOLUTION
         stop = self.length + keys.shape[2]
         if stop > self.keys.shape[2]:
-            raise ValueError(f"{self.length} tokens are cached, {keys.shape[2]} more need room for {stop}")
+            raise ValueError(f"{self.length} tokens are cached, and {keys.shape[2]} more need room for {stop}")
         self.keys[:, :, self.length : stop] = keys
         self.values[:, :, self.length : stop] = values
         self.length = stop
@@ -520,392 +704,104 @@ class KVCache:
 
 
 def attend_next(attention, x, cache):
-    """x [b, s, h], the next s tokens -> their output [b, s, h]; causal, with rotary positions."""
+    """Return the output [b, s, h] for x [b, s, h], the next s tokens of the text."""
     ### BEGIN SOLUTION
-    q, k, v = attention.qkv(x)  # [b, n, s, d], [b, m, s, d] twice
-    positions = torch.arange(cache.length, cache.length + x.shape[1], device=x.device)  # [s]
-    angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)  # [s, d/2]
-    k, v = cache.append(rotate(k, angles), v)  # [b, m, t, d]: those before and the new ones
-    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))  # [b, n, t, d]
-    y = attend(rotate(q, angles), k, v, causal=True)  # [b, n, s, d]
+    q, k, v = qkv_at(attention, x, cache.length)  # [b, n, s, d], and [b, m, s, d] twice
+    k, v = cache.append(k, v)  # [b, m, t, d] each: the cached tokens and the new ones
+    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))  # [b, n, t, d] each
+    mask = attention_mask(q.shape[2], k.shape[2], causal=True, device=x.device)
+    y = attention_weights(q, k, mask) @ v  # [b, n, s, d]
     return attention.out(merge_heads(y))  # [b, s, h]
     ### END SOLUTION
 
 
-# %% [markdown] hints="6.5"
-# 1. The new tokens go to places `length` to `length + s - 1`. Those numbers are also their positions, so ask for `cache.length` *before* you append. Is a key turned before it is kept, or each time it is used?
-# 2. Append: `stop = self.length + keys.shape[2]`, compare with the room, write `self.keys[:, :, self.length : stop] = keys`, and return slices up to `stop`. A step: q, k, v; turn q and k; append; repeat the heads of k and v for the queries; attend; merge; `attention.out`.
-# 3. `positions = torch.arange(cache.length, cache.length + x.shape[1], device=x.device)`, `angles = rotary_angles(positions, attention.head_dim, attention.rotary_base)`, `k, v = cache.append(rotate(k, angles), v)`, `repeat_interleave(q.shape[1] // k.shape[1], dim=1)` on both, `attend(rotate(q, angles), k, v, causal=True)`.
+# %% [markdown] hints="6.6"
+# 1. The new tokens go to positions `length` to `length + s - 1`. At what moment do you have to read `cache.length` to get the position of the first new token? Each key head serves several query heads. Which query heads belong to the first key head?
+# 2. In `append`, compute `stop = self.length + keys.shape[2]`, compare it with the room, write into slices, and return slices up to `stop`. In `attend_next`, get `q`, `k`, and `v` from `qkv_at`, append, repeat every key and value head for its queries, build a causal mask, and finish with `merge_heads` and `attention.out`.
+# 3. Write with `self.keys[:, :, self.length : stop] = keys`. Call `qkv_at(attention, x, cache.length)` before you append. Repeat with `part.repeat_interleave(q.shape[1] // k.shape[1], dim=1)`, and use `attention_mask(q.shape[2], k.shape[2], causal=True, device=x.device)`.
 
-# %% check="6.5"
-check("6.5", KVCache, attend_next)
+# %% check="6.6"
+check("6.6", KVCache, attend_next)
 
-# %% [markdown]
-# Now use it on real text: the sources of the Python standard library, as bytes, as in chapter 05. The model is small: an embedding of each byte, one attention with rotary positions (4 heads, 2 of K and V), a norm, an output layer. Everything but the attention is replicated. It learns for 80 steps on two ranks; then it goes on writing, with your cache, and once
-# more without any cache, from the whole text so far for every new byte.
 
 # %%
-HIDDEN, HEADS, CONTEXT, BATCH = 64, 4, 32, 16
-text = corpus.python_sources(300_000)
-
-
-class ByteModel(nn.Module):
-    """Scores for the next byte after each byte. Everything but the attention is replicated."""
-
-    def __init__(self, attention):
-        super().__init__()
-        options = {"device": device(), "dtype": torch.float64}
-        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN, **options)
-        self.attention = attention
-        self.norm = nn.LayerNorm(HIDDEN, **options)
-        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
-
-    def forward(self, tokens, attention=None):  # [b, s] bytes
-        x = self.embedding(tokens)  # [b, s, h]
-        x = x + (attention or self.attention)(x)  # [b, s, h]
-        return self.head(self.norm(x))  # [b, s, 256]
-
-
-def train(model, steps, after_step=lambda: None):
-    """Returns the loss of every step. All ranks draw the same batches, from the same seed."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    losses = []
-    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
-        logits = model(inputs.to(device()))  # [b, s, 256]
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.to(device()).flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        after_step()
-    return losses
-
-
 @torch.no_grad()
-def write(model, prompt, length, cached):
-    """The prompt, continued byte by byte, drawn by the scores; and how many tokens went through the attention."""
-    written, passed, dice = list(prompt.encode()), 0, torch.Generator().manual_seed(0)  # the same on every rank
-    cache = KVCache(model.attention, 1, len(written) + length)
-    new = written
-    for _ in range(length):
-        tokens = torch.tensor([new if cached else written], device=device())  # [1, s]
-        passed += tokens.shape[1]
-        step = (lambda x: attend_next(model.attention, x, cache)) if cached else None
-        scores = model(tokens, step)[0, -1].cpu()  # [256]
-        new = torch.multinomial((2 * scores).softmax(-1), 1, generator=dice).tolist()  # 2: high scores more often
-        written = written + new
-    return {"text": bytes(written).decode(errors="replace"), "passed": passed}
+def read_in_pieces():
+    import tplab.tensor
 
-
-def train_and_write(prompts, length):
     torch.manual_seed(0)
-    options = {"causal": True, "rotary_base": 10_000.0, "device": device(), "dtype": torch.float64}
-    model = ByteModel(tplab.tensor.ParallelAttention(HIDDEN, HEADS, 2, **options))
-    losses = train(model, 80)
-    return losses, [[write(model, prompt, length, cached) for cached in (True, False)] for prompt in prompts]
-
-
-PROMPTS = ["    def __init__(self", "    return "]
-losses, texts = launch(train_and_write, 2, args=(PROMPTS, 20), timeout=300)[1]  # rank 1's
-print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}")
-viz.table(
-    [
-        {
-            "rank 1 of 2 writes, with your cache": repr(cached["text"]),
-            "the same without": cached["text"] == whole["text"],
-            "tokens through the attention": cached["passed"],
-            "without": whole["passed"],
-        }
-        for cached, whole in texts
-    ]
-)
-
-# %% [markdown]
-# The same text, from far fewer tokens. It is no great author: after 80 steps it knows which letters like to follow which, not much more. But both ranks write it together, and neither could have written a byte of it alone.
-#
-# ## 7 · Break it
-#
-# **First: the cut through the middle.** Both attentions below start from the same whole weights and learn for 80 steps on two ranks; then each rank's shards go into a checkpoint, and a single process loads it. `AsOnePile` differs from yours in one number, `stride=1`.
-
-
-# %%
-class AsOnePile(ParallelAttention):
-    def __init__(self, hidden_size, num_heads, **options):
-        super().__init__(hidden_size, num_heads, **options)
-        layer_options = {name: value for name, value in options.items() if name != "causal"}
-        self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=1, **layer_options)
-
-
-def make_model(attention_class, *sizes):
-    """A model with this attention, on this rank; its weights are those of one process with the same seed."""
-    options = {"causal": True, "device": device(), "dtype": torch.float64}
-    model = ByteModel(attention_class(HIDDEN, *sizes, **options))
-    kv_heads = sizes[-1]
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"qkv": (HIDDEN + 2 * kv_heads * HIDDEN // HEADS, HIDDEN), "out": (HIDDEN, HIDDEN)}
-    start = {}
-    for name, value in model.state_dict().items():
-        *_, part, kind = name.replace("_", ".").split(".")
-        shape = (shapes[part] if kind == "weight" else shapes[part][:1]) if part in shapes else value.shape
-        start[name] = 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    load_full_state_dict(model, start)
-    return model
-
-
-@torch.no_grad()
-def loss_of(model, attention=None):
-    """The loss on text that it has not learned from, with another attention in place of its own if one is given."""
-    inputs, targets = next(corpus.byte_batches(text, CONTEXT, 200, 1, seed=2))
-    scores = model(inputs.to(device()), attention)  # [b, s, 256]
-    return F.cross_entropy(scores.flatten(0, 1), targets.to(device()).flatten()).item()
-
-
-def train_and_save(attention_class):
-    model = make_model(attention_class, HEADS)
-    losses = train(model, 80)
-    return {"losses": losses, "loss": loss_of(model), "checkpoint": full_state_dict(model)}
-
-
-def read_checkpoint(attention_class, state, attention=None):
-    model = make_model(attention_class, HEADS)
-    load_full_state_dict(model, state)
-    return loss_of(model, attention)
-
-
-runs = {cls.__name__: launch(train_and_save, 2, args=(cls,), timeout=300)[0] for cls in (ParallelAttention, AsOnePile)}
-viz.curves({name: run["losses"] for name, run in runs.items()}, title="both learn")
-
-# %%
-right, pile = (runs[name]["checkpoint"] for name in ("ParallelAttention", "AsOnePile"))
-readings = [
-    ("ParallelAttention, p = 2", "the same", runs["ParallelAttention"]["loss"]),
-    ("ParallelAttention, p = 2", "one process", launch(read_checkpoint, 1, args=(ParallelAttention, right))[0]),
-    ("AsOnePile, p = 2", "the same", runs["AsOnePile"]["loss"]),
-    ("AsOnePile, p = 2", "one process", launch(read_checkpoint, 1, args=(ParallelAttention, pile))[0]),
-    ("ParallelAttention, p = 2", "AsOnePile, p = 2", launch(read_checkpoint, 2, args=(AsOnePile, right))[0]),
-    (
-        "ParallelAttention, p = 2",
-        "its attention switched off",
-        launch(read_checkpoint, 1, args=(ParallelAttention, right, torch.zeros_like))[0],
-    ),
-]
-viz.table(
-    [{"learned by": writer, "read by": reader, "loss on new text": f"{loss:.4f}"} for writer, reader, loss in readings]
-)
-
-# %% [markdown]
-# The rows of a fresh weight have no names yet: rank 0 took some of the queries' rows for keys, and trained them as keys. So it learns nearly as well as the right one. On one process every row goes where its place says that it belongs, and the pairs that have learned together are torn apart. The other way round it is just as bad: the weights that
-# the right one has learned, cut as one pile. Compare both with the last line: an attention that was cut in the wrong way is worse here than none at all.
-#
-# **Second: copies that nobody adds up.** Two ranks, one head of K and V for all. The broken class is yours, but its group of copies holds only the rank itself, so the f in front of the weight does nothing.
-
-
-# %%
-class NotAddedUp(GroupedAttention):
-    def __init__(self, hidden_size, num_heads, num_kv_heads, *, group=None, **options):
-        super().__init__(hidden_size, num_heads, num_kv_heads, group=group, **options)
-        self.copies_group = copies_group(group, 1)
-
-
-def train_copies(attention_class):
-    model = make_model(attention_class, HEADS, 1)
-    first_row = model.attention.heads * model.attention.head_dim  # where K begins
-
-    @torch.no_grad()
-    def apart():
-        mine = model.attention.qkv_weight[first_row:]
-        both = mine.clone()
-        dist.all_reduce(both)
-        drift.append((both - 2 * mine).abs().max().item())  # two copies: the other one minus mine
-
-    drift = []
-    losses = train(model, 80, after_step=apart)
-    return {"losses": losses, "drift": drift, "checkpoint": full_state_dict(model), "loss": loss_of(model)}
-
-
-def read_copies(state):
-    model = make_model(GroupedAttention, HEADS, 1)
-    load_full_state_dict(model, state)
-    return loss_of(model)
-
-
-grouped = {cls.__name__: launch(train_copies, 2, args=(cls,), timeout=300)[0] for cls in (GroupedAttention, NotAddedUp)}
-viz.curves(
-    {name: run["losses"] for name, run in grouped.items()}, title="the loss, with and without the sum over copies"
-)
-
-# %%
-viz.curves(
-    {name: run["drift"] for name, run in grouped.items()},
-    ylabel="largest difference",
-    title="how far the two copies of the one head of K and V are apart",
-)
-
-# %%
-viz.table(
-    [
-        {
-            "attention": name,
-            "loss on new text, p = 2": f"{run['loss']:.4f}",
-            "its checkpoint on one process": f"{launch(read_copies, 1, args=(run['checkpoint'],))[0]:.4f}",
-            "copies apart at the end": f"{run['drift'][-1]:.2g}",
-        }
-        for name, run in grouped.items()
-    ]
-)
-
-# %% [markdown]
-# Without the sum each rank trains a head of K and V for its own queries: in truth the model now has two of them. It learns, and the loss looks healthy. But what it has learned is another model than the one that you configured. A checkpoint has room for one head only, so the other one is lost when it is written. The detector of chapter 05
-# does not see it: these parameters are shards, and it leaves shards out. Only a check of the copies does.
-
-# %%
-symptoms(6)
-
-# %% [markdown]
-# ## 8 · Measure it
-#
-# First the traffic, as recorded, against the formula: `b·s·h` numbers forward and backward; with copies also the gradient of the rows of K and V, `2d·h` of the weight and `2d` of the bias, over the ranks that share a head.
-
-
-# %%
-def count(num_kv_heads):
-    attention = GroupedAttention(64, 8, num_kv_heads, device=device())
-    x = torch.randn(2, 16, 64, dtype=torch.float32, device=device(), requires_grad=True)  # [b, s, h]
-    with record() as section:
-        attention(x).sum().backward()
-    return [call.bytes // 4 for call in section if len(call.group) > 1]
-
-
-b, s, h, a = 2, 16, 64, 8
-rows = []
-for kv_heads, p in ((8, 1), (8, 2), (8, 4), (2, 2), (2, 4), (1, 4)):
-    numbers = launch(count, p, args=(kv_heads,))[0]
-    copies = 2 * (h // a) * (h + 1) if p > kv_heads else 0
-    rows.append(
-        {
-            "p": p,
-            "heads of K and V": kv_heads,
-            "all-reduces": len(numbers),
-            "numbers": f"{sum(numbers):,}",
-            "formula": f"{(2 * b * s * h if p > 1 else 0) + copies:,}",
-        }
-    )
-viz.table(rows, title="b·s·h = 2,048; 2d·(h + 1) = 1,040")
-
-# %% [markdown]
-# The sum over copies does not grow with batch or sequence: in training, where `b·s` is far larger than `2d`, it hardly counts. Then the cache, on each rank:
-
-
-# %%
-def cache_bytes(num_heads, num_kv_heads):
-    attention = tplab.tensor.ParallelAttention(num_heads * 16, num_heads, num_kv_heads, device=device())
-    cache = KVCache(attention, batch_size=1, max_length=1024)
-    return cache.keys.nbytes + cache.values.nbytes
+    attention = tplab.tensor.ParallelAttention(HIDDEN, 8, 2, causal=True, rotary_base=10_000.0, **OPTIONS)
+    x = torch.randn(1, 64, HIDDEN, **OPTIONS)
+    dist.broadcast(x, 0)
+    cache = KVCache(attention, 1, 64)
+    outs = [attend_next(attention, piece, cache) for piece in x.split([40, *[1] * 24], dim=1)]
+    return {"largest difference": f"{(torch.cat(outs, 1) - attention(x)).abs().max():.0e}",
+            "cached heads": cache.keys.shape[1], "KiB": 2 * cache.keys.nbytes // 1024}  # fmt: skip
 
 
 viz.table(
-    [
-        {"8 heads, of K and V": kv_heads}
-        | {f"KiB on a rank, p = {p}": launch(cache_bytes, p, args=(8, kv_heads))[0] // 1024 for p in (1, 2, 4)}
-        | {"formula, p = 4": 2 * 1 * 1024 * 16 * max(1, kv_heads // 4) * 4 // 1024}
-        for kv_heads in (8, 4, 2, 1)
-    ],
-    title="2 · b · max_length · d · (heads of K and V on the rank) · 4 bytes",
+    [{"p": p} | launch(read_in_pieces, p)[0] for p in (1, 2, 4)], title="40 tokens at once, and then 24 one by one"
 )
 
 # %% [markdown]
-# Read the rows from left to right: each halves until a rank has one head of K and V left, and there it stays. The columns say why models have fewer of them. And for Llama 3 70B, by the same formula:
-
-# %%
-llama = PRESETS["Llama 3 70B"]
-whole = 2 * llama.num_layers * llama.seq_length * llama.head_dim * 2  # bytes, for one head of K and V in each layer
-viz.table(
-    [
-        {
-            "p": p,
-            "8 heads of K and V": f"{whole * max(1, llama.kv_heads // p) / 2**30:.4f}",
-            "if it had 64": f"{whole * max(1, llama.num_heads // p) / 2**30:.4f}",
-        }
-        for p in (1, 2, 4, 8, 16)
-    ],
-    title="GiB on each rank, for one text of 8192 tokens",
-)
-
-# %% [markdown]
-# ## 9 · In the wild
+# ## In the wild
 #
-# **Megatron-Core**, `megatron/core/transformer/attention.py`: `SelfAttention` with `linear_qkv` (column-parallel) and `linear_proj` (row-parallel, `skip_bias_add=True`), and `CrossAttention` with `linear_q` and `linear_kv`. Its fused weight has another order of rows: group by group, the queries of a group, then its key, then its value. Then a plain cut into `p` pieces is right
-# and no stride is needed, but a checkpoint with the three matrices on top of each other has to be sorted first. With fewer groups than ranks, recent versions all-gather the fused output and let each rank pick what it needs.
+# <details><summary>Going deeper: Megatron-Core, PyTorch, vLLM, and the same bugs elsewhere</summary>
 #
-# **vLLM**, `vllm/model_executor/layers/linear.py`: `QKVParallelLinear` cuts as you do, and holds `num_kv_head_replicas` copies where there are more ranks than heads of K and V. It serves only, so nobody has to add up gradients.
+# - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. The rows of the fused weight are in a different order: first the queries of one group, then its key, then its value, then the next group. That way, an ordinary split is correct and there's no need for a stride.
 #
-# **PyTorch**: `parallelize_module(attention, mesh, {"wq": ColwiseParallel(), "wk": ColwiseParallel(), "wv": ColwiseParallel(), "wo": RowwiseParallel()})`, with three separate layers. The number of heads must then follow from the width that comes in. Here it is next to yours, with the same weights:
+# - **A split that ignores the three blocks** is easy to overlook, because a new model trains anyway. When a user of Colossal-AI reported it in 2022 (issue 817), the first reply recommended the new functions for checkpoints, and a later one asked for an example of what would be wrong.
+#
+# - **Splitting a head** works if you're willing to pay for it. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Once each rank got a copy of a complete head instead, a step took 1.6 ms instead of 3.1 ms (tpu-inference pull request 2661).
+#
+# - **A copy whose gradient nobody adds up** still happens, too. In DeepSeek's multi-head latent attention, all heads share a key for positions. In Megatron-LM, each rank's copy only got the gradient from its own heads (pull request 6839, open since August 2026). The fix is an f.
+#
+# - **PyTorch** can do without the fused weight. If you prepare the input of the whole attention module, DTensor adds up the three contributions to $dx$ before it sends them. The next cell counts the all-reduces with and without this preparation.
+#
+# </details>
 
 
 # %%
-class PlainAttention(nn.Module):
-    """Attention with four plain linear layers; the number of heads follows from the width that comes in."""
-
-    def __init__(self, hidden_size, head_dim, **options):
+class FourLinears(nn.Module):
+    def __init__(self):
         super().__init__()
-        self.head_dim = head_dim
-        for name in ("wq", "wk", "wv", "wo"):
-            setattr(self, name, nn.Linear(hidden_size, hidden_size, **options))
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32, device=device()) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (split_heads(layer(x), self.head_dim) for layer in (self.wq, self.wk, self.wv))
-        return self.wo(merge_heads(attend(q, k, v)))
+        q, k, v = (split_heads(layer(x), 4) for layer in (self.q, self.k, self.v))
+        return self.out(merge_heads(attend(q, k, v)))
 
 
-def against_dtensor(state, x):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+def with_dtensor(prepared):
+    from torch.distributed.tensor import Replicate, init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
-    options = {"device": device(), "dtype": torch.float64}
-    theirs = PlainAttention(32, 4, **options)
-    theirs.load_state_dict(state)
-    mine = ParallelAttention(32, 8, **options)
-    fused = {kind: torch.cat([state[f"w{part}.{kind}"] for part in "qkv"]) for kind in ("weight", "bias")}
-    full = {f"qkv.{kind}": value for kind, value in fused.items()}
-    load_full_state_dict(mine, full | {f"out.{kind}": state[f"wo.{kind}"] for kind in fused})
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    plan = {name: ColwiseParallel() for name in ("wq", "wk", "wv")}
-    parallelize_module(theirs, mesh, plan | {"wo": RowwiseParallel()})
-    results = []
-    for attention in (mine, theirs):
-        leaf = x.to(device()).requires_grad_()
-        with record() as section:
-            out = attention(leaf)
-            out.square().sum().backward()
-        calls = {kind: total.calls for kind, total in section.totals().items()}
-        results.append({"out": out.detach(), "dx": leaf.grad, "calls": calls})
-    return results
+    plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
+    once = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+    attention = parallelize_module(FourLinears(), mesh, plan | ({"": once} if prepared else {}))
+    x = torch.randn(2, 5, 32, device=device(), requires_grad=True)
+    with record() as section:
+        attention(x).sum().backward()
+    return section.totals()["all_reduce"].calls
 
 
-torch.manual_seed(0)
-state = PlainAttention(32, 4, dtype=torch.float64).state_dict()
-mine, theirs = launch(against_dtensor, 2, args=(state, torch.randn(2, 5, 32, dtype=torch.float64)), timeout=300)[0]
-differences = {name: f"{(mine[name] - theirs[name]).abs().max().item():.0e}" for name in ("out", "dx")}
-print(f"largest difference: {differences}")
-print(f"collectives: yours {mine['calls']}, PyTorch's {theirs['calls']}")
-
-# %% [markdown]
-# The same numbers. PyTorch's plan, written layer by layer, has an f in front of each of q, k and v; yours has one for all three.
-#
-# ## 10 · Recap
-#
-# 1. Heads are the natural cut: a head looks at no other one, and its softmax needs whole scores. Each rank has `a/p` whole heads, so `p` must divide the number of heads.
-# 2. Traffic of attention: one all-reduce of `b·s·h` forward (g), one backward (f), for every `p > 1`: as much as the MLP's. Cross-attention has one f more, of `b·t·h`.
-# 3. A fused `[Wq; Wk; Wv]` is cut matrix by matrix, in whole heads. Cut as one pile it trains, and fits no other `p`.
-# 4. With fewer heads of K and V than ranks, neighbours hold copies, and the gradients of the copies are added up: f in front of a weight.
-# 5. Each rank caches the keys and values of its own heads; more ranks than heads of K and V make it no smaller. Next, chapter 07 cuts the largest table of the model: the vocabulary.
+{f"DTensor, input prepared: {prepared}": launch(with_dtensor, 2, args=(prepared,))[0] for prepared in (False, True)}
 
 # %% [markdown]
 # ## Your library so far
 #
-# Attention has joined it, with fused and grouped heads and a KV cache, and it runs without the notebook, too.
+# Your library now contains a transformer block. The table below ends with a command that trains this block on two processes, without the notebook.
 
 # %%
 from tplab.course import library
 
 library(6)
+
+# %% [markdown]
+# Your block takes vectors, but where do the first vectors come from? They come from a table with one row per token of the vocabulary. The table of the smallest GPT-2 has 50,257 rows of 768 elements. That's 38.6 million parameters, more than in five of its blocks, and so far every rank would have to store all of them. How do you split a table?

@@ -66,9 +66,18 @@ def average_loss(model, batches):
 FUNCTIONAL_NORM = ("self.norm(x)", "F.layer_norm(x, self.norm.normalized_shape, self.norm.weight, self.norm.bias, self.norm.eps)")  # fmt: skip
 
 IN_FLOAT32 = "logits = logits.float() if logits.dtype == torch.bfloat16 else logits\n"  # as Megatron computes the loss
-EACH_ALONE = (
-    ("of_q, of_kv = parameter.split([n * d, 2 * m * d])", "of_q, of_k, of_v = parameter.split([n * d, m * d, m * d])"),
-    ("[of_q, copy_to_region(of_kv, self.copies_group)]", "[of_q, *(copy_to_region(each, self.copies_group) for each in (of_k, of_v))]"),
+KEYS_AND_VALUES = (  # the second way to fix 6.5
+    (
+        "        x = copy_to_region(x, self.group)  # backward: adds up dx, through the queries and through the copies\n",
+        "",
+    ),
+    ("F.linear(x, self.q.weight)", "F.linear(copy_to_region(x, self.group), self.q.weight)"),
+    ("copy_to_region(self.kv.weight, self.group)", "self.kv.weight"),
+    ("F.linear(x, kv_weight)", "copy_to_region(F.linear(x, kv_weight), self.group)"),
+)
+ONE_F_FOR_TWO_TEXTS = (
+    ("q = split_heads(self.q(x), self.head_dim)", "both = copy_to_region(torch.cat([x, memory], 1), self.q.group)\n        x, memory = both.split([x.shape[1], memory.shape[1]], 1)\n        q = split_heads(F.linear(x, self.q.weight, self.q.bias), self.head_dim)"),
+    ("self.kv(memory)", "F.linear(memory, self.kv.weight, self.kv.bias)"),
 )  # fmt: skip
 
 RIGHT = [
@@ -80,13 +89,16 @@ RIGHT = [
     RightAnswer("8.2", "a float32 result for bfloat16", changed("8.2", ("    m = vocab_max", f"    {IN_FLOAT32}    m = vocab_max"))),
     RightAnswer("8.4", "a float32 loss for bfloat16", changed("8.4", ("        lse = vocab_logsumexp", f"        {IN_FLOAT32}        lse = vocab_logsumexp"))),
     RightAnswer("8.5", "a float32 loss for bfloat16", changed("8.5", ("    counted = target", f"    {IN_FLOAT32}    counted = target"))),
-    RightAnswer("6.4", "adds up the gradients of K and of V one by one", changed("6.4", *EACH_ALONE)),
+    RightAnswer("6.3", "the most negative number, and zeros in the end", changed("6.3", ("-torch.inf", "torch.finfo(q.dtype).min"))),
+    RightAnswer("6.4", "one f for both texts side by side", changed("6.4", *ONE_F_FOR_TWO_TEXTS)),
+    RightAnswer("6.5", "adds up the gradients of keys and values", changed("6.5", *KEYS_AND_VALUES)),
+    RightAnswer("6.5", "adds up the gradients of the keys' weight and of the values' weight one by one", changed("6.5", ("copy_to_region(self.kv.weight, self.group)", "torch.cat([copy_to_region(each, self.group) for each in self.kv.weight.chunk(2)])"))),
     RightAnswer("8.2", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
     RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "returns a tuple, which the text allows", changed("1.1", ("    return chunks", "    return tuple(chunks)"))),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
     RightAnswer("8.1", "a result with the memory layout of its input", changed("8.1", ("logits.amax(-1)", "torch.maximum(logits[..., 0] + 0, logits.amax(-1))"))),
-    RightAnswer("6.5", "memory that holds NaN until something is written", changed("6.5", ("torch.zeros(shape,", "torch.full(shape, torch.nan,"), ("torch.zeros_like(self.keys)", "self.keys.clone()"))),
+    RightAnswer("6.6", "memory that holds NaN until something is written", changed("6.6", ("torch.zeros(shape,", "torch.full(shape, torch.nan,"), ("torch.zeros_like(self.keys)", "self.keys.clone()"))),
     RightAnswer("0.3", "reads one batch ahead", AHEAD),
     RightAnswer("0.3", "sums in a float32 tensor", SUM_IN_FLOAT32),
     RightAnswer("15.2", "an order that happens to be that of the text", "import random\n\n\n" + changed("15.2", ("generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)", "generator = random.Random(99_991 * seed + epoch)"), ("torch.randperm(windows, generator=generator).tolist()", "generator.sample(range(windows), windows)")), 110),

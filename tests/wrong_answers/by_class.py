@@ -23,10 +23,6 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "tensors with two different dtypes"),
-    ("6.2", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("6.4", [("hidden_size, device=device, dtype=dtype", "hidden_size, device=device, dtype=torch.float64")]),
-    ("6.5", [("dtype=weight.dtype", "dtype=torch.float64")]),
     ("7.2", [(", weight, padding_row)", ", weight, padding_row).double()")]),
     ("7.3", [("embedding_dim, device=device, dtype=dtype", "embedding_dim, device=device, dtype=torch.float64")]),
     ("7.4", [("F.linear(x, weight)", "F.linear(x, weight).double()")]),
@@ -47,10 +43,6 @@ NAMES_FLOAT64: list[Changed] = [
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("6.1", [("dtype=torch.bool, device=q.device", "dtype=torch.bool")]),
-    ("6.2", [('"device": device', '"device": None')]),
-    ("6.4", [("torch.empty(rows, hidden_size, device=device", "torch.empty(rows, hidden_size")]),
-    ("6.5", [("device=weight.device", 'device="cpu"')]),
     ("7.2", [("foreign.unsqueeze(-1), 0)", "foreign.unsqueeze(-1), 0) + torch.zeros(weight.shape[1], dtype=weight.dtype)")]),
     ("7.3", [("embedding_dim, device=device", "embedding_dim")]),
     ("7.5", [("device=device, ", "")]),
@@ -75,10 +67,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("6.1", [("-torch.inf", "torch.finfo(torch.float32).min")]),
-    ("6.2", [('"dtype": dtype', f'"dtype": {WIDER}')]),
-    ("6.4", [("attend(q, k, v", f"attend(*({half('part')} for part in (q, k, v))")]),
-    ("6.5", [("dtype=weight.dtype", "dtype=torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype")]),
     ("7.2", [("(vectors, group)", f"({half('vectors')}, group)")]),
     ("7.3", [("embedding_dim, device=device, dtype=dtype", f"embedding_dim, device=device, dtype={WIDER}")]),
     ("7.5", [("device=device, dtype=dtype", f"device=device, dtype={WIDER}")]),
@@ -103,10 +91,8 @@ LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
-    ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
-    ("6.4", [("        n, m, d = self.heads", "        ranks = dist.get_process_group_ranks(self.copies_group)\n        self.copies_group = dist.new_group(ranks, use_local_synchronization=True)\n        n, m, d = self.heads")], "Which line creates a new group on each call"),
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
@@ -116,7 +102,6 @@ CHANGES_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
-    ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
     ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
     ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
@@ -127,7 +112,6 @@ COMBINES_OR_SKIPS: list[Changed] = [
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
-    ("6.5", [("torch.arange(cache.length, cache.length + x.shape[1]", "torch.arange(cache.length + 1, cache.length + 1 + x.shape[1]")], "Your positions begin at 1"),
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),

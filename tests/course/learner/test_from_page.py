@@ -175,12 +175,13 @@ def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_p
         assert text_of(course) == ""
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "generate"])
+@pytest.mark.parametrize("name", ["mlp", "attention", "block", "generate"])
 def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
     course = empty_course(tmp_path / "my_course")
     needs = {
         "mlp": ["5.2", "4.1", "4.2", "3.2", "3.3"],
-        "attention": ["6.1", "6.2"],
+        "attention": ["6.2", "4.1", "4.2", "3.2", "3.3"],
+        "block": ["6.2", "5.2", "4.1", "4.2", "3.2", "3.3"],
         "generate": ["10.1", "10.2", "10.4"],
     }
     pass_all(course, needs[name])
@@ -188,7 +189,11 @@ def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2
-    if name == "generate":
+    if name == "block":
+        losses = [line.rpartition(": ")[2].split(" -> ") for line in lines]
+        assert losses[0] == losses[1], "both ranks have the same loss"
+        assert float(losses[0][1]) < float(losses[0][0])
+    elif name == "generate":
         assert lines[0].partition(" continues ")[2] == lines[1].partition(" continues ")[2]
     else:
         assert all(float(line.rpartition(": ")[2]) < 1e-12 for line in lines)

@@ -270,6 +270,31 @@ def test_the_library_follows(tmp_path, monkeypatch):
     }
 
 
+def test_an_answer_of_the_library_keeps_what_it_uses_although_that_is_no_exercise_anymore(tmp_path, monkeypatch):
+    course = Course(tmp_path, tmp_path)
+    course.memory.mkdir()
+    monkeypatch.setattr(library, "write", lambda course, written: None)
+    answers = {
+        "2.1": Passage(["import math"], ["HALF = 0.5"], ["def half(x):\n    return math.floor(HALF * x)"]),
+        "2.2": Passage([], [], ["def quarter(x):\n    return half(half(x))"]),
+        "2.3": Passage([], [], ["def unused(x):\n    return x"]),
+        "2.4": Passage([], ["TWO = 2"], ["def stays(x):\n    return TWO * quarter(x)"]),
+        "3.1": Passage([], [], ["def half(x):\n    return x"]),
+    }
+    stored = {number: library.Written(passage, "today") for number, passage in answers.items()}
+    library._store(course, stored)
+    library.renumber(course, {"2.4": "2.2"}, {"2.1", "2.2", "2.3", "2.4"})
+    kept = library.load(course)
+    assert list(kept) == ["2.2", "3.1"]
+    assert kept["3.1"] == stored["3.1"]
+    assert kept["2.2"].passage.code == answers["2.4"].code
+    names: dict = {}
+    for text in (*kept["2.2"].passage.imports, *kept["2.2"].passage.helpers, *kept["2.2"].passage.code):
+        exec(text, names)
+    assert names["stays"](9) == 4
+    assert "unused" not in names
+
+
 @pytest.mark.parametrize(("old", "new"), moved_answers.REWORDED.items())
 def test_an_answer_stays_where_it_is_if_the_course_only_renamed_an_argument(tmp_path, old, new):
     answer = f"def {old}:\n    return 1"

@@ -83,7 +83,6 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
             "11.3 all-reduces dx, but sequence parallelism needs a reduce-scatter",
         ),
         (True, "MLP", ["5.2"], "10.1 wants the last bias separately"),
-        (True, "heads and scores", ["6.1"], ""),
         (True, "attention", ["6.2"], "the same as for the MLP"),
         (True, "vocabulary range of a rank", ["7.1"], ""),
         (True, "lookup", ["7.2"], ""),

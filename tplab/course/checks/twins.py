@@ -25,8 +25,8 @@ from tplab.course.notebooks.mistakes import shared
 
 WORLD_SIZE = 2  # the smallest world size at which ranks send any messages
 FLOAT32_TOLERANCE = 1e-4
-# Over 12 seeds, the largest error of a correct answer was 11 eps, relative to the largest element (for dWk in exercise
-# 6.4). Most errors were less than 5 eps
+# Over 12 seeds, the largest error of a correct answer was 11 eps, relative to the largest element (for dWk of grouped
+# attention). Most errors were less than 5 eps
 BFLOAT16_TOLERANCE = 32 * torch.finfo(torch.bfloat16).eps
 
 

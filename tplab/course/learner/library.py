@@ -162,18 +162,34 @@ def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str])
     """Move the answers to exercises that have a different number now. Raises OSError if the library can't be written.
 
     moved:    old number -> new number
-    changed:  numbers that now belong to different tasks. Their answers are removed unless they're in `moved`
+    changed:  numbers that now belong to different tasks. Their answers are removed unless they're in `moved`. If an
+              answer of the same chapter that stays uses one of them, it becomes part of that one's helpers
     """
     with locked(course.memory / "library.lock"):
         written = load(course)
-        kept = {
-            moved.get(number, number): one
-            for number, one in written.items()
-            if number in moved or number not in changed
-        }
+        stays = {number for number in written if number in moved or number not in changed}
+        kept = {}
+        for number in in_order(stays):
+            removed = [
+                written[other].passage
+                for other in in_order(written.keys() - stays)
+                if chapter_of(other) == chapter_of(number)
+            ]
+            passage = _with_helpers(written[number].passage, removed)
+            kept[moved.get(number, number)] = replace_field(written[number], passage=passage)
         if kept != written:
             _store(course, kept)
             write(course, kept)
+
+
+def _with_helpers(passage: Passage, removed: list[Passage]) -> Passage:
+    """Return an answer with the removed answers that it uses, directly or indirectly, among its helpers."""
+    used = next((each for each in removed if each.names & passage.used), None)
+    if used is None:
+        return passage
+    imports, helpers = sorted({*passage.imports, *used.imports}), [*used.helpers, *used.code]
+    more = Passage(imports, list(dict.fromkeys([*helpers, *passage.helpers])), passage.code)
+    return _with_helpers(more, [each for each in removed if each is not used])
 
 
 def restore(course: Course) -> None:

@@ -55,7 +55,7 @@ NO_LEAK = "no tensors pile up in memory from step to step"
 REFUSED = "a size that isn't divisible by p is refused"
 ACCEPTED = "only the dimension that's split has to be divisible by p"
 PART = "sizes and steps"  # the section of the table for the last three
-STEPS = 5
+STEPS = 7
 
 Calls = Sequence[tuple[str, int]]  # the kind and the number of elements of each collective, as for Place.traffic
 
@@ -94,27 +94,31 @@ class Weight(NamedTuple):
     letter: its name in the formula
     shape:  the shape of the full tensor
     split:  how it's split across the ranks, or None if every rank has all of it
+    scale:  the standard deviation of its random values
     """
 
     letter: str
     shape: tuple[int, ...]
     split: Sharding | None = None
+    scale: float = 1.0
 
 
 class Problem(NamedTuple):
     """The full tensors of a layer that runs in a single process."""
 
     x: Tensor  # [..., width]
+    more: dict[str, Tensor]  # further inputs, by name
     weights: dict[str, Tensor]  # by the names in the module
     outs: tuple[Tensor | None, ...]
     upstream: tuple[Tensor | None, ...]  # the gradient of each output
-    gradients: dict[str, Tensor]  # of "x" and of the weights, by the names in the module
+    gradients: dict[str, Tensor]  # of "x", of further inputs, and of the weights, by the names in the module
 
 
 class Given(NamedTuple):
     """What a rank receives: its slices of the input and of the upstream gradients, and its shards of the weights."""
 
     x: Tensor
+    more: dict[str, Tensor]
     weights: dict[str, Tensor]
     upstream: tuple[Tensor | None, ...]
     full: dict[str, Tensor]  # the full weights, if the layer is composed of others
@@ -124,11 +128,15 @@ class Given(NamedTuple):
 class Layer:
     """The same layer in a single process, and how the ranks share its tensors and its work.
 
-    of:        the name of the class. The constructor also takes bias=, group=, device= and dtype=
+    of:        the name of the class. The constructor also takes group=, device=, dtype= and, if there's a bias, bias=
     sizes:     the positional arguments of the constructor
     width:     the size of the input's last dimension
     weights:   the parameters by their names in the module, as in {"up.weight": Weight("A", (20, 6), Sharding(0))}
-    formula:   (case, x, {letter: full weight}) -> the output, or a tuple of outputs. An output may be None
+    formula:   (case, x, {letter: full weight}) -> the output, or a tuple of outputs. An output may be None. Further
+               inputs are among the weights
+    more:      (case, generator, width) -> further inputs by name. Every rank has all of them
+    any_size:  the dimension along which the inputs may have any size
+    bias_at_zero: whether the biases of a new layer must be zero. If it consists of other layers, these decide
     x_split:   (case) -> how the input is split, or None if every rank has all of it
     out_split: (case) -> the same for each output
     forward_traffic, backward_traffic: (case, the full x, the first full output) -> the collectives that are needed
@@ -143,6 +151,9 @@ class Layer:
     width: int
     weights: Mapping[str, Weight]
     formula: Callable[[Any, Tensor, Mapping[str, Tensor]], Any]
+    more: Callable[[Any, torch.Generator, int], Mapping[str, Tensor]] = lambda case, generator, width: {}
+    any_size: int = 0
+    bias_at_zero: bool = True
     x_split: Callable[[Any], Sharding | None] = lambda case: None
     out_split: Callable[[Any], Sequence[Sharding | None]] = lambda case: [None]
     forward_traffic: Callable[[Any, Tensor, Tensor], Calls] = lambda case, x, out: []
@@ -175,28 +186,38 @@ class Layer:
         """Return the weights that the layer has in this case."""
         return {name: weight for name, weight in self.weights.items() if case.bias or not name.endswith("bias")}
 
+    def options(self, case: Built) -> dict[str, Any]:
+        """Return the keyword arguments with which a case builds the layer."""
+        bias = {"bias": case.bias} if any(name.endswith("bias") for name in self.weights) else {}
+        return {**bias, "device": device(), "dtype": case.dtype, **case.options}
+
     def _draw(self, case: Built, generator: torch.Generator, size: int) -> Problem:
         random = partial(random_tensor, generator)
         if case.transposed:
             x = random(self.width, *case.leading).movedim(0, -1)
         else:
             x = random(*case.leading, self.width)
-        full = {name: random(*weight.shape) for name, weight in self.weights.items()}
+        full = {name: random(*weight.shape) * weight.scale for name, weight in self.weights.items()}
         full = {name: full[name] for name in self.present(case)}
         if case.zero_bias:
             full |= {name: torch.zeros_like(value) for name, value in full.items() if name.endswith("bias")}
-        leaves = [tensor.requires_grad_() for tensor in (x, *full.values())]
-        outs = as_tuple(self.formula(case, x, {self.weights[name].letter: value for name, value in full.items()}))
+        more = dict(self.more(case, generator, self.width))
+        leaves = {"x": x, **full, **{name: value for name, value in more.items() if value.is_floating_point()}}
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+        by_letter = {self.weights[name].letter: value for name, value in full.items()}
+        outs = as_tuple(self.formula(case, x, by_letter | more))
         upstream = tuple(None if out is None else random(*out.shape) for out in outs)
         pairs = [(out, dy) for out, dy in zip(outs, upstream, strict=True) if out is not None]
-        gradients = torch.autograd.grad([out for out, _ in pairs], leaves, [dy for _, dy in pairs])
-        detached = {name: value.detach() for name, value in full.items()}
+        gradients = torch.autograd.grad([out for out, _ in pairs], list(leaves.values()), [dy for _, dy in pairs])
+        detached, others = ({name: value.detach() for name, value in each.items()} for each in (full, more))
         plain = tuple(None if out is None else out.detach() for out in outs)
-        return Problem(x.detach(), detached, plain, upstream, dict(zip(("x", *full), gradients, strict=True)))
+        return Problem(x.detach(), others, detached, plain, upstream, dict(zip(leaves, gradients, strict=True)))
 
     def _give(self, case: Built, problem: Problem, place: Place) -> Given:
         return Given(
             _part(problem.x, self.x_split(case), place),
+            problem.more,
             {name: _part(problem.weights[name], weight.split, place) for name, weight in self.present(case).items()},
             self._outs(case, problem.upstream, place),
             problem.weights if self.composed else {},
@@ -211,6 +232,7 @@ class Layer:
             **{f"shape of {name}": _shape(given.weights.get(name)) for name in self.weights},
             "out": outs if len(outs) > 1 else outs[0],
             "dx": _part(gradients["x"], self.x_split(case), place),
+            **{f"d{name}": gradients[name] for name in problem.more if name in gradients},
             **{
                 f"d{weight.letter}": _part(gradients[name], weight.split, place) if name in present else None
                 for name, weight in self.weights.items()
@@ -233,7 +255,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) -> Observed:
-    build = partial(layer_class, bias=case.bias, group=group, device=device(), dtype=case.dtype, **case.options)
+    build = partial(layer_class, group=group, **layer.options(case))
     with _settings() as changed:
         built = build(*layer.sizes)
         parameters = {name: _parameter(built, name) for name in layer.weights}
@@ -242,11 +264,12 @@ def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) 
         seen[NO_OTHERS] = Claim(f"it also has {', '.join(others)}" if others else "")
         if seen != seen | {f"shape of {name}": _shape(given.weights.get(name)) for name in layer.weights}:
             letters = [f"d{weight.letter}" for weight in layer.weights.values()]
-            names = ("out", "dx", *letters, "forward traffic", "backward traffic")
+            more = [f"d{name}" for name in given.more]
+            names = ("out", "dx", *more, *letters, "forward traffic", "backward traffic")
             return seen | dict.fromkeys(names, NotRun("a parameter has another shape"))
         seen |= _state(layer, case, parameters)
         if case.twin is Twin.BETWEEN:  # a layer with other sizes, in case that something is kept on the class
-            _step(build(*(2 * size for size in layer.sizes)), case, 2 * given.x.shape[-1])
+            _step(layer, build(*(2 * size for size in layer.sizes)), case, 2 * given.x.shape[-1])
         with torch.no_grad():
             for name, value in (given.weights | _loaded(given.full, parameters, group)).items():
                 parameters[name].copy_(value)
@@ -254,9 +277,9 @@ def _run(layer: Layer, layer_class: Any, case: Built, given: Given, group: Any) 
         seen |= observe(
             built,
             upstream if len(upstream) > 1 else upstream[0],
-            inputs={"x": given.x.to(device())},
+            inputs={name: value.to(device()) for name, value in {"x": given.x, **given.more}.items()},
             parameters={weight.letter: parameters[name] for name, weight in layer.weights.items()},
-            any_size=0,
+            any_size=layer.any_size,
         )
         return seen | {SETTINGS: Claim(changed(built))}
 
@@ -282,7 +305,8 @@ def _state(layer: Layer, case: Built, parameters: Mapping[str, Any]) -> Observed
         marks += [f"{name}.tensor_parallel is {mark}"] * (mark != case.mark(weight.split))
         sizes += [f"{name} keeps {kept} bytes alive but needs only {needed}"] * (kept > needed)
         values += [name] * (name.endswith("bias") and bool(parameter.detach().any()))
-    zero = {} if layer.composed else {ZERO: Claim(f"{', '.join(values)} doesn't" if values else "")}
+    at_zero = layer.bias_at_zero and not layer.composed
+    zero = {ZERO: Claim(f"{', '.join(values)} doesn't" if values else "")} if at_zero else {}
     return {MARKED: Claim("; ".join(marks)), OWN_SHARDS: Claim("; ".join(sizes)), **zero}
 
 
@@ -322,27 +346,39 @@ def _build(sizes: tuple[int, ...], layer_class: Any) -> Any:
         return layer_class(*sizes)
 
 
-def _step(built: nn.Module, case: Built, width: int) -> None:
+def _step(layer: Layer, built: nn.Module, case: Built, width: int) -> None:
     """Run a forward and a backward pass on zeros."""
     x = torch.zeros(*case.leading, width, dtype=case.dtype, device=device(), requires_grad=True)
-    out = as_tuple(built(x))[0]
+    more = layer.more(case, torch.Generator(), width).values()
+    zeros = [torch.zeros_like(each, dtype=case.dtype if each.is_floating_point() else None) for each in more]
+    out = as_tuple(built(x, *(each.to(device()) for each in zeros)))[0]
     if isinstance(out, Tensor) and out.requires_grad:
         out.sum().backward()
 
 
 def _leak(layer: Layer, case: Built, layer_class: Any) -> str:
     """Return how many tensors pile up with each step, or "" if none do."""
-    built = layer_class(*layer.sizes, bias=case.bias, device=device(), dtype=case.dtype, **case.options)
+    built = layer_class(*layer.sizes, **layer.options(case))
     width = layer.width // (1 if layer.x_split(case) is None else torch.distributed.get_world_size())
     counts = []
     gc.freeze()  # only objects that are created from here on count, which is much faster
     try:
         with _settings():
             for _ in range(STEPS):
-                _step(built, case, width)
+                _step(layer, built, case, width)
                 gc.collect()
                 counts.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
     finally:
         gc.unfreeze()
-    more = [after - before for before, after in zip(counts, counts[1:], strict=False)]
-    return f"with each step, there are at least {min(more)} more of them" if min(more) > 0 else ""
+    more = growth(counts)
+    return f"with each step, there are about {more} more of them" if more else ""
+
+
+def growth(counts: Sequence[int]) -> int:
+    """Return by how much a count grows with each step, or 0 if it only grows now and then.
+
+    A backend may free a tensor a step later, so a step may seem to leave less behind than it does, and the next one
+    more. The step with the largest growth doesn't count, because it may have created something once and for all.
+    """
+    steps = sorted(after - before for before, after in zip(counts, counts[1:], strict=False))[:-1]
+    return max(0, round(sum(steps) / len(steps)))

@@ -2,12 +2,15 @@
 
 python -m my_tp mlp          the MLP of chapter 05
 python -m my_tp attention    the attention of chapter 06
+python -m my_tp block        both of them as a block, which learns to predict the next byte of a Python program
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 """
 
+import argparse
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -44,6 +47,30 @@ def attention():
     compare(block.qkv.weight, y, F.linear(heads, whole(block.out.weight, 1), block.out.bias))
 
 
+def block():
+    """Train a block of my attention and my MLP for 20 steps. The loss is the same on every rank."""
+    text = torch.tensor(list(Path(argparse.__file__).read_bytes()))  # a program that every Python brings along
+    parts = torch.nn.ModuleDict({
+        "embedding": torch.nn.Embedding(256, 32), "attention": ParallelAttention(32, 4, causal=True),
+        "mlp": ParallelMLP(32), "head": torch.nn.Linear(32, 256),
+    })  # fmt: skip
+    fill(parts, std=0.1)
+    optimizer = torch.optim.AdamW(parts.parameters(), lr=0.01)
+    generator, losses = torch.Generator().manual_seed(0), []  # the same batches on every rank
+    for _ in range(20):
+        starts = torch.randint(len(text) - 32, (16, 1), generator=generator)
+        tokens = text[starts + torch.arange(33)]  # [b, s + 1]
+        x = parts["embedding"](tokens[:, :-1])  # [b, s, h]
+        x = x + parts["attention"](x)  # [b, s, h]
+        x = x + parts["mlp"](x)  # [b, s, h]
+        loss = F.cross_entropy(parts["head"](x).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    tell(f"rank {dist.get_rank()} of {RANKS} trains for {len(losses)} steps, loss: {losses[0]:.4f} -> {losses[-1]:.4f}")
+
+
 def generate():
     """Generate tokens with my GPT. They are the same on every rank."""
     config = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=50, seq_length=16, dropout=0.0)
@@ -56,11 +83,11 @@ def generate():
     tell(f"rank {dist.get_rank()} of {RANKS} continues 1, 2, 3 with {', '.join(map(str, ids[0, 3:].tolist()))}")
 
 
-def fill(module):
+def fill(module, std=0.5):
     """Fill every parameter with random numbers: different ones in each shard, identical ones if it's replicated."""
     torch.manual_seed(dist.get_rank())
     for param in module.parameters():
-        torch.nn.init.normal_(param, std=0.5)
+        torch.nn.init.normal_(param, std=std)
         if not hasattr(param, "tensor_parallel"):
             dist.broadcast(param.detach(), 0)
 
@@ -94,7 +121,7 @@ def run(rank, name, meeting):
 
 
 def main():
-    known = [name for name in ("mlp", "attention", "generate") if name in globals()]
+    known = [name for name in ("mlp", "attention", "block", "generate") if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
