@@ -354,7 +354,7 @@ class ParallelCrossAttention(nn.Module):
 check("6.4", ParallelCrossAttention)
 
 # %% [markdown]
-# Each of the two inputs needs an f. If the memory's f is missing, the loss is correct, and so is every gradient of the decoder. Only the encoder learns from a wrong gradient.
+# Each of the two inputs needs an f. If you forget to pass the memory through f, the loss is correct, and so are all of the decoder's gradients. Only the encoder learns from a wrong gradient.
 #
 # ## Train a block
 #
@@ -750,7 +750,7 @@ viz.table(
 #
 # - **Megatron-Core** implements attention in `megatron/core/transformer/attention.py`. `SelfAttention` has a fused column-parallel layer `linear_qkv` and a row-parallel layer `linear_proj`, and `CrossAttention` has `linear_q` and `linear_kv`. The rows of the fused weight are in a different order: first the queries of one group, then its key, then its value, then the next group. That way, an ordinary split is correct and there's no need for a stride.
 #
-# - **A split that ignores the three blocks** is easy to overlook, because a new model trains anyway. When a user of Colossal-AI reported it in 2022 (issue 817), the first reply recommended the new functions for checkpoints, and a later one asked for an example of what would be wrong.
+# - **A split that ignores the three blocks** is easy to overlook, because a model that you train from scratch doesn't care about the order of its rows, so it trains anyway. When a user of Colossal-AI reported it in 2022 (issue 817), the first reply recommended the new functions for checkpoints, and a later one asked for an example of what would be wrong.
 #
 # - **Splitting a head** works if you're willing to pay for it. Until May 2026, vLLM's backend for TPUs split the two key heads of a model across eight ranks. Once each rank got a copy of a complete head instead, a step took 1.6 ms instead of 3.1 ms (tpu-inference pull request 2661).
 #
