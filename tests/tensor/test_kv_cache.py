@@ -86,7 +86,7 @@ def test_the_memorys_keys_and_values_are_computed_once_and_kept(p):
     padding = torch.arange(MEMORY) >= torch.tensor([[MEMORY], [3]])
     for outcomes in launch(_decode, p):
         for kv_heads, (out, twice) in zip((HEADS, 2), outcomes, strict=True):
-            plain = make_plain({"kv_heads": kv_heads})
+            plain = make_plain({"attention_type": "cross", "kv_heads": kv_heads})
             assert_close(out, plain(x, memory, key_padding_mask=padding).detach())
             assert_refused([twice], "needs its memory once")
 

@@ -27,6 +27,7 @@ def question(exercise: str, answers: dict[str, str], blank: tuple[str, ...] = ()
 # every exercise whose reference answer uses earlier ones of the chapter, also through others
 USES = {
     "1.3": ["1.2"],
+    "3.4": ["3.2", "3.3"],
     "4.4": ["4.3"],
     "4.5": ["4.3"],
     "6.4": ["6.3"],
