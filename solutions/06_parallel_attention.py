@@ -367,8 +367,11 @@ from tplab.common import corpus
 from tplab.tensor import ParallelMLP, load_full_state_dict
 
 HIDDEN, HEADS, CONTEXT, BATCH = 64, 4, 32, 16
-OPTIONS = {"device": device(), "dtype": torch.float64}
 text = corpus.python_sources(300_000)
+
+
+def options():
+    return {"device": device(), "dtype": torch.float64}  # on a machine with several GPUs, each rank has its own
 
 
 class PlainAttention(nn.Module):
@@ -395,11 +398,11 @@ def plain_mlp(hidden_size, **options):
 class ByteModel(nn.Module):
     def __init__(self, attention, mlp):
         super().__init__()
-        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN, **OPTIONS)
-        self.position = nn.Embedding(CONTEXT, HIDDEN, **OPTIONS)
+        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN, **options())
+        self.position = nn.Embedding(CONTEXT, HIDDEN, **options())
         self.attention, self.mlp = attention, mlp
-        self.norm = nn.LayerNorm(HIDDEN, **OPTIONS)
-        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **OPTIONS)
+        self.norm = nn.LayerNorm(HIDDEN, **options())
+        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options())
 
     def forward(self, tokens):  # [b, s] bytes
         x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]  # [b, s, h]
@@ -423,7 +426,7 @@ def train(model, steps=80):
 
 
 torch.manual_seed(0)
-plain = ByteModel(PlainAttention(HIDDEN, HEADS, causal=True, **OPTIONS), plain_mlp(HIDDEN, **OPTIONS))
+plain = ByteModel(PlainAttention(HIDDEN, HEADS, causal=True, **options()), plain_mlp(HIDDEN, **options()))
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
 plain_losses = train(plain)
 
@@ -436,7 +439,7 @@ predict("6.f", all_reduces=4)
 
 # %%
 def train_block():
-    block = ParallelAttention(HIDDEN, HEADS, causal=True, **OPTIONS), ParallelMLP(HIDDEN, **OPTIONS)
+    block = ParallelAttention(HIDDEN, HEADS, causal=True, **options()), ParallelMLP(HIDDEN, **options())
     model = ByteModel(*block)
     load_full_state_dict(model, start)  # each rank takes its shards
     with record() as section:
@@ -515,7 +518,7 @@ shared = {f"attention.{name}.weight": torch.randn(size, dtype=torch.float64) / 8
 
 
 def train_shared(attention_class):
-    model = ByteModel(attention_class(HIDDEN, HEADS, **OPTIONS), ParallelMLP(HIDDEN, **OPTIONS))
+    model = ByteModel(attention_class(HIDDEN, HEADS, **options()), ParallelMLP(HIDDEN, **options()))
     load_full_state_dict(model, {name: value for name, value in start.items() if "attention" not in name} | shared)
     losses = train(model, steps=40)
 
@@ -730,8 +733,8 @@ def read_in_pieces():
     import tplab.tensor
 
     torch.manual_seed(0)
-    attention = tplab.tensor.ParallelAttention(HIDDEN, 8, 2, causal=True, rotary_base=10_000.0, **OPTIONS)
-    x = torch.randn(1, 64, HIDDEN, **OPTIONS)
+    attention = tplab.tensor.ParallelAttention(HIDDEN, 8, 2, causal=True, rotary_base=10_000.0, **options())
+    x = torch.randn(1, 64, HIDDEN, **options())
     dist.broadcast(x, 0)
     cache = KVCache(attention, 1, 64)
     outs = [attend_next(attention, piece, cache) for piece in x.split([40, *[1] * 24], dim=1)]

@@ -12,7 +12,9 @@ import pytest
 from tests import ROOT
 from tests.course.learner.test_library import EXERCISES, empty_course, pass_all
 from tests.emulated_gpu.build import built
+from tplab.course.notebooks.numbering import chapter_files
 
+STEMS = [path.stem for path in chapter_files(ROOT / "solutions", ".ipynb")]
 PATIENCE = 900  # seconds; a busy machine takes ten times as long as an idle one
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 60)]
@@ -92,9 +94,10 @@ def test_the_capstone_trains_and_resumes(gpus: int, chosen: str) -> None:
     assert pytest_on(gpus, "tests.gpu.test_capstone", "-k", chosen) > 0
 
 
-def test_the_reference_answers_pass_their_checks() -> None:
-    """On two GPUs: two ranks have one each, and four share them."""
-    assert pytest_on(2, "tests.course.test_chapters", "-k", "right_answer", marked="not gpu") >= 70
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_cell_of_a_chapter_runs(stem: str) -> None:
+    """With eight GPUs, a course's launches use them. With fewer, they use the CPU."""
+    assert pytest_on(8, "tests.notebooks.test_chapters", "-k", stem, marked="not gpu") == 1
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -10,7 +10,7 @@ code cells is taken from the learner's notebook:
                              reference's version, like a cell that the learner added
     cells the learner added  keep their place, since they may define helpers
 
-cell_dependencies.py then selects the cells that must run for a given exercise.
+needs.py then selects the cells that must run for a given exercise.
 """
 
 import ast
