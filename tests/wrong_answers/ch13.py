@@ -179,7 +179,7 @@ AT_WORK = [
     ("the loss is the sum", stage(("return sum(losses)", "return m * sum(losses)")), "The loss of the batch is the mean over its m micro-batches"),
     ("every rank returns a loss", stage(("return sum(losses) if rank == last else None", "return sum(losses)")), "What do the others return"),
     ("each send is waited for at once", stage(("sent.append(channels.send(y.detach(), rank + 1))", "channels.send(y.detach(), rank + 1).wait()"), ("sent.append(channels.send(x.grad, rank - 1))", "channels.send(x.grad, rank - 1).wait()")), "when is the result of channels.send needed"),
-    ("nobody waits for the sends", stage(("    work.wait()\n", "    pass\n")), "what must have happened to the sends"),
+    ("nobody waits for the sends", stage(("    work.wait()\n", "    pass\n")), "What should you do with that request"),
     ("waits for the last send alone", stage(("for work in sent:", "for work in sent[-1:]:")), "What should you do with that request"),
     ("reads what it receives too early", stage(("channels.receive(tensor, sender).wait()\n    return tensor", "early = tensor.clone()\n    sent.append(channels.receive(tensor, sender))\n    return early")), "Was the message there when you read it"),
     ("one buffer for all messages", stage(("tensor = torch.empty_like(template)", "tensor = template.detach()")), "Does every message get memory of its own"),
