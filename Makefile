@@ -86,12 +86,12 @@ links: $(VENV)/.installed-test ## ask every address that the book names whether 
 
 picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs) and ARCHITECTURE.md's (from the imports)
 	$(BIN)/python pictures/first_minutes.py
-	$(BIN)/python pictures/first_walk.py
 	$(BIN)/python pictures/rooms.py
 	$(BIN)/python -m pictures.moving.attention
 	$(BIN)/python -m pictures.moving.fg
 	$(BIN)/python -m pictures.moving.joined
 	$(BIN)/python -m pictures.moving.layers
+	$(BIN)/python -m pictures.moving.poster
 	$(BIN)/python -m pictures.moving.ring
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)

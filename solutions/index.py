@@ -3,6 +3,10 @@
 #
 # Welcome! In this course, you'll write Megatron-style tensor parallelism yourself, one piece at a time. You'll decide which rank holds which slice of a weight matrix. You'll work out what the ranks have to send each other in the forward and the backward pass, and you'll find out why they can't send any less. Your code runs on real processes on this machine, with or without GPUs, and every exercise has a check.
 #
+# In this picture, the striped blocks are the ones that you'll split, and every arrow is a message that you'll send:
+#
+# ![A GPT on 1, 2 and 4 ranks. The embedding, the attention, the MLP, the logits and the loss are split into one stripe per rank, and everything else is the same on every rank. Next to each block stands the size of the messages that it causes](pictures/poster.svg)
+#
 # **Where are you?** Click the cell below and press Shift+Enter. The cell shows what you've done so far and takes you to the next exercise. You can run the cell again whenever you come back.
 
 # %%

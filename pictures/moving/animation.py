@@ -179,13 +179,15 @@ class Movie:
         )
 
     def write(self, name: str) -> None:
-        """Write both files to pictures/moving/."""
+        """Write the files to pictures/moving/."""
         for path, content in self.files(name).items():
             path.write_text(content, encoding="utf-8")
             print(f"wrote pictures/moving/{path.name} ({len(content.encode()) / 1000:.0f} kB)")
 
     def files(self, name: str) -> dict[Path, str]:
-        return {FOLDER / f"{name}.svg": self.svg(), FOLDER / f"{name}_frames.svg": self.frames()}
+        """Return the picture and its stills. A picture in which nothing moves has no stills."""
+        stills = {FOLDER / f"{name}_frames.svg": self.frames()} if self.stills else {}
+        return {FOLDER / f"{name}.svg": self.svg()} | stills
 
 
 # What pieces are drawn with
