@@ -74,8 +74,8 @@ def movie() -> Movie:
         "GPT-2 small on 1, 2 and 4 ranks",
         "Three GPTs side by side, on 1, 2 and 4 ranks. The embedding, each layer's attention and MLP, the logits and "
         "the loss are split into one stripe per rank. Positions, norms and residuals are gray, because every rank "
-        "computes all of them. Forward, an all-reduce follows the embedding, each attention and each MLP, and two small "
-        "ones compute the loss. Backward, an all-reduce follows the logits, each MLP and each attention. "
+        "computes all of them. Forward, an all-reduce follows the embedding, each attention and each MLP, and two "
+        "small ones compute the loss. Backward, an all-reduce follows the logits, each MLP and each attention. "
         + " ".join(f"On {units.count(p, 'rank')}: {'; '.join(_sums(ranks[p]))}." for p in SIZES),
         width=WIDTH,
     )
