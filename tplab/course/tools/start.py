@@ -38,7 +38,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise Misuse(f"{options.folder} is a file. Choose a folder: tplab start {OWN}")
     report = started(Course(material, folder))
     show(console, report)
-    console.print(f"Your course is in {options.folder}. To open it: cd {options.folder} && tplab lab")
+    here = folder == Path.cwd()
+    where, change = ("this folder", "") if here else (str(options.folder), f"cd {options.folder} && ")
+    console.print(f"Your course is in {where}. To open it: {change}tplab lab")
     return int(bool(report.problems))
 
 
