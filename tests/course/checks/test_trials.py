@@ -104,6 +104,20 @@ def test_a_right_answer_passes():
     assert "It adds." in str(check("90.81", total))
 
 
+def test_what_an_answer_prints_stands_below_its_case(capsys):
+    def printing(x):
+        print("the answer", end=" ")
+        print("prints")
+        return total(x)
+
+    check("90.81", printing)
+    lines = capsys.readouterr().out.splitlines()
+    printed = [line for line in lines if line.startswith("[rank 1]")]
+    assert printed[:2] == ["[rank 1] p = 4, printing:", "[rank 1] the answer prints"]
+    titles = [line for line in printed if line.endswith(":")]
+    assert len(set(titles)) == len(titles) > 2, "each case has one title"
+
+
 def test_an_answer_that_does_the_same_as_a_known_mistake_gets_its_question():
     def one_more(x):
         one = torch.ones(())

@@ -16,10 +16,12 @@ changes one condition (see `twins`). For example, a variant may use bfloat16, ru
 tensors.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -160,9 +162,6 @@ def check_cases(
     """
     name = getattr(answer, "__name__", "the answer")
 
-    def note(case: Any) -> str:
-        return " ".join(filter(None, [case.describe(name), IN_GROUPS if case.groups else "", twins.note(case.twin)]))
-
     def asked(question: str | None | Callable[[Any], str | None]) -> Callable[[Any], str | None]:
         def choose(case: Any) -> str | None:
             if case.twin:
@@ -185,7 +184,7 @@ def check_cases(
     ):
         runs = run_cases(
             on_a_rank, batch.world_size, (run, answer, values_on_cpu), batch.cases, batch.given,
-            note=note, question=asked(crash), stuck=asked(stuck), ask_instead=instead,
+            note=lambda case: describe(case, name), question=asked(crash), stuck=asked(stuck), ask_instead=instead,
         )  # fmt: skip
         for case, rows, observed in zip(batch.cases, batch.problems, runs, strict=True):
             expected = [
@@ -197,8 +196,14 @@ def check_cases(
                 number, batch.world_size, observed, [twins.expected(case.twin, one.right) for one in expected],
                 lookalikes=by_name([one.mistakes for one in expected]),
                 questions=[*twins.asked_first(case.twin), *by_group(case), *own],
-                note=note(case), tol=twins.tolerance(case.twin, tol),
+                note=describe(case, name), tol=twins.tolerance(case.twin, tol),
             )  # fmt: skip
+
+
+def describe(case: Any, name: str) -> str:
+    """Describe a case for a headline, as in "f of x with 3 dimensions in bfloat16"."""
+    notes = [case.describe(name), IN_GROUPS if case.groups else "", twins.note(case.twin)]
+    return " ".join(filter(None, notes))
 
 
 @dataclass(frozen=True)
@@ -262,6 +267,22 @@ def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator)
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
 
 
+class Titled:
+    """Standard output that prints a title before the first text, so that a learner sees which case printed it."""
+
+    def __init__(self, title: str, stdout: TextIO) -> None:
+        self.title, self.stdout = title, stdout
+
+    def write(self, text: str) -> int:
+        if self.title:
+            self.stdout.write(f"{self.title}\n")
+            self.title = ""
+        return self.stdout.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stdout, name)
+
+
 FIRST_CALL = "first call"  # what a rank observed before it ran the case again
 
 
@@ -274,7 +295,9 @@ def on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence
     run, answer, values_on_cpu = given
     seen = []
     for case, mine in zip(cases, data, strict=True):
-        with twins.observed_as(case.twin), DefaultDevice() as watch:
+        title = f"p = {dist.get_world_size()}, {describe(case, getattr(answer, '__name__', 'the answer'))}:"
+        titled: Any = Titled(title, sys.stdout)
+        with twins.observed_as(case.twin), DefaultDevice() as watch, redirect_stdout(titled):
             runs = []
             for _ in range(2 if case.twin is Twin.AGAIN else 1):
                 # Each run gets a copy of the data, because an answer may modify its arguments in place

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from tplab.course.checks import twins
-from tplab.course.checks.cases import FIRST_CALL, Batch, Place, batches, on_a_rank
-from tplab.course.checks.check_vocabulary import IN_GROUPS, ask_about_group
+from tplab.course.checks.cases import FIRST_CALL, Batch, Place, batches, describe, on_a_rank
+from tplab.course.checks.check_vocabulary import ask_about_group
 from tplab.course.checks.choose import about_groups, about_report, choose
 from tplab.course.checks.differences import NOT_RUN, Differences, compare
 from tplab.course.checks.exercises import WORLD_SIZES, register
@@ -126,12 +126,6 @@ class OnRanks(Trial):
         stuck = isinstance(cause, Deadlock)
         ask = about_report(own, failure.report, stuck=stuck, note=describe(case, "answer"), in_groups=bool(case.groups))
         return ask_about_group(ask) if ask and case.groups else ask
-
-
-def describe(case: Any, name: str) -> str:
-    """Describe a case for a headline, as in "f of x with 3 dimensions in bfloat16"."""
-    notes = [case.describe(name), IN_GROUPS if case.groups else "", twins.note(case.twin)]
-    return " ".join(filter(None, notes))
 
 
 def judge(
