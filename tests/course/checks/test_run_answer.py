@@ -6,7 +6,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import CheckFailed, Claim, Verdict, called_as, calling, exercise, run_cases, run_ranks, verify
+from tplab.course.checks import (
+    CheckFailed,
+    Claim,
+    Verdict,
+    called_as,
+    calling,
+    exercise,
+    run_answer,
+    run_cases,
+    run_ranks,
+    verify,
+)
 from tplab.course.checks.exercises import check
 
 pytestmark = pytest.mark.usefixtures("chapter")
@@ -117,6 +128,30 @@ def test_what_was_wrong_in_an_earlier_case_is_told_first() -> None:
     assert [value.item() for value in next(runs)] == [0, 1]
     with pytest.raises(CheckFailed, match="p = 2, two: your code fails"):
         next(runs)
+
+
+def test_a_case_that_fails_among_many_is_found_in_three_launches(monkeypatch) -> None:
+    launches: list[int] = []
+
+    def counted(program, p, answer, cases, *args, **options):
+        launches.append(len(cases))
+        return run_ranks(program, p, answer, cases, *args, **options)
+
+    monkeypatch.setattr(run_answer, "run_ranks", counted)
+    numbers = [torch.tensor(float(case)) for case in range(40)]
+    for stuck in (False, True):
+        launches.clear()
+
+        def answer(case, number, stuck=stuck):
+            if case == 23 and stuck and dist.get_rank() == 0:
+                dist.all_reduce(number)
+            return number if case != 23 or stuck else number + None
+
+        runs = run_cases(scale, 2, answer, range(40), [[number] * 2 for number in numbers], note="case {}".format)
+        assert [next(runs)[0].item() for _ in range(23)] == list(range(23))
+        with pytest.raises(CheckFailed, match="case 23"):
+            next(runs)
+        assert launches == [40, 23, 1]
 
 
 def test_a_failure_that_no_case_has_alone_is_told_as_it_is() -> None:

@@ -10,12 +10,16 @@ A case is one way to construct the learner's module or call their function. Whil
 messages that the ranks send.
 """
 
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.ledger import current
@@ -28,6 +32,7 @@ from tplab.runtime import Deadlock, RankError, Results, launch
 from tplab.runtime.failures import rank_names
 
 TIMEOUT = 60.0  # seconds that a launch may take if the check doesn't say otherwise
+PLACE = 8  # bytes per rank in the file that says which case it has begun
 _STUB = re.compile(rf"exercise {EXERCISE}")
 _DTYPES_MEET = re.compile(
     r"different dtypes|same dtype|dtypes? to match|scalar type|grad_dtype|dtypes? (do not|don't) match"
@@ -100,6 +105,31 @@ def run_ranks(
         raise CheckFailed(f"{start}: {what}{current().right_before(note)}.", report=report, question=asked) from error
 
 
+@dataclass(frozen=True)
+class Watched(Sequence[Any]):
+    """Cases for ranks. While a rank goes through them, it writes the index of each case that it begins into a file."""
+
+    cases: Sequence[Any]
+    path: str
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.cases[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        with open(self.path, "r+b") as file:
+            for index, case in enumerate(self.cases):
+                os.pwrite(file.fileno(), index.to_bytes(PLACE, "little"), PLACE * dist.get_rank())
+                yield case
+
+    def reached(self, p: int) -> int:
+        """Return the index of the case that the last of p ranks has begun."""
+        with open(self.path, "rb") as file:
+            return min(int.from_bytes(file.read(PLACE), "little") for _ in range(p))
+
+
 def run_cases(
     program: Callable[..., Any],
     p: int,
@@ -115,11 +145,12 @@ def run_cases(
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
-    The program returns a list with one result per case. All cases share one launch. If that launch fails, `run_cases`
-    splits the cases in half, launches each half separately, and keeps splitting until it finds the failing case. The
-    failure message uses `note` to describe the failing case, and asks the question that `question` returns for the
-    case. But if the ranks are waiting for each other, it asks the question that `stuck` returns. If `ask_instead`
-    returns a better question for the failure, the message asks only that question.
+    The program goes through the cases in order and returns a list with one result per case. All cases share one launch.
+    If that launch fails, `run_cases` looks up which case the ranks had reached, and runs the cases before it, this case
+    alone, and the cases after it, until a case fails on its own. The failure message uses `note` to describe the
+    failing case, and asks the question that `question` returns for the case. But if the ranks are waiting for each
+    other, it asks the question that `stuck` returns. If `ask_instead` returns a better question for the failure, the
+    message asks only that question.
 
     Always exhaust the iterator. Some answers fail only when several cases run one after another. For such an answer,
     `run_cases` raises CheckFailed only after it has yielded all cases.
@@ -127,16 +158,24 @@ def run_cases(
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
         asked: dict[str, Any] = {"question": question(some[0]), "stuck": stuck(some[0])}
-        try:
-            name = note(some[0]) if len(some) == 1 else ""
-            seen = run_ranks(program, p, answer, some, theirs, **asked, note=name, timeout=timeout)
-        except CheckFailed as failure:
-            half = len(some) // 2
-            for part in (slice(0, half), slice(half, None)) if half else ():
-                yield from run(some[part], theirs[part])
+        name = note(some[0]) if len(some) == 1 else ""
+        with tempfile.NamedTemporaryFile() as begun:
+            begun.write(bytes(PLACE * p))
+            begun.flush()
+            watched = Watched(some, begun.name)
+            try:
+                seen = run_ranks(program, p, answer, watched, theirs, **asked, note=name, timeout=timeout)
+                failure = None
+            except CheckFailed as error:
+                failure, at = error, watched.reached(p)
+        if failure is not None:
+            parts = (slice(0, at), slice(at, at + 1), slice(at + 1, None)) if len(some) > 1 else ()
+            for part in parts:
+                if some[part]:
+                    yield from run(some[part], theirs[part])
             if len(some) in (1, len(cases)):
                 failure.question = ask_instead(some[0], failure) or failure.question
-                raise
+                raise failure
             return  # these cases fail only if they run one after another, but a later case may fail on its own
         for index in range(len(some)):
             yield [on_rank[index] for on_rank in seen]
