@@ -35,12 +35,6 @@ def test_rates_of_kernels_count_the_bytes_that_they_read_and_write():
                      {"copy": 2, "add": 3, "GELU": 2, "layer norm": 2}.items()}  # fmt: skip
 
 
-def test_launches_are_per_kernel():
-    said = gpu_constants.launches(H100, True)
-    assert f"queued one by one: {1e6 / gpu_constants.TINY:.2f}" in said
-    assert "assumes 5.0" in said
-
-
 def test_matmuls_of_layers_stand_beside_the_prediction():
     found = rows(gpu_constants.matmuls_of_layers(H100, True))
     config = gpu_constants._config(64, 64)
