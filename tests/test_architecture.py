@@ -123,15 +123,6 @@ def reachable(room: str, arrows: dict[str, set[str]]) -> set[str]:
     return arrows[room].union(*(reachable(other, arrows) for other in arrows[room]))
 
 
-def test_a_room_without_a_place_or_below_one_it_imports_is_refused(monkeypatch):
-    monkeypatch.setitem(rooms.PLACES, "tensor", (5, 3))
-    with pytest.raises(ValueError, match="imports tensor, so its row"):
-        rooms.svg()
-    monkeypatch.delitem(rooms.PLACES, "tensor")
-    with pytest.raises(ValueError, match="give tensor a place"):
-        rooms.svg()
-
-
 def test_every_file_that_architecture_names_is_there():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for name in re.findall(r"`([\w./]+\.(?:py|md|toml|svg))`", text):

@@ -167,32 +167,6 @@ def module_text(course: Course) -> str:
     return (course.folder / library.PACKAGE / "chapter_90.py").read_text()
 
 
-def test_better_code_replaces_it_and_the_same_code_changes_nothing(tiny_course):
-    assert add(tiny_course, write_answers(tiny_course, "return x + x  # slow"), "90.1") == ["90.1"]
-    before = module_text(tiny_course)
-    assert "return x + x  # slow" in before
-    assert add(tiny_course, write_answers(tiny_course, "return x + x  # slow"), "90.1") == []
-    assert module_text(tiny_course) == before
-    assert add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1") == ["90.1"]
-    assert "return 2 * x" in module_text(tiny_course)
-    assert "# slow" not in module_text(tiny_course)
-
-
-def test_helpers_and_comments_come_along_and_trials_do_not(tiny_course):
-    helper = (
-        "import math\n\n# Two, as I like it\nTWO = math.sqrt(4)\n\ndef twice(x):\n    return TWO * x\n\nprint(twice(3))"
-    )
-    learner = write_answers(tiny_course, "# mine\n    return twice(x)\n\n\nprint(double_1(2))", helper=helper)
-    add(tiny_course, learner, "90.1")
-    text = module_text(tiny_course)
-    for words in ("import math", "# Two, as I like it\nTWO = math.sqrt(4)", "def twice(x):", "# mine"):
-        assert words in text
-    assert "print" not in text
-    found: dict = {}
-    exec(text, found)
-    assert found["double_1"](4) == 8
-
-
 def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(tiny_course, capsys):
     add(tiny_course, write_answers(tiny_course, "return x + x"), "90.1")
     path = tiny_course.folder / library.PACKAGE / "chapter_90.py"
