@@ -76,7 +76,7 @@ def test_answers_pass_their_checks_from_the_library(whole, on_path):
         module = importlib.import_module(f"{library.PACKAGE}.{name}")
         assert module.__file__ == str(on_path / library.path_of(whole, exercise).name)
         answers = [getattr(module, name) for name in library_text.names_of(whole, number)[exercise]]
-        if number in (1, 2, 9, 12):
+        if number in (2, 9, 12):
             assert check(exercise, *answers).exercise == exercise
 
 
