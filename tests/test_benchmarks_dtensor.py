@@ -9,7 +9,6 @@ from benchmarks.dtensor_gpt import DTensorGPT, clip_gradients
 from tests.capstone.a_few_steps import SMALL, batch, make, variant
 from tests.reference import assert_close
 from tplab import launch, record
-from tplab.capstone.training.optimizer import adamw_options
 from tplab.data.grad_norm import grad_norm
 from tplab.tensor.full_state import full_state_dict
 
@@ -54,39 +53,17 @@ def _logits(vocab_size):
     return logits.isinf().sum().item(), list(logits.shape)
 
 
-def _fused():
-    """How far apart the weights are after a step of the fused optimizer and one of the other, and that it was fused."""
-    held = []
-    for fused in (True, False):
-        model = _made()
-        options = adamw_options(model, SMALL)
-        optimizer = torch.optim.AdamW(options.pop("parameters"), **options)
-        was = {group["fused"] for group in optimizer.param_groups}
-        for group in optimizer.param_groups:
-            group["fused"] = fused
-        _backward(model)
-        optimizer.step()
-        held.append([parameter.to_local().detach().clone() for parameter in model.parameters()])
-    return was, max((a - b).abs().max().item() for a, b in zip(*held, strict=True))
-
-
-STEP, WHOLE, PADDED, FUSED = range(4)
+STEP, WHOLE, PADDED = range(3)
 
 
 def _everything():
-    return _one_step(), _logits(512), _logits(300), _fused()
+    return _one_step(), _logits(512), _logits(300)
 
 
 @pytest.fixture(scope="module")
 def two():
-    """What two ranks tell: a step, logits without and with padding, and the optimizer."""
+    """What two ranks tell: a step, and logits without and with padding."""
     return list(zip(*launch(_everything, 2), strict=True))
-
-
-def test_its_optimizer_is_fused_as_that_of_tplabs_layers(two):
-    for kinds, apart in two[FUSED]:
-        assert kinds == {True}
-        assert apart < 1e-12
 
 
 def test_every_parameter_is_a_dtensor_and_its_gradient_is_that_of_parallel_gpt(two):

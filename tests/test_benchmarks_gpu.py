@@ -58,24 +58,6 @@ def test_a_way_with_another_loss_is_refused():
         launch(_refused, 1, backend="gloo")
 
 
-def test_compiled_ways_are_compared_with_compiled_plain_pytorch():
-    seconds = {"plain PyTorch": 0.4, "tplab": 0.6, "plain PyTorch, compiled": 0.1, "tplab, compiled": 0.2}
-    rows = gpu.table(SETTINGS, {name: gpu.Outcome(5.0, [took] * 4) for name, took in seconds.items()}, None)
-    assert [row.split("|")[3].split("**")[1] for row in rows.splitlines()[2:]] == ["1.000", "1.500", "1.000", "2.000"]
-
-
-def test_a_way_that_cannot_take_a_step_has_a_row_that_says_why():
-    outcomes = {"plain PyTorch": gpu.Outcome(missing="OutOfMemoryError: full"), "tplab": gpu.Outcome(5.0, [0.1] * 4)}
-    broken, ours = gpu.table(SETTINGS, outcomes, None).splitlines()[2:]
-    assert "OutOfMemoryError: full" in broken
-    assert "**1.000**" in ours  # the first way that there is
-
-
-def test_kernels_are_shown_with_their_times_and_calls():
-    outcomes = {"ours": gpu.Outcome(kernels=[("gemm", 12, 0.0345), ("add", 3, 0.001)]), "theirs": gpu.Outcome()}
-    assert gpu.kernel_tables(outcomes).splitlines()[-2:] == ["| 34.50 | 12 | gemm |", "| 1.00 | 3 | add |"]
-
-
 def test_the_table_has_ratios_of_medians_and_the_share_of_the_peak():
     outcomes = {
         "plain": gpu.Outcome(5.0, [0.1, 0.1, 0.1, 0.1], peak=2 * 10**9),

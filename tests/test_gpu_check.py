@@ -1,6 +1,6 @@
 """`benchmarks.gpu_check`: what runs next, what is kept from call to call, and what the report says. No GPU needed."""
 
-import json
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -41,32 +41,24 @@ def results(tmp_path: Path, of: str = "this machine") -> Results:
     return Results.read(tmp_path / "results.json", of)
 
 
-def test_items_run_in_order_and_once(tmp_path):
-    clock, found = Clock(a=10, b=20, c=5), results(tmp_path)
-    work(plan(a=60, b=60, c=60), found, clock.run, clock.now, 700)
-    assert (clock.ran, clock.time) == (["a", "b", "c"], 35)
-    work(plan(a=60, b=60, c=60), found, clock.run, clock.now, 700)
-    assert clock.ran == ["a", "b", "c"]
-
-
-def test_a_later_item_uses_the_rest_of_the_time_if_the_next_one_needs_more(tmp_path):
-    clock, found = Clock(a=70, b=60, c=10), results(tmp_path)
-    items = plan(a=80, b=100, c=20)
-    work(items, found, clock.run, clock.now, 100)
-    assert (clock.ran, clock.time) == (["a", "c"], 80)
-    assert [item.name for item in not_reached(items, found)] == ["b"]
-
-
-def test_an_item_gets_no_more_than_its_limit_until_every_other_has_had_its_turn(tmp_path):
-    clock, found = Clock(a=100, b=10), results(tmp_path)
-    work(plan(a=60, b=60), found, clock.run, clock.now, 200)
-    assert (clock.ran, clock.time) == (["a", "b", "a"], 110)
-
-
-def test_the_end_of_a_call_is_the_end_of_its_items(tmp_path):
-    clock, found = Clock(a=1000), results(tmp_path)
-    work(plan(a=60), found, clock.run, clock.now, 100)
-    assert (clock.ran, clock.time) == (["a", "a"], 100)
+@pytest.mark.parametrize(
+    ("needs", "limits", "until", "ran", "time"),
+    [
+        ((10, 20, 5), (60, 60, 60), 700, "abc", 35),  # in order, and once
+        ((70, 60, 10), (80, 100, 20), 100, "ac", 80),  # a later item uses the rest, since the next one needs more
+        ((100, 10), (60, 60), 200, "aba", 110),  # no more than the limit until every other has had its turn
+        ((1000,), (60,), 100, "aa", 100),  # the end of a call is the end of its items
+    ],
+)
+def test_which_items_run_and_for_how_long(needs, limits, until, ran, time, tmp_path):
+    clock, found = Clock(**dict(zip("abc", needs, strict=False))), results(tmp_path)
+    items = plan(**dict(zip("abc", limits, strict=False)))
+    work(items, found, clock.run, clock.now, until)
+    assert ("".join(clock.ran), clock.time) == (ran, time)
+    assert [item.name for item in not_reached(items, found)] == [name for name in clock.needs if clock.needs[name]]
+    if not not_reached(items, found):
+        work(items, found, clock.run, clock.now, 1000)
+        assert "".join(clock.ran) == ran
 
 
 def test_another_call_goes_on_where_the_last_one_stopped(tmp_path):
@@ -87,6 +79,7 @@ def test_results_of_other_code_or_another_machine_are_not_kept(tmp_path):
     found.items["a"] = Result(PASSED)
     found.write()
     assert results(tmp_path).items
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"], "it is replaced as a whole"
     assert results(tmp_path, of="another").items == {}
     found.path.write_text("half of a fi")
     assert results(tmp_path).items == {}
@@ -124,7 +117,8 @@ def of_pytest(tmp_path: Path, source: str, *selected: str) -> Item:
         "-m", "pytest", "-c", os.devnull, f"--rootdir={tmp_path}", "-p", "no:cacheprovider",
         "-p", "benchmarks.gpu_check.outcomes", "test_of_a_machine.py", *selected,
     )  # fmt: skip
-    return Item("tests", command, 200, {"PYTHONPATH": str(ROOT)}, test_limit=5)
+    environment = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # pytest starts sooner
+    return Item("tests", command, 200, environment, test_limit=5)
 
 
 @pytest.fixture
@@ -162,17 +156,13 @@ def test_a_test_that_was_cut_by_the_end_of_a_call_runs_again(tmp_path, monkeypat
     assert (found.state, len(found.tests)) == (PASSED, 2)
 
 
-@pytest.mark.parametrize("may_skip", [True, False])
-def test_skipping_every_test_is_no_success_on_a_gpu(may_skip, tmp_path):
-    item, found = replace(of_pytest(tmp_path, TESTS, "-k", "skips"), may_skip=may_skip), Result()
-    runner.run(tmp_path, item, found, 200, lambda: None)
-    assert found.state == (PASSED if may_skip else FAILED)
-
-
-def test_a_selection_without_tests_is_a_failure(tmp_path):
-    found = Result()
-    runner.run(tmp_path, of_pytest(tmp_path, TESTS, "-k", "no_such_test"), found, 200, lambda: None)
-    assert (found.state, found.expected) == (FAILED, 0)
+def test_skipping_every_test_is_no_success_on_a_gpu_and_neither_is_a_selection_without_tests(tmp_path):
+    item = of_pytest(tmp_path, TESTS, "-k", "skips")
+    empty = replace(item, command=(*item.command[:-1], "no_such_test"))
+    for chosen, state in ((replace(item, may_skip=True), PASSED), (item, FAILED), (empty, FAILED)):
+        found = Result()
+        runner.run(tmp_path, chosen, found, 200, lambda: None)
+        assert found.state == state
 
 
 @pytest.mark.parametrize(
@@ -190,18 +180,17 @@ def test_a_program_is_judged_by_its_status(program, limit, state, says, tmp_path
 # What there is to run
 
 
-@pytest.mark.parametrize("where", ["gpu", "emulated", "cpu"])
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_every_item_names_files_and_modules_that_exist(where, gpus):
-    found = items(where, gpus)
-    assert len({item.name for item in found}) == len(found)
-    assert any("several GPUs" in item.name for item in found) == (gpus > 1)
-    for item in found:
-        paths = [ROOT / part for part in item.command if part.startswith(("tests/", "solutions/"))]
-        module = item.command[1]
-        assert all(path.exists() for path in paths)
-        assert paths or any((ROOT / module.replace(".", "/")).with_suffix(suffix).exists() for suffix in ("", ".py"))
-        assert item.may_skip == (where == "cpu" and item.is_pytest)
+def test_every_item_names_files_and_modules_that_exist():
+    for where, gpus in itertools.product(("gpu", "emulated", "cpu"), (1, 2)):
+        found = items(where, gpus)
+        assert len({item.name for item in found}) == len(found)
+        assert any("several GPUs" in item.name for item in found) == (gpus > 1)
+        for item in found:
+            paths = [ROOT / part for part in item.command if part.startswith(("tests/", "solutions/"))]
+            module = ROOT / item.command[1].replace(".", "/")
+            assert all(path.exists() for path in paths)
+            assert paths or any(module.with_suffix(suffix).exists() for suffix in ("", ".py"))
+            assert item.may_skip == (where == "cpu" and item.is_pytest)
     assert sum(item.limit for item in items("gpu", 1)[:3]) < 600  # what matters most fits into one command
 
 
@@ -231,10 +220,3 @@ def test_the_report_shows_failures_and_what_is_left_and_names_nobody(tmp_path, m
     assert "figures" in said
     assert "Not reached (call it again to go on): three, four." in said
     assert "nbval" in said
-
-
-def test_the_report_is_always_whole(tmp_path):
-    found = results(tmp_path)
-    found.write()
-    assert json.loads(found.path.read_text()) == {"of": "this machine", "items": {}}
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

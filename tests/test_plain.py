@@ -64,18 +64,9 @@ def assert_same(ours: dict, theirs: dict) -> None:
 # Attention
 
 
-def multihead_attention():
-    theirs = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)
-    names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
-    names |= {f"out_proj.{end}": f"out.{end}" for end in ("weight", "bias")}
-
-    def run(x, causal):
-        return theirs(x, x, x, attn_mask=causal, need_weights=False)[0]
-
-    return theirs, run, lambda named: {names[name]: tensor for name, tensor in named.items()}
-
-
-def llama_attention(kv_heads):
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_causal_attention_with_its_own_head_dim_equals_that_of_llama(kv_heads, flash):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
@@ -84,63 +75,29 @@ def llama_attention(kv_heads):
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         attn_implementation="sdpa",  # "eager" takes the softmax in float32
     )  # fmt: skip
-    theirs, rotary = LlamaAttention(config, 0), LlamaRotaryEmbedding(config)
+    theirs, rotary = filled(LlamaAttention(config, 0)), LlamaRotaryEmbedding(config)
+    attention = plain.Attention(
+        HIDDEN, HEADS, kv_heads, 6, causal=True, rotary_base=500.0, flash=flash, dtype=torch.float64
+    )
 
-    def run(x, causal):
-        return theirs(x, rotary(x, torch.arange(x.shape[1])[None]), causal[None, None])[0]
-
-    def ours(named):
+    def named_as_ours(named):
         state = {}
         for end in ("weight", "bias"):
             state[f"qkv.{end}"] = torch.cat([named[f"{part}_proj.{end}"] for part in "qkv"])
             state[f"out.{end}"] = named[f"o_proj.{end}"]
         return state
 
-    return theirs, run, ours
-
-
-def gpt2_attention():
-    from transformers import GPT2Config
-    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
-
-    config = GPT2Config(n_embd=HIDDEN, n_head=HEADS, attn_pdrop=0, resid_pdrop=0, attn_implementation="eager")
-    theirs, names = GPT2Attention(config, layer_idx=0), {"c_attn": "qkv", "c_proj": "out"}
-
-    def ours(named):  # Conv1D keeps A as it is, [in, out]
-        split = [(*name.split("."), tensor) for name, tensor in named.items()]
-        return {f"{names[module]}.{end}": tensor.t().contiguous() for module, end, tensor in split}
-
-    return theirs, lambda x, causal: theirs(x, attention_mask=causal[None, None])[0], ours
-
-
-ATTENTIONS = {
-    "nn.MultiheadAttention": (multihead_attention, {}),
-    "GPT-2": (gpt2_attention, {}),
-    **{
-        f"Llama with {heads} K, V heads": (
-            lambda heads=heads: llama_attention(heads),
-            {"num_kv_heads": heads, "head_dim": 6, "rotary_base": 500.0},
-        )
-        for heads in (4, 2, 1)
-    },
-}
-
-
-@pytest.mark.parametrize("flash", [False, True])
-@pytest.mark.parametrize("name", ATTENTIONS)
-def test_causal_attention_equals_that_of(name, flash):
-    make, options = ATTENTIONS[name]
-    theirs, run, ours = make()
-    filled(theirs)
-    attention = plain.Attention(HIDDEN, HEADS, causal=True, flash=flash, dtype=torch.float64, **options)
-    attention.load_state_dict(ours(parameters(theirs)))
+    attention.load_state_dict(named_as_ours(parameters(theirs)))
     outcomes = []
-    for call in (run, lambda x, _: attention(x)):
+    for call in (
+        lambda x, causal: theirs(x, rotary(x, torch.arange(x.shape[1])[None]), causal[None, None])[0],
+        lambda x, _: attention(x),
+    ):
         x, _, dy, causal = inputs()
         out = call(x, causal)
         out.backward(dy)
         outcomes.append({"out": out.detach(), "dx": x.grad})
-    assert_same({**outcomes[1], **gradients(attention)}, {**outcomes[0], **ours(gradients(theirs))})
+    assert_same({**outcomes[1], **gradients(attention)}, {**outcomes[0], **named_as_ours(gradients(theirs))})
 
 
 def test_cross_attention_with_padding_and_values_that_are_added_equals_torchs():

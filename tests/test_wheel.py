@@ -44,31 +44,17 @@ class Environment:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder = tmp_path_factory.mktemp("wheel")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(folder),
-        str(ROOT),
-    ]
-    subprocess.run(build, check=True)
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([sys.executable, *build, str(folder), str(ROOT)], check=True)
     environment = Environment(folder)
     done = environment.run("python", "-m", "pip", "install", "--quiet", "--no-deps", str(next(folder.glob("*.whl"))))
     assert done.returncode == 0, done.stderr
     return environment
 
 
-def test_it_is_the_wheel_that_is_imported(installed):
+def test_it_is_the_wheel_that_is_imported_and_without_a_folder_it_says_how_to_start(installed):
     said = installed.run("python", "-c", "import tplab; print(tplab.__file__)").stdout
     assert Path(said.strip()).is_relative_to(installed.bin.parent)
-
-
-def test_without_a_folder_it_says_how_to_start(installed):
     done = installed.run("tplab", "check", "2")
     assert done.returncode == 2
     assert "tplab start" in done.stderr

@@ -1,17 +1,14 @@
 """On a notebook page, a cell that meets an unwritten exercise shows a calm box and is done; anywhere else it fails."""
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook, writes
 
 from tests import ROOT
-from tests.runtime.kernel import ANSI, Cell, Notebook, notebook
+from tests.runtime.kernel import Cell, Notebook, notebook
+from tplab.course.feedback.waiting import on_page
 from tplab.course.notebooks.cells import read_notebook
 
 STUB = """\
@@ -165,15 +162,12 @@ def test_without_a_page_it_fails_but_a_check_only_says_that_it_waits(bare: Noteb
         assert (error["traceback"][0], len(error["traceback"])) == (first, 2)
 
 
-def test_nbval_that_a_page_starts_refuses_it(tmp_path: Path) -> None:
+def test_nbval_that_a_page_starts_is_no_page(monkeypatch) -> None:
     """A cell with `!pytest --nbval-lax` hands JPY_SESSION_NAME on to nbval's kernel, which has no page."""
-    path = tmp_path / "mine.ipynb"
-    path.write_text(writes(new_notebook(cells=[new_code_cell(STUB), new_code_cell(CHECK)])))
-    command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", "-c", os.devnull]
-    run = subprocess.run(
-        [*command, str(path)], env=dict(os.environ, JPY_SESSION_NAME=path.name), capture_output=True, text=True
-    )
-    assert run.returncode == 1
-    assert "Exercise 2.1 is waiting for you." in ANSI.sub("", run.stdout)
-    assert "1 failed, 1 passed" in run.stdout
-    assert json.loads(path.read_text())["cells"][1]["outputs"] == []
+    shell = SimpleNamespace(kernel=object(), user_ns={})
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "a cell")
+    assert not on_page()
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    assert on_page()

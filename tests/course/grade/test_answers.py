@@ -1,4 +1,4 @@
-"""Notebooks as other programs save them and accidents leave them: read where they can be read, else refused in words.
+"""Notebooks as other programs save them and accidents leave them: the same answers count.
 
 `merge` decides what of a notebook counts, so each kind is compared there with the same notebook as JupyterLab saves it.
 """
@@ -6,14 +6,13 @@
 import copy
 import json
 
-import nbformat
 import pytest
 
 from tests.course import tiny
 from tests.course.grade import in_process
 from tests.course.grade.in_process import verdicts
 from tplab.course.grade.answers import merge
-from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.cells import read_notebook
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +83,6 @@ def colab_without_metadata(content: dict) -> None:
         cell["metadata"] = {}
 
 
-def format_4_0(content: dict) -> None:
-    content.update(nbformat=4, nbformat_minor=0, metadata={})
-    for cell in content["cells"]:
-        del cell["id"]
-
-
-def foreign_kernel(content: dict) -> None:
-    content["metadata"] = {"kernelspec": {"display_name": "R", "language": "R", "name": "ir"}}
-
-
 def windows_line_ends(content: dict) -> None:
     """Inside the cells, with neither ids nor metadata to find them by."""
     for cell in content["cells"]:
@@ -102,16 +91,13 @@ def windows_line_ends(content: dict) -> None:
         cell["metadata"] = {}
 
 
-def no_outputs(content: dict) -> None:
-    for cell in content["cells"]:
-        cell.pop("outputs", None)
-        cell.pop("execution_count", None)
-
-
 def odd_outputs(content: dict) -> None:
     for cell in content["cells"]:
         if cell["cell_type"] == "code":
             cell.update(outputs=[None, 3, {"output_type": "no such type"}], execution_count="seven")
+    for cell in content["cells"][:5]:
+        cell.pop("outputs", None)
+        cell.pop("execution_count", None)
 
 
 def attachments_and_raw_cells(content: dict) -> None:
@@ -120,18 +106,7 @@ def attachments_and_raw_cells(content: dict) -> None:
     content["cells"].insert(0, raw | {"cell_type": "heading", "level": 2})
 
 
-AS_SAVED_BY = [
-    in_lines,
-    vs_code,
-    colab,
-    colab_without_metadata,
-    format_4_0,
-    foreign_kernel,
-    windows_line_ends,
-    no_outputs,
-    odd_outputs,
-    attachments_and_raw_cells,
-]
+AS_SAVED_BY = [vs_code, colab, colab_without_metadata, windows_line_ends, odd_outputs, attachments_and_raw_cells]
 
 
 def sources(root, path) -> list[tuple[str, str]]:
@@ -153,47 +128,19 @@ def test_whoever_saved_it_the_same_answers_count(root, mine, change, tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "encode",
-    [
-        lambda text: text.encode("utf-8-sig"),
-        lambda text: json.dumps(json.loads(text), indent=1).replace("\n", "\r\n").encode(),
-        lambda text: json.dumps(json.loads(text), ensure_ascii=False).encode(),
-        lambda text: (text + "\n\n").encode(),
-    ],
-    ids=["byte order mark", "Windows line ends in the file", "letters that are not ASCII", "lines at the end"],
-)
-def test_however_the_file_is_written_the_same_answers_count(root, mine, encode, tmp_path):
+def test_however_the_file_is_written_the_same_answers_count(root, mine, tmp_path):
     mine.answer(4, "return 2 * x  # größer")
     plain = sources(root, mine.save(tmp_path / "plain.ipynb"))
+    text = (tmp_path / "plain.ipynb").read_text(encoding="utf-8")
     path = tmp_path / "changed.ipynb"
-    path.write_bytes(encode((tmp_path / "plain.ipynb").read_text(encoding="utf-8")))
-    assert sources(root, path) == plain
-
-
-def test_format_3_is_named(root, mine, tmp_path):
-    path = mine.save(tmp_path / "new.ipynb")
-    old = nbformat.convert(nbformat.read(path, as_version=4), 3)
-    (tmp_path / "old.ipynb").write_text(nbformat.v3.writes_json(old))
-    with pytest.raises(Unreadable, match="format 3"):
-        read_notebook(tmp_path / "old.ipynb")
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_utf_16_is_named(root, mine, encoding, tmp_path):
-    """What `>` writes in an old PowerShell; Jupyter itself reads only UTF-8."""
-    path = mine.save(tmp_path / "plain.ipynb")
-    path.write_bytes(path.read_text().encode(encoding))
-    with pytest.raises(Unreadable, match="UTF-8"):
-        read_notebook(path)
-
-
-def test_a_link_in_a_circle_and_a_folder_are_told(root, tmp_path):
-    (tmp_path / "circle.ipynb").symlink_to(tmp_path / "circle.ipynb")
-    (tmp_path / "folder.ipynb").mkdir()
-    for name in ("circle", "folder"):
-        with pytest.raises(Unreadable, match=name):
-            read_notebook(tmp_path / f"{name}.ipynb")
+    for content in (
+        text.encode("utf-8-sig"),
+        json.dumps(mine.content, indent=1).replace("\n", "\r\n").encode(),
+        json.dumps(mine.content, ensure_ascii=False).encode(),
+        (text + "\n\n").encode(),
+    ):
+        path.write_bytes(content)
+        assert sources(root, path) == plain
 
 
 def reordered(mine):
@@ -202,11 +149,6 @@ def reordered(mine):
 
 def doubled(mine):
     mine.content["cells"] = [copy.deepcopy(cell) for cell in mine.cells for _ in range(2)]
-
-
-def split(mine):
-    """The function in one cell, what it needs in another one with an id of JupyterLab's own."""
-    mine.insert(mine.place("exercise-90-1"), "import math", id="4c0c3c0e-1b1a")
 
 
 def all_in_one_cell(mine):
@@ -225,8 +167,8 @@ def only_the_exercises(mine):
     ]
 
 
-@pytest.mark.parametrize("spoil", [reordered, doubled, split, all_in_one_cell, only_the_exercises, vs_code, colab])
+@pytest.mark.parametrize("spoil", [reordered, doubled, all_in_one_cell, only_the_exercises])
 def test_moved_cells_run(root, mine, spoil):
-    spoil(mine.content if spoil in AS_SAVED_BY else mine)
+    spoil(mine)
     said, _ = verdicts(root, mine)
     assert [said[k].status for k in "1234"] == ["passed", "failed", "passed", "to do"]

@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -20,7 +18,7 @@ from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.notebooks.kernels import DIED, STARTS, started
 from tplab.course.tools import cli
 
-COUNT = 20
+COUNT = 13  # more than there are ways to spoil a notebook
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +44,14 @@ def doubled_check(mine, k):
     mine.insert(mine.place(f"check-90-{k}"), "'passed'", id=f"check-90-{k}")
 
 
-def markdown_check(mine, k):
-    cell = mine.cell(f"check-90-{k}")
-    cell["cell_type"] = "markdown"
-
-
 def swapped_with_check(mine, k):
     a, b = mine.place(f"exercise-90-{k}"), mine.place(f"check-90-{k}")
     mine.cells[a], mine.cells[b] = mine.cells[b], mine.cells[a]
 
 
-def stale_outputs(mine, k):
-    text = {"output_type": "stream", "name": "stdout", "text": "whatever\n"}
-    mine.cell(f"check-90-{k}").update(outputs=[text], execution_count=99)
-
-
 def tags(mine, k):
     for id in (f"check-90-{k}", f"exercise-90-{k}"):
         mine.cell(id)["metadata"]["tags"] = ["raises-exception", "nbval-skip", "nbval-ignore-output", "skip-execution"]
-
-
-def comments(mine, k):
-    for id in (f"check-90-{k}", f"exercise-90-{k}"):
-        cell = mine.cell(id)
-        cell["source"] = "# NBVAL_SKIP\n# NBVAL_IGNORE_OUTPUT\n" + "".join(cell["source"])
 
 
 def lost_ids(mine, k):
@@ -93,11 +75,6 @@ def answer_in_a_new_cell(mine, k):
     mine.insert(mine.place(f"exercise-90-{k}") + 1, source)
 
 
-def doubled_stub_below(mine, k):
-    stub = f'def double_{k}(x):\n    raise NotImplementedError("exercise 90.{k}")'
-    mine.insert(mine.place(f"check-90-{k}") + 1, stub, id=f"exercise-90-{k}")
-
-
 def experiment_below_the_check(mine, k):
     mine.insert(mine.place(f"check-90-{k}") + 1, f"def double_{k}(x):\n    return 0")
 
@@ -113,35 +90,18 @@ def split_exercise(mine, k):
     assert cell["source"]
 
 
-def own_helper(mine, k):
-    cell = mine.cell(f"exercise-90-{k}")
-    mine.insert(mine.place(f"exercise-90-{k}"), f"def helper_{k}(x):\n    return x")
-    cell["source"] = "".join(cell["source"]).replace("(x):\n    return ", f"(x):\n    x = helper_{k}(x)\n    return ")
-
-
-def debug_prints(mine, k):
-    cell = mine.cell(f"exercise-90-{k}")
-    cell["source"] = "".join(cell["source"]).replace("    return", "    print('debug', x)\n    return")
-
-
 SPOILINGS = [
     edited_check,
     deleted_check,
     doubled_check,
-    markdown_check,
     swapped_with_check,
-    stale_outputs,
     tags,
-    comments,
     lost_ids,
     lost_ids_and_no_definition,
     answer_in_a_new_cell,
-    doubled_stub_below,
     experiment_below_the_check,
     stub_between_answer_and_check,
     split_exercise,
-    own_helper,
-    debug_prints,
 ]
 
 
@@ -193,15 +153,6 @@ def test_verdicts_say_what_is_the_matter(root, learner):
     assert "ZeroDivisionError" in notes[0]
 
 
-def test_check_that_shows_another_result_fails(root, learner, monkeypatch):
-    """As it does for an answer that is tplab's own."""
-    monkeypatch.setattr("tplab.course.checks.exercises.tplabs_own", lambda *_: "double")
-    learner.answer(1, "return 2 * x")
-    said, _ = verdicts(root, learner, exercises=["90.1"])
-    assert said["1"].status == "failed"
-    assert "tplab's own double" in said["1"].text
-
-
 def test_one_exercise_runs_only_what_it_needs(root, learner):
     learner.insert(0, "helper = 2")
     learner.insert(1, "1 / 0")
@@ -223,45 +174,22 @@ def judged(root, **row) -> Judge:
     return judge
 
 
-def test_out_of_time_and_printing_without_end(root):
+def test_rows_that_a_healthy_kernel_does_not_send(root):
     judge = judged(root, role="own", seconds=8.0)
     judge.see({"id": "x", "outcome": "failed", "role": "own", "message": "", "died": False, "printed": 5_000_000})
     assert ["8 seconds" in judge.notes[0], "5 million" in judge.notes[1]] == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [({"role": "own"}, "your own cells"), ({"role": "exercise"}, "90.1"), ({"role": "given"}, "cell x"),
-     ({"role": "setup", "message": DIED}, "ipykernel_launcher")],
-)  # fmt: skip
-def test_after_the_kernel_has_ended_nothing_was_run_and_it_is_said_where(root, row, says):
-    judge = judged(root, died=True, **row)
     later = {"number": "90.2", "role": "check", "outcome": "failed", "died": True, "message": "Kernel dead"}
-    status, text = judge.verdict(later)
-    assert status == "not run"
-    assert says in text
-
-
-def test_check_that_ends_the_kernel_fails(root):
+    for row, says in (
+        ({"role": "own"}, "your own cells"),
+        ({"role": "exercise"}, "90.1"),
+        ({"role": "given"}, "cell x"),
+        ({"role": "setup", "message": DIED}, "ipykernel_launcher"),
+    ):
+        status, text = judged(root, died=True, **row).verdict(later)
+        assert status == "not run"
+        assert says in text
     judge = judged(root, died=True, role="check")
-    row = {"number": "90.1", "role": "check", "outcome": "failed", "died": True, "message": ""}
-    assert judge.verdict(row)[0] == "failed"
-
-
-def test_run_that_was_cut_short_says_why(root, learner, monkeypatch):
-    class CutShort(in_process.Run):
-        def __iter__(self):
-            for row in super().__iter__():
-                if row.get("number") == "90.2":
-                    self.ended = "stopped after 60 seconds"
-                    return
-                yield row
-
-    monkeypatch.setattr(check_notebook, "Run", CutShort)
-    learner.answer(1, "return 2 * x")
-    said, notes = verdicts(root, learner)
-    assert (said["1"].status, said["2"].status, said["2"].text) == ("passed", "not run", notes[0])
-    assert notes == ["stopped after 60 seconds"]
+    assert judge.verdict(later | {"number": "90.1", "message": ""})[0] == "failed", "the check that ends the kernel"
 
 
 def test_kernel_that_lost_its_ports_is_started_again():
@@ -293,23 +221,20 @@ def test_exit_codes_and_what_is_printed(root, learner, capsys):
     assert "0 of 1 exercise pass. Next: 90.2." in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["17"], "There is no chapter 17. There are: 90."),
-        (["--exercise", "90.99"], "There is no exercise 90.99 in chapter"),
-        (["--exercise", "x"], "tplab check --exercise 4.2"),
-        (["4", "--exercise", "90.1"], "There is no exercise 90.1 here"),
-        (["90", "--notebook", "nowhere.ipynb"], "There is no file nowhere.ipynb."),
-        (["90", "--notebook", "."], "can't be read"),
-        (["--notebook", "mine.ipynb"], "Say which chapter mine.ipynb is"),
-        (["all", "--notebook", "90_mine.ipynb"], "One notebook is one chapter"),
-        (["all", "--exercise", "90.1"], "Either all chapters or one exercise"),
-    ],
-)
-def test_misuse_is_told_in_a_sentence(root, arguments, says, capsys):
-    assert check(root, *arguments) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
+def test_misuse_is_told_in_a_sentence(root, capsys):
+    for line, says in (
+        ("17", "There is no chapter 17. There are: 90."),
+        ("--exercise 90.99", "There is no exercise 90.99 in chapter"),
+        ("--exercise x", "tplab check --exercise 4.2"),
+        ("4 --exercise 90.1", "There is no exercise 90.1 here"),
+        ("90 --notebook nowhere.ipynb", "There is no file nowhere.ipynb."),
+        ("90 --notebook .", "can't be read"),
+        ("--notebook mine.ipynb", "Say which chapter mine.ipynb is"),
+        ("all --notebook 90_mine.ipynb", "One notebook is one chapter"),
+        ("all --exercise 90.1", "Either all chapters or one exercise"),
+    ):
+        assert check(root, *line.split()) == 2
+        assert says in " ".join(capsys.readouterr().err.split())
 
 
 UNREADABLE = {
@@ -318,6 +243,7 @@ UNREADABLE = {
     "merge marks": (b'{\n<<<<<<< HEAD\n"cells": []\n=======\n>>>>>>> x\n}', "marks of a git merge"),
     "a number without end": (b'{"cells": [], "n": ' + b"1" * 5000 + b"}", "thousands of digits"),
     "not text": (b"\xff\xfe\x00\x00", "not a text file in UTF-8"),
+    "as `>` writes it in an old PowerShell": ('{"cells": []}'.encode("utf-16-le"), "UTF-8"),
     "a list": (b"[]", "no list of cells"),
     "format 3": (b'{"worksheets": []}', "format 3"),
     "no cells": (b'{"cells": 3}', "no list of cells"),
@@ -325,15 +251,17 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_unreadable_file_is_told_what_is_wrong_with_it(root, name, tmp_path, capsys):
-    content, says = UNREADABLE[name]
+def test_unreadable_file_is_told_what_is_wrong_with_it(root, tmp_path):
     path = tmp_path / "90_tiny.ipynb"
-    path.write_bytes(content)
-    with pytest.raises(Unreadable, match=re.escape(says)):
-        read_notebook(path)
-    assert check(root, "90", "--notebook", str(path)) == 2
-    assert path.read_bytes() == content
+    for content, says in UNREADABLE.values():
+        path.write_bytes(content)
+        with pytest.raises(Unreadable, match=re.escape(says)):
+            read_notebook(path)
+        assert check(root, "90", "--notebook", str(path)) == 2
+        assert path.read_bytes() == content
+    (tmp_path / "circle.ipynb").symlink_to(tmp_path / "circle.ipynb")
+    with pytest.raises(Unreadable, match="circle"):
+        read_notebook(tmp_path / "circle.ipynb")
 
 
 @pytest.fixture
@@ -362,44 +290,18 @@ def test_blank_exercises_are_to_do_without_running_anything(two_chapters, nothin
     assert "no copies" not in out
 
 
-def test_what_is_to_do_is_told_without_loading_torch_or_nbval(two_chapters):
-    program = f"""
-import sys
-from tplab.course.tools import cli
-assert cli.main(["check", "90", "--root", {str(two_chapters)!r}]) == 1
-assert not {{"torch", "nbval", "pytest"}} & sys.modules.keys()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_word_that_is_no_chapter_is_refused(root, capsys):
-    with pytest.raises(SystemExit):
-        check(root, "abc")
-    assert "'abc'" in capsys.readouterr().err
-
-
-def test_where_nobody_has_started_the_blank_chapters_are_checked_and_that_is_said(two_chapters, capsys):
-    shutil.rmtree(two_chapters / "my_course")
-    assert check(two_chapters, "--exercise", "90.1") == 1
-    assert "no copies" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda learner: learner.answer(1, "return 2 * x"),
-        lambda learner: learner.insert(learner.place("check-90-1"), "def double_1(x):\n    return 2 * x"),
-        lambda learner: learner.cell("exercise-90-1").update(
-            source='def double_1(x):\n    return 2 * x\n    raise NotImplementedError("exercise 90.1")'
-        ),
-    ],
-)
-def test_an_answer_wherever_it_is_runs(write, two_chapters, learner, capsys):
-    write(learner)
+def test_an_answer_wherever_it_is_runs(two_chapters, learner, capsys):
+    learner.insert(learner.place("check-90-1"), "def double_1(x):\n    return 2 * x")
+    learner.cell("exercise-90-2")["source"] = (
+        'def double_2(x):\n    return 2 * x\n    raise NotImplementedError("exercise 90.2")'
+    )
     learner.save(two_chapters / "my_course" / "90_tiny.ipynb")
-    assert check(two_chapters, "--exercise", "90.1") == 0
-    assert "1 of 1 exercise passes." in capsys.readouterr().out
+    for exercise in ("90.1", "90.2"):
+        assert check(two_chapters, "--exercise", exercise) == 0
+        assert "1 of 1 exercise passes." in capsys.readouterr().out
+    shutil.rmtree(two_chapters / "my_course")
+    assert check(two_chapters, "--exercise", "90.1") == 1, "where nobody has started, the blank chapters are checked"
+    assert "no copies" in capsys.readouterr().out
 
 
 def test_without_a_chapter_it_asks_and_suggests_the_one_that_one_is_in(

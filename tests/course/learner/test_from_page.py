@@ -1,16 +1,15 @@
 """In JupyterLab, an answer that passes goes into the learner's library at once, as `tplab check` would put it there."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.capstone.own_layers.libraries import solution
 from tests.course.learner.test_library import empty_course, pass_all
 from tests.runtime.kernel import Notebook, notebook
+from tplab import launch
 from tplab.course.learner import library
 from tplab.course.learner.course_files import Course
 from tplab.course.tools.mine import library as page
@@ -36,9 +35,9 @@ MODULE = "my_tp/splitting.py"
 TOLD = f"add this answer to your library, in {MODULE}."
 
 
-@pytest.fixture
-def course(tmp_path) -> Course:
-    return empty_course(tmp_path / "my_course")
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Course:
+    return empty_course(tmp_path_factory.mktemp("page") / "my_course")
 
 
 def opened(course: Course, page: str | None) -> Iterator[Notebook]:
@@ -49,11 +48,13 @@ def opened(course: Course, page: str | None) -> Iterator[Notebook]:
         else:
             patch.delenv("JPY_SESSION_NAME", raising=False)
         with notebook() as book:
+            book.run(SETUP)
             yield book
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def book(course) -> Iterator[Notebook]:
+    """One page for the tests below, in their order: it remembers the cells that ran, as a learner's page does."""
     yield from opened(course, "02.ipynb")
 
 
@@ -66,16 +67,27 @@ def html(cell) -> str:
     return "".join(m["content"]["data"].get("text/html", "") for m in cell.messages if "data" in m["content"])
 
 
+def page_in(course: Course, chapter: int = 2) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(course.folder)
+        return page(chapter)
+
+
+def test_what_no_cell_shows_is_left_to_the_command_and_said(course, book):
+    (course.folder / "elsewhere.py").write_text("import torch\n" + HELPER + "\n\n" + ANSWER)
+    book.run("from elsewhere import shard, unshard")
+    assert "`tplab check --exercise 2.1` in a terminal" in book.run(CHECK).text
+    book.run(HELPER)
+    book.run(ANSWER.replace("my own words", "in a cell"))
+    book.run("from elsewhere import shard, unshard")  # the answer that is checked isn't the one in the cell
+    assert "tplab check --exercise 2.1" in book.run(CHECK).text
+    assert text_of(course) == ""
+
+
 def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
-    for source in (
-        SETUP,
-        "def pieces(tensor, dim, p):\n    return None",
-        HELPER,
-        "1 / 0",
-        "def broken(:",
-        ANSWER + IN_IPYTHON,
-    ):
+    for source in ("def pieces(tensor, dim, p):\n    return None", HELPER, "1 / 0", "def broken(:"):
         book.run(source)
+    book.run(ANSWER + IN_IPYTHON)
     assert text_of(course) == ""
     shown = html(book.run(CHECK))
     assert "✓ Exercise 2.1 passed" in shown
@@ -92,17 +104,31 @@ def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
     assert "2.1?" in repr(page_in(course))
 
 
-def page_in(course: Course, chapter: int = 2) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(course.folder)
-        return page(chapter)
+def test_better_code_replaces_it_wherever_a_cell_has_gone_and_a_failed_check_does_not(course, book, tmp_path):
+    before = text_of(course)
+    book.run(ANSWER.replace("my own words", "wrong").replace("[rank]", "[0]"))
+    assert "CheckFailed" in book.run(CHECK).error
+    assert text_of(course) == before
+    book.run(f"os.chdir({str(tmp_path)!r})")
+    book.run(ANSWER.replace("my own words", "better"))
+    assert TOLD in html(book.run(CHECK))
+    assert "# better" in text_of(course)
+    book.run(f"os.chdir({str(course.folder)!r})")
+
+
+def test_tplab_check_verifies_what_the_notebook_has_shown(course, book):
+    pass_all(course, ["2.2"])
+    passage = library.load(course)["2.1"].passage
+    assert library.add(course, {"2.1": passage}) == []
+    assert {number: one.how for number, one in library.load(course).items()} == dict.fromkeys(
+        ["2.1", "2.2"], "tplab check"
+    )
 
 
 def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
     answer = solution("3.2").replace("grad_output.clone(", "grad_output.detach().clone(")
-    for source in ("import torch\nimport torch.distributed as dist\nfrom torch.autograd import Function", answer):
-        book.run(source)
-    book.run("from tplab.course import check")
+    book.run("import torch.distributed as dist\nfrom torch.autograd import Function")
+    book.run(answer)
     assert "✓ Exercise 3.2 passed" in html(book.run('check("3.2", CopyToRegion)'))
     path = course.folder / "my_tp" / "mappings.py"
     assert "grad_output.detach().clone(" in path.read_text()
@@ -114,69 +140,36 @@ def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
     assert "grad_output.detach().clone(" in path.read_text()
 
 
-def test_the_library_is_beside_the_notebook_wherever_a_cell_has_gone(course, book, tmp_path):
-    for source in (SETUP, "from tplab.course import check", f"os.chdir({str(tmp_path)!r})", HELPER, ANSWER):
-        book.run(source)
-    assert TOLD in html(book.run(CHECK))
-    assert "# my own words" in text_of(course)
-
-
 def test_a_file_in_the_librarys_place_is_named_and_nothing_is_claimed(course, book):
+    (course.folder / "my_tp").rename(course.folder / "moved")
     (course.folder / "my_tp").write_text("mine")
-    for source in (SETUP, HELPER, ANSWER):
-        book.run(source)
     shown = html(book.run(CHECK))
     assert "Your library could not be written: File exists" in shown
     assert "your library, in" not in shown
     assert (course.folder / "my_tp").read_text() == "mine"
 
 
-def test_better_code_replaces_it_and_a_failed_check_does_not(course, book):
-    for source in (SETUP, HELPER, ANSWER, CHECK):
-        book.run(source)
-    before = text_of(course)
-    book.run(ANSWER.replace("my own words", "wrong").replace("[rank]", "[0]"))
-    assert "CheckFailed" in book.run(CHECK).error
-    assert text_of(course) == before
-    book.run(ANSWER.replace("my own words", "better"))
-    book.run(CHECK)
-    assert "# better" in text_of(course)
-
-
-def test_what_no_cell_shows_is_left_to_the_command_and_said(course, book):
-    (course.folder / "elsewhere.py").write_text("import torch\n" + HELPER + "\n\n" + ANSWER)
-    for source in (SETUP, "from elsewhere import shard, unshard"):
-        book.run(source)
-    cell = book.run(CHECK)
-    assert "`tplab check --exercise 2.1` in a terminal" in cell.text
-    assert text_of(course) == ""
-    book.run(ANSWER.replace("my own words", "in a cell"))
-    book.run("from elsewhere import shard, unshard")  # the answer that is checked isn't the one in the cell
-    assert "tplab check --exercise 2.1" in book.run(CHECK).text
-    assert text_of(course) == ""
-
-
-def test_tplab_check_verifies_what_the_notebook_has_shown(course, book):
-    pass_all(course, ["2.2"])
-    for source in (SETUP, HELPER, ANSWER, CHECK):
-        book.run(source)
-    passage = library.load(course)["2.1"].passage
-    assert library.add(course, {"2.1": passage}) == []
-    assert {number: one.how for number, one in library.load(course).items()} == dict.fromkeys(
-        ["2.1", "2.2"], "tplab check"
-    )
-
-
-def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_path):
+def test_without_a_page_nothing_is_written_and_the_box_is_the_same(tmp_path):
+    course = empty_course(tmp_path / "my_course")
     for book in opened(course, None):
-        for source in (SETUP, HELPER, ANSWER):
-            book.run(source)
+        book.run(HELPER)
+        book.run(ANSWER)
         assert TOLD in html(book.run(CHECK))
         assert text_of(course) == ""
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "block", "generate"])
-def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
+def _demos(folder: str, names: list[str]) -> dict[str, str]:
+    sys.path.insert(0, folder)
+    from my_tp import demo
+
+    told: dict[str, str] = {}
+    for name in names:
+        demo.tell = lambda text, name=name: told.update({name: text})
+        getattr(demo, name)()
+    return told
+
+
+def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
     course = empty_course(tmp_path / "my_course")
     needs = {
         "mlp": ["5.2", "4.1", "4.2", "3.2", "3.3"],
@@ -184,33 +177,23 @@ def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
         "block": ["6.2", "5.2", "4.1", "4.2", "3.2", "3.3"],
         "generate": ["10.1", "10.2", "10.4"],
     }
-    pass_all(course, needs[name])
-    done = subprocess.run([sys.executable, "-m", "my_tp", name], cwd=course.folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    if name == "block":
-        losses = [line.rpartition(": ")[2].split(" -> ") for line in lines]
-        assert losses[0] == losses[1], "both ranks have the same loss"
-        assert float(losses[0][1]) < float(losses[0][0])
-    elif name == "generate":
-        assert lines[0].partition(" continues ")[2] == lines[1].partition(" continues ")[2]
-    else:
-        assert all(float(line.rpartition(": ")[2]) < 1e-12 for line in lines)
-    assert f"`python -m my_tp {name}`" in repr(page_in(course, int(needs[name][0].split(".")[0])))
+    pass_all(course, needs["mlp"])
+    assert "def attention(" not in (course.folder / "my_tp" / "demo.py").read_text(), "it can't run yet"
+    pass_all(course, [*needs["attention"], *needs["generate"]])
+    for name, needed in needs.items():
+        assert f"`python -m my_tp {name}`" in repr(page_in(course, int(needed[0].split(".")[0])))
     assert "python -m my_tp" not in repr(page_in(course, 2))
-
-
-def test_what_it_cannot_run_yet_is_not_offered(tmp_path):
-    course = empty_course(tmp_path / "my_course")
-    pass_all(course, ["5.2"])
-    done = subprocess.run(
-        [sys.executable, "-m", "my_tp", "attention"], cwd=course.folder, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (1, "Say what to run: python -m my_tp mlp\n")
+    done = subprocess.run([sys.executable, "-m", "my_tp", "mlp"], cwd=course.folder, capture_output=True, text=True)
+    assert done.stdout.count("largest difference from plain PyTorch") == 2, done.stderr
+    ranks = launch(_demos, 2, args=(str(course.folder), list(needs)))
+    losses = [one["block"].rpartition(": ")[2].split(" -> ") for one in ranks]
+    assert losses[0] == losses[1], "both ranks have the same loss"
+    assert float(losses[0][1]) < float(losses[0][0])
+    assert ranks[0]["generate"].partition(" continues ")[2] == ranks[1]["generate"].partition(" continues ")[2] != ""
+    assert all(float(one[name].rpartition(": ")[2]) < 1e-12 for one in ranks for name in ("mlp", "attention"))
 
 
 def test_outside_the_learners_folder_nothing_is_claimed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "grows in your own copies" in repr(page(5))
-    assert json.dumps([str(path) for path in Path(tmp_path).iterdir()]) == "[]"
+    assert list(tmp_path.iterdir()) == []

@@ -23,14 +23,7 @@ PAGES = ("01_a", "02_b")
 
 
 def code(source: str, id: str, **metadata) -> dict:
-    return {
-        "cell_type": "code",
-        "id": id,
-        "metadata": metadata,
-        "source": source,
-        "outputs": [],
-        "execution_count": None,
-    }
+    return text(source, id, **metadata) | {"cell_type": "code", "outputs": [], "execution_count": None}
 
 
 def text(source: str, id: str, **metadata) -> dict:

@@ -1,13 +1,16 @@
 """train.py and my_tp of the reference answers: they train a GPT under torchrun where tplab isn't installed."""
 
 import ast
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 
 from tests.course.learner.test_library import EXERCISES, empty_course, pass_all
@@ -29,25 +32,49 @@ FLAGS = {**SIZES, "steps": STEPS, "batch_size": 8, "warmup": 3, "save_every": 4,
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory) -> Course:
+    """A folder with the library and train.py, which is written once everything that it needs has passed."""
     made = empty_course(tmp_path_factory.mktemp("own") / "my_course")
-    pass_all(made, list(EXERCISES))
+    pass_all(made, [exercise for exercise in EXERCISES if exercise != "8.2"])
+    assert not (made.folder / library.SCRIPT).exists()
+    pass_all(made, ["8.2"])
     (made.folder / "tplab.py").write_text("raise ImportError('tplab is not installed here')\n")
     (made.folder / "notes.txt").write_text("".join(f"{n} times {n} is {n * n}. " for n in range(400)))
     return made
 
 
-def train(
-    course: Course, ranks: int, folder: str, launcher: bool = True, **flags: object
-) -> subprocess.CompletedProcess:
-    """Run train.py as a learner would, in a folder where `import tplab` fails."""
-    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if launcher else []
+def options(folder: str, **flags: object) -> list[str]:
     given = {**FLAGS, "text": "notes.txt", "folder": folder, **flags}
-    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def run(course: Course, *arguments: str) -> subprocess.CompletedProcess:
+    """Run Python as a learner would, in a folder where `import tplab` fails."""
     environment = {**os.environ, "PYTHONPATH": str(course.folder), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *start, library.SCRIPT, *options], cwd=course.folder, env=environment, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, *arguments], cwd=course.folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def _main(folder: str, runs: list[list[str]]) -> list[str]:
+    """Call train.main() with each of these options, on a rank that is there already: what it exits with, if it does."""
+    os.chdir(folder)
+    sys.path.append(folder)
+    world = str(dist.get_world_size())
+    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    dist.init_process_group = dist.destroy_process_group = lambda *_: None
+    train = importlib.import_module("train")
+    ended = []
+    for sys.argv in runs:
+        try:
+            train.main()
+            ended.append("")
+        except SystemExit as end:
+            ended.append(str(end))
+    return ended
+
+
+def train(course: Course, ranks: int, *runs: list[str]) -> list[str]:
+    return launch(_main, ranks, args=(str(course.folder), [[library.SCRIPT, *one] for one in runs]), backend="gloo")[0]
 
 
 def losses(course: Course, folder: str) -> list[float]:
@@ -89,48 +116,46 @@ def capstones(course) -> list[float]:
     return launch(_capstone_losses, 2, args=(settings, batches))[0]
 
 
-@pytest.mark.parametrize(("ranks", "tp"), [(1, 0), (2, 0), (4, 0), (4, 2)])
-def test_its_losses_are_the_capstones_on_any_number_of_ranks(ranks, tp, course, capstones):
-    done = train(course, ranks, f"run{ranks}{tp}", tp=tp)
+@pytest.fixture(scope="module")
+def whole(course) -> str:
+    """The folder of a run on two ranks under torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run(course, *torchrun, library.SCRIPT, *options("whole"))
     assert done.returncode == 0, done.stderr[-3000:]
-    found = losses(course, f"run{ranks}{tp}")
-    assert found == pytest.approx(capstones, abs=2e-5)
+    assert f"step {STEPS:5}   loss {losses(course, 'whole')[-1]:.4f}" in done.stdout
+    return "whole"
+
+
+def test_its_losses_are_the_capstones_on_any_number_of_ranks(course, whole, capstones):
     assert capstones[-1] < capstones[0] - 0.5
-    assert f"step {STEPS:5}   loss {found[-1]:.4f}" in done.stdout
+    assert losses(course, whole) == pytest.approx(capstones, abs=2e-5)
+    for ranks, tp in ((1, 0), (4, 2)):
+        assert train(course, ranks, options(f"run{ranks}", tp=tp)) == [""]
+        assert losses(course, f"run{ranks}") == pytest.approx(capstones, abs=2e-5)
 
 
-def test_it_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(course):
-    assert train(course, 2, "whole").returncode == 0
-    assert train(course, 2, "cut").returncode == 0
-    rank_1 = course.folder / "cut" / "rank-1"
-    for path in (rank_1 / "step-000008").iterdir():
-        path.unlink()
-    (rank_1 / "step-000008").rmdir()  # rank 1 was killed before it saved step 8
+def test_it_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(course, whole):
+    shutil.copytree(course.folder / whole, course.folder / "cut")
+    shutil.rmtree(course.folder / "cut" / "rank-1" / "step-000008")  # rank 1 was killed before it saved step 8
     log = course.folder / "cut" / "log.csv"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
-    done = train(course, 2, "cut")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert losses(course, "cut") == losses(course, "whole")
+    assert train(course, 2, options("cut")) == [""]
+    assert losses(course, "cut") == losses(course, whole)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "flags", "told"),
-    [
-        (0, {}, "Start it with torchrun: torchrun --standalone --nproc-per-node 2 train.py"),
-        (2, {"tp": 3}, "2 ranks can't form replicas of tp=3"),
-        (2, {"seq_length": 20000}, "bytes of text (.txt, .md, .py): more than 20000 are needed"),
-        (2, {"text": "nowhere.txt"}, "nowhere.txt has 0 bytes of text"),
-        (2, {"folder": "whole", "hidden_size": 64}, "is of another run"),
-        (2, {"highest_rate": 1e30}, "try a lower --highest-rate"),
-    ],
-)  # fmt: skip
-def test_misuse_is_told_in_a_sentence(ranks, flags, told, course):
-    folder = str(flags.pop("folder", f"misused{abs(hash(told))}"))
-    if folder == "whole" and not (course.folder / folder).exists():
-        assert train(course, 2, folder).returncode == 0
-    done = train(course, max(1, ranks), folder, launcher=ranks > 0, **flags)
+def test_misuse_is_told_in_a_sentence(course, whole):
+    cases = [
+        ({"tp": 3}, "2 ranks can't form replicas of tp=3"),
+        ({"seq_length": 20000}, "more than 20000 are needed"),
+        ({"text": "nowhere.txt"}, "nowhere.txt has 0 bytes of text"),
+        ({"folder": whole, "hidden_size": 64}, "is of another run"),
+        ({"highest_rate": 1e30}, "try a lower --highest-rate"),
+    ]
+    told = train(course, 2, *(options(**{"folder": f"misused{k}"} | flags) for k, (flags, _) in enumerate(cases)))
+    assert [says in text for text, (_, says) in zip(told, cases, strict=True)] == [True] * len(cases), told
+    done = run(course, library.SCRIPT, *options("alone"))
     assert done.returncode != 0
-    assert told in done.stderr
+    assert "Start it with torchrun: torchrun --standalone --nproc-per-node 2 train.py" in done.stderr
 
 
 RUN = {"folder": "runs/mine", "data": "notes", "num_layers": 3, "hidden_size": 48, "tp": 2, "dp": 2, "batch_size": 24}
@@ -174,13 +199,10 @@ def settings_in(script: str) -> dict[str, object]:
     return {one.target.id: ast.literal_eval(one.value) for one in made.body if isinstance(one, ast.AnnAssign)}
 
 
-def test_it_is_written_once_everything_it_needs_has_passed_and_then_left_alone(tmp_path):
-    course = empty_course(tmp_path / "my_course")
-    pass_all(course, [exercise for exercise in EXERCISES if exercise != "8.2"])
-    assert not (course.folder / library.SCRIPT).exists()
-    pass_all(course, ["8.2"])
+def test_once_it_is_written_it_is_left_alone(course, whole):
     script = course.folder / library.SCRIPT
-    assert script.exists()
+    written = script.read_text()
     script.write_text("# mine now\n")
     pass_all(course, ["8.2"])
     assert script.read_text() == "# mine now\n"
+    script.write_text(written)

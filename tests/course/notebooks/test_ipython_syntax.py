@@ -47,17 +47,14 @@ def test_the_names_that_a_cell_binds_are_those_that_it_binds_in_ipython():
     assert {cell: bound_names(cell) for cell in CELLS} == right
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_lines_that_are_python_keep_their_text_and_their_place(cell):
-    lines = to_python(cell).split("\n")
-    plain = [
-        line.strip() for line in cell.split("\n") if line.strip().startswith(("def", "class", "for", "w =", "import"))
-    ]
-    assert [line for line in plain if line not in [one.strip() for one in lines]] == []
-    if "\\" not in cell and cell.strip() == cell and ">>>" not in cell:
-        assert [place for place, line in enumerate(lines) if line.strip() in plain and line.strip()] == [
-            place for place, line in enumerate(cell.split("\n")) if line.strip() in plain and line.strip()
-        ]
+def test_lines_that_are_python_keep_their_text_and_their_place():
+    python = ("def", "class", "for", "w =", "import")
+    for cell in CELLS:
+        lines = [line.strip() for line in to_python(cell).split("\n")]
+        plain = [line.strip() for line in cell.split("\n") if line.strip().startswith(python)]
+        assert [line for line in plain if line not in lines] == []
+        if "\\" not in cell and cell.strip() == cell and ">>>" not in cell:
+            assert [lines[place] for place, line in enumerate(cell.split("\n")) if line.strip() in plain] == plain
 
 
 def test_what_a_magic_or_a_command_mentions_is_used():
@@ -67,13 +64,13 @@ def test_what_a_magic_or_a_command_mentions_is_used():
     assert used_names("%time y = f(x)") == {"f", "x"}
 
 
-@pytest.mark.parametrize("cell", ["def f(:", "cd ..", "x = 1; !ls", "\x00", "(" * 500, "1" + "+1" * 50_000])
-def test_what_is_no_code_is_a_syntax_error(cell):
-    with pytest.raises(SyntaxError):
-        parse_code(cell)
-    assert names_in(cell) == ({"f"} if "def" in cell else set())
-    assert checked_in(cell) == ""
-    assert not has_side_effects(cell)
+def test_what_is_no_code_is_a_syntax_error():
+    for cell in ("def f(:", "cd ..", "x = 1; !ls", "\x00", "(" * 500, "1" + "+1" * 50_000):
+        with pytest.raises(SyntaxError):
+            parse_code(cell)
+        assert names_in(cell) == ({"f"} if "def" in cell else set())
+        assert checked_in(cell) == ""
+        assert not has_side_effects(cell)
 
 
 def test_side_effects_are_found_in_every_place_of_a_line():
@@ -87,35 +84,16 @@ def test_the_lines_that_need_ipython_are_known_by_number():
 
 
 def test_a_check_is_known_with_a_comment_a_magic_or_other_arguments():
-    for cell in (
-        'check("4.1", A)',
-        "# why?\n\ncheck('4.1', A, B)  # b",
-        '%time check("4.1", A)',
-        '%%time\ncheck("4.1")',
-    ):
-        assert checked_in(cell) == "4.1", cell
-    for cell in (
-        'x = 1\ncheck("4.1", A)',
-        "check",
-        "check()",
-        'print(check("4.1"))',
-        '# check("4.1", A)',
-        "'check(\"4.1\")'",
-    ):
-        assert checked_in(cell) == "", cell
+    checks = ('check("4.1", A)', "# why?\n\ncheck('4.1', A, B)  # b", '%time check("4.1", A)', '%%time\ncheck("4.1")')
+    others = ('x = 1\ncheck("4.1", A)', "check()", 'print(check("4.1"))', '# check("4.1", A)', "'check(\"4.1\")'")
+    assert [checked_in(cell) for cell in checks] == ["4.1"] * len(checks)
+    assert [checked_in(cell) for cell in others] == [""] * len(others)
 
 
 def test_a_prediction_is_what_the_call_asks_for_and_nothing_else_in_the_cell():
-    asks = {"4.a": {"calls", "bytes"}}
     call = 'predict("4.a", calls=1, bytes=f(h=3))'
-    for cell in (
-        call,
-        f"h = 16\n{call}",
-        f"# h = 16\n{call}  # a=1",
-        f"!ls a=1\n%time {call}",
-        f"note = 'a = 1'\nx = {call}",
-    ):
-        assert predictions_in(cell) == asks, cell
+    for form in ("{}", "h = 16\n{}", "# h = 16\n{}  # a=1", "!ls a=1\n%time {}", "note = 'a = 1'\nx = {}"):
+        assert predictions_in(form.format(call)) == {"4.a": {"calls", "bytes"}}, form
     assert predictions_in('predict("4.a", **known)') == {"4.a": {"**"}}
     assert predictions_in("predict()\npredict(number)\n# predict('4.a', x=1)") == {}
 

@@ -16,20 +16,13 @@ def test_the_start_page_comes_first():
     assert [numbering.number_of(stem) for stem in stems] == list(range(START_NUMBER, len(stems) - 1))
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("4", 4), ("04", 4), ("15", 15), ("start", START_NUMBER), ("S", START_NUMBER), ("s", START_NUMBER)],
-)
-def test_a_chapter_is_found_by_what_a_user_types(text, number):
-    assert numbering.parse_chapter(text) == number
-    assert numbering.chapter_argument(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "-1", "four", "4.2", "²", "index"])
-def test_what_names_no_chapter_is_refused(text):
-    assert numbering.parse_chapter(text) is None
-    with pytest.raises(argparse.ArgumentTypeError, match="give its number, such as 4, or start"):
-        numbering.chapter_argument(text)
+def test_a_chapter_is_found_by_what_a_user_types():
+    for text, number in (("4", 4), ("04", 4), ("15", 15), ("start", START_NUMBER), ("s", START_NUMBER)):
+        assert numbering.parse_chapter(text) == numbering.chapter_argument(text) == number
+    for text in ("", "-1", "four", "4.2", "²", "index"):
+        assert numbering.parse_chapter(text) is None
+        with pytest.raises(argparse.ArgumentTypeError, match="give its number, such as 4, or start"):
+            numbering.chapter_argument(text)
 
 
 @pytest.mark.parametrize(

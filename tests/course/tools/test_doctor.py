@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,17 +49,14 @@ PACKAGES = [Requirement(text) for text in ("nbval>=0.11,<0.12", "rich>=13", "tor
         (findings.python((3, 10, 4), "python3"), BAD, ("3.10.4", "3.11 or newer", "make lab PYTHON=")),
         (findings.torch(Torch(error="No module named 'torch'"), WANTED), BAD, ("No module named", "make lab")),
         (findings.torch(Torch(version="2.4.1+cu121", gloo=True), WANTED), BAD, ("2.4.1+cu121", ">=2.12")),
-        (findings.torch(Torch(version="2.13.0"), WANTED), BAD, ("without gloo",)),
         (findings.packages(PACKAGES, version_of(nbval="0.12.1")), BAD, ("nbval is 0.12.1, not", "rich is missing")),
         (findings.gpus(WORKING, ["NVIDIA L4"], None), NOTE, ("1 NVIDIA GPU (NVIDIA L4)", "2.13.0 was built without")),
         (findings.gpus(Torch(cuda="13.0", complaint="The driver is too old"), ["L4"], None), NOTE, ("driver is too",)),
-        (findings.gpus(Torch(cuda="13.0"), ["L4"], None), NOTE, ("can't start CUDA", "pytorch.org")),
         (findings.gpus(WORKING, ["L4"], ""), NOTE, ('CUDA_VISIBLE_DEVICES is ""', "unset CUDA_VISIBLE_DEVICES")),
         (findings.gpus(with_gpus(2, nccl=False), [], None), NOTE, ("2 GPUs", "without NCCL")),
         (findings.cores(1), NOTE, ("1 core",)),
         (findings.memory(0.3 * GIB, 2 * GIB), BAD, ("322 MB free of 2.15 GB", "Shut Down All Kernels")),
         (findings.shared_memory(64 * 2**20, 2), BAD, ("67.1 MB", "too little for NCCL", "--shm-size=1g")),
-        (findings.shared_memory(64 * 2**20, 0), NOTE, ("67.1 MB",)),
         (findings.disk(0.5 * GIB, FOLDER), NOTE, ("537 MB", "somewhere")),
         (findings.loopback(refuses), BAD, ("Network is unreachable", "ip link set lo up")),
     ],
@@ -94,23 +89,14 @@ def test_what_is_all_right_needs_no_remedy(finding: Finding) -> None:
     assert (finding.state, finding.mend) == (GOOD, "")
 
 
-def test_the_backend_depends_on_the_number_of_gpus() -> None:
-    assert "NCCL for up to 1 rank. " in findings.gpus(with_gpus(1), [], None).text
-    assert "one GPU per rank" in findings.gpus(with_gpus(8), [], None).text
-
-
-def test_numbers_that_other_files_state_too() -> None:
-    oldest = ".".join(map(str, findings.OLDEST))
-    assert f'requires-python = ">={oldest}"' in (ROOT / "pyproject.toml").read_text()
-    assert findings.COURSE_RANKS == devices.COURSE_RANKS
-    assert {"torch", "jupyterlab", "nbval"} <= {requirement.name for requirement in findings.requirements()}
-
-
 def test_no_chapter_launches_more_ranks_than_the_choice_of_the_device_assumes() -> None:
     paths = [*(ROOT / "solutions").glob("*.py"), *(ROOT / "tplab" / "course" / "exercises").rglob("*.py")]
     launches = r"\blaunch\(\w+, *(\d+)|^# %%ranks +(\d+)|^%%ranks +(\d+)"
     found = [re.findall(launches, path.read_text(encoding="utf-8"), re.MULTILINE) for path in paths]
     assert max(int("".join(numbers)) for each in found for numbers in each) == findings.COURSE_RANKS
+    assert findings.COURSE_RANKS == devices.COURSE_RANKS
+    assert f'requires-python = ">={".".join(map(str, findings.OLDEST))}"' in (ROOT / "pyproject.toml").read_text()
+    assert {"torch", "jupyterlab", "nbval"} <= {requirement.name for requirement in findings.requirements()}
 
 
 def test_a_containers_limit_is_the_memory_there_is(tmp_path: Path) -> None:
@@ -121,33 +107,27 @@ def test_a_containers_limit_is_the_memory_there_is(tmp_path: Path) -> None:
     assert findings.memory_of(tmp_path)[1] == findings.memory_of(tmp_path / "none")[1] > 2 * GIB
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ("raise OSError('libcudart.so: cannot open')", "libcudart.so"),
+def test_an_import_that_crashes_or_hangs_does_not_end_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, says in (
         (f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})", "signal 11"),
         ("import sys; sys.exit(3)", "status 3"),
         ("print('hello')", "hello"),
-        ("", "can't be understood"),
-    ],
-)
-def test_an_import_that_crashes_does_not_end_the_doctor(code: str, says: str) -> None:
-    assert says in findings.ask_torch(code).error
+    ):
+        with pytest.raises(RuntimeError, match=says):
+            findings.ask(code, 60)
+    with pytest.raises(RuntimeError, match="no answer after 1 seconds"):
+        findings.ask("import time; time.sleep(600)", 1)
+    monkeypatch.setattr(findings, "_TORCH", "raise OSError('libcudart.so: cannot open')")
+    assert "libcudart.so" in findings.ask_torch().error
 
 
-def test_an_import_that_hangs_ends() -> None:
-    assert "no answer after 1 seconds" in findings.ask_torch("import time; time.sleep(600)", timeout=1).error
-
-
-@pytest.mark.parametrize("script", ["exit 9", "echo broken; exit 1", "kill -9 $$"])
-def test_nvidia_smi_that_fails_is_as_none(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
+def test_nvidia_smi_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert findings.gpus_on_machine() == []
-    program.write_text('#!/bin/sh\necho "NVIDIA L4"\n')
-    assert findings.gpus_on_machine() == ["NVIDIA L4"]
+    program = tmp_path / "nvidia-smi"
+    for script, found in (("echo broken; exit 1", []), ("kill -9 $$", []), ('echo "NVIDIA L4"', ["NVIDIA L4"])):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        assert findings.gpus_on_machine() == found
 
 
 @pytest.mark.gpu
@@ -170,9 +150,7 @@ def test_a_launch_that_fails_or_adds_up_wrong_is_told(monkeypatch: pytest.Monkey
     findings.main([(2, "auto")])
     told.update(json.loads(capsys.readouterr().out))
     assert "[3.0, 2.0]" in findings.ranks([(2, "auto")]).text
-
-
-def test_a_trial_that_crashes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     monkeypatch.setattr(findings, "_TRIAL", "import sys; sys.exit(3) # {}")
     assert "status 3" in findings.ranks([(2, "auto")]).text
 
@@ -184,19 +162,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "ranks", lambda tries: Finding("ranks", GOOD, "an all-reduce works"))
 
 
-def test_an_unreadable_notebook_decides_the_exit_code(quick, tmp_path: Path, capsys) -> None:
+def test_what_is_bad_decides_the_exit_code(quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     path = tiny.make_unexecuted(tmp_path, tiny.source(1))
     assert cli.main(["doctor", "--root", str(tmp_path)]) == 0
-    assert "Nothing is wrong" in capsys.readouterr().out
     path.write_text("{")
     assert cli.main(["doctor", "--root", str(tmp_path)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert f"1 to mend: {path.name}." in said
     assert "→ tplab reset 90" in said
-
-
-def test_without_torch_no_ranks_are_tried(quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    tiny.make_unexecuted(tmp_path, tiny.source(1))
     monkeypatch.setattr(findings, "ask_torch", lambda: Torch(error="No module named 'torch'"))
     assert cli.main(["doctor", "--root", str(tmp_path), "--json"]) == 1
     found = {one["what"]: one["state"] for one in json.loads(capsys.readouterr().out)}
@@ -224,8 +197,3 @@ def test_the_gpu_check_says_in_its_last_line_what_it_found(status: int, state: s
     assert (found.state, found.text) == (
         state, f"last __main__.py --seconds {doctor.SECONDS} --report {doctor.REPORT}"
     )  # fmt: skip
-
-
-def test_doctor_itself_imports_no_torch() -> None:
-    program = "import sys; import tplab.course.tools.doctor; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -92,10 +92,10 @@ class Torch:
     gpus: tuple[str, ...] = ()
 
 
-def ask_torch(code: str = _TORCH, timeout: float = PATIENCE) -> Torch:
-    """Ask PyTorch for its report. A failure, or no answer within `timeout` seconds, is reported as its `error`."""
+def ask_torch() -> Torch:
+    """Ask PyTorch for its report. A failure, or no answer within PATIENCE seconds, is reported as its `error`."""
     try:
-        told = ask(code, timeout)
+        told = ask(_TORCH, PATIENCE)
     except RuntimeError as error:
         return Torch(error=str(error))
     return Torch(**told | {"gpus": tuple(told["gpus"])})
