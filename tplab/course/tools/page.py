@@ -25,22 +25,27 @@ _BUTTON = (
 
 def chapter_summary(chapter: ChapterStanding) -> str:
     """Return a chapter's counts in words: "2 of 4 passed, about 25 of 50 min left"."""
-    more = f" and {chapter.shown} shown as passed" if chapter.shown else ""
     of = f"{chapter.minutes_left} of " if chapter.minutes_left < chapter.minutes else ""
     left = f", about {of}{chapter.minutes} min left" if chapter.minutes_left else ""
-    return f"{chapter.passed} of {len(chapter.exercises)} passed{more}{left}"
+    return f"{chapter.passed} of {len(chapter.exercises)} passed{left}"
 
 
 def summary(chapters: list[ChapterStanding]) -> str:
     """Return the counts over all chapters in words, and the next exercise to do."""
-    passed, shown = sum(one.passed for one in chapters), sum(one.shown for one in chapters)
-    total, minutes = sum(len(one.exercises) for one in chapters), sum(one.minutes_left for one in chapters)
-    told = f"{passed} of {total} exercises passed."
-    if shown:
-        numbers = " ".join(argument(one.number) for one in chapters if one.shown)
-        told += f" {shown} more as the notebooks show them; to verify: tplab check {numbers}."
+    passed, minutes = sum(one.passed for one in chapters), sum(one.minutes_left for one in chapters)
+    told = f"{passed} of {sum(len(one.exercises) for one in chapters)} exercises passed."
     following = next((e for one in chapters for e in one.exercises if e.status != "passed"), None)
     return told + (f" Next: {following.number}. About {_time(minutes)} left." if following else "")
+
+
+def footnote(chapters: list[ChapterStanding]) -> str:
+    """Return how to verify the passes that only the saved notebooks show, or "" if all of them are verified."""
+    shown = sum(one.shown for one in chapters)
+    if not shown:
+        return ""
+    numbers = " ".join(argument(one.number) for one in chapters if one.shown)
+    which = "1 exercise passes" if shown == 1 else f"{shown} exercises pass"
+    return f"{which} in your saved notebooks. To check from scratch: tplab check {numbers}"
 
 
 def _time(minutes: int) -> str:
@@ -62,12 +67,13 @@ class ProgressPage:
             for exercise in chapter.exercises:
                 mark = _LOOK[exercise.status][0]
                 lines.append(f"   {mark} {exercise.number} {exercise.title}: {_told(exercise)}, {exercise.minutes} min")
-        return "\n".join([*lines, summary(self.chapters)])
+        return "\n".join([*lines, *filter(None, (summary(self.chapters), footnote(self.chapters)))])
 
     def _repr_html_(self) -> str:
         chapters = "".join(self._chapter(chapter) for chapter in self.chapters)
         told = f"<p><b>{escape(summary(self.chapters))}</b></p>{self._button()}"
-        return f'<div style="{_FONT} max-width: 62em;">{told}{chapters}</div>'
+        below = f'<p style="{_FAINT}">{escape(footnote(self.chapters))}</p>'
+        return f'<div style="{_FONT} max-width: 62em;">{told}{chapters}{below}</div>'
 
     def _button(self) -> str:
         """Return the HTML for the button that leads to the chapter of the next exercise, or "" if there is none."""
@@ -87,9 +93,14 @@ class ProgressPage:
 
     def _chapter(self, chapter: ChapterStanding) -> str:
         """Return the HTML for a chapter: a line with a progress bar, which unfolds to show the exercises."""
-        share = 100 * chapter.passed / max(1, len(chapter.exercises))
-        full = f'<span style="display: block; width: {share:.0f}%; height: 100%; background-color: {GREEN};"></span>'
-        bar = f'<span style="{_BAR}">{full}</span>'
+        parts = ((chapter.passed - chapter.shown, 1), (chapter.shown, 0.6))  # what's verified, then what isn't
+        filled = "".join(
+            f'<span style="float: left; width: {100 * count / len(chapter.exercises):.0f}%; height: 100%; '
+            f'opacity: {opacity}; background-color: {GREEN};"></span>'
+            for count, opacity in parts
+            if count
+        )
+        bar = f'<span style="{_BAR}">{filled}</span>'
         title = f"{two_digits(chapter.number)} · {chapter.title}"
         name = (
             f'<a style="display: inline-block; width: 22em;" href="{escape(self._link(chapter))}">{escape(title)}</a>'

@@ -52,6 +52,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if opened:
             console.print()
         show(console, one, opened)
+    if footnote := page.footnote(chapters):
+        console.print()
+        console.print(Text(footnote, style="dim"))
     return 0
 
 
@@ -97,7 +100,7 @@ def as_json(chapters: list[ChapterStanding]) -> str:
     """Return the chapters' progress as JSON, with the same counts as in the table."""
     told = [
         asdict(one)
-        | {"path": str(one.path), "passed": one.passed, "shown_passed": one.shown, "minutes_left": one.minutes_left}
+        | {"path": str(one.path), "passed": one.passed, "not_verified": one.shown, "minutes_left": one.minutes_left}
         for one in chapters
     ]
     return json.dumps({"chapters": told}, indent=1, ensure_ascii=False)
