@@ -184,7 +184,7 @@ def test_information_is_not_shown_like_an_error() -> None:
     with notebook() as book:
         cell = book.run("tplab.launch(dist.get_rank, 2)")
     streams = {m["content"]["name"]: m["content"]["text"] for m in cell.messages if m["msg_type"] == "stream"}
-    assert "tplab: running on" in streams["stdout"]
+    assert "tplab: 2 processes" in streams["stdout"]
     assert "stderr" not in streams
 
 

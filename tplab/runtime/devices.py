@@ -81,20 +81,23 @@ def _say_once(backend: str, gpus: int, world_size: int, share_gpus: bool) -> Non
     if backend in _said:
         return
     _said.add(backend)
-    on = "NCCL, one GPU per rank" if backend == "nccl" else f"gloo, {'sharing GPUs' if share_gpus else 'on the CPU'}"
-    why = f"{gpus} GPU{'' if gpus == 1 else 's'} for {world_size} rank{'' if world_size == 1 else 's'}"
-    say(f"running on {on} ({why})")
+    processes, some = f"{world_size} process{'es' * (world_size > 1)}", f"{gpus} GPU{'s' * (gpus > 1)}"
+    if backend == "gloo" and not share_gpus:
+        say(f"{processes} on this machine's CPU")
+    elif gpus < world_size:
+        say(f"{processes} that share {some} ({backend})")
+    else:
+        say(f"{processes}, one GPU each ({backend})")
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         say(
             f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} are ignored, because torchrun didn't "
             "start this process. It starts its own ranks."
         )
     if backend == "gloo" and gpus and not share_gpus:
-        some = f"{gpus} GPU{'' if gpus == 1 else 's'}"
         say(
             f"the course launches up to {COURSE_RANKS} ranks, all on the same kind of device, so that a seed "
             f"gives the same model for every p. To use your {some}, set {VARIABLE}=nccl before the first launch. "
-            f"Launches of more than {gpus} rank{'' if gpus == 1 else 's'} are then refused, unless you set "
+            f"Launches of more than {gpus} rank{'s' * (gpus > 1)} are then refused, unless you set "
             f"{SHARE_VARIABLE}=1 as well, which makes ranks share GPUs. That's slow."
         )
 
