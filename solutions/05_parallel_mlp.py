@@ -407,7 +407,7 @@ viz.curves(
 )
 
 # %%
-viz.curves({"replica drift": broken[0]["drift"]}, title="what the loss doesn't show")
+viz.curves({"replica drift": broken[0]["drift"]}, ylabel="largest difference", title="what the loss doesn't show")
 
 # %% [markdown]
 # The first loss is correct to the last digit, because f does nothing in the forward pass. In the backward pass, however, each rank's embedding gets only the gradient that flows through that rank's own columns of $A$, so the first update is already wrong. The loss keeps falling, but now you have two different models, and neither of them is the one you wanted. On a dashboard with a single loss curve, you'd never notice the mistake. Your detector catches it after one step.

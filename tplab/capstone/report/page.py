@@ -18,7 +18,7 @@ _STYLE = """
 }
 @media screen and (prefers-color-scheme: dark) {
   :root { --ink: #dfe3e6; --soft: #9aa3aa; --line: #34393d; --paper: #171717; --shade: #202325; }
-  img { filter: invert(0.91) hue-rotate(180deg); }
+  img { border-radius: 6px; filter: brightness(0.85); }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.6 system-ui, sans-serif; }
