@@ -7,12 +7,14 @@ a run of tests marked `gpu` fails if all of them were skipped.
 
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from functools import cache
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share two cores; set before torch is imported
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn into memory
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # a grammar of URLs that nbformat would load for 1.7 s
 
 import pytest
 
