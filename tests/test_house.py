@@ -19,7 +19,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import tplab
-from benchmarks.launch import NAMES
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -331,12 +330,3 @@ def test_nothing_is_unpickled_from_a_file():
             if (name == "torch.load" and "weights_only=True" not in given) or (unpickles and not in_runtime):
                 found.append(f"{path.relative_to(ROOT)}:{call.lineno}: {name}")
     assert found == []
-
-
-def test_the_benchmark_knows_the_ways_that_it_names():
-    tree = ast.parse((ROOT / "benchmarks" / "launchers.py").read_text())
-    ways = next(
-        node.value for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and "WAYS" in ast.unparse(node)
-    )
-    assert isinstance(ways, ast.Dict)
-    assert tuple(ast.literal_eval(key) for key in ways.keys if key) == NAMES
