@@ -109,20 +109,6 @@ def test_the_imports_in_the_picture_are_those_that_import_linter_sees():
         assert others == imported - {"tplab", "plain", room, *rooms.GROUND}, room
 
 
-def test_leaving_out_arrows_leaves_out_no_dependency():
-    imports = rooms.imports_of_rooms()
-    arrows = rooms.without_detours(imports)
-    assert {room: reachable(room, arrows) for room in arrows} == {room: reachable(room, imports) for room in imports}
-    for room, others in arrows.items():
-        for other in others:
-            fewer = {**arrows, room: others - {other}}
-            assert other not in reachable(room, fewer), f"the arrow from {room} to {other} follows from others"
-
-
-def reachable(room: str, arrows: dict[str, set[str]]) -> set[str]:
-    return arrows[room].union(*(reachable(other, arrows) for other in arrows[room]))
-
-
 def test_every_file_that_architecture_names_is_there():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for name in re.findall(r"`([\w./]+\.(?:py|md|toml|svg))`", text):

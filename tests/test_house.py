@@ -19,7 +19,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import tplab
-from benchmarks.launch import NAMES
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -267,7 +266,8 @@ def pytest_in(folder: Path, *arguments: str, **environment: str) -> subprocess.C
 def test_a_missing_tool_fails_ci_and_skips_elsewhere(tmp_path):
     (tmp_path / "test_skips.py").write_text(SKIPS)
     (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_tool')\n")
-    assert "1 failed, 1 skipped, 1 error" in pytest_in(tmp_path, "--continue-on-collection-errors", CI="true").stdout
+    told = pytest_in(tmp_path, "--continue-on-collection-errors", CI="true").stdout
+    assert ("1 failed, 1 skipped" in told, "1 error" in told) == (True, True), told
     assert "3 skipped" in pytest_in(tmp_path).stdout
 
 
@@ -324,19 +324,14 @@ def test_nothing_is_unpickled_from_a_file():
     """Checkpoints go through torch.distributed.checkpoint. Only the runtime unpickles, from its own processes."""
     found = []
     for path in sorted((ROOT / "tplab").rglob("*.py")):
-        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
-            name, given = ast.unparse(call.func), [ast.unparse(keyword) for keyword in call.keywords]
+        text = path.read_text()
+        if not re.search(r"torch\.load|pickle\.", text):
+            continue
+        for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
             unpickles = re.fullmatch(r"(cloud)?pickle\.(loads?|Unpickler)", name)
             in_runtime = path.parent.name == "runtime" and name == "pickle.loads"
-            if (name == "torch.load" and "weights_only=True" not in given) or (unpickles and not in_runtime):
+            unsafe = name == "torch.load" and "weights_only=True" not in map(ast.unparse, call.keywords)
+            if unsafe or (unpickles and not in_runtime):
                 found.append(f"{path.relative_to(ROOT)}:{call.lineno}: {name}")
     assert found == []
-
-
-def test_the_benchmark_knows_the_ways_that_it_names():
-    tree = ast.parse((ROOT / "benchmarks" / "launchers.py").read_text())
-    ways = next(
-        node.value for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and "WAYS" in ast.unparse(node)
-    )
-    assert isinstance(ways, ast.Dict)
-    assert tuple(ast.literal_eval(key) for key in ways.keys if key) == NAMES

@@ -12,7 +12,7 @@ from tests.course import tiny
 def test_plain_nbval_compares_the_results_of_checks(tmp_path, monkeypatch):
     """One check shows what it should; of the other, the notebook expects another text."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    tiny.make_unexecuted(tmp_path, tiny.source(2))
+    tiny.make(tmp_path, tiny.source(2))
     path = tmp_path / "solutions" / "90_tiny.ipynb"
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("Exercise 90.2 passed", "Exercise 90.2 surpassed"), encoding="utf-8")

@@ -165,14 +165,6 @@ def test_an_answer_whose_new_notebook_cannot_be_read_stays_until_it_can(chapters
     assert "# mine" in chapters.cell("start", "S.1")
 
 
-def test_an_answer_that_the_learner_has_written_there_already_stays(chapters):
-    mine = notebook(eS_1="def split(x):\n    return 7")
-    chapters.pages[1].learner.write_text(json.dumps(mine))
-    chapters.pages[1].base.write_bytes(chapters.blanks["start"])
-    assert chapters.update() == []
-    assert chapters.cell("start", "S.1") == "def split(x):\n    return 7"
-
-
 def test_a_function_with_other_arguments_is_a_different_task(tmp_path):
     made = Chapters(tmp_path)
     made.add("02_old", notebook(e2_1=stub("2.1", "def count(n)")), notebook(e2_1="def count(n):\n    return n"),

@@ -152,21 +152,6 @@ def test_a_given_cell_that_the_learner_deleted_stays_deleted_but_an_exercise_com
     assert cell(merged, "check-90-2") == cell(new, "check-90-2")
 
 
-def test_a_notebook_that_lost_its_ids_keeps_its_answers(old, new):
-    mine = copy.deepcopy(old)
-    cell(mine, "exercise-90-1")["source"] = "def double_1(x):\n    return x + x"
-    find(mine, "a given cell")["source"] = "print('mine')"
-    for one in mine["cells"]:
-        del one["id"]
-    mine["nbformat_minor"] = 4
-    merged, changes = update_notebook(old, mine, new)
-    assert cell(merged, "exercise-90-1")["source"] == "def double_1(x):\n    return x + x"
-    assert "print('mine')" in sources(merged)
-    assert changes.kept == ["90.1"]
-    assert merged["nbformat_minor"] == new["nbformat_minor"]
-    assert len({one["id"] for one in merged["cells"]}) == len(merged["cells"])
-
-
 def test_pictures_pasted_into_a_text_and_folded_cells_stay(old, new):
     mine = copy.deepcopy(old)
     cell(mine, "task-90-1").update(

@@ -8,7 +8,6 @@ import pytest
 from nbformat.v4 import new_output
 
 from tests.course import tiny
-from tplab.course.feedback.verdict import Verdict
 from tplab.course.notebooks import build, outputs
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction
 from tplab.course.notebooks.rules import validate
@@ -238,14 +237,6 @@ def test_the_learner_gets_stubs_dots_and_folded_hints(built):
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
     notebook = json.loads((built / "chapters" / "90_tiny.ipynb").read_text(encoding="utf-8"))
     assert "tplab" not in notebook["metadata"], "it doesn't change with the checks"
-
-
-def test_what_is_compared_keeps_its_characters_in_markdown():
-    right = """Right: a_b, c*d &c. Also: `x` [stays], it can't "move"."""
-    html = Verdict("a note", "90.1", "Double", right)._repr_html_()
-    told = outputs.what_is_compared([new_output("execute_result", data={"text/html": html}, execution_count=1)])
-    expected = r"""**The check compares:** a\_b, c\*d &amp;c. Also: <code>x</code> \[stays\], it can't "move"."""
-    assert told == expected
 
 
 def test_widget_leaves_a_still_picture_and_no_state(built):

@@ -25,19 +25,6 @@ def test_a_chapter_is_found_by_what_a_user_types():
             numbering.chapter_argument(text)
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [
-        (START_NUMBER, ("S", "start", "start", "The start page", "start")),
-        (0, ("0", "0", "00", "Chapter 0", "ch00")),
-        (15, ("15", "15", "15", "Chapter 15", "ch15")),
-    ],
-)
-def test_names_of_a_chapter(number, expected):
-    names = numbering.prefix, numbering.argument, numbering.two_digits, numbering.heading, numbering.package
-    assert tuple(name(number) for name in names) == expected
-
-
 def test_exercises_are_sorted_by_chapter_and_place():
     assert sorted(["10.1", "2.11", "2.2", "S.2", "0.1", "S.1"], key=numbering.place) == [
         "S.1", "S.2", "0.1", "2.2", "2.11", "10.1",

@@ -42,13 +42,6 @@ def chapter_of(root: Path):
     return read(root / "solutions" / "90_tiny.py")
 
 
-def test_it_is_copied_beside_both_notebooks_which_link_it(root: Path) -> None:
-    for folder in ("solutions", "chapters"):
-        assert (root / folder / "pictures" / "dot.svg").read_text() == "<svg>1</svg>"
-        cells = nbformat.read(root / folder / "90_tiny.ipynb", as_version=4).cells
-        assert f"![{ALT}](pictures/dot.svg)" in cells[-1].source
-
-
 def test_build_copies_a_changed_picture_and_executes_nothing(root: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(build, "execute", None)
     draw(root, "<svg>2</svg>")

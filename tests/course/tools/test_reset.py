@@ -1,7 +1,6 @@
 """`tplab reset`: the first state comes back, and nothing that the learner wrote is lost."""
 
 import json
-import os
 import time
 
 import nbformat
@@ -119,14 +118,6 @@ def test_a_full_disk_costs_nothing(step, root, path, learner, monkeypatch, capsy
     assert run(root, "90", "--yes") == 2
     assert "was not changed: No space left on device" in " ".join(capsys.readouterr().err.split())
     assert path.read_bytes() == before
-
-
-def test_a_link_stays_a_link(root, path, first, learner):
-    elsewhere = path.rename(root / "elsewhere.ipynb")
-    os.symlink(elsewhere, path)
-    assert run(root, "90", "--yes") == 0
-    assert path.is_symlink()
-    assert elsewhere.read_bytes() == first
 
 
 def test_a_course_that_does_not_fit_together_is_refused(root, path, learner, capsys):
