@@ -266,7 +266,7 @@ def test_one_rank_makes_them_the_others_wait_and_all_are_told_of_an_error(settin
     missing, other = str(tmp_path / "missing"), str(write_texts(tmp_path / "other", "another"))
     wanted = replace(settings, data=None, data_limit=2_000_000, vocab_size=1000)
     (one, reads_one, rows_one, *said), (two, reads_two, rows_two, *said_two) = launch(
-        on_ranks, 2, args=(wanted, missing, other)
+        on_ranks, 2, args=(wanted, missing, other), timeout=300
     )
     assert one == two
     assert (reads_one, reads_two) == (1, 0)

@@ -111,7 +111,7 @@ def on_two(text: Path) -> list[Report]:
     }
     Path(run("k").folder).mkdir()
     stop_file(Path(run("k").folder)).touch()  # left there by a run before this one
-    return launch(run_all, 2, args=(cases,))
+    return launch(run_all, 2, args=(cases,), timeout=300)
 
 
 def apart(one: list[float], other: list[float]) -> float:

@@ -31,7 +31,7 @@ def counted(runs: dict[str, Settings]) -> dict[str, tuple[list[float], int, list
 def test_only_tensor_parallel_groups_share_memory_and_the_losses_are_those_of_gloo_bit_by_bit(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text")
     runs = {name: small(text, name, tp=2, dp=2, **LARGE, **changes) for name, changes in HOW.items()}
-    for found in launch(counted, 4, args=(runs,)):
+    for found in launch(counted, 4, args=(runs,), timeout=300):
         losses, count, groups = found["shared"]
         each_step = 4 * runs["shared"].num_layers + 1 + 1  # also the embedding, and the input of the output layer
         assert count >= each_step * runs["shared"].steps
