@@ -92,11 +92,7 @@ def test_the_next_best_is_as_fast_after_the_change_and_not_yet_after_half_of_it(
     assert gap(change.factor) == pytest.approx(0, abs=0.02 * FOUND[0].time.total)
 
 
-def test_a_larger_batch_is_tried_too():
-    few = plans(GPT_3, 96, H100, sequences=96, shard_optimizer=True)
-    pipelined = max(few, key=lambda plan: plan.time.bubble / plan.time.total)
-    change = change_needed(GPT_3, few[0], pipelined, H100, program_of(True))
-    assert change is None or change.what == "batch" or 1 / LARGEST <= change.factor <= LARGEST
+def test_a_change_is_said_in_words():
     assert str(Change("batch", 3)) == "with 3 times the batch"
     assert str(Change("the GPUs' memory", 0.25)) == "if the GPUs' memory were 4 times as slow"
     assert str(Change("the GPUs' memory", 1.5)) == "if the GPUs' memory were 1.5 times as fast"

@@ -106,41 +106,52 @@ GRIDS = [
 ]
 
 
-def _resumed(folder, grid, options):
-    whole, _ = _dropping(folder / "nowhere", grid, **options)
-    first, _ = _dropping(folder, grid, until=2, **options)
-    return whole, first, *_dropping(folder, grid, **options)
+def _resumed(folder):
+    """Of each grid: the losses of a run without a stop, and those of one that was stopped after step 2 and resumed."""
+    found = []
+    for number, (grid, options) in enumerate(GRIDS):
+        whole, _ = _dropping(folder / "nowhere", grid, **options)
+        first, _ = _dropping(folder / str(number), grid, until=2, **options)
+        last, said = _dropping(folder / str(number), grid, **options)
+        found.append((whole, first + last, said))
+    return found
 
 
-@pytest.mark.parametrize(("grid", "options"), GRIDS)
-def test_a_resumed_run_drops_the_same_elements_as_an_uninterrupted_one(tmp_path, grid, options):
-    for whole, first, last, said in launch(_resumed, 4, args=(tmp_path, grid, options), timeout=120):
-        assert [*first, *last] == whole
-        assert said == []
+def test_a_resumed_run_drops_the_same_elements_as_an_uninterrupted_one(tmp_path):
+    for on_rank in launch(_resumed, 4, args=(tmp_path,), timeout=200):
+        for whole, parts, said in on_rank:
+            assert parts == whole
+            assert said == []
 
 
-def _without_dropout(folder, grid, **options):
-    return _dropping(folder, grid, config=CONFIG, **options)
+OTHERS = {
+    "tp was 1 and is 2 now": (Grid(1, 1, 2), {"micro_batches": 4}),
+    "layers_per_stage was [3] and is [2, 1] now": (Grid(1, 2, 1), {"micro_batches": 4, **CUTS}),
+    "micro_batch_size was 2 and is 4 now": (Grid(2, 1, 1), {"micro_batches": 1}),
+}
+
+
+def _on_other_grids(folder):
+    whole, _ = _dropping(folder / "nowhere", Grid(2, 1, 1))
+    _dropping(folder, Grid(2, 1, 1), until=2)
+    others = {words: _dropping(folder, grid, **options) for words, (grid, options) in OTHERS.items()}
+    silent = [_dropping(folder, grid, config=CONFIG, **options)[1] for grid, options in OTHERS.values()]
+    return whole, others, silent
 
 
 def test_dropout_goes_on_with_another_dp_and_warns_about_another_grid(tmp_path):
-    (whole, _), *_ = launch(_dropping, 2, args=(tmp_path / "nowhere", Grid(2, 1, 1)), timeout=120)
-    launch(_dropping, 2, args=(tmp_path, Grid(2, 1, 1)), kwargs={"until": 2}, timeout=120)
+    results = launch(_on_other_grids, 2, args=(tmp_path,), timeout=200)
+    whole = results[0][0]
+    for words in OTHERS:
+        (losses, (said,)), (_, nothing) = (others[words] for _, others, _ in results)
+        assert nothing == [], "only the first rank says it"
+        assert words in said
+        assert "drops different elements than an uninterrupted run" in said
+        assert losses != pytest.approx(whole[2:], abs=1e-6)
+    assert [silent for *_, silent in results] == [[[], [], []]] * 2, "without dropout there's nothing to say"
     ((last, said),) = launch(_dropping, 1, args=(tmp_path, Grid(1, 1, 1)), kwargs={"micro_batches": 4}, timeout=120)
     assert last == pytest.approx(whole[2:], abs=1e-12)
     assert said == []
-
-    for grid, options, words in (
-        (Grid(1, 1, 2), {"micro_batches": 4}, "tp was 1 and is 2 now"),
-        (Grid(1, 2, 1), {"micro_batches": 4, **CUTS}, "layers_per_stage was [3] and is [2, 1] now"),
-        (Grid(2, 1, 1), {"micro_batches": 1}, "micro_batch_size was 2 and is 4 now"),
-    ):
-        results = launch(_dropping, 2, args=(tmp_path, grid), kwargs=options, timeout=120)
-        assert [len(said) for _, said in results] == [1, 0]  # only the first rank says it
-        assert words in results[0][1][0]
-        assert "drops different elements than an uninterrupted run" in results[0][1][0]
-        assert results[0][0] != pytest.approx(whole[2:], abs=1e-6)
-        assert not any(said for _, said in launch(_without_dropout, 2, args=(tmp_path, grid), kwargs=options))
 
 
 def _without_steps(folder):

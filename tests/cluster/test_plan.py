@@ -3,8 +3,6 @@
 import dataclasses
 import itertools
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -50,12 +48,8 @@ def test_no_gpt_is_made_up_for_absurd_sizes(size):
         gpt_shape(size)
 
 
-@pytest.mark.parametrize("name", ["Llama 3 70B", "llama-3 70b", "LLAMA3_70B"])
-def test_a_model_is_found_whatever_its_spelling(name):
-    assert model(name) is LLAMA
-
-
-def test_an_unknown_model_is_refused_with_the_known_ones():
+def test_a_model_is_found_whatever_its_spelling_and_another_is_refused():
+    assert model("Llama 3 70B") is model("llama-3 70b") is model("LLAMA3_70B") is LLAMA
     with pytest.raises(ValueError, match="GPT-2 1.5B, GPT-3 175B, Llama 3 8B"):
         model("GPT-5")
 
@@ -80,18 +74,12 @@ def test_every_layout_that_divides_is_there_once_and_no_other(gpus, sequences):
     assert set(found) == wanted
     assert all(one.gpus == gpus and one.sequences == sequences for one in found)
 
-
-def test_attention_that_keeps_no_scores_is_not_recomputed_by_itself():
     flash = dataclasses.replace(SMALL, flash_attention=True)
-    assert {one.recompute for one in layouts(flash, 4, 4)} == {"nothing", "layers"}
+    assert {one.recompute for one in layouts(flash, 4, 4)} == {"nothing", "layers"}, "it keeps no scores to recompute"
 
 
-@pytest.mark.parametrize("gpus", [1, 7, 64, 1000])
-def test_the_batch_is_about_four_million_tokens_and_divides_over_all_gpus(gpus):
-    sequences = default_sequences(LLAMA, gpus)
-    assert sequences % gpus == 0
-    assert sequences * 8192 == pytest.approx(4e6, rel=0.05) or gpus == 1000
-    assert sequences >= gpus
+def test_the_batch_is_about_four_million_tokens_and_divides_over_all_gpus():
+    assert [default_sequences(LLAMA, gpus) for gpus in (1, 7, 64, 1000)] == [488, 490, 512, 1000]
 
 
 # Plans
@@ -107,6 +95,10 @@ def test_plans_fit_are_fastest_first_and_say_what_memory_and_time_say():
         assert one.achieved.seconds == one.time.total
         assert one.layout.gpus == 64
         assert one.layout.sequences == 512
+    best = best_of_each_split(found)
+    splits = [(one.layout.tp, one.layout.pp, one.layout.dp) for one in found]
+    assert [found.index(one) for one in best] == sorted({splits.index(split) for split in splits})
+    assert best[0] == found[0]
 
 
 def test_no_layout_that_fits_is_missing():
@@ -117,28 +109,12 @@ def test_no_layout_that_fits_is_missing():
         whole = [bill(config, layout, stage=stage) for stage in range(layout.pp)]
         sharded = max(one.total - one.optimizer + math.ceil(one.optimizer / layout.dp) for one in whole)
         assert (layout in found) == (sharded <= 0.9 * H100.memory)
-
-
-def test_the_bill_is_that_of_the_fullest_stage_be_it_the_first_or_the_last():
     large = dataclasses.replace(SMALL, vocab_size=50_000)  # its logits fill the last stage
-    for config in (SMALL, large):
-        for one in plans(config, 4, H100, sequences=8):
-            assert one.bill == bill(config, one.layout)
-
-
-def test_the_best_of_each_split_is_its_first():
-    found = plans(LLAMA, 64, H100, sequences=512)
-    best = best_of_each_split(found)
-    splits = [(one.layout.tp, one.layout.pp, one.layout.dp) for one in found]
-    assert [found.index(one) for one in best] == sorted({splits.index(split) for split in splits})
-    assert best[0] == found[0]
-
-
-def test_more_gpus_or_a_faster_machine_make_the_best_step_shorter():
-    def best(gpus: int, name: str) -> float:
-        return plans(LLAMA, gpus, MACHINES[name], sequences=512)[0].time.total
-
-    assert best(128, "H100 DGX") < best(64, "H100 DGX") < best(64, "A100 DGX")
+    for small in (SMALL, large):
+        assert all(one.bill == bill(small, one.layout) for one in plans(small, 4, H100, sequences=8))
+    large = dataclasses.replace(SMALL, vocab_size=50_000)  # its logits fill the last stage
+    for small in (SMALL, large):
+        assert all(one.bill == bill(small, one.layout) for one in plans(small, 4, H100, sequences=8))
 
 
 @pytest.mark.parametrize(("gpus", "published", "predicted"), [(96, 0.47, 0.505), (4608, 0.42, 0.466)])
@@ -158,32 +134,20 @@ def test_where_nothing_fits_the_message_says_what_the_smallest_need_is():
         plans(LLAMA, 8, H100, sequences=64)
     assert "optimizer state" in str(refused.value)
 
-
-@pytest.mark.parametrize(
-    ("gpus", "sequences", "says"),
-    [
-        (0, 8, "gpus=0"),
-        (-1, 8, "gpus=-1"),
-        (8, 0, "at least one sequence, got 0"),
-        (13, 8, "no layout over 13 GPUs"),
-        (10**12, 8, "no layout over 1000000000000 GPUs"),  # at once, however many
-    ],
-)
-def test_impossible_clusters_and_batches_are_refused(gpus, sequences, says):
-    with pytest.raises(ValueError, match=says):
-        plans(SMALL, gpus, H100, sequences=sequences)
+    with pytest.raises(ValueError, match="no layout over 1000000000000 GPUs"):  # at once, however many
+        plans(SMALL, 10**12, H100, sequences=8)
 
 
 # The command
 
 
-def told(*arguments: str, capsys, code: int = 0) -> str:
-    assert cli.main(["plan", *arguments]) == code
+def told(*arguments: str, capsys) -> str:
+    assert cli.main(["plan", *arguments]) == 0
     captured = capsys.readouterr()
     return " ".join((captured.out + captured.err).split())
 
 
-def test_the_command_prints_the_best_layouts_first(capsys):
+def test_the_command_prints_the_best_layouts_first_in_a_terminal_of_80_columns(capsys, monkeypatch):
     text = told("--params", "70e9", "--gpus", "64", "--gpu", "h100", capsys=capsys)
     best = plans(gpt_shape(70e9), 64, H100)[0]
     layout = best.layout
@@ -203,8 +167,6 @@ def test_the_command_prints_the_best_layouts_first(capsys):
     assert "The same layout with one other choice: without sequence parallelism doesn't fit" in text
     assert text.count("catches up") + text.count("doesn't catch up") == 3
 
-
-def test_every_row_fits_a_terminal_of_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["plan", "--model", "llama 3 70b", "--gpus", "64", "--gpu", "a100", "--all", "--top", "40"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -230,7 +192,6 @@ def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(caps
         (["--params", "70e9", "--gpus", "8", "--gpu", "b100"], 2, "no machine is called 'b100'; known: V100 DGX-2H"),
         (["--params", "many", "--gpus", "8", "--gpu", "h100"], 2, "--params many: give a number"),
         (["--params", "1e30", "--gpus", "8", "--gpu", "h100"], 2, "from 1e6 to 1e14"),
-        (["--params", "-7e9", "--gpus", "8", "--gpu", "h100"], 2, "expected one argument"),
         (["--params", "7e9", "--gpus", "0", "--gpu", "h100"], 2, "gpus=0"),
         (["--params", "7e9", "--gpus", "8", "--gpu", "h100", "--batch", "0"], 2, "at least one sequence"),
         (["--params", "7e9", "--gpus", "8", "--gpu", "h100", "--seq", "0"], 2, "--seq 0"),
@@ -251,22 +212,9 @@ def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
     assert says in " ".join((captured.out + captured.err).split())
 
 
-@pytest.mark.parametrize(
-    ("text", "number"), [("70e9", 70e9), ("70B", 70e9), ("1.5b", 1.5e9), ("350M", 350e6), ("1t", 1e12)]
-)
-def test_parameters_are_written_as_people_write_them(text, number):
-    assert parameters(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "b", "1.2.3", "70 apples", "0x10", "nan", "inf"])
-def test_other_words_are_no_number(text):
-    with pytest.raises(Misuse, match="give a number"):
-        parameters(text)
-
-
-def test_the_help_needs_no_torch():
-    program = "import sys; from tplab.course.tools import cli\ntry: cli.main(['plan', '--help'])\n"
-    program += "finally: assert 'torch' not in sys.modules"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "70e9, or 70B" in ended.stdout
+def test_parameters_are_written_as_people_write_them():
+    texts = {"70e9": 70e9, "70B": 70e9, "1.5b": 1.5e9, "350M": 350e6, "1t": 1e12}
+    assert {text: parameters(text) for text in texts} == texts
+    for text in ("", "b", "1.2.3", "70 apples", "0x10", "nan", "inf"):
+        with pytest.raises(Misuse, match="give a number"):
+            parameters(text)

@@ -12,27 +12,16 @@ PAIRS = {"1 GPU": (30.0, 33.0), "8 GPUs": (24.0, 22.8), "64 GPUs": (20.0, 20.0)}
 PICTURES = {"bars": lambda: viz.time_bars(ROWS, title="t"), "pairs": lambda: viz.against(PAIRS, title="t")}
 
 
-def test_parts_lie_behind_each_other_in_one_unit():
-    axes = viz.time_bars(ROWS).axes[0]
+def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_note_they_are_given():
+    picture = viz.time_bars(ROWS, notes={"p = 8": "33 %"})
+    (axes,) = picture.axes
     drawn = [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in axes.patches]
     assert drawn == [(0, 8), (8, 0), (0, 4), (4, 1), (0, 1), (1, 2)]
     assert axes.get_xlabel() == "milliseconds"
+    assert texts(picture) == ["8 ms", "5 ms", "33 %"]
+    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in axes.patches}) == 2
     assert viz.time_bars({"a": {"x": 2e-5}}).axes[0].get_xlabel() == "microseconds"
     assert viz.time_bars({"a": {"x": 2.0}}).axes[0].get_xlabel() == "seconds"
-
-
-def test_bars_say_their_sum_or_the_note_they_are_given():
-    assert texts(viz.time_bars(ROWS, notes={"p = 8": "33 %"})) == ["8 ms", "5 ms", "33 %"]
-
-
-def test_parts_can_be_told_apart_without_colour():
-    looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in viz.time_bars(ROWS).axes[0].patches}
-    assert len(looks) == 2
-
-
-def test_a_scale_is_kept():
-    one, two = viz.time_bars(ROWS, scale=0.02), viz.time_bars({"p = 8": ROWS["p = 8"]}, scale=0.02)
-    assert one.axes[0].get_xlim() == two.axes[0].get_xlim()
 
 
 def test_pairs_are_drawn_where_they_are_and_say_how_far_the_second_is_off():

@@ -12,21 +12,17 @@ TABLE = torch.arange(VOCAB)[:, None] + torch.tensor([0.1, 0.2])  # row 7 is 7.1 
 IDS = [1, 7, 4, 7, 9]
 
 
-def parts(p: int, ids: list[int] = IDS) -> list[dict]:
-    """What p ranks would return, by plain indexing."""
+def picture(p: int, ids: list[int] = IDS, **options) -> viz.Picture:
+    """Of what p ranks would return, by plain indexing."""
     rows = -(-VOCAB // p)
     padded = torch.cat([TABLE, torch.zeros(p * rows - VOCAB, 2)])
     held = []
-    for rank in range(p):
-        start = rank * rows
+    for start in range(0, p * rows, rows):
         foreign = torch.tensor([not start <= i < start + rows for i in ids])
         vectors = padded[torch.tensor(ids).clamp(max=len(padded) - 1)] * ~foreign[:, None]
         held.append({"start": start, "table": padded[start : start + rows], "foreign": foreign, "vectors": vectors})
-    return [part | {"out": sum(other["vectors"] for other in held)} for part in held]
-
-
-def picture(p: int, **options) -> viz.Picture:
-    return viz.lookup(IDS, parts(p), vocab_size=VOCAB, **options)
+    found = [part | {"out": sum(other["vectors"] for other in held)} for part in held]
+    return viz.lookup(ids, found, vocab_size=VOCAB, **options)
 
 
 TOKENS = ["the", "cat", "sat", "cat", "down"]
@@ -41,6 +37,8 @@ def test_every_vector_has_the_colour_of_the_rank_that_found_it() -> None:
     filled = fills(picture(2))
     assert filled.count(rank_fill(0)) == 5 + 2 + 2  # its rows, its vectors (ids 1 and 4), and again in the sum
     assert filled.count(rank_fill(1)) == 5 + 3 + 3
+    of_nobody = fills(picture(2, [VOCAB + 5]))
+    assert [of_nobody.count(to_rgb(rank_fill(rank))) for rank in (0, 1, None)] == [5, 5, 3]
 
 
 def test_it_shows_ids_rows_tokens_zeros_and_padding() -> None:
@@ -50,8 +48,3 @@ def test_it_shows_ids_rows_tokens_zeros_and_padding() -> None:
     assert [seen.count(f"row {i}") for i in range(3)] == [1, 4, 0]  # id 9 is row 0 of rank 3
     assert seen.count("7.1") == 1 + 2 + 2  # in the table, twice found, twice in the sum
     assert seen.count("0") == 2 * (2 + 20 - 5)  # padding, and what the others have
-
-
-def test_an_id_that_no_rank_has_stays_grey() -> None:
-    filled = fills(viz.lookup([VOCAB + 5], parts(2, [VOCAB + 5]), vocab_size=VOCAB))
-    assert [filled.count(to_rgb(rank_fill(rank))) for rank in (0, 1, None)] == [5, 5, 3]

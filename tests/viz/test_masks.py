@@ -19,37 +19,20 @@ def drawn(p: int) -> viz.Picture:
 
 
 PICTURES = {
-    **{f"p = {p}": lambda p=p: drawn(p) for p in (1, 2, 4, 8)},
+    **{f"p = {p}": lambda p=p: drawn(p) for p in (1, 8)},
     "no title": lambda: viz.masks({"one": [mask(0, 2, 3), mask(1, 2, 3)]}),
-    "large": lambda: viz.masks({"a": [mask(rank, 32, 32) for rank in range(4)]}, title="t"),
 }
-
-
-def filled(picture: viz.Picture) -> list[tuple[tuple[float, ...], set[tuple[int, int]]]]:
-    """For each mask its colour and its filled places (row, column), counted from its frame's corner."""
-    (axes,) = picture.axes
-    found = []
-    grids = [item for item in axes.collections if isinstance(item, PatchCollection)]
-    for collection, frame in zip(grids, axes.patches, strict=True):
-        corners = [path.get_extents() for path in collection.get_paths()]
-        cell = corners[0].width
-        places = {(round((box.y0 - frame.get_y()) / cell), round((box.x0 - frame.get_x()) / cell)) for box in corners}
-        assert len(places) == len(corners)
-        found.append((tuple(collection.get_facecolor()[0][:3]), places))
-    return found
 
 
 def test_kept_places_are_filled_where_they_stand_in_the_colour_of_their_rank() -> None:
     shown = [mask(0), mask(1), mask(2).double() / 0.7, mask(3)]
     picture = viz.masks({"above": shown[:2], "below": shown[2:]})
-    expected = [{tuple(place) for place in one.nonzero().tolist()} for one in shown]
-    assert [places for _, places in filled(picture)] == expected
-    colors = [pytest.approx(tint(rank_color(rank), 0.85)) for rank in (0, 1, 0, 1)]
-    assert [color for color, _ in filled(picture)] == colors
+    (axes,) = picture.axes
+    grids = [item for item in axes.collections if isinstance(item, PatchCollection)]
+    for number, (grid, frame) in enumerate(zip(grids, axes.patches, strict=True)):
+        corners = [path.get_extents() for path in grid.get_paths()]
+        cell = corners[0].width
+        places = {(round((box.y0 - frame.get_y()) / cell), round((box.x0 - frame.get_x()) / cell)) for box in corners}
+        assert places == {tuple(place) for place in shown[number].nonzero().tolist()}
+        assert tuple(grid.get_facecolor()[0][:3]) == pytest.approx(tint(rank_color(number % 2), 0.85))
     assert texts(picture) == ["above", "rank 0", "rank 1", "below", "rank 0", "rank 1"]
-
-
-def test_colours_of_kept_places_are_dark_enough_to_tell_from_white_in_grey() -> None:
-    for rank in range(8):
-        red, green, blue = tint(rank_color(rank), 0.85)
-        assert 0.3 * red + 0.59 * green + 0.11 * blue < 0.8

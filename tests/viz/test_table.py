@@ -7,9 +7,6 @@ def test_columns_of_numbers_are_flush_right_and_names_flush_left():
     rows = [{"run": "one process", "loss": "1.50", "bytes": 0}, {"run": "p = 4", "loss": "11.25", "bytes": None}]
     lines = ["run           loss  bytes", "one process   1.50      0", "p = 4        11.25"]
     assert repr(viz.table(rows)).splitlines() == lines
-
-
-def test_none_leaves_a_cell_empty_and_percents_count_as_numbers():
     lines = repr(viz.table([{"right": None}, {"right": "58.4%"}], title="bytes")).splitlines()
     assert lines == ["bytes", "right", "", "58.4%"]
 

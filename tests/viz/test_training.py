@@ -5,11 +5,12 @@ from tplab import viz
 LOSSES = [(step, 7.0 - 0.05 * step) for step in range(1, 61)]
 SPEEDS = [(step, 9000.0 + 100 * (step % 5)) for step in range(1, 61)]
 HELD_OUT = [(20, 6.1), (60, 4.1)]
-ONE = [7.0, 6.5, 6.2]
+TWO = {"one rank": [7.0, 6.5, 6.2], "tp = 2": [7.0, 6.5, 6.2]}
+APART = [0.0, 1e-7, -3e-7]
 LINES = {"measured": {1: 1.0, 2: 1.7}, "cost model": {1: 1.0, 2: 1.8}, "published": {1: 1.0, 2: 1.64, 8: 2.98}}
 PICTURES = {
     "a run": lambda: viz.training(LOSSES, SPEEDS, evaluations=HELD_OUT),
-    "two runs": lambda: viz.compared({"one rank": ONE, "tp = 2": ONE}, [0.0, 1e-7, -3e-7]),
+    "two runs": lambda: viz.compared(TWO, APART),
     "scaling": lambda: viz.scaling(LINES),
 }
 
@@ -25,22 +26,16 @@ def test_a_run_is_drawn_as_it_was():
 
 
 def test_two_runs_lie_on_each_other_and_their_difference_below():
-    above, below = viz.compared({"one rank": ONE, "tp = 2": ONE}, [0.0, 1e-7, -3e-7]).axes
-    assert [list(line.get_ydata()) for line in above.lines] == [ONE, ONE]
-    assert above.lines[0].get_linewidth() > 2 * above.lines[1].get_linewidth(), "the lower one has to be seen"
-    assert list(below.lines[-1].get_ydata()) == [0.0, 1e-7, -3e-7]
-    low, high = below.get_ylim()
-    assert low == -high < -3e-7
-    assert viz.compared({"a": ONE, "b": ONE}, [0.0] * 3).axes[1].get_ylim()[1] > 0
-
-
-def test_losses_of_some_steps_stand_at_those_steps():
-    above, below = viz.compared({"one rank": ONE, "tp = 2": ONE}, [0.0, 1e-7, -3e-7], steps=[10, 20, 30]).axes
-    drawn = [*above.lines, below.lines[-1]]
-    assert [list(line.get_xdata()) for line in drawn] == [[10, 20, 30]] * 3
-    assert {line.get_marker() for line in drawn} == {"o"}
-    every_one = viz.compared({"one rank": ONE, "tp = 2": ONE}, [0.0] * 3, steps=[1, 2, 3]).axes[0].lines
-    assert [(list(line.get_xdata()), line.get_marker()) for line in every_one] == [([1, 2, 3], "None")] * 2
+    for steps, marker in (([1, 2, 3], "None"), ([10, 20, 30], "o")):
+        above, below = viz.compared(TWO, APART, steps=steps).axes
+        assert [list(line.get_ydata()) for line in above.lines] == [*TWO.values()]
+        assert above.lines[0].get_linewidth() > 2 * above.lines[1].get_linewidth(), "the lower one has to be seen"
+        assert list(below.lines[-1].get_ydata()) == APART
+        low, high = below.get_ylim()
+        assert low == -high < -3e-7
+        drawn = [*above.lines, below.lines[-1]]
+        assert [(list(line.get_xdata()), line.get_marker()) for line in drawn] == [(steps, marker)] * 3
+    assert viz.compared(TWO, [0.0] * 3).axes[1].get_ylim()[1] > 0
 
 
 def test_speed_over_ranks_has_the_ideal_beside_it():
@@ -48,4 +43,3 @@ def test_speed_over_ranks_has_the_ideal_beside_it():
     drawn = {line.get_label(): dict(zip(*line.get_data(), strict=True)) for line in axes.lines}
     assert drawn == {"as many times as ranks": {1: 1, 2: 2, 8: 8}, **LINES}
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "8"]
-    assert "as many times as ranks" not in {line.get_label() for line in viz.scaling(LINES, ideal=False).axes[0].lines}

@@ -36,9 +36,9 @@ class Change:
         return f"if {self.what} were {pace}"
 
 
-def runners_up(found: list[Plan], count: int = 3) -> list[Plan]:
-    """Return the fastest plans that split the model over the GPUs differently than the first plan does."""
-    return best_of_each_split(found)[1 : count + 1]
+def runners_up(found: list[Plan]) -> list[Plan]:
+    """Return the three fastest plans that split the model over the GPUs differently than the first plan does."""
+    return best_of_each_split(found)[1:4]
 
 
 def reasons(config: GPTConfig, found: list[Plan]) -> dict[str, list[tuple[object, float | None]]]:

@@ -24,6 +24,7 @@ from tplab.memory.memory_bill import Bill, Layout, bill
 GB = 10**9
 TOKENS = 4_000_000  # per step, by default; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
 RESERVE = 0.1  # the share of a GPU's memory that a plan leaves free for what the bill doesn't count
+VOCAB_SIZE = 51200  # of a GPT that `gpt_shape` designs
 SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` can design
 
 
@@ -118,7 +119,7 @@ def default_sequences(config: GPTConfig, gpus: int) -> int:
     return max(1, round(TOKENS / config.seq_length / gpus)) * gpus
 
 
-def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51200) -> GPTConfig:
+def gpt_shape(parameters: float, *, seq_length: int = 4096) -> GPTConfig:
     """Return a GPT with about `parameters` parameters, head size 128, MLP size 4h, and h about 128 times num_layers.
 
     Below 1e8 parameters, the head size is 16. From 1e9 parameters on, the number of heads is a multiple of 8 and the
@@ -135,9 +136,9 @@ def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51
     while 12 * few * (heads * head) ** 2 <= 4 * parameters or found is None:
         hidden = heads * head
         each = 12 * hidden**2 + 13 * hidden
-        layers = max(round((parameters - vocab_size * hidden) / each / few), 1) * few
+        layers = max(round((parameters - VOCAB_SIZE * hidden) / each / few), 1) * few
         config = GPTConfig(
-            num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=vocab_size, seq_length=seq_length,
+            num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=VOCAB_SIZE, seq_length=seq_length,
             learned_positions=False, dropout=0.0, flash_attention=True,
         )  # fmt: skip
         away = 10 * abs(math.log(parameter_count(config) / parameters)) + abs(math.log(hidden / layers / 128))

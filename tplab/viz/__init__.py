@@ -41,7 +41,7 @@ returns a `Picture`, which is a matplotlib Figure that a notebook displays if it
 """
 
 from tplab.viz.collectives import collective, ring
-from tplab.viz.colors import Picture, rank_colors
+from tplab.viz.colors import Picture
 from tplab.viz.controls import Frames, explore, play
 from tplab.viz.costs import against, time_bars
 from tplab.viz.curves import curves
@@ -91,7 +91,6 @@ __all__ = [
     "play",
     "product",
     "program",
-    "rank_colors",
     "ring",
     "ring_run",
     "scaling",

@@ -53,12 +53,8 @@ def style() -> Iterator[None]:
         yield
 
 
-def rank_colors(p: int) -> list[str]:
-    """Return the colors of ranks 0 to p - 1. A rank has the same color in every picture."""
-    return [rank_color(rank) for rank in range(p)]
-
-
 def rank_color(rank: int | None) -> str:
+    """Return the color of a rank, which is the same in every picture."""
     return FAINT if rank is None else _COLORS[rank % len(_COLORS)]
 
 

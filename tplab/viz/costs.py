@@ -19,12 +19,10 @@ def time_bars(
     *,
     notes: Mapping[str, str] | None = None,
     title: str | None = None,
-    scale: float | None = None,
 ) -> Picture:
     """Draw one stacked bar per label: {"p = 8": {"compute": 3e-3, "communicate": 1e-3}}, in seconds.
 
     notes: text after each bar, such as {"p = 8": "80 %"}; bars without a note show their sum
-    scale: seconds at the right edge, for drawing several pictures to the same scale (None: the longest bar)
 
     Raises ValueError if there are no rows, or more than eight different parts.
     """
@@ -32,7 +30,7 @@ def time_bars(
     if not names or len(names) > len(_LOOKS):
         raise ValueError(f"time_bars draws 1 to {len(_LOOKS)} different parts, got {names}")
     totals = {label: sum(parts.values()) for label, parts in rows.items()}
-    most = scale or max(totals.values())
+    most = max(totals.values())
     unit, factor = next((unit for unit in _UNITS if most >= unit[1]), _UNITS[-1])
     looks = dict(zip(names, _LOOKS, strict=False))
     caption = title or "; ".join(f"{label}: {total / factor:.3g} {unit}" for label, total in totals.items())
@@ -47,7 +45,7 @@ def time_bars(
                 )
                 left += seconds / factor
             note = (notes or {}).get(label, f"{totals[label] / factor:.3g} {unit}")
-            axes.text(min(left, most / factor) + 0.012 * most / factor, place, note, va="center", fontsize=9)
+            axes.text(left + 0.012 * most / factor, place, note, va="center", fontsize=9)
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(0, most / factor * 1.3)
@@ -68,29 +66,25 @@ def time_bars(
 def against(
     rows: Mapping[str, tuple[float, float]],
     *,
-    names: tuple[str, str] = ("published", "the model"),
     unit: str = "",
     title: str | None = None,
 ) -> Picture:
-    """Plot pairs of numbers such as {"8 GPUs": (77, 81)} as a disc and a ring, labeled with their difference.
-
-    names: labels for the first and the second number of each pair; the second is compared with the first
-    """
+    """Plot pairs such as {"8 GPUs": (77, 81)}, a published number and the model's, labeled with their difference."""
     if not rows:
         raise ValueError("there are no figures to compare")
     most = max(max(pair) for pair in rows.values())
     off = {label: second / first - 1 for label, (first, second) in rows.items()}
     with style():
-        caption = title or f"{names[1]} against {names[0]}: " + ", ".join(f"{k} {v:+.0%}" for k, v in off.items())
+        caption = title or "the model against published: " + ", ".join(f"{k} {v:+.0%}" for k, v in off.items())
         picture, axes = chart(WIDTH, 1.2 + 0.27 * len(rows), caption, title)
         for place, (label, (first, second)) in enumerate(rows.items()):
             axes.plot([first, second], [place, place], color=FAINT, linewidth=1.4, zorder=2)
             axes.text(max(first, second) + 0.025 * most, place, f"{off[label]:+.0%}", va="center", fontsize=9)
         places = range(len(rows))
-        axes.plot([a for a, _ in rows.values()], places, "o", color=INK, markersize=7, label=names[0], zorder=3)
+        axes.plot([a for a, _ in rows.values()], places, "o", color=INK, markersize=7, label="published", zorder=3)
         axes.plot(
             [b for _, b in rows.values()], places, "o", color="white", markeredgecolor=INK, markersize=7,
-            markeredgewidth=1.5, label=names[1], zorder=4,
+            markeredgewidth=1.5, label="the model", zorder=4,
         )  # fmt: skip
         axes.set_yticks(places, list(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -100,7 +94,7 @@ def against(
         axes.grid(axis="x")
         picture.legend(ncols=2, loc="outside lower right")
     picture.description = (
-        f"Discs for {names[0]} and rings for {names[1]}: "
+        "Discs for published and rings for the model: "
         + "; ".join(
             f"{label}: {first:,.4g} and {second:,.4g} {unit}".rstrip() for label, (first, second) in rows.items()
         )

@@ -20,14 +20,11 @@ _TALL = 0.86  # the height of a block that is split
 _NORM, _F, _BLOCK, _G, _DROP, _PLUS = (0.62, 1.28), 1.74, (2.2, 3.86), 4.32, (4.8, 6.0), 6.62
 
 
-def layer(
-    forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, post: bool = False, title: str | None = None
-) -> Picture:
+def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, title: str | None = None) -> Picture:
     """Draw a layer with the collectives that one rank recorded in its forward and backward passes.
 
     forward:  the attention's collective, then the MLP's (empty if nothing was sent)
     backward: the MLP's collective, then the attention's (empty if nothing was sent)
-    post:     whether the residual is taken after the norm
     """
     for name, calls in (("forward", forward), ("backward", backward)):
         if len(calls) not in (0, 2):
@@ -38,7 +35,7 @@ def layer(
         axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
         rows = (("attention", "x", "", forward[:1], backward[1:]), ("MLP", "", "z", forward[1:], backward[:1]))
         for number, (name, enters, leaves, ahead, back) in enumerate(rows):
-            _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, post, (ahead, back))
+            _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, (ahead, back))
         note = "grey: the same on every rank    in colour: each rank its own heads, its own columns    "
         axes.text(0.15, _MIDDLE + _ROW + 0.95, note, fontsize=8.5, color=FAINT, va="center")
     picture.description = f"Attention and MLP, each split over {ranks} ranks between replicated tensors. " + (
@@ -49,9 +46,7 @@ def layer(
     return picture
 
 
-def _row(
-    axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, post: bool, calls: tuple[Any, Any]
-) -> None:
+def _row(axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, calls: tuple[Any, Any]) -> None:
     start, stop = 0.15, WIDTH - 0.15
     places = (start, _NORM[0], _NORM[1], _F - 0.17, _F + 0.17, _BLOCK[0], _BLOCK[1], _G - 0.17, _G + 0.17, *_DROP)
     for left, right in (*zip(places[0::2], places[1::2], strict=False), (_DROP[1], _PLUS - 0.14), (_PLUS + 0.14, stop)):
@@ -70,7 +65,7 @@ def _row(
         _sent(axes, at, y, call, ahead)
     axes.add_patch(Circle((_PLUS, y), 0.14, facecolor="white", edgecolor=INK, linewidth=1.3))
     axes.text(_PLUS, y, "+", fontsize=10.5, ha="center", va="center")
-    leaves, high = (_NORM[1] + 0.12 if post else 0.4), y - 0.72
+    leaves, high = 0.4, y - 0.72  # the residual is taken before the norm
     axes.plot([leaves, leaves, _PLUS], [y, high, high], color=INK, linewidth=1.2, solid_joinstyle="miter")
     _arrow(axes, (_PLUS, high), (_PLUS, y - 0.14))
     axes.text(5.4, high - 0.1, "residual", fontsize=8.5, ha="center", va="center")

@@ -46,17 +46,17 @@ class _Entry:
 def matrices(
     tensors: Mapping[str, Any],
     *,
-    ranks: Sequence[int | None] | None = None,
     headings: Sequence[str] = (),
     title: str | None = None,
 ) -> Picture:
     """Draw tensors of at most two dimensions with their values, side by side, in as many lines as needed.
 
+    A matrix has the color of its rank, if there is one in its label ("rank 1: A").
+
     tensors:  by label; for a list of tensors, such as the results of all ranks, one matrix per rank is drawn
-    ranks:    each tensor's rank, which determines its color; by default, the rank in its label ("rank 1: A"), if any
     headings: names for the columns, shown above every matrix with that many columns
     """
-    entries = _entries(tensors, ranks)
+    entries = _entries(tensors)
     for entry in entries:
         if headings and entry.cells and len(entry.cells[0]) == len(headings):
             entry.headings = headings
@@ -127,7 +127,7 @@ def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
             axes.text(*at, text, fontsize=9, ha="center", va="center_baseline", color=INK, bbox=ground)
 
 
-def _entries(tensors: Mapping[str, Any], ranks: Sequence[int | None] | None) -> list[_Entry]:
+def _entries(tensors: Mapping[str, Any]) -> list[_Entry]:
     pairs: list[tuple[str, Tensor, int | None]] = []
     for name, value in tensors.items():
         if isinstance(value, (list, tuple)) and value and all(isinstance(part, Tensor) for part in value):
@@ -135,10 +135,6 @@ def _entries(tensors: Mapping[str, Any], ranks: Sequence[int | None] | None) -> 
         else:
             named = re.search(r"\brank (\d+)", name)
             pairs.append((name, torch.as_tensor(value).detach().cpu(), int(named[1]) if named else None))
-    if ranks is not None:
-        if len(ranks) != len(pairs):
-            raise ValueError(f"matrices got {len(pairs)} tensors and {len(ranks)} ranks")
-        pairs = [(name, tensor, rank) for (name, tensor, _), rank in zip(pairs, ranks, strict=True)]
     return [_Entry(name, shape_text(tensor.shape), rank, _cells(tensor.detach().cpu())) for name, tensor, rank in pairs]
 
 

@@ -20,20 +20,17 @@ RED = "#C62828"
 _GB, _MB = 10**9, 10**6
 
 
-def bill(
-    bills: Mapping[str, Any], *, capacity: int | None = None, title: str | None = None, scale: float | None = None
-) -> Picture:
+def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str | None = None) -> Picture:
     """Draw one stacked bar per label with weights, gradients, optimizer state and activations, in GB (10^9 bytes).
 
     If all bars are below 0.1 GB, the unit is MB.
 
     bills:    by label, the result of `tplab.memory.memory_bill.bill`, or bytes by category
     capacity: bytes of the GPU's memory; everything beyond is red, and the first category that doesn't fit is named
-    scale:    bytes at the right edge, to draw several pictures to the same scale (None: the longest bar)
     """
     rows = {label: getattr(value, "parts", lambda value=value: value)() for label, value in bills.items()}
     totals = {label: sum(parts.values()) for label, parts in rows.items()}
-    largest = scale or max(*totals.values(), capacity or 0)
+    largest = max(*totals.values(), capacity or 0)
     unit = _GB if largest >= _GB / 10 else _MB
     most = largest / unit
     caption = title or "; ".join(f"{label}: {_in_gb(total)}" for label, total in totals.items())
@@ -44,7 +41,7 @@ def bill(
             for name, size in parts.items():
                 _part(axes, place, left, size / unit, name, capacity and capacity / unit)
                 left += size / unit
-            right = min(left, most)
+            right = left
             if capacity and abs(right - capacity / unit) < 0.02 * most:  # the text would hide the dashed line
                 right = max(right, capacity / unit)
             axes.text(

@@ -105,12 +105,10 @@ def compared(
     return picture
 
 
-def scaling(
-    lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up", ideal: bool = True, title: str | None = None
-) -> Picture:
+def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up", title: str | None = None) -> Picture:
     """Plot a value such as the speed-up over the number of ranks, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
 
-    The first line is bold; the others are for comparison. ideal: add a thin line for perfect scaling.
+    The first line is bold; the others are for comparison, as is a thin one for perfect scaling.
     """
     counts = sorted({count for line in lines.values() for count in line})
     with style():
@@ -118,8 +116,7 @@ def scaling(
         picture, axes = chart(WIDTH * 0.85, 3.1, caption, title)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        if ideal:
-            axes.plot(counts, counts, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)), label="as many times as ranks")
+        axes.plot(counts, counts, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)), label="as many times as ranks")
         for index, (name, line) in enumerate(lines.items()):
             points = sorted(line.items())
             axes.plot(

@@ -1,6 +1,5 @@
 """What is collected is the files' own text, in one order; what is no text is named; nothing held back is trained on."""
 
-import ast
 import os
 import sysconfig
 from pathlib import Path
@@ -44,34 +43,17 @@ def test_a_folder_s_text_is_taken_byte_by_byte_and_the_rest_is_named(folder: Pat
     assert collected.left_out.startswith(" Skipped 4 files, such as late_zero.txt (binary), latin.txt (not UTF-8), ")
 
 
-def test_files_whose_names_are_not_utf_8_are_read_and_can_be_printed(folder: Path) -> None:
-    for name, data in (
-        (b"\xff.txt", b"text"),
-        (b"\xfe.bin", b"\0"),
-        (b"\xfd.txt", b"\xed\xb3\xbf"),
-    ):  # half a character
-        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(data)
-    collected = gather(str(folder))
-    names = [document.name for document in collected.documents]
-    assert [name for name in [*names, *collected.skipped] if "udcf" in name] == [
-        "\\udcff.txt", "\\udcfd.txt (not UTF-8)", "\\udcfe.bin (binary)",
-    ]  # fmt: skip
-    assert collected.left_out.encode()
-
-
-def test_what_is_no_file_or_can_t_be_read_is_named_and_links_in_circles_end(folder: Path) -> None:
-    (folder / "sub" / "up").symlink_to(folder, target_is_directory=True)
+def test_what_is_no_file_or_may_not_be_read_is_named_and_so_are_names_that_are_not_utf_8(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "up").symlink_to(folder, target_is_directory=True)  # a circle
     (folder / "itself").symlink_to("itself")
     (folder / "nowhere").symlink_to("missing.txt")
     (folder / "again.txt").symlink_to("b.txt")
     os.mkfifo(folder / "pipe")  # reading it would wait for ever
-    collected = gather(str(folder))
-    assert [document.name for document in collected.documents] == ["a.py", "again.txt", "b.txt", "sub/c", "sub/z.md"]
-    for name in ("itself", "nowhere", "pipe"):
-        assert f"{name} (not a regular file)" in collected.skipped
-
-
-def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half_a_character = b"\xed\xb3\xbf"
+    for name, data in ((b"\xff.txt", b"text"), (b"\xfe.bin", b"\0"), (b"\xfd.txt", half_a_character)):
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(data)
     listed, opened = Path.iterdir, open
 
     def iterdir(path: Path):
@@ -87,8 +69,12 @@ def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypa
     monkeypatch.setattr(Path, "iterdir", iterdir)
     monkeypatch.setattr("builtins.open", read)
     collected = gather(str(folder))
-    assert [document.name for document in collected.documents] == ["b.txt"]
-    assert {"a.py (Permission denied)", "sub/ (Permission denied)"} <= set(collected.skipped)
+    assert [document.name for document in collected.documents] == ["again.txt", "b.txt", "\\udcff.txt"]
+    named = {f"{name} (not a regular file)" for name in ("itself", "nowhere", "pipe")}
+    named |= {"a.py (Permission denied)", "sub/ (Permission denied)"}
+    named |= {"\\udcfd.txt (not UTF-8)", "\\udcfe.bin (binary)"}
+    assert named <= set(collected.skipped)
+    assert collected.left_out.encode()
 
 
 def test_a_limit_is_in_bytes_and_cuts_no_character_in_two(folder: Path) -> None:
@@ -129,20 +115,17 @@ def test_the_standard_library_is_its_sources(tmp_path: Path, monkeypatch: pytest
 
 def test_this_python_has_text_enough_to_learn_python_from() -> None:
     documents = gather(None, 3_000_000).documents
-    assert documents == gather(None, 3_000_000).documents
     assert 2_900_000 < sum(len(document.text.encode()) for document in documents) <= 3_000_000
     library = Path(sysconfig.get_path("stdlib"))
     for document in documents[:-1]:
         assert document.text.encode() == (library / document.name).read_bytes()
-    parsed = [ast.parse(document.text) for document in documents[:20] if document.name.endswith(".py")]
-    assert len(parsed) > 10
 
 
 def lines(documents: list[Document]) -> set[str]:
     return {line for document in documents for line in document.text.splitlines()}
 
 
-def test_what_is_held_back_is_a_few_percent_and_no_line_of_it_is_trained_on() -> None:
+def test_what_is_held_back_is_a_few_percent_whatever_names_and_order_and_no_line_of_it_is_trained_on() -> None:
     documents = [Document(str(i), "".join(f"{i} {j}\n" for j in range(i % 50))) for i in range(1, 400)]
     documents += [Document(f"copy {i}", documents[i].text) for i in range(0, 300, 3)]
     train, validation = split(documents)
@@ -153,8 +136,6 @@ def test_what_is_held_back_is_a_few_percent_and_no_line_of_it_is_trained_on() ->
     longest = 2 * max(len(document.text) for document in documents)  # with its copy
     assert VALIDATION_SHARE * total <= held <= VALIDATION_SHARE * total + longest
 
-
-def test_the_split_is_of_the_texts_and_not_of_names_or_order() -> None:
     documents = [Document(str(i), f"text {i}\n" * 9) for i in range(100)]
     renamed = [Document("x" + document.name, document.text) for document in reversed(documents)]
     assert {document.text for document in split(documents)[1]} == {document.text for document in split(renamed)[1]}

@@ -3,7 +3,6 @@
 The text is read back from the raw files with numpy and decoded: it must be that of the folder, document by document.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,9 +17,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
 
-from tplab import RankError, launch
+from tplab import launch
 from tplab.capstone import Settings
 from tplab.capstone.checkpoints import folders
 from tplab.capstone.data import prepare as tokens
@@ -28,7 +26,6 @@ from tplab.capstone.data.batches import Batches
 from tplab.capstone.data.corpus import Document
 from tplab.capstone.data.prepare import TokenFiles, prepare
 from tplab.capstone.data.tokenizer import train_tokenizer
-from tplab.common.files import locked
 
 SMALL = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "seq_length": 16, "vocab_size": 300}
 
@@ -143,28 +140,8 @@ def test_a_second_run_makes_nothing_and_any_change_makes_new_files(
     assert len({files.fingerprint for files in different}) == len(folders_made) == 6
 
 
-def test_documents_are_encoded_a_few_megabytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def encode(tokenizer: object, documents: Sequence[Document]) -> list[list[int]]:
-        calls.append(sum(len(document.text) for document in documents))
-        return [[int(document.name)] for document in documents]
-
-    monkeypatch.setattr(tokens, "encode", encode)
-    documents = [Document(str(i + 1), "x" * (1_000_000 if i < 5 else 1000)) for i in range(200)]
-    shown: list[float] = []
-    chunks = tokens._ids_of(documents, Tokenizer(BPE()), 0, "<u2", lambda what, share: shown.append(share))
-    ids = np.frombuffer(b"".join(chunks), "<u2")
-    assert ids.tolist() == [id for number in range(1, 201) for id in (number, 0)]
-    assert max(calls) <= 2 << 20
-    assert len(calls) == len(shown) <= 4
-    assert shown == sorted(shown)
-    assert shown[-1] == 1
-
-
-@pytest.mark.parametrize("run", ["run", "runs/one"])
-def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settings, run: str) -> None:
-    texts = Path(settings.data)
+def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settings) -> None:
+    run, texts = "runs/one", Path(settings.data)
     elsewhere, inside = prepare(settings), replace(settings, folder=str(texts / run))
     assert prepare(inside).fingerprint == elsewhere.fingerprint
     for folder in (texts / run, texts / "another", texts / "runs" / "two"):
@@ -173,12 +150,8 @@ def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settin
         (folder / "log.jsonl").write_text("{}\n")
     assert prepare(inside).fingerprint == elsewhere.fingerprint
 
-
-def test_text_beside_a_run_is_text(settings: Settings) -> None:
-    inside = replace(settings, folder=str(Path(settings.data) / "books" / "run"))
-    before = prepare(inside).fingerprint
-    (Path(inside.folder).parent / "more.txt").write_text("more\n")
-    assert prepare(inside).fingerprint != before
+    (texts / "runs" / "more.txt").write_text("more\n")
+    assert prepare(inside).fingerprint != elsewhere.fingerprint, "text beside a run is text"
 
 
 def test_the_same_text_gives_the_same_bytes(settings: Settings, tmp_path: Path) -> None:
@@ -197,17 +170,15 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
     folder = files.folder
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     train, about = kept["train.bin"], kept["manifest.json"]
-    damages = {
-        "truncated": ("train.bin", train[:-2], "train.bin was changed or truncated. It had .* bytes"),
-        "a byte": ("train.bin", train[:100] + b"\1" + train[101:], "train.bin was changed or truncated. .* SHA-256"),
-        "gone": ("validation.bin", None, "validation.bin is missing"),
-        "a letter": ("tokenizer.json", kept["tokenizer.json"].replace(b"true", b"True", 1), "tokenizer.json was"),
-        "half of it": ("manifest.json", about[: len(about) // 2], CHANGED),
-        "a number": ("manifest.json", about.replace(b'"vocab_size": 300', b'"vocab_size": 299'), CHANGED),
-        "all of it": ("manifest.json", b"{}", CHANGED),
-        "no manifest": ("manifest.json", None, CHANGED),
-    }
-    for name, data, message in damages.values():
+    damages = [
+        ("train.bin", train[:-2], "train.bin was changed or truncated. It had .* bytes"),
+        ("train.bin", train[:100] + b"\1" + train[101:], "train.bin was changed or truncated. .* SHA-256"),
+        ("validation.bin", None, "validation.bin is missing"),
+        ("tokenizer.json", kept["tokenizer.json"].replace(b"true", b"True", 1), "tokenizer.json was"),
+        ("manifest.json", about.replace(b'"vocab_size": 300', b'"vocab_size": 299'), CHANGED),
+        ("manifest.json", None, CHANGED),
+    ]
+    for name, data, message in damages:
         assert data != kept[name]
         (folder / name).unlink()
         if data is not None:
@@ -225,13 +196,11 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
     assert np.array_equal(prepare(settings).train, np.frombuffer(train, "<u2"))
 
 
-@pytest.mark.parametrize(("name", "seq_length"), [("the held-out text", 2000), ("the text for training", 200_000)])
-def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(
-    settings: Settings, name: str, seq_length: int
-) -> None:
-    says = rf"^{name} has only [\d,]+ tokens, .*seq_length={seq_length} .* need {seq_length + 1:,}"
-    with pytest.raises(ValueError, match=says):
-        prepare(replace(settings, seq_length=seq_length))
+def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
+    for name, seq_length in (("the held-out text", 2000), ("the text for training", 200_000)):
+        says = rf"^{name} has only [\d,]+ tokens, .*seq_length={seq_length} .* need {seq_length + 1:,}"
+        with pytest.raises(ValueError, match=says):
+            prepare(replace(settings, seq_length=seq_length))
 
 
 def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(settings: Settings) -> None:
@@ -251,13 +220,12 @@ def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(setti
     assert prepare(settings).fingerprint != first.fingerprint
 
 
-@pytest.mark.parametrize("earlier", [{}, {"format": tokens.FORMAT - 1}])
-def test_a_run_of_an_earlier_version_is_not_resumed(settings: Settings, earlier: dict[str, int]) -> None:
+def test_a_run_of_an_earlier_version_is_not_resumed(settings: Settings) -> None:
     files = prepare(settings)
     about = folders.read_manifest(files.folder)
     del about["format"], about["sha256"]
     (files.folder / "manifest.json").unlink()
-    folders.write_manifest(files.folder, about | earlier, about["files"])
+    folders.write_manifest(files.folder, about, about["files"])
     (Path(settings.folder) / "checkpoints" / "step-000100").mkdir(parents=True)
     says = f"the run in {settings.folder} was started with an earlier version of tplab, .* in another folder"
     with pytest.raises(ValueError, match=says):
@@ -277,25 +245,37 @@ def test_a_full_disk_leaves_nothing_behind(settings: Settings, monkeypatch: pyte
     assert [path.name for path in Path(settings.folder).parent.rglob("*")] == ["tokens", ".lock"]
 
 
-def on_ranks(settings: Settings) -> tuple[str, int, list[list[int]]]:
-    """What was prepared, how often the text was read for it here, and this rank's rows of a batch."""
+def on_ranks(settings: Settings, missing: str, other: str) -> tuple[str, int, list[list[int]], str, str]:
+    """What was prepared, how often the text was read for it here, this rank's rows of a batch, and two errors."""
     read, gather = [], tokens.gather
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "gather", lambda *args, **more: read.append(args) or gather(*args, **more))
         files = prepare(settings)
     data = Batches(files.train, settings.seq_length, settings.batch_size, settings.seed)
-    return files.fingerprint, len(read), data.own(3, dist.get_rank(), dist.get_world_size())[0].tolist()
+    rows = data.own(3, dist.get_rank(), dist.get_world_size())[0].tolist()
+    with pytest.raises(FileNotFoundError) as nowhere:
+        prepare(replace(settings, data=missing))
+    os.environ["LOCAL_RANK"] = "0"  # as on two machines
+    with pytest.raises(ValueError, match="different text") as apart:
+        prepare(replace(settings, data=other) if dist.get_rank() == 1 else settings)
+    return files.fingerprint, len(read), rows, str(nowhere.value), str(apart.value)
 
 
-def test_one_rank_makes_them_and_the_others_wait(settings: Settings, tmp_path: Path) -> None:
+def test_one_rank_makes_them_the_others_wait_and_all_are_told_of_an_error(settings: Settings, tmp_path: Path) -> None:
     """From more text than elsewhere here, so that rank 1 waits longer than it takes to call something a deadlock."""
-    results = launch(on_ranks, 2, args=(replace(settings, data=None, data_limit=2_000_000, vocab_size=1000),))
-    (one, reads_one, rows_one), (two, reads_two, rows_two) = results
+    missing, other = str(tmp_path / "missing"), str(write_texts(tmp_path / "other", "another"))
+    wanted = replace(settings, data=None, data_limit=2_000_000, vocab_size=1000)
+    (one, reads_one, rows_one, *said), (two, reads_two, rows_two, *said_two) = launch(
+        on_ranks, 2, args=(wanted, missing, other), timeout=300
+    )
     assert one == two
     assert (reads_one, reads_two) == (1, 0)
-    shared = tmp_path / "runs" / "tokens"
-    assert sorted(path.name for path in shared.iterdir()) == [".lock", one]
-    assert rows_one + rows_two == Batches(TokenFiles(shared / one).train, 16, 16, 0).batch(3)[0].tolist()
+    made_there = TokenFiles(tmp_path / "runs" / "tokens" / one)
+    assert rows_one + rows_two == Batches(made_there.train, 16, 16, 0).batch(3)[0].tolist()
+    assert said[0].startswith(f"no such folder or file: {missing}")
+    assert said_two[0] == f"rank 0: {said[0]}"
+    assert "rank 0 has" in said[1]
+    assert "rank 1 has" in said_two[1]
 
 
 def each_for_itself(settings: Settings) -> tuple[int, list[int]]:
@@ -310,30 +290,6 @@ def test_of_several_programs_at_once_one_makes_them(settings: Settings) -> None:
     results = launch(each_for_itself, 4, args=(settings,))
     assert sorted(count for count, _ in results) == [0, 0, 0, 1]
     assert len({tuple(ids) for _, ids in results}) == 1
-
-
-def told(settings: Settings) -> str:
-    with pytest.raises(FileNotFoundError) as raised:
-        prepare(settings)
-    return str(raised.value)
-
-
-def test_an_error_on_one_rank_is_raised_on_all(settings: Settings, tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing")
-    one, two = launch(told, 2, args=(replace(settings, data=missing),), timeout=30)
-    assert one.startswith(f"no such folder or file: {missing}")
-    assert two == f"rank 0: {one}"
-
-
-def other_text(settings: Settings, folder: str) -> None:
-    os.environ["LOCAL_RANK"] = "0"  # as on two machines
-    prepare(replace(settings, data=folder) if dist.get_rank() == 1 else settings)
-
-
-def test_machines_with_different_text_are_told_apart(settings: Settings, tmp_path: Path) -> None:
-    other = write_texts(tmp_path / "other", "another")
-    with pytest.raises(RankError, match="the machines have different text: rank 0 has .* rank 1 has"):
-        launch(other_text, 2, args=(settings, str(other)))
 
 
 PROGRAM = """
@@ -367,37 +323,11 @@ def test_a_kill_leaves_nothing_that_counts_and_who_waits_goes_on(settings: Setti
     assert texts_in(files, "train.bin")
 
 
-def test_without_locks_the_first_folder_stays(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*args: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    target = Path(settings.folder).parent / "made"
-    with locked(target.parent / ".lock"), folders.new_folder(target) as first:
-        with locked(target.parent / ".lock"), folders.new_folder(target) as second:
-            (second / "of").write_text("second")
-        (first / "of").write_text("first")
-    assert (target / "of").read_text() == "second"
-    assert sorted(path.name for path in target.parent.iterdir()) == [".lock", "made"]
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_lies_in_the_place_of_the_link_is_not_overwritten(
-    settings: Settings, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokens, "gather", None)  # the text isn't even read
+def test_what_lies_in_the_place_of_the_link_is_not_overwritten(settings: Settings) -> None:
     own = Path(settings.folder) / "tokens"
     own.parent.mkdir(parents=True)
-    own.write_text("mine") if kind == "file" else own.mkdir()
+    own.write_text("mine")
     with pytest.raises(FileExistsError, match="/tokens should become a link .*there's something else. Move it out"):
         prepare(settings)
     assert [path.name for path in own.parent.iterdir()] == ["tokens"]
-    assert own.read_text() == "mine" if kind == "file" else own.is_dir()
-
-
-def test_a_link_that_gets_no_name_is_removed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, gather = Path(settings.folder) / "tokens", tokens.gather
-    monkeypatch.setattr(tokens, "gather", lambda *args, **more: own.mkdir(parents=True) or gather(*args, **more))
-    with pytest.raises(OSError, match="/tokens'"):
-        prepare(settings)
-    assert [path.name for path in own.parent.iterdir()] == ["tokens"]
+    assert own.read_text() == "mine"

@@ -1,5 +1,6 @@
 """Any text comes back as it was, the same text gives the same tokenizer, and no text can end a document."""
 
+import hashlib
 import os
 import random
 import subprocess
@@ -13,7 +14,7 @@ from tests.common.test_downloads import POINTER
 from tplab.capstone.data.corpus import Document, gather
 from tplab.capstone.data.tokenizer import END_OF_TEXT, encode, read_tokenizer, train_tokenizer
 
-LIMIT, SIZE = 300_000, 600
+LIMIT, SIZE = 100_000, 500
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def tokenizer() -> Tokenizer:
 def unusual() -> list[str]:
     draw = random.Random(0)
     planes = [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
-    mixed = ["".join(chr(draw.randint(*draw.choice(planes))) for _ in range(50)) for _ in range(200)]
+    mixed = ["".join(chr(draw.randint(*draw.choice(planes))) for _ in range(50)) for _ in range(50)]
     return [
         "", "\0", "\r\n", "a\r\n\r\nb\rc\n", " \t  x  \n\n   y ", "don't DON'T we'll", "Ġ Ċ ģ", "0" * 10_000,
         "e\u0301 é ﬁ \u200b\ufeff\u2028", "👩\u200d👧 🏴\u200d☠\ufe0f", "\uffff\U0010ffff",
@@ -71,10 +72,6 @@ def test_the_first_pairs_are_the_most_frequent_ones() -> None:
     assert counts == {"ab": 5, "cb": 3, "Ċ": 8}
 
 
-def test_a_text_with_few_pairs_has_a_smaller_vocabulary() -> None:
-    assert train_tokenizer([Document("", "ab " * 10)], 5000).get_vocab_size() < 270
-
-
 # Tokenizers of other models
 
 
@@ -105,8 +102,11 @@ TEMPLATES = {  # with the number of tokens that may stay before a text, and of t
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [("bytes", template) for template in TEMPLATES]
+CASES += [(kind, template) for kind in ("spaced", "lowercased") for template in ("<s> $A </s>", "roberta")]
+
+
+@pytest.mark.parametrize(("kind", "template"), CASES)
 def test_what_a_template_puts_before_a_text_stays_and_what_it_puts_after_it_goes(kind, template, tmp_path) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -161,14 +161,9 @@ print(hashlib.sha256((tokenizer.to_str() + repr(encode(tokenizer, documents))).e
 """
 
 
-def test_runs_with_other_numbers_of_threads_and_other_hash_seeds_agree() -> None:
+def test_a_run_with_other_numbers_of_threads_and_another_hash_seed_agrees(tokenizer: Tokenizer) -> None:
     command = [sys.executable, "-c", PROGRAM.format(limit=LIMIT, size=SIZE)]
-    one = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
     other = {"RAYON_NUM_THREADS": "7", "TOKENIZERS_PARALLELISM": "true", "PYTHONHASHSEED": "1"}
-    runs = [
-        subprocess.Popen(command, env=os.environ | changes, stdout=subprocess.PIPE, text=True)
-        for changes in (one, other)
-    ]
-    digests = {run.communicate()[0] for run in runs}
-    assert [run.returncode for run in runs] == [0, 0]
-    assert len(digests) == 1
+    run = subprocess.run(command, env=os.environ | other, capture_output=True, text=True)
+    here = tokenizer.to_str() + repr(encode(tokenizer, gather(None, LIMIT).documents))
+    assert run.stdout.strip() == hashlib.sha256(here.encode()).hexdigest(), run.stderr

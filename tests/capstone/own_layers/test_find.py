@@ -71,6 +71,8 @@ def test_a_blank_course_lists_all_that_is_to_do_and_the_command(started):
         assert f"  {exercise} " in str(error.value)
     assert "tplab check 3 4 5 6 7 8 10 11 12 14" in str(error.value)
     assert "ColumnParallelLinear: isn't written yet" in str(error.value)
+    with pytest.raises(NotReady, match="tplab check 3 4 5 6 7 8 10 14"):
+        find_answers(started.folder, variant(layers="mine", tp=2))
 
 
 def test_the_courses_solutions_train_where_one_says_so(started, libraries):
@@ -135,22 +137,6 @@ def test_an_answer_that_fails_is_refused_or_replaced_if_one_says_so(half, capsys
         find_answers(half.folder, replace(settings, missing="error"))
     named = [line for line in str(error.value).splitlines() if line.startswith("  ")]
     assert len(named) == len(needed(settings)) - len(HALF)
-
-
-def test_without_any_answer_nothing_trains_as_the_learners(started):
-    with pytest.raises(NotReady, match="tplab check 3 4 5 6 7 8 10 14"):
-        find_answers(started.folder, variant(layers="mine", tp=2))
-
-
-def test_one_missing_answer_is_enough(libraries):
-    course = libraries.course({"5.2": MINE})
-    forget(course, "8.2")
-    with pytest.raises(NotReady) as error:
-        find_answers(course.folder, SMALL)
-    assert [line[:6] for line in str(error.value).splitlines() if line.startswith("  ")] == ["  8.2 "]
-    answers = find_answers(course.folder, SMALL, missing="tplab")
-    assert (answers.whose["8.2"], answers.whose["5.2"]) == ("the course's solution", "yours")
-    assert "borrow" not in answers.files["cross_entropy.py"]
 
 
 def test_a_newer_answer_in_the_notebook_is_said(started, libraries, capsys):

@@ -36,7 +36,7 @@ def timed(grids: dict[str, Settings]) -> dict[str, tuple[set[tuple[int, ...]], s
 
 
 def test_a_plan_times_the_all_reduces_of_every_group_and_only_tensor_parallel_ones_share_memory():
-    first = launch(timed, 4, args=(GRIDS,))[0]
+    first = launch(timed, 4, args=(GRIDS,), timeout=300)[0]
     assert first == {
         "tp, dp": ({(0, 1), (0, 2)}, {(0, 1)}),
         "pp, dp": ({(0, 1), (0, 2)}, set()),

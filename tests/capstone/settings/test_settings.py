@@ -1,6 +1,5 @@
 """One configuration: from a preset, a file or flags; wrong ones are told with the field and what would fit."""
 
-import argparse
 from dataclasses import asdict, fields, replace
 
 import pytest
@@ -8,16 +7,9 @@ import torch
 
 from tplab.capstone import command
 from tplab.capstone.command import parser
-from tplab.capstone.settings.io import PRESETS, add_arguments, from_values, preset_for, read_settings, settings_of
-from tplab.capstone.settings.settings import GROUPS, OF_THE_LAYOUT, RETUNED, Settings, changed
+from tplab.capstone.settings.io import PRESETS, from_values, preset_for, read_settings, settings_of
+from tplab.capstone.settings.settings import OF_THE_LAYOUT, RETUNED, Settings, changed
 from tplab.capstone.training.ranks import check_started, join
-
-
-def test_the_presets_can_be_carried_out_on_the_ranks_of_their_names():
-    assert {name: settings.ranks for name, settings in PRESETS.items()} == {
-        "laptop": 2, "llama": 2, "h100x1": 1, "h100x8": 8, "a100x8": 8,
-    }  # fmt: skip
-    assert all(settings.folder == f"runs/{name}" for name, settings in PRESETS.items())
 
 
 @pytest.mark.parametrize(
@@ -69,14 +61,12 @@ def test_more_ranks_than_gpus_train_the_smallest_model(gpus, torchrun, name, tmp
     assert found.hidden_size == PRESETS[name].hidden_size
 
 
-def test_every_field_has_a_flag_in_a_group_and_the_groups_start_where_they_should():
-    made = argparse.ArgumentParser()
-    add_arguments(made)
-    groups = {group.title: [action.dest for action in group._group_actions] for group in made._action_groups}
-    assert [groups[title][0] for title in GROUPS.values()] == list(GROUPS)
-    flags = [name for title in GROUPS.values() for name in groups[title]]
-    assert flags == [field.name for field in fields(Settings)]
-    assert all(action.help for action in made._actions)
+def test_every_field_has_a_flag_and_help_is_in_groups():
+    text = parser().format_help()
+    assert all(f"--{field.name.replace('_', '-')}" in text for field in fields(Settings))
+    places = [text.index(line) for line in ("the model:", "  --num-layers", "the parallel layout:", "  --tp N")]
+    assert places == sorted(places)
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
@@ -97,62 +87,38 @@ def test_what_is_saved_is_read_again(tmp_path):
     ("values", "message"),
     [
         ({"max_norm": float("inf")}, "max_norm=inf should be a finite number"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan should be a finite number"),
-        ({"weight_decay": float("-inf")}, "weight_decay=-inf should be a finite number"),
         ({"dropout": float("nan"), "layers": "plain"}, "dropout=nan should be a finite number"),
         ({"beta1": 2.0}, "beta1=2.0 should be at least 0 and less than 1"),
-        ({"beta2": 1.0}, "beta2=1.0 should be at least 0 and less than 1"),
         ({"dropout": 1.0}, "dropout=1.0 should be at least 0 and less than 1"),
         ({"prompt": "def \udcff"}, r"prompt='def .udcff' isn't valid Unicode, because '.udcff' at position 4"),
         ({"folder": "runs/\ud800"}, "folder=.* isn't valid Unicode, .* position 5"),
         ({"seed": 10**20}, "seed=10+ should be at most 2.32 - 1 = 4294967295"),
         ({"dropout": 0.1, "layers": "mine"}, "only supports dropout=0.0"),
-        ({3: 4}, r"no settings called \[3\]. The settings are"),
         ({"step": 3}, r"no settings called \['step'\]. The settings are .*steps"),
         ({"steps": "many"}, "steps should be int, not 'many'"),
-        ({"steps": True}, "steps should be int, not True"),
-        ({"steps": 1.5}, "steps should be int, not 1.5"),
         ({"compile": 1}, "compile should be bool, not 1"),
         ({"layers": "yours"}, "layers should be tplab or mine or plain, not 'yours'"),
         ({"learning_rate": "fast"}, "learning_rate should be float, not 'fast'"),
         ({"tp": 3}, "num_heads=8 can't be divided over 3 ranks.*Use p in 1, 2, 4, 8"),
         ({"tp": 2, "sequence_parallel": True, "seq_length": 5}, "a multiple of tp=2, but seq_length=5"),
         ({"tp": 0}, "tp=0 should be 1 or more"),
-        ({"stop_after": 0}, "stop_after=0 should be 1 or more"),
-        (
-            {"batch_size": 12, "micro_batch_size": 8},
-            "batch_size=12 should be a multiple of dp · micro_batch_size = 1 · 8 = 8. Try 16$",
-        ),
-        ({"batch_size": 5, "micro_batch_size": 8, "dp": 2}, "2 · 8 = 16. Try 16$"),
+        ({"batch_size": 12, "micro_batch_size": 8}, "batch_size=12 should be a multiple of .* = 1 · 8 = 8. Try 16$"),
         (
             {"layers": "plain", "tp": 2},
-            'layers="plain" only supports tp=1. Use that instead of tp=2, or use layers="tplab"',
+            'layers="plain" only supports tp=1. Use that instead of tp=2, or use layers="tp',
         ),
-        ({"layers": "plain", "dp": 2, "batch_size": 32}, "only supports dp=1. Use that instead of dp=2"),
         ({"layers": "plain", "recompute": "layers"}, "only supports recompute=nothing"),
         ({"layers": "mine", "pp": 2}, 'layers="mine" only supports pp=1'),
         ({"layers": "mine", "zero": 1, "dp": 2, "batch_size": 32}, 'layers="mine" only supports zero=0'),
         ({"layers": "plain", "gated": True}, "only supports gated=False. Use that instead of gated=True"),
-        ({"layers": "mine", "bias": False}, "only supports bias=True. Use that instead of bias=False"),
-        ({"layers": "mine", "learned_positions": False}, "only supports learned_positions=True"),
-        ({"layers": "mine", "tied_embedding": False}, "only supports tied_embedding=True"),
         ({"layers": "mine", "num_kv_heads": 2}, "only supports num_kv_heads=8. Use that instead of num_kv_heads=2"),
         ({"layers": "mine", "ffn_hidden_size": 100}, "only supports ffn_hidden_size=512"),
-        ({"layers": "mine", "norm_eps": 1e-6}, "Use that instead of norm_eps=1e-06"),
         ({"pp": 5}, "pp=5 is too large: each stage needs one of the num_layers=4 layers"),
-        (
-            {"zero": 2},
-            "zero=2 shards over replicas, but dp=1. Set dp to 2 or more, or zero to 0",
-        ),
+        ({"zero": 2}, "zero=2 shards over replicas, but dp=1. Set dp to 2 or more, or zero to 0"),
         ({"zero": 3, "dp": 2, "batch_size": 32, "compile": True}, "zero=3. Set compile to False, or zero to 2"),
         ({"zero": 4}, "zero should be 0 or 1 or 2 or 3, not 4"),
-        ({"zero": True}, "zero should be 0 or 1 or 2 or 3, not True"),
         ({"num_kv_heads": 3}, "num_heads=8 can't share num_kv_heads=3 evenly"),
-        ({"num_kv_heads": 2, "tp": 3, "num_heads": 6, "hidden_size": 96}, "num_kv_heads=2 can't be divided over 3"),
-        (
-            {"hidden_size": 24, "learned_positions": False},
-            "each head has hidden_size / num_heads = 3 of them. Use an even number",
-        ),
+        ({"hidden_size": 24, "learned_positions": False}, "hidden_size / num_heads = 3 of them. Use an even number"),
         ({"rotary_base": 0.5}, "rotary_base=0.5 should be 1 or more"),
         ({"vocab_size": 200}, "vocab_size=200 should be 258 or more"),
         ({"min_learning_rate": 1.0}, "min_learning_rate=1.0 should be at most learning_rate=0.001"),
@@ -163,21 +129,12 @@ def test_a_wrong_setting_is_named_with_what_would_fit(values, message):
         from_values(values)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"[1, 2]", "contains a list"),
-        (b"a: [", "isn't valid YAML"),
-        (b"prompt: \xff", "isn't valid YAML"),
-        (None, "there's no file with settings at"),
-    ],  # fmt: skip
-)
-def test_a_file_that_is_none_is_named(text, message, tmp_path):
+def test_a_file_that_is_none_is_named(tmp_path):
     file = tmp_path / "settings.yaml"
-    if text is not None:
+    for text, message in ((b"[1, 2]", "contains a list"), (b"a: [", "isn't valid"), (b"prompt: \xff", "isn't valid")):
         file.write_bytes(text)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        read_settings(file)
+        with pytest.raises(ValueError, match=message):
+            read_settings(file)
 
 
 def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():

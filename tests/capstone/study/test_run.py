@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.capstone.made_up import MEASURED, write_run
-from tests.capstone.small import LLAMA
 from tplab import launch
 from tplab.capstone.checkpoints.folders import StepFolders
-from tplab.capstone.planning.predictions import calibrated_step, machine_of, predicted_memory, predicted_step
+from tplab.capstone.planning.predictions import calibrated_step, predicted_memory
 from tplab.capstone.planning.traffic import step_parts
 from tplab.capstone.report import compose
-from tplab.capstone.report.run import Run, read_measurements
+from tplab.capstone.report.run import Run
 from tplab.capstone.settings.run_folder import write_settings
 from tplab.capstone.settings.settings import MATTER, Settings
 from tplab.capstone.study import run as study_module
@@ -21,7 +20,7 @@ from tplab.capstone.study.programs import Short
 from tplab.capstone.study.run import PARTS, Budget, is_done, main, study
 from tplab.cost.calibration import Kernels, Line
 from tplab.memory import MemoryMeter
-from tplab.memory.memory_bill import RECIPES, bill, rank_parameters
+from tplab.memory.memory_bill import rank_parameters
 from tplab.runtime import RankError
 
 pytestmark = pytest.mark.slow
@@ -47,26 +46,17 @@ def measured(settings: Settings) -> dict:
     return json.loads(path.read_text())
 
 
-def test_the_run_itself_is_done_first(settings: Settings, measured: dict):
+def test_the_run_is_done_first_and_measured_and_the_report_misses_nothing(settings: Settings, measured: dict):
     assert is_done(settings)
     assert list(measured) == list(PARTS)
-
-
-def test_one_rank_has_the_losses_of_the_run(settings: Settings, measured: dict):
     run = Run(Path(settings.folder))
     assert measured["alone"]["losses"] == pytest.approx([run.steps[step]["loss"] for step in (1, 2, 3)], abs=1e-5)
-
-
-def test_every_number_of_ranks_is_timed_and_predicted(settings: Settings, measured: dict):
     turns = measured["scaling"]["turns"]
     assert [turn["ranks"] for turn in turns][:2] == [1, 2]
     for turn in turns:
         assert turn["predicted"] > 0
         assert len(turn["rounds"]) == BUDGET.rounds
         assert min(turn["rounds"]) > 0
-
-
-def test_the_report_misses_nothing(settings: Settings, measured: dict):
     report = compose(Run(Path(settings.folder)))
     assert report.missing == []
     assert "The ranks sent exactly as many bytes as predicted." in str(report.sections)
@@ -109,12 +99,14 @@ def test_what_was_measured_with_other_settings_is_measured_anew(tmp_path: Path, 
         assert done == list(PARTS), other
 
 
-def test_settings_of_another_run_are_refused_before_anything_is_measured(tmp_path: Path):
+def test_settings_of_another_run_and_unknown_parts_are_refused_before_anything_is_measured(tmp_path: Path):
     settings = write_run(tmp_path)
     write_settings(settings)
     StepFolders(tmp_path / "checkpoints").path(60).mkdir(parents=True)
     with pytest.raises(ValueError, match="hidden_size +was 64 and is now 128"):
         study(replace(settings, hidden_size=128))
+    with pytest.raises(ValueError, match=r"no parts called \['everything'\]. Its parts are machine, alone, scaling"):
+        study(replace(TINY, folder=str(tmp_path)), only=["everything"])
 
 
 def test_a_part_that_fails_loses_no_other(tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -138,23 +130,7 @@ def test_a_part_whose_ranks_fail_is_left_out(tmp_path: Path, done: list[str], mo
     assert set(PARTS) - {"alone"} == set(json.loads((tmp_path / "measurements.json").read_text())) == set(done)
 
 
-def test_an_unknown_part_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no parts called \['everything'\]. Its parts are machine, alone, scaling"):
-        study(replace(TINY, folder=str(tmp_path)), only=["everything"])
-
-
 # Predictions
-
-
-def test_in_sixteen_bits_they_are_the_courses_formulas_and_two_bytes_per_logit():
-    """The course counts float32 logits. The fused loss keeps them in 16 bits, beside their exponentials in float32."""
-    settings = replace(TINY, precision="bfloat16", vocab_size=1024, micro_batch_size=2)
-    parts, _ = predicted_memory(settings)
-    config = replace(settings.model, flash_attention=True)
-    logits = 2 * 16 * 512
-    assert sum(parts.values()) == bill(config, settings.layout, RECIPES["Adam, float32"]).total + 2 * logits
-    wide, _ = predicted_memory(replace(settings, precision="float32"))
-    assert wide["activations"] - 4 * logits == 2 * (parts["activations"] - 6 * logits)
 
 
 @pytest.mark.parametrize(
@@ -205,58 +181,28 @@ def test_what_replicas_share_is_divided_in_the_bill():
     assert three["weights"] == whole["weights"] // 2 + whole["weights"], "with one layer, all of it is gathered"
 
 
-def peak_of_the_second_step(settings: Settings) -> int:
-    with MemoryMeter() as meter:
-        short = Short(settings)
-        short.once()
-        begin = len(meter.curve)
-        short.once()
-    return max(meter.curve[begin:])
+def peaks_of_the_second_step(runs: list[Settings]) -> list[int]:
+    peaks = []
+    for settings in runs:
+        with MemoryMeter() as meter:
+            short = Short(settings)
+            short.once()
+            begin = len(meter.curve)
+            short.once()
+        peaks.append(max(meter.curve[begin:]))
+        del short
+    return peaks
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pp": 2, "micro_batch_size": 2, "num_layers": 5},
-        {"pp": 2, "micro_batch_size": 4, "recompute": "layers"},
-        *({"dp": 2, "zero": stage} for stage in (1, 2, 3)),
-    ],
-    ids=str,
-)
-def test_the_bill_of_stages_and_of_zero_is_near_what_is_measured(changes, tmp_path: Path):
+def test_the_bill_of_stages_and_of_zero_is_near_what_is_measured(tmp_path: Path):
     sizes = {"vocab_size": 1024, "num_layers": 4, "hidden_size": 128, "num_heads": 4, "seq_length": 64}
     sizes |= {"tp": 1, "batch_size": 8, "micro_batch_size": 4, "folder": str(tmp_path / "run")}
-    settings = replace(TINY, **sizes | changes)
-    peak = max(launch(peak_of_the_second_step, 2, args=(settings,), timeout=None))
-    assert peak == pytest.approx(sum(predicted_memory(settings)[0].values()), rel=0.2)
-
-
-def test_a_llama_in_stages_is_measured_and_reported(tmp_path: Path):
-    """Messages, memory and prediction of another kind of model, split in another way."""
-    settings = replace(
-        TINY, tp=1, pp=2, num_layers=2, folder=str(tmp_path / "run"), batch_size=4, layers="tplab",
-        **LLAMA | {"num_kv_heads": 1},
-    )  # fmt: skip
-    told: list[str] = []
-    study(settings, budget=BUDGET, say=told.append)
-    measured, run = read_measurements(tmp_path / "run"), Run(tmp_path / "run")
-    assert measured["alone"]["losses"] == pytest.approx([run.steps[step]["loss"] for step in (1, 2, 3)], abs=1e-5)
-    one, two, *_ = measured["scaling"]["turns"]
-    assert one["predicted"] > 0 < two["predicted"]
-    bubble = "pipeline bubble"
-    assert run.start["plan"]["seconds"][bubble] > 0 == calibrated_step(replace(settings, pp=1), KERNELS)[bubble]
-    words = str(compose(run))
-    assert "A Llama on 2 ranks" in words
-    assert "tp = 1, pp = 2, dp = 1, started" in words
-    assert "The ranks sent exactly as many bytes as predicted." in words
-    assert "because of" not in " ".join(told)
-
-
-def test_wider_numbers_take_as_much_longer():
-    machine = machine_of(MACHINE | {"alpha": 0.0})
-    settings = replace(TINY, async_grad_allreduce=False)
-    wide, narrow = (predicted_step(replace(settings, precision=name), machine) for name in ("float32", "bfloat16"))
-    assert wide["communication"] == pytest.approx(2 * narrow["communication"])
-    assert wide["matmuls"] == narrow["matmuls"]
-    assert wide["optimizer"] == pytest.approx(narrow["optimizer"]), "AdamW works in float32 in both"
-    assert wide["element-wise"] == pytest.approx(2 * narrow["element-wise"])
+    changes = [
+        {"pp": 2, "micro_batch_size": 2, "num_layers": 5},
+        {"pp": 2, "micro_batch_size": 4, "recompute": "layers"},
+    ]
+    changes += [{"dp": 2, "zero": stage} for stage in (1, 2, 3)]
+    runs = [replace(TINY, **sizes | change) for change in changes]
+    peaks = launch(peaks_of_the_second_step, 2, args=(runs,), timeout=None)
+    for settings, *of_ranks in zip(runs, *peaks, strict=True):
+        assert max(of_ranks) == pytest.approx(sum(predicted_memory(settings)[0].values()), rel=0.2), settings

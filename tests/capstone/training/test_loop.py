@@ -2,7 +2,6 @@
 if nothing had happened; asked to stop, or when the loss is no number, all ranks end alike.
 """
 
-import json
 import math
 import os
 import signal
@@ -10,15 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, partialmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch._dynamo.utils import counters
 
 from tests.capstone.small import plain_losses, small, write_text
 from tplab import launch
@@ -36,11 +33,6 @@ Report = dict[str, Any]
 def run_all(cases: dict[str, tuple[Callable[..., Any], Settings]]) -> Report:
     """All cases on the same ranks, one after another: a launch costs more than a run."""
     return {name: way(settings) for name, (way, settings) in cases.items()}
-
-
-def twice(settings: Settings) -> list[Outcome]:
-    """Stopped behind step 3, and taken up again."""
-    return [train(replace(settings, stop_after=3)), train(settings)]
 
 
 def raises(settings: Settings) -> str:
@@ -103,20 +95,15 @@ def expected(text: Path) -> tuple[list[float], list[float]]:
 def on_two(text: Path) -> list[Report]:
     run = partial(small, text)
     float32 = {"precision": "float32", "tp": 2, "micro_batch_size": 4}
-    lower = {**float32, "precision": "bfloat16"}
-    parts = {**float32, "save_every": 2, "dropout": 0.1, "steps": 6, "sequence_parallel": True, "recompute": "layers"}
     many = {**float32, "steps": 10_000, "save_every": 10_000, "batch_size": 4}
     cases: dict[str, tuple[Callable[..., Any], Settings]] = {
         "tp=2": (train, run("a", tp=2, micro_batch_size=2)),
         "tp=2, cut": (train, run("b", tp=2, sequence_parallel=True, micro_batch_size=4, recompute="attention")),
         "dp=2": (train, run("c", dp=2, micro_batch_size=2, recompute="layers", async_grad_allreduce=False)),
         "float32": (train, run("d", **float32)),
-        "bfloat16": (train, run("e", **lower)),
+        "bfloat16": (train, run("e", **float32 | {"precision": "bfloat16"})),
         "planned": (train, run("o", **float32, plan=True)),
-        "whole": (train, run("f", **parts)),
-        "in two parts": (twice, run("g", **parts)),
         "dropout, dp=2": (train, run("n", dp=2, micro_batch_size=2, dropout=0.1)),
-        "saved": (train, run("h", tp=2, save_every=3, stop_after=3)),
         "diverged": (mended, run("i", **float32, save_every=1)),
         "signal": (with_a_signal, run("j", **many)),
         "file": (with_a_file, run("k", **many)),
@@ -124,16 +111,7 @@ def on_two(text: Path) -> list[Report]:
     }
     Path(run("k").folder).mkdir()
     stop_file(Path(run("k").folder)).touch()  # left there by a run before this one
-    return launch(run_all, 2, args=(cases,))
-
-
-@pytest.fixture(scope="module")
-def on_four(text: Path, on_two: list[Report]) -> list[Report]:
-    cases = {
-        "tp=2, dp=2": (train, small(text, "m", tp=2, dp=2, micro_batch_size=2, sequence_parallel=True)),
-        "taken up": (train, small(text, "h", tp=2, dp=2, micro_batch_size=4, save_every=8)),
-    }
-    return launch(run_all, 4, args=(cases,))
+    return launch(run_all, 2, args=(cases,), timeout=300)
 
 
 def apart(one: list[float], other: list[float]) -> float:
@@ -151,18 +129,10 @@ def test_alone_the_losses_and_norms_are_those_of_plain_pytorch(text, expected):
     assert [row["sent"] for row in rows] == [[0]] * 8
 
 
-@pytest.mark.parametrize("case", ["tp=2", "tp=2, cut", "dp=2"])
-def test_on_two_ranks_the_losses_are_those_of_plain_pytorch(case, on_two, expected):
-    for report in on_two:
-        assert apart(report[case].losses, expected[0]) < 1e-9
-    assert on_two[0][case] == on_two[1][case], "every rank should say the same"
-
-
-def test_on_four_ranks_the_losses_are_those_of_plain_pytorch(on_four, expected):
-    for report in on_four:
-        assert apart(report["tp=2, dp=2"].losses, expected[0]) < 1e-9
-    norms = [row["norm"] for row in steps_of(read_log(Path(on_four[0]["tp=2, dp=2"].folder)))]
-    assert apart(norms, expected[1]) < 1e-9
+def test_on_two_ranks_the_losses_are_those_of_plain_pytorch(on_two, expected):
+    for case in ("tp=2", "tp=2, cut", "dp=2"):
+        assert apart(on_two[0][case].losses, expected[0]) < 1e-9
+        assert on_two[0][case] == on_two[1][case], "every rank should say the same"
 
 
 def test_in_lower_precision_the_losses_are_nearly_the_same(on_two, expected):
@@ -186,37 +156,10 @@ def test_a_plan_changes_no_loss_and_its_bytes_and_memory_come_true(text, on_two)
     assert {tuple(row["tensors"]) for row in other if row["kind"] == "step"} == {(0, 0)}
 
 
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(on_two):
-    first, second = on_two[0]["in two parts"]
-    assert (first.step, first.stopped, len(first.losses)) == (3, "stop_after", 3)
-    assert (second.step, second.stopped) == (6, "done")
-    assert first.losses + second.losses == on_two[0]["whole"].losses
-    rows = read_log(Path(second.folder))
-    assert [row["resumed_from"] for row in rows if row["kind"] == "start"] == [None, 3]
-    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in rows if row["kind"] == "checkpoint"] == [2, 3, 4, 6]
-
-
-def test_dropout_drops_something(on_two):
-    assert apart(on_two[0]["whole"].losses, on_two[0]["float32"].losses[:6]) > 1e-3
-
-
 def test_a_micro_batch_is_dropped_alike_by_whichever_replica_computes_it(text, on_two, expected):
     alone = train(small(text, "dropped", micro_batch_size=2, dropout=0.1)).losses
     assert apart(alone, on_two[0]["dropout, dp=2"].losses) < 1e-9
     assert apart(alone, expected[0]) > 1e-3
-
-
-def test_on_other_ranks_a_run_goes_on_with_the_same_losses(on_four, expected):
-    assert len(on_four[0]["taken up"].losses) == 5
-    assert apart(on_four[0]["taken up"].losses, expected[0][3:]) < 1e-9
-
-
-def test_a_run_that_is_done_is_left_alone(text, on_four):
-    folder = Path(on_four[0]["taken up"].folder)
-    before = (folder / "log.jsonl").read_bytes()
-    assert train(small(text, "h", save_every=8)) == Outcome(8, [], "done", str(folder))
-    assert (folder / "log.jsonl").read_bytes() == before
 
 
 def test_weights_whose_loss_is_no_number_are_not_saved_and_the_run_goes_on_with_other_settings(text, on_two):
@@ -320,32 +263,32 @@ def test_a_run_with_other_settings_is_refused_and_left_alone(text, on_two):
     assert rows[0]["settings"]["seed"] == 3
 
 
-def test_the_log_says_what_each_rank_sent(text, on_two):
+def test_the_log_says_what_each_rank_did(text, on_two):
     start, *rows = read_log(text.parent / "a")
     assert (start["ranks"], start["backend"], start["device"], start["layers"]) == (2, "gloo", "cpu", "tplab")
     assert start["shares_memory"]
-    steps = [row for row in rows if row["kind"] == "step"]
-    s = small(text, "a")
-    tables = 4 * s.num_layers + 2  # all-reduces of b s h numbers: two a block and way, one for each end of the model
-    bytes_of_loss = 8 * s.micro_batch_size
-    for row in steps:
-        assert row["sent"][0] == row["sent"][1]
+    for row in (row for row in rows if row["kind"] == "step"):
+        assert row["sent"][0] == row["sent"][1] > 0
         assert 0 < min(row["communication"]) <= max(row["communication"]) <= 1
         assert min(row["memory"]) > 1e7
-        assert row["sent"][0] > tables * s.batch_size * s.seq_length * s.hidden_size * 8 + bytes_of_loss
-        assert row["sent"][0] < 1.1 * tables * s.batch_size * s.seq_length * s.hidden_size * 8
     assert [row["kind"] for row in rows[-2:]] == ["evaluation", "end"]
     assert math.isfinite(rows[-2]["loss"])
-    assert json.loads(json.dumps(steps)) == steps
 
 
-def test_a_run_may_be_in_the_current_folder(text, expected, monkeypatch):
+def test_a_run_goes_on_in_the_current_folder_and_is_left_alone_when_it_is_done(text, expected, monkeypatch):
     """Its tokens lie beside it, as those of any run do."""
     (text.parent / "here").mkdir()
     monkeypatch.chdir(text.parent / "here")
     settings = replace(small(text, "here"), folder=".", save_every=3, stop_after=3)
-    train(settings)
-    assert apart(train(replace(settings, stop_after=None)).losses, expected[0][3:]) < 1e-9
+    first, second = train(settings), train(replace(settings, stop_after=None))
+    assert (first.step, first.stopped, second.step, second.stopped) == (3, "stop_after", 8, "done")
+    assert apart(first.losses + second.losses, expected[0]) < 1e-9
+    rows = read_log(Path("."))
+    assert [row["resumed_from"] for row in rows if row["kind"] == "start"] == [None, 3]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == list(range(1, 9))
+    assert [row["step"] for row in rows if row["kind"] == "checkpoint"] == [3, 6, 8]
+    assert train(replace(settings, stop_after=None)) == Outcome(8, [], "done", ".")
+    assert read_log(Path(".")) == rows
     assert (text.parent / "here" / "tokens").resolve().parent == (text.parent / "tokens").resolve()
 
 
@@ -372,13 +315,3 @@ def test_a_prompt_longer_than_the_model_has_places_is_cut(places, text):
     (sample,) = (row for row in read_log(Path(settings.folder)) if row["kind"] == "sample")
     assert sample["text"].startswith("!")
     assert (len(sample["text"]) == 1) == (places == 1)
-
-
-def test_compiled_layers_give_the_same_losses(text, monkeypatch):
-    """Traced and differentiated by torch.compile, without its C++ kernels: those take half a minute."""
-    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
-    settings = small(text, "compiled", precision="float32", compile=True, num_layers=1)
-    counters["stats"].clear()
-    losses = train(replace(settings, stop_after=4)).losses
-    assert counters["stats"]["unique_graphs"] >= 1
-    assert apart(losses, plain_losses(settings)[0][:4]) < 1e-5

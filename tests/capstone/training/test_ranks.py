@@ -1,64 +1,41 @@
 """The all-reduces of a run on one machine go through shared memory, and that changes nothing but their time."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 
-from tests.capstone.small import plain_losses, small, write_text
+from tests.capstone.small import small, write_text
 from tplab import launch
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import read_log
-from tplab.capstone.training.loop import Outcome, train
+from tplab.capstone.training.loop import train
 from tplab.runtime import shared_memory
 
-LARGE: dict[str, Any] = {"seq_length": 32, "micro_batch_size": 8, "batch_size": 8, "steps": 4, "precision": "float32"}
+LARGE: dict[str, Any] = {"seq_length": 64, "micro_batch_size": 4, "batch_size": 8, "steps": 4, "precision": "float32"}
+HOW: dict[str, dict[str, Any]] = {"shared": {}, "gloo": {"shared_memory": False}, "cut": {"sequence_parallel": True}}
 
 
-def counted(settings: Settings) -> tuple[Outcome, int, list[int]]:
-    """Train. Also return how many all-reduces went through shared memory, and the sizes of the groups that have it."""
-    count = 0
-    original = shared_memory._Slots.all_reduce
-
-    def all_reduce(*args: Any) -> Any:
-        nonlocal count
-        count += 1
-        return original(*args)
-
-    shared_memory._Slots.all_reduce = all_reduce  # type: ignore[method-assign]
-    return train(settings), count, [dist.get_world_size(group) for group in shared_memory._slots]
+def counted(runs: dict[str, Settings]) -> dict[str, tuple[list[float], int, list[int]]]:
+    """Of each run: the losses, how many all-reduces went through shared memory, and the sizes of groups with it."""
+    found, original, calls = {}, shared_memory._Slots.all_reduce, []
+    shared_memory._Slots.all_reduce = lambda *args: calls.append(1) or original(*args)  # type: ignore[method-assign]
+    for name, settings in runs.items():
+        calls.clear()
+        shared_memory._slots.clear()
+        losses = train(settings).losses
+        found[name] = losses, len(calls), [dist.get_world_size(group) for group in shared_memory._slots]
+    return found
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("ranks") / "text")
-
-
-def test_two_ranks_have_the_same_losses_bit_by_bit_through_shared_memory_and_through_gloo(text: Path) -> None:
-    shared, gloos = (
-        launch(counted, 2, args=(small(text, f"two {on}", tp=2, shared_memory=on, **LARGE),))[0] for on in (True, False)
-    )
-    assert shared[0].losses == gloos[0].losses
-    settings = small(text, "two", **LARGE)
-    each_step = 4 * settings.num_layers + 1 + 1  # also the embedding, and the input of the output layer
-    assert shared[1] >= each_step * settings.steps
-    assert gloos[1:] == (0, [])
-
-
-def test_with_sequence_parallelism_nothing_could_use_it(text: Path) -> None:
-    settings = small(text, "sequence", tp=2, sequence_parallel=True, **LARGE)
-    assert [found[1:] for found in launch(counted, 2, args=(settings,))] == [(0, [])] * 2
-    start, *_ = read_log(Path(settings.folder))
-    assert not start["shares_memory"]
-
-
-def test_on_a_grid_only_the_tensor_parallel_groups_share_memory(text: Path) -> None:
-    settings = small(text, "grid", tp=2, dp=3, **LARGE | {"batch_size": 12, "micro_batch_size": 4, "seq_length": 64})
-    found = launch(counted, 6, args=(settings,))
-    expected, _ = plain_losses(replace(settings, tp=1, dp=1))
-    for outcome, count, groups in found:
-        assert outcome.losses == pytest.approx(expected, rel=1e-4)
-        assert count > 0
-        assert groups == [settings.tp]
+def test_only_tensor_parallel_groups_share_memory_and_the_losses_are_those_of_gloo_bit_by_bit(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text")
+    runs = {name: small(text, name, tp=2, dp=2, **LARGE, **changes) for name, changes in HOW.items()}
+    for found in launch(counted, 4, args=(runs,), timeout=300):
+        losses, count, groups = found["shared"]
+        each_step = 4 * runs["shared"].num_layers + 1 + 1  # also the embedding, and the input of the output layer
+        assert count >= each_step * runs["shared"].steps
+        assert groups == [2]
+        assert found["gloo"] == (losses, 0, [])
+        assert found["cut"][1:] == (0, []), "with sequence parallelism nothing could use it"
+    assert not read_log(Path(runs["cut"].folder))[0]["shares_memory"]

@@ -58,18 +58,3 @@ def test_on_a_gpu_the_newest_step_is_told_when_it_is_asked_for():
     assert [told.step for told in tally.take(everything=False)] == [1, 2]
     assert list(tally.take(everything=False)) == []
     assert [told.step for told in tally.take(everything=True)] == [3]
-
-
-def test_each_step_is_told_before_the_next_one_is_waited_for():
-    waited = []
-
-    class Arrived:
-        def __init__(self, step):
-            self.step = step
-
-        def synchronize(self):
-            waited.append(self.step)
-
-    tally = posted(1, 2)
-    tally._posted = type(tally._posted)((step, sums, Arrived(step)) for step, sums, _ in tally._posted)
-    assert [(told.step, len(waited)) for told in tally.take(everything=True)] == [(1, 1), (2, 2)]

@@ -35,11 +35,8 @@ def test_the_curve_leaves_room_for_what_is_to_come():
     (left, top), (right, bottom) = (map(float, point.split(",")) for point in points.split())
     assert (left, top, bottom) == (0, 0, HIGH)
     assert right / WIDE == pytest.approx(311 / 599, abs=0.01)
-
-
-@pytest.mark.parametrize(("losses", "last_step"), [([], 600), ([(1, 3.0)], 1), ([(1, 3.0), (2, 3.0)], 600)])
-def test_a_curve_may_have_few_points(losses: list[tuple[int, float]], last_step: int):
-    assert len(Page(to_svg(losses, last_step)).values("points")) == bool(losses)
+    assert Page(to_svg([], 600)).values("points") == []
+    assert len(Page(to_svg([(1, 3.0)], 1)).values("points")) == 1
 
 
 @pytest.fixture
@@ -67,18 +64,6 @@ def test_the_page_says_how_far_the_run_is_and_what_each_rank_does(log: Log, show
     for words in ("Predicted: 100 ms per step", "step  6   loss 4.9400", "30% communicating", "6 s left",
                   "loss 5.0000 on held-out text", "waits in all_reduce #3 for rank 1", "computing"):  # fmt: skip
         assert words in text, words
-
-
-def test_it_reads_only_what_is_new(log: Log, shown: Callable[[], str], monkeypatch: pytest.MonkeyPatch):
-    log.start()
-    log.steps(1, 50)
-    shown()
-    parsed = []
-    monkeypatch.setattr(panel_module, "to_text", lambda row, _: parsed.append(row["step"]) or "")
-    log.steps(51, 52)
-    shown()
-    shown()
-    assert parsed == [51, 52]
 
 
 def test_half_a_row_waits_for_its_other_half(log: Log, shown: Callable[[], str]):
@@ -110,18 +95,6 @@ def test_a_log_that_is_none_does_not_disturb(log: Log, monkeypatch: pytest.Monke
     view.refresh()
     assert view._due == float("inf"), "it gives up"
     view.close()
-
-
-def test_a_long_run_stays_cheap(log: Log, shown: Callable[[], str]):
-    log.start()
-    line = json.dumps(step_row(log.settings, 1, 5.0)) + "\n"
-    log.write("".join(line.replace('"step": 1,', f'"step": {step},') for step in range(1, 20_001)))
-    shown()
-    log.steps(20_001, 20_001)
-    began = time.process_time()
-    text = shown()
-    assert time.process_time() - began < 0.2
-    assert "step 20001" in text
 
 
 # Where and when
@@ -195,6 +168,7 @@ def test_in_jupyterlab_a_widget_that_ends_as_a_picture(book: Notebook, tmp_path:
     assert left.text.strip() == "0"
 
 
+@pytest.mark.slow
 def test_executed_without_a_page_it_leaves_the_picture_only(book: Notebook, tmp_path: Path):
     cell = book.run(CELL.format(page={}, folder=str(tmp_path), fail=False))
     displays = [message["content"]["data"] for message in cell.messages if message["msg_type"] == "display_data"]
