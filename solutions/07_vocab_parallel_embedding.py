@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from tplab import device, launch, memory, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.tensor import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor import copy_to_region, gather_from_region, record_token, reduce_from_region, scatter_to_region
 
 # %% [markdown]
 # Here's why you should care. If every GPU stored these two matrices of Llama 3 405B, they would take up most of its 80 GB before the first layer even starts:
@@ -386,7 +386,15 @@ def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
 check("7.4", parallel_logits)
 
 # %% [markdown]
-# WIDGET
+# Now you have both ends. Here's the way of a single token through all of them, recorded on real ranks. Press Play, and watch for the moment at which rank 0 looks up the wrong row. What does the last step say about the gradient of a row that's used at both ends?
+
+
+# %%
+def record_a_token(p, token):
+    return viz.token_way(record_token(WORDS, "the cat saw it .", token, p))
+
+
+viz.play(record_a_token, p=(2, 4), token=("the", "cat", "saw", "it"), start={"token": "saw"}, seconds=3)
 
 # %% [markdown]
 # ## Tie both ends and train
@@ -462,8 +470,8 @@ def on_ranks(output):
     load_full_state_dict(model, start)  # each rank takes its own rows
     with record() as section:
         losses = train(model)
-    return {"losses": losses, "state": full_state_dict(model), "loss on new text": loss_on_new_text(model),
-            "all-reduces": section.totals()["all_reduce"].calls / STEPS}  # fmt: skip
+    calls = {kind: total.calls / STEPS for kind, total in section.totals().items()}
+    return {"losses": losses, "state": full_state_dict(model), "new text": loss_on_new_text(model), "calls": calls}
 
 
 @torch.no_grad()
@@ -474,7 +482,7 @@ def loss_on_new_text(model):
 
 yours = partial(parallel_logits, gather=True, vocab_size=VOCAB)
 runs = {p: launch(on_ranks, p, args=(yours,))[0] for p in (1, 2, 4)}
-print(f"all-reduces per step: {runs[2]['all-reduces']:.0f}")
+print("collectives per step:", runs[2]["calls"])
 viz.curves({"plain PyTorch": plain_losses} | {f"your model, p = {p}": run["losses"] for p, run in runs.items()},
            title=f"{STEPS} steps with {VOCAB} tokens")  # fmt: skip
 
@@ -502,13 +510,15 @@ def loss_of_checkpoint(state):
     return loss_on_new_text(model)
 
 
+def row(model, new_text, losses=("", "")):
+    return {"model": model, "first loss": losses[0], "last loss": losses[-1], "loss on new text": new_text}
+
+
 broken = launch(on_ranks, 2, args=(without_f,))
 viz.table([
-    {"model": "correct", "first loss": plain_losses[0], "last loss": plain_losses[-1], "new text": loss_on_new_text(plain)},
-    {"model": "without f, on two ranks", "first loss": broken[0]["losses"][0], "last loss": broken[0]["losses"][-1],
-     "new text": broken[0]["loss on new text"]},
-    *({"model": f"the checkpoint of rank {rank}", "new text": loss_of_checkpoint(seen["state"])}
-      for rank, seen in enumerate(broken)),
+    row("correct", loss_on_new_text(plain), plain_losses),
+    row("without f, on two ranks", broken[0]["new text"], broken[0]["losses"]),
+    *(row(f"checkpoint of rank {rank}", loss_of_checkpoint(seen["state"])) for rank, seen in enumerate(broken)),
 ])  # fmt: skip
 
 # %% [markdown]

@@ -136,4 +136,5 @@ def _run(size: int, sentence: list[int], place: int) -> tuple[OnRank, tuple[int,
         start, weight.detach().cpu(), int(row[place]), bool(foreign[place]), found, term, x, y, logits, own, dy,
         d_output.cpu(), d_lookup.cpu(),
     )  # fmt: skip
-    return seen, *(section.totals().get("all_reduce", (0, 0)) for section in (forward, backward))
+    sent = [section.totals().get("all_reduce", (0, 0)) for section in (forward, backward)]
+    return seen, sent[0], sent[1]

@@ -36,7 +36,7 @@ def _captions(way: Any) -> list[str]:
         "The rest of the model does the same on every rank, and turns x into y.",
         "f sends nothing. Each rank multiplies y by its own rows, the same ones as before.",
         f'No rank has all {len(way.words)} logits. The next word is "{target}". To be continued in chapter 08!',
-        f"Backward, f adds the gradients of y ({backward} bytes). Row {token} gets two gradients, both on rank {owner}.",
+        f"Backward, f adds the gradients of y ({backward} bytes). Both gradients of row {token} are on rank {owner}.",
     ]
 
 
