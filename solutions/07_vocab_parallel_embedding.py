@@ -60,7 +60,7 @@ def one_hot_lookup(ids):
             "vectors": term, "out": reduce_from_region(term)}  # fmt: skip
 
 
-sentence = "the cat saw it".split()
+sentence = ["the", "cat", "saw", "it"]
 ids = [WORDS.index(word) for word in sentence]
 viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tokens=sentence)
 
@@ -141,7 +141,11 @@ def both_ends(split, b=2, s=16, h=32, v=320):
             logits = reduce_from_region(scatter_to_region(x) @ e.T)  # [b, s, v]
         logits.sum().backward()
     size = sum(total.bytes for total in section.totals().values())
-    return {"split by": split, "messages, in b·s·h elements": size / (4 * b * s * h), "logits on a rank": list(logits.shape)}
+    return {
+        "split by": split,
+        "messages, in b·s·h elements": size / (4 * b * s * h),
+        "logits on a rank": list(logits.shape),
+    }
 
 
 viz.table([launch(both_ends, 2, args=(split,))[0] for split in ("rows", "columns")])

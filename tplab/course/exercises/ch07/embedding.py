@@ -171,7 +171,12 @@ def right(case: Built, problem: Problem, place: Place) -> Observed:
 
 exercise(
     "7.3", "Fix the id that no rank has", takes=["VocabParallelEmbedding"],
-    trials=[OnRanks(cases=CASES, draw=draw, give=give, run=run, right=right, values_on_cpu=True, world_sizes=(2, 4, 1))],
+    trials=[
+        OnRanks(
+            cases=CASES, draw=draw, give=give, run=run, right=right, values_on_cpu=True,
+            world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
+        )
+    ],
     passed="Every rank refuses an id that isn't in the vocabulary before it sends anything, even if the id has a row "
     "in the padding.",
 )  # fmt: skip
