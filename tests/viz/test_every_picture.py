@@ -20,6 +20,7 @@ from tests.viz import (
     test_ring_run,
     test_schedule,
     test_softmax,
+    test_token_way,
     test_training,
 )
 from tests.viz.pictures import assert_texts_apart, assert_texts_inside, text_boxes
@@ -31,7 +32,8 @@ from tplab.trace.rank_trace import RankTrace
 
 FILES = [
     test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,
-    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_softmax, test_training,
+    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_softmax, test_token_way,
+    test_training,
 ]  # fmt: skip
 PICTURES = {
     f"{file.__name__.rpartition('test_')[2]}: {name}": draw for file in FILES for name, draw in file.PICTURES.items()

@@ -1,16 +1,16 @@
 """The stage of a token's way: one lane per rank, one below the other, with vectors, rows, bars and operators.
 
 A lane has a place for each row of its rank's table, so that a row and its logit are at the same height. The token that
-the picture follows is gold. A vector has its rank's color and hatch if it's different on every rank, and it's gray if
-it's the same on every rank. Whatever belongs to the backward pass is red.
+the picture follows is gold. A vector has its rank's color if it's different on every rank, and it's gray if it's the
+same on every rank. Whatever belongs to the backward pass is red.
 """
 
 from collections.abc import Sequence
 
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from tplab.viz.blocks import block, text_width
-from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, canvas, rank_color, tint
+from tplab.viz.blocks import text_width
+from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, canvas, rank_color, rank_fill, tint
 
 GOLD = "#D4A017"  # the token that the picture follows
 RED = "#C0392B"  # the backward pass
@@ -87,20 +87,18 @@ class Lanes:
         name: what stands above it
         """
         y, width = self.top(rank) + row * ROW, CELL * len(values)
-        if mine is None:
-            self.axes.add_patch(Rectangle((x, y), width, ROW * 0.92, facecolor=NOBODY, edgecolor=FAINT, linewidth=0.6))
-        else:
-            block(self.axes, x, y, width, ROW * 0.92, mine, (1, len(values)))
+        color = FAINT if mine is None else rank_color(mine)
+        box = Rectangle((x, y), width, ROW * 0.92, facecolor=rank_fill(mine), edgecolor=color, linewidth=0.6)
+        self.axes.add_patch(box)
         if gold or red:
             edge = GOLD if gold else RED
             self.axes.add_patch(
                 Rectangle((x, y), width, ROW * 0.92, facecolor="none", edgecolor=edge, linewidth=1.8, zorder=3)
             )
-        ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.6}
         for column, value in enumerate(values):
             self.axes.text(
                 x + (column + 0.5) * CELL, y + 0.46 * ROW, number(value), fontsize=8, ha="center", va="center_baseline",
-                color=FAINT if faint else RED if red else INK, bbox=ground, zorder=4,
+                color=FAINT if faint else RED if red else INK,
             )  # fmt: skip
         if name:
             self.write(x + width / 2, y - 0.1, name, ha="center", color=RED if red else FAINT)
