@@ -227,7 +227,7 @@ viz.table([{"vocabulary": name, "tokens": size, "rows on 8 ranks": pad_vocab_siz
 #
 # ## Fix it
 #
-# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and it crashed. On two GPUs, it ran just fine. The reason was that the example's data contained ids of up to 4,095, although its vocabulary was much smaller (NVIDIA/Megatron-LM issue 2459, still open when we read it in fall 2026). Like most implementations, Megatron-LM skips the mask if there's only one rank.
+# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and it crashed. On two GPUs, it ran just fine. The reason was that the example's data contains ids up to 4,095, although its model's vocabulary has only 100 tokens (NVIDIA/Megatron-LM issue 2459, still open in fall 2026; the same crash had been reported in August 2024 as issue 1038). Like most implementations, Megatron-LM skips the mask if there's only one rank.
 #
 # **Predict.** What happens if you look up the id 12 in our vocabulary of ten words? Write "IndexError", "zeros", or "a row", for `F.embedding` in a single process and for your `parallel_lookup` on two ranks.
 
@@ -514,8 +514,9 @@ def loss_of_checkpoint(state):
     return loss_on_new_text(model)
 
 
-def row(model, new_text, losses=("", "")):
-    return {"model": model, "first loss": losses[0], "last loss": losses[-1], "loss on new text": new_text}
+def row(model, new_text, losses=(None, None)):
+    numbers = {"first loss": losses[0], "last loss": losses[-1], "loss on new text": new_text}
+    return {"model": model} | {name: f"{value:.3f}" if value else "" for name, value in numbers.items()}
 
 
 broken = launch(on_ranks, 2, args=(without_f,))
@@ -578,4 +579,4 @@ from tplab.course import library
 library(7)
 
 # %% [markdown]
-# In this chapter, we cheated a little. To compute the loss, we gathered all the logits on every rank. For 1,024 tokens of GPT-2, this message contains 206 MB, and we sent it in every step. But the loss only needs a single number per token! How do you compute a softmax over logits that no rank has all of? In the next chapter, you'll do it with messages of 12 KB.
+# In this chapter, we cheated a little. To compute the loss, we gathered all the logits on every rank. For 1,024 tokens of GPT-2, such a gather sends 206 MB in every single step. But the loss is only one number per token! How do you compute a softmax over logits that no rank has all of? In the next chapter, you'll get by with 12 KB.

@@ -105,12 +105,13 @@ class Lanes:
 
     def bars(
         self, x: float, rank: int, values: Sequence[float], names: Sequence[str], *, width: float, largest: float,
-        gold: int | None = None, color: str | None = None,
+        gold: int | None = None, color: str | None = None, numbers: bool = True,
     ) -> None:  # fmt: skip
         """Draw a horizontal bar for each row of a lane, to the right of x if it's positive, and name it.
 
         x:       where zero is
         largest: the absolute value that has this width
+        numbers: whether the values stand next to the names
         """
         for row, (value, name) in enumerate(zip(values, names, strict=True)):
             y = self.top(rank) + row * ROW
@@ -122,7 +123,7 @@ class Lanes:
             bar = Rectangle((x, y + 0.03), length, ROW - 0.06, facecolor=fill, edgecolor=edge, linewidth=1.6, zorder=2)
             self.axes.add_patch(bar)
             at, side = (x - 0.05, "right") if value >= 0 else (x + 0.05, "left")  # opposite the bar
-            self.write(at, y + ROW / 2, f"{name} {number(value)}", size=7, color=INK, ha=side)
+            self.write(at, y + ROW / 2, f"{name} {number(value)}" if numbers else name, size=7, color=INK, ha=side)
 
     def operator(self, x: float, name: str, *, active: bool, red: bool = False) -> None:
         """Draw an operator across all lanes: filled if it sends something, and open if it sends nothing."""

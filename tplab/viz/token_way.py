@@ -104,7 +104,16 @@ def _forward(stage: Lanes, way: Any, rank: int, step: int) -> None:
         names = [way.words[i] if i < len(way.words) else "" for i in range(seen.start, seen.start + stage.rows)]
         finite = [abs(v) for each in way.ranks for v in each.logits.tolist() if abs(v) != float("inf")]
         target = way.target - seen.start if step >= 7 else None
-        stage.bars(ZERO, rank, seen.logits.tolist(), names, width=BAR, largest=max(finite), gold=target)
+        stage.bars(
+            ZERO,
+            rank,
+            seen.logits.tolist(),
+            names,
+            width=BAR,
+            largest=max(finite),
+            gold=target,
+            numbers=step < STEPS - 1,
+        )
 
 
 def _backward(stage: Lanes, way: Any, rank: int) -> None:
