@@ -227,7 +227,7 @@ viz.table([{"vocabulary": name, "tokens": size, "rows on 8 ranks": pad_vocab_siz
 #
 # ## Fix it
 #
-# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and it crashed. On two GPUs, it ran just fine. The reason was that the example's data contains ids up to 4,095, although its model's vocabulary has only 100 tokens (NVIDIA/Megatron-LM issue 2459, still open in fall 2026; the same crash had been reported in August 2024 as issue 1038). Like most implementations, Megatron-LM skips the mask if there's only one rank.
+# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and it crashed. On two GPUs, it ran just fine. The reason was that the example's data contains ids up to 4,095, although its model's vocabulary has only 100 tokens (NVIDIA/Megatron-LM issue 2459, still open in fall 2026; the same crash had been reported in August 2024 as issue 1038). Like vLLM and SGLang, Megatron-LM skips the mask if there's only one rank.
 #
 # **Predict.** What happens if you look up the id 12 in our vocabulary of ten words? Write "IndexError", "zeros", or "a row", for `F.embedding` in a single process and for your `parallel_lookup` on two ranks.
 
@@ -353,7 +353,7 @@ with show_failure():
 predict("7.f", padding_logit=0, chosen=3)
 
 # %% [markdown]
-# Your model would write a token that doesn't exist. Tenstorrent's sampling code did exactly this, until a pull request in June 2026 that says "zero-padded LM-head weights are not a sampling mask" (tenstorrent/tt-metal 47021). It doesn't help that such rows never learn anything: a logit of 0 gets a share of every softmax.
+# Your model would write a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. The pull request that fixed it documents that "zero-padded LM-head weights are not a sampling mask" (tenstorrent/tt-metal 47021). It doesn't help that such rows never learn anything: a logit of 0 gets a share of every softmax.
 
 # %% [markdown] task="7.4" title="Logits, and the token that doesn't exist" difficulty=2 minutes=10
 # Write the output layer for the same table.
@@ -541,11 +541,11 @@ symptoms(7)
 #
 # - **Megatron-Core** has the same `VocabParallelEmbedding` in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple of 128. In July 2024, a user quoted a version that checked all ids with an `assert` (issue 926). In release 0.19.2, no such check exists.
 #
-# - **Padding in the softmax.** In the same release, `vocab_parallel_cross_entropy` doesn't mask the padding either, so its zeros take part in the softmax. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. While the model learns, so do the padding rows: their logits get more and more negative.
+# - **Padding in the softmax.** In the same release, `vocab_parallel_cross_entropy` doesn't mask the padding either, so its zeros take part in the softmax. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. And because they take part, these rows get gradients and learn, too.
 #
 # - **The mask for everyone?** In August 2026, a contributor proposed to mask wrong ids in vLLM even on a single GPU (pull request 53977, still open in September). In this case, the wrong ids are placeholders whose results are thrown away, so zeros do no harm. It's a good example of a caller who *knows* what the silence hides.
 #
-# - **MaxText** really multiplies one-hot vectors by the table if you set `use_iota_embed`. On TPUs, a matmul can be faster than a look-up.
+# - **MaxText** really multiplies one-hot vectors by the table if you set `use_iota_embed`.
 #
 # - **PyTorch** splits an `nn.Embedding` by rows if you parallelize it with `RowwiseParallel`. DTensor keeps the mask in a special placement, called `_MaskPartial`. The next cell compares it with yours.
 #
