@@ -9,18 +9,12 @@
 # %% [markdown]
 # # 07 · The vocabulary-parallel embedding
 #
-# **The question.** A language model begins with a table that holds one vector for each token. How can `p` ranks hold a `p`-th of its rows each, and every rank still get every vector? And can the output layer, at the other end of the model, use the same rows?
+# In many language models, the two largest matrices aren't in any layer. One of them turns tokens into vectors at the very beginning, and the other one turns vectors into scores at the very end. How do you split them so that *both* ends are cheap? The obvious split is perfect at one end and a disaster at the other. And the split that everybody uses hides a trap, which turns crashes into silence.
 #
-# **What you will have built.** `VocabParallelEmbedding`, with a padded vocabulary and an error for every id that no rank has; the parallel output layer on the same rows; and a language model that **ties** the two, trained on one, two and four processes with the loss curve of one.
-#
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `v` size of the vocabulary, `p` number of ranks. **E** is the table, `[v, h]`. A **token** is a piece of text, a word or a part of one; its **id** is its row in the table, 0 to `v - 1`. About 90 minutes.
-#
-# You need the operators **f** (nothing forward, all-reduce backward), **g** (all-reduce forward, nothing backward), scatter and gather of chapter 03, and the two parallel layers of chapter 04.
+# By the end of this chapter, your library will have both ends of a language model. You need chapters 03 and 04. About 75 minutes.
 
 # %% tags=["setup"]
 import math
-import re
-from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -28,55 +22,29 @@ from torch import nn
 from torch.nn import functional as F
 
 from tplab import device, launch, memory, record, viz
-from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.tensor import (
-    Block,
-    Sharding,
-    copy_to_region,
-    embedding,
-    full_state_dict,
-    gather_from_region,
-    init_parameter,
-    load_full_state_dict,
-    reduce_from_region,
-    scatter_to_region,
-)
+from tplab.tensor import copy_to_region, gather_from_region, record_token, reduce_from_region, scatter_to_region
 
 # %% [markdown]
-# Both ends of the model, with what each rank holds. At the entrance the ids pick rows, at the exit the same rows give the scores of the tokens, the **logits**.
+# Here's why you should care. If every GPU stored these two matrices of Llama 3 405B, they would take up most of its 80 GB before the first layer even starts:
+
 
 # %%
-viz.product(
-    (6, 8),
-    (8, 4),
-    kind="row",
-    p=2,
-    names=("onehot", "E"),
-    title="the look-up: E [v, h] cut by rows, and a sum",
-)
+def bytes_per_gpu(p):  # in training, with Adam in float32
+    llama = memory.PRESETS["Llama 3 405B"]
+    elements = 2 * llama.vocab_size * llama.hidden_size / p
+    return {"weights": 4 * elements, "gradients": 4 * elements, "optimizer state": 8 * elements}
 
-# %%
-viz.product(
-    (6, 4),
-    (4, 8),
-    kind="column",
-    p=2,
-    names=("X", "Eᵀ"),
-    title="the output layer: the same rows of E are the columns of Eᵀ",
-)
+
+viz.bill({f"split over {p} ranks" if p > 1 else "not split": bytes_per_gpu(p) for p in (1, 2, 4, 8)},
+         title="the two tables of Llama 3 405B, on each GPU")  # fmt: skip
 
 # %% [markdown]
-# ## 1 · A look-up is a product
+# ## A look-up is a matmul
 #
-# Row 7 of the table is what you get when you multiply a vector that is 1 at place 7 and 0 elsewhere, a **one-hot** vector, with the table. So the look-up of a whole batch is a matrix product:
+# A model's vocabulary has $v$ tokens, and each token has an **id** from 0 to $v - 1$. The first matrix $E$ is a table with one row of $h$ elements per token. To get the vector of token 7, you copy row 7.
 #
-# $$X = \mathrm{onehot}(\text{ids})\, E \qquad \mathrm{onehot}: [b, s, v],\quad E: [v, h],\quad X: [b, s, h]$$
-#
-# Nobody computes it like that. But it tells how to cut it, because chapter 02 has cut products in both ways. Cut `E` by rows, and the one-hot vectors by columns: each rank holds one term of a sum, and g adds up. The term of a rank is special here. A one-hot vector has a single 1; on the rank that holds
-# that place the product is the row, on all others it is zeros. *To every vector exactly one rank contributes.*
-#
-# The next cell does this literally, one-hot vectors and all, on real ranks. Ten words, and a table in which you can see what is what: row 7 is `7.1 7.2`.
+# You get the same row if you multiply the table by a **one-hot** vector, which has a 1 at position 7 and zeros everywhere else. So looking up a whole text is a matmul, and you already know two ways to split a matmul. Let's split a tiny table by rows. It has ten words, and you can see at a glance which row is which, because row 7 is `7.1 7.2`.
 
 # %%
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "it", "."]
@@ -84,293 +52,236 @@ TABLE = torch.arange(10)[:, None] + torch.tensor([0.1, 0.2])  # [v, h] = [10, 2]
 
 
 def one_hot_lookup(ids):
-    """The look-up as a product: this rank's columns of the one-hot vectors times its rows of the table."""
-    rank, p = dist.get_rank(), dist.get_world_size()
-    rows = math.ceil(len(TABLE) / p)  # as many on every rank
-    start = rank * rows
-    padded = F.pad(TABLE, (0, 0, 0, p * rows - len(TABLE)))  # zeros below: [p·rows, h]
-    table = padded[start : start + rows].to(device())  # [rows, h]
-    one_hot = F.one_hot(torch.tensor(ids), p * rows).float()[:, start : start + rows].to(device())  # [s, rows]
-    vectors = one_hot @ table  # [s, h], one term of the sum
-    out = vectors.clone()
-    dist.all_reduce(out)  # [s, h], the same on every rank
-    return {"start": start, "table": table, "foreign": one_hot.sum(1) == 0, "vectors": vectors, "out": out}
+    rank, rows = dist.get_rank(), len(TABLE) // dist.get_world_size()
+    mine = slice(rank * rows, (rank + 1) * rows)
+    one_hot = F.one_hot(torch.tensor(ids), len(TABLE)).float()[:, mine].to(device())  # [s, v/p]
+    term = one_hot @ TABLE[mine].to(device())  # [s, h]
+    return {"start": mine.start, "table": TABLE[mine], "foreign": one_hot.sum(1) == 0,
+            "vectors": term, "out": reduce_from_region(term)}  # fmt: skip
 
 
-# %% [markdown]
-# Turn both knobs. Which rank finds which word? What do the others put into the sum? And what does the last of four ranks hold?
-
-# %% tags=["explore"]
-SENTENCES = [
-    "the cat sat on the mat",
-    "the cat saw the cat .",
-    "it sat . it saw .",
-    "the a mat .",
-]
-
-
-def show_lookup(p, sentence):
-    words = sentence.split()
-    ids = [WORDS.index(word) for word in words]
-    parts = launch(one_hot_lookup, p, args=(ids,))
-    return viz.lookup(ids, list(parts), vocab_size=10, tokens=words, title=f'"{sentence}", p = {p}')
-
-
-viz.explore(show_lookup, p=(1, 2, 4), sentence=SENTENCES, start={"p": 2})
+sentence = ["the", "cat", "saw", "it"]
+ids = [WORDS.index(word) for word in sentence]
+viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tokens=sentence)
 
 # %% [markdown]
-# Ten rows cannot be dealt out evenly to four ranks. With three rows each there are twelve, and the last two belong to no word: **padding**. Section 2 is about it.
+# Each rank computes one term of a sum, and g adds up the terms. But what unusual terms they are! For each token, only one rank contributes a vector, and the other rank contributes zeros.
 #
-# What of the backward pass? For a product it would be $dE = \mathrm{onehot}^\top dX$: row 7 of `dE` is the sum of the gradients at all places where the id 7 stands. A rank needs only its own rows of `dE`, and for them the gradients `dX` at the places of its own ids.
+# ## The other end
 #
-# **Predict.** Ids `[2, 8]`, a table of `v = 1000` rows and `h = 16`, in float32, over `p = 4` ranks. How many collectives run in the forward pass, and how many bytes do they hold? How many run in the backward pass?
+# At the end, the model has a vector $y$ for each position and has to decide which token comes next. So it computes a score for every token of the vocabulary, called a **logit**, which is the dot product of $y$ with a vector that belongs to the token. A vector for each token? That's what our table contains! Many models, such as GPT-2, use the same table at both ends (Press and Wolf 2017), so all their logits are $Y E^\top$. The two ends are then called **tied**.
 
-# %% predict="7.a"
-predict("7.a", calls_forward=1, bytes_forward=1024, calls_backward=0)
-
-# %% [markdown]
-# Count it. The module that the course brings along is the one that you will write:
-
-
-# %%
-def look_up_and_back(vocab_size, hidden_size, shape):
-    table = embedding.VocabParallelEmbedding(vocab_size, hidden_size, device=device())
-    ids = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(device())
-    with record() as forward:
-        out = table(ids)
-    with record() as backward:
-        out.sum().backward()
-    return [
-        {kind: (total.calls, total.bytes) for kind, total in section.totals().items()}
-        for section in (forward, backward)
-    ]
-
-
-rows = []
-for vocab_size in (1000, 50_000):
-    for p in (2, 4):
-        forward, backward = launch(look_up_and_back, p, args=(vocab_size, 16, (2, 8)))[0]
-        rows.append({"v": vocab_size, "p": p, "forward (calls, bytes)": forward, "backward": backward or "nothing"})
-viz.table(rows)
-
-# %% [markdown]
-# A table fifty times as large, and the same message: the vectors travel, not the table. Backward there is nothing at all, for two reasons. g hands every rank the whole `dX`, since the model behind it is the same on every rank. And ids are whole numbers without a gradient, so nothing in front of the look-up waits for a sum: there is no f.
+# %% [markdown] task="7.1" title="One table, two jobs" difficulty=3 minutes=14
+# Split the table so that the two ends together send as few bytes as possible. The vocabulary is much larger than the hidden size, $v \gg h$. For now, everything is a matmul.
 #
-# ## 2 · A vocabulary that can't be divided
+# - `table_split` returns "rows" or "columns".
 #
-# Vocabularies come from a tokenizer, and nobody asked it how many GPUs you have. GPT-2's has 50257 tokens:
-
-# %%
-[(p, 50257 % p) for p in (2, 4, 8)]
-
-# %% [markdown]
-# Each rank must hold as many rows as any other: collectives want equal shapes, and the ranks should finish at the same time. So the table gets rows that belong to no token, until its size is a multiple of `p`. In practice one goes further and rounds up to a multiple of `128·p`. Each rank then has a multiple of 128 rows, and
-# that is a size with which the matrix product of the output layer is efficient on a GPU (Shoeybi et al. 2019, *Megatron-LM*, section 5.1).
+# - `look_up` receives the one-hot vectors of all tokens and this rank's shard of $E$. Every rank returns the vectors $X$ of all tokens.
 #
-# **Predict.** 50257 tokens, `p = 4`. How many rows has the padded table, how many has each rank, and how many rows are unused?
-
-# %% predict="7.b"
-predict("7.b", padded_size=50688, rows_per_rank=12672, unused_rows=431)
-
-# %% [markdown] task="7.1" title="Padding and ranges" difficulty=1 minutes=10
-# Two functions of whole numbers. No rank talks to another: each can work out what it holds, and what everybody else holds.
+# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. It returns all the logits on every rank, or only the logits of this rank's own tokens. Either is fine, so take whatever is cheaper.
 #
-# - `pad_vocab_size` gives the number of rows of the padded table: the smallest multiple of `multiple * world_size` that is not smaller than `vocab_size`.
-# - `vocab_range` gives the pair `(start, stop)` of a rank. Its rows are those of the ids `start`, `start + 1`, ..., `stop - 1`, as in Python's `range(start, stop)`. They are rows of the *padded* table: on the last ranks some of them may belong to no token.
+# You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. One-hot vectors come from integers, so they need no gradient. The check counts the messages at each end.
 
 
 # %% exercise="7.1"
-def pad_vocab_size(vocab_size, world_size, multiple=128):
-    """The number of rows of the padded table, an int."""
+def table_split() -> str:
+    """Return how E [v, h] is split, as "rows" or "columns"."""
     ### BEGIN SOLUTION
-    step = multiple * world_size
-    return math.ceil(vocab_size / step) * step
+    return "rows"
     ### END SOLUTION
 
 
-def vocab_range(vocab_size, rank, world_size, multiple=128):
-    """(start, stop): this rank holds the rows start, ..., stop - 1 of the padded table."""
+def look_up(one_hot, e):
+    """one_hot [b, s, v], the same on every rank, and this rank's shard of E -> X [b, s, h], on every rank."""
     ### BEGIN SOLUTION
-    rows = pad_vocab_size(vocab_size, world_size, multiple) // world_size
-    return rank * rows, (rank + 1) * rows
+    mine = scatter_to_region(one_hot)  # [b, s, v/p]
+    return reduce_from_region(mine @ e)  # [b, s, h]
+    ### END SOLUTION
+
+
+def scores(y, e):
+    """y [b, s, h], the same on every rank, and this rank's shard of E -> all logits [b, s, v], or this rank's logits [b, s, v/p]."""
+    ### BEGIN SOLUTION
+    y = copy_to_region(y)  # [b, s, h]; backward: all-reduce of dy
+    return y @ e.T  # [b, s, v/p]
     ### END SOLUTION
 
 
 # %% [markdown] hints="7.1"
-# 1. How many steps of `multiple * world_size` rows do you need so that every token has a row? What if the last step is not full?
-# 2. `math.ceil` rounds up. A rank has `padded size // world_size` rows; rank 0 begins at 0, and each rank begins where the one before it stops.
-# 3. `math.ceil(vocab_size / step) * step` with `step = multiple * world_size`; then `rows = pad_vocab_size(vocab_size, world_size, multiple) // world_size`, and `return rank * rows, (rank + 1) * rows`.
+# 1. There are only two candidates, so work out both of them on paper. If you split $E$ by rows, what's the shape of a rank's shard of $E^\top$, and is the second matmul column-parallel or row-parallel? What if you split $E$ by columns? Then compare the largest tensors that have to be summed or gathered. Remember that $v$ is much larger than $h$.
+# 2. With one of the splits, every rank gets a term of *all* the logits, so the ranks would have to add up `[b, s, v]`. With the other split, every rank gets complete logits for some of the tokens and doesn't have to send anything in the forward pass. What does that second matmul need in the backward pass, where each rank only computes its own contribution to $dY$?
+# 3. Split by rows. In `look_up`, multiply `scatter_to_region(one_hot)` by `e`, and add up the terms with `reduce_from_region`. In `scores`, return `copy_to_region(y) @ e.T`.
 
 # %% check="7.1"
-check("7.1", pad_vocab_size, vocab_range)
+check("7.1", table_split, look_up, scores)
 
 # %% [markdown]
-# What padding costs, for three vocabularies, with your functions:
+# The rows of $E$ are the columns of $E^\top$. So with a single split by rows, the look-up is row-parallel and the output layer is column-parallel:
+#
+# $$X = \sum_r \mathrm{onehot}_r\, E_r \qquad\qquad Y E^\top = [\,Y E_0^\top,\; Y E_1^\top\,]$$
+#
+# For the look-up alone, columns would have been *better*, because an all-gather of the vectors sends only half as much as an all-reduce. But at the other end, splitting by columns is a disaster: every rank has one term of all the logits.
+#
+# **Predict.** Suppose $v = 10h$. How many elements do the messages contain in total, in both directions and at both ends, as a multiple of $b \cdot s \cdot h$? Write one number for rows and one for columns. (If you split by columns, each rank slices its own columns out of $Y$ for free. In the backward pass, it has to gather the gradient of $Y$.)
+
+# %% predict="7.a"
+predict("7.a", rows=2, columns=12)
+
 
 # %%
-rows = []
-for model, vocab_size in (("GPT-2", 50257), ("Llama 3", 128256), ("bytes", 256)):
-    for p in (1, 2, 8):
-        padded = pad_vocab_size(vocab_size, p)
-        start, stop = vocab_range(vocab_size, p - 1, p)
-        rows.append(
-            {
-                "vocabulary": f"{model}, {vocab_size}",
-                "p": p,
-                "rows": padded,
-                "rows of each rank": padded // p,
-                "of the last rank, used": max(0, min(stop, vocab_size) - start),
-                "unused": f"{padded / vocab_size - 1:.1%}",
-            }
-        )
-viz.table(rows)
+def both_ends(split, b=2, s=16, h=32, v=320):
+    p = dist.get_world_size()
+    e = torch.randn((v // p, h) if split == "rows" else (v, h // p), device=device(), requires_grad=True)
+    one_hot = F.one_hot(torch.arange(b * s, device=device()).reshape(b, s), v).float()
+    with record() as section:
+        if split == "rows":
+            logits = copy_to_region(reduce_from_region(scatter_to_region(one_hot) @ e)) @ e.T  # [b, s, v/p]
+        else:
+            x = gather_from_region(one_hot @ e)  # [b, s, h]
+            logits = reduce_from_region(scatter_to_region(x) @ e.T)  # [b, s, v]
+        logits.sum().backward()
+    size = sum(total.bytes for total in section.totals().values())
+    return {
+        "split by": split,
+        "messages, in b·s·h elements": size / (4 * b * s * h),
+        "logits on a rank": list(logits.shape),
+    }
+
+
+viz.table([launch(both_ends, 2, args=(split,))[0] for split in ("rows", "columns")])
 
 # %% [markdown]
-# For a real vocabulary the padding is two percent at most here; GPT-2's 51200 rows at `p = 8` are those of the Megatron paper. Bytes show where it goes wrong. They are 256 tokens, two ranks hold all of them, and six more hold nothing but padding. For small vocabularies choose a smaller `multiple`: the table of ten words in this chapter uses 1, and the model that you train in section 7 has 128 again.
+# ## No one-hot vectors, please
 #
-# Three rules keep padding harmless. It is **never looked up**, because no token has such an id (section 4 makes sure of it). It is **never trained**: what is not looked up has no gradient, and the output layer's columns for it are dropped before the loss. And it is **in no checkpoint**: a checkpoint holds `[v, h]`, the rows of the tokens, or a
-# table saved by four ranks, 50688 rows, would not fit into two, where there are 50432.
-#
-# ## 3 · Without the one-hot vectors
-#
-# A product with one-hot vectors would need `b·s·v` numbers for the vectors and as many multiplications for each of the `h` columns. A rank can do the same by looking up. For each id there are two cases.
-#
-# | the id is | row of the shard | the rank puts into the sum |
-# |---|---|---|
-# | one of `start` to `stop - 1` | `id - start` | that row |
-# | another rank's: **foreign** | none; any row will do | zeros |
-#
-# A look-up of an id that is not there raises, so a foreign id first gets some row that exists, and what was found is replaced by zeros afterwards. These are the steps:
-#
-# 1. the **mask**: which ids are foreign, `[b, s]`;
-# 2. the rows: ids counted from `start`, and 0 at the foreign places, `[b, s]`;
-# 3. look up, `[b, s, h]`;
-# 4. zeros at the foreign places, `[b, s, h]`;
-# 5. g.
+# **Predict.** GPT-2 has $v = 50257$ tokens, and its smallest version has $h = 768$. For a text of 1,024 tokens in float32, how many megabytes do the one-hot vectors take up, and how many do the vectors take up that you look up with them? (A megabyte is a million bytes. Round to whole numbers.)
 
-# %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=15
-# Write the five steps. g is `reduce_from_region(x, group)`, from chapter 03. Do not change `ids` in place; the caller needs them.
+# %% predict="7.b"
+predict("7.b", one_hot_MB=206, vectors_MB=3)
+
+# %% [markdown]
+# All these zeros only tell us which row to copy, so let's just copy it. Suppose that a rank holds rows `start` to `stop - 1`. An id in this range belongs to row `id - start` of its shard. All other ids are **foreign**, because their rows are on another rank. PyTorch's `F.embedding` raises an error if a row doesn't exist, so a foreign id first gets *some* row that does exist. Afterward, its vector is replaced by zeros.
 #
-# `padding_row` is for the next exercise. It is a row of this shard that must get no gradient, or `None`. `F.embedding(rows, weight, padding_row)` does just that, so all you do is hand it on.
+# **Predict.** Rank 1 holds rows 5 to 9 of our little table. It looks up the ids 5 and 2, and it gives foreign ids row 0. Which two rows of *its own shard* does it look up? And what does it contribute to the first element of each of the two vectors? (Remember that row 7 of the full table is `7.1 7.2`.)
+
+# %% predict="7.c"
+predict("7.c", rows=(0, 0), first_elements=(5.1, 0.0))
+
+# %% [markdown] task="7.2" title="The masked look-up" difficulty=3 minutes=12
+# Write the look-up without one-hot vectors. It works for ids of any shape, and it doesn't change `ids`, because the caller still needs them.
+#
+# Some models use a token without meaning to fill up short texts, and the vector of this token must not get a gradient. If it's in this rank's shard, `padding_row` is its row there. You can simply pass it on, since `F.embedding(rows, weight, padding_row)` takes care of it.
 
 
 # %% exercise="7.2"
 def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
-    """The vectors of the ids, from a table of which this rank holds the rows start to stop - 1.
-
-    in:  ids, replicated, whole numbers          [...]
-         weight, this rank's rows                [stop - start, h]
-    out: the vectors, replicated                 [..., h]
-    """
+    """ids [..], the same on every rank of `group`, and this rank's rows start to stop - 1 of the table, weight [stop - start, h] -> vectors [.., h], on every rank."""
     ### BEGIN SOLUTION
-    foreign = (ids < start) | (ids >= stop)  # [...]: another rank has the row
-    rows = (ids - start).masked_fill(foreign, 0)  # [...]: any row will do there
-    vectors = F.embedding(rows, weight, padding_row)  # [..., h]
-    vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)  # [..., h]: one term of the sum
-    return reduce_from_region(vectors, group)  # [..., h]
+    foreign = (ids < start) | (ids >= stop)  # [..]
+    rows = (ids - start).masked_fill(foreign, 0)  # [..]: for a foreign id, any row will do
+    vectors = F.embedding(rows, weight, padding_row)  # [.., h]
+    vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)  # [.., h]: this rank's term of the sum
+    return reduce_from_region(vectors, group)  # [.., h]
     ### END SOLUTION
 
 
 # %% [markdown] hints="7.2"
-# 1. Which ids are foreign to a rank that holds 3, 4 and 5, `start = 3` and `stop = 6`? Write the condition for a single id first, and try it with 2, 3, 5 and 6.
-# 2. `foreign = (ids < start) | (ids >= stop)` has the shape of `ids`. `x.masked_fill(mask, 0)` gives a copy of `x` with zeros where the mask is true; use it twice, on the rows before the look-up and on the vectors after it. What shape must the mask have for the second?
-# 3. `rows = (ids - start).masked_fill(foreign, 0)`, `vectors = F.embedding(rows, weight, padding_row)`, `vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)`, and `return reduce_from_region(vectors, group)`.
+# 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the ids 2, 3, 5, and 6 are foreign? Write a condition for a single id first. Then decide which row each of the four ids gets, and when the vectors of foreign ids turn into zeros: before or after the sum?
+# 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need it twice, for the rows before the look-up and for the vectors after it. What shape does the mask need the second time?
+# 3. Compute `rows = (ids - start).masked_fill(foreign, 0)`, then `vectors = F.embedding(rows, weight, padding_row)`, then `vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)`, and return `reduce_from_region(vectors, group)`.
 
 # %% check="7.2"
 check("7.2", parallel_lookup)
 
 # %% [markdown]
-# And where do the gradients go? The sentence has "the" twice, at places 1 and 4. The upstream gradient is 1 at the first place, 2 at the second, and so on, in both columns. Here are the gradients of the two shards:
+# In the backward pass, nothing is sent. g passes the full gradient of $X$ to every rank, and each rank adds the parts that belong to its own rows. And does row 0 learn from all the foreign ids that borrowed it? A reviewer of DeepSeek-V3's inference code suspected so (pull request 834). But the second `masked_fill` replaces their vectors, so their gradients stop there.
+#
+# ## A vocabulary that can't be divided
+#
+# GPT-2's 50,257 is an odd number. The look-up itself doesn't mind if one rank has more rows than another. But ranks with fewer rows would have to wait for the others at the end, and a gather needs shards of equal size. So we append rows that don't belong to any token, which are called **padding**, until every rank has the same number. We also want each rank to have a multiple of 128 rows, because matmuls of such sizes are efficient on a GPU (Shoeybi et al. 2019).
 
 
-# %%
-def gradient_of_the_table(ids):
-    rank, p = dist.get_rank(), dist.get_world_size()
-    start, stop = vocab_range(len(TABLE), rank, p, multiple=1)
-    weight = TABLE[start:stop].to(device()).requires_grad_()  # [5, 2]
-    out = parallel_lookup(torch.tensor(ids, device=device()), weight, start, stop)  # [s, h]
-    places = torch.arange(1.0, len(ids) + 1, device=device())[:, None].expand(-1, 2)  # [s, h]
-    out.backward(places)
-    return weight.grad
+# %% tags=["setup"]
+def pad_vocab_size(vocab_size, world_size, multiple=128):
+    step = multiple * world_size
+    return math.ceil(vocab_size / step) * step
 
 
-words = ["the", "mat", "saw", "the", "."]
-ids = [WORDS.index(word) for word in words]
-grads = launch(gradient_of_the_table, 2, args=(ids,))
-print(dict(zip(words, ids, strict=True)))
-viz.matrices({f"rank {rank}: dE, rows {5 * rank} to {5 * rank + 4}": grad for rank, grad in enumerate(grads)})
+def vocab_range(vocab_size, rank, world_size, multiple=128):
+    rows = pad_vocab_size(vocab_size, world_size, multiple) // world_size
+    return rank * rows, (rank + 1) * rows  # start and stop
+
 
 # %% [markdown]
-# Row 0 is "the", and gets 1 + 4 = 5. A row that was not looked up gets nothing. Each gradient is on the rank that has the row, complete, although no rank sent anything: `dX` was there on both.
-#
-# ## 4 · An id that nobody has
-#
-# **Predict.** A bug in the data, or a tokenizer that is newer than the model: the id 12 in a vocabulary of 10. What does `nn.Embedding` on one process give: `"IndexError"`, `"zeros"` or `"a row"`? And what does your `parallel_lookup`, on two ranks?
+# **Predict.** GPT-2's table is split over four ranks. How many rows does the padded table have, how many rows does each rank hold, and how many rows don't belong to any token?
 
-# %% predict="7.c"
-predict("7.c", one_process="IndexError", two_ranks="zeros")
+# %% predict="7.d"
+predict("7.d", padded_size=50688, rows_per_rank=12672, unused_rows=431)
+
+# %%
+viz.table([{"vocabulary": name, "tokens": size, "rows on 8 ranks": pad_vocab_size(size, 8),
+            "rows per rank": pad_vocab_size(size, 8) // 8, "padding": f"{pad_vocab_size(size, 8) / size - 1:.1%}"}
+           for name, size in {"GPT-2": 50257, "Llama 3": 128256, "single bytes": 256}.items()])  # fmt: skip
+
+# %% [markdown]
+# For real vocabularies, the padding is negligible. For single bytes, six of the eight ranks would hold nothing else, so choose a smaller `multiple` there.
+#
+# ## Fix it
+#
+# In December 2025, a user of Megatron-LM ran one of its examples on a single GPU, and it crashed. On two GPUs, it ran just fine. The reason was that the example's data contains ids up to 4,095, although its model's vocabulary has only 100 tokens (NVIDIA/Megatron-LM issue 2459, still open in fall 2026; the same crash had been reported in August 2024 as issue 1038). Like vLLM and SGLang, Megatron-LM skips the mask if there's only one rank.
+#
+# **Predict.** What happens if you look up the id 12 in our vocabulary of ten words? Write "IndexError", "zeros", or "a row", for `F.embedding` in a single process and for your `parallel_lookup` on two ranks.
+
+# %% predict="7.e"
+predict("7.e", single_process="IndexError", two_ranks="zeros")
 
 
 # %%
 def look_up_one(number):
     start, stop = vocab_range(len(TABLE), dist.get_rank(), dist.get_world_size(), multiple=1)
-    padded = F.pad(TABLE, (0, 0, 0, pad_vocab_size(len(TABLE), dist.get_world_size(), multiple=1) - len(TABLE)))
-    weight = padded[start:stop].to(device())
-    return parallel_lookup(torch.tensor([number], device=device()), weight, start, stop)[0].tolist()
+    weight = F.pad(TABLE, (0, 0, 0, 2))[start:stop].to(device()).requires_grad_()  # two rows of padding at the end
+    out = parallel_lookup(torch.tensor([number], device=device()), weight, start, stop)
+    out.sum().backward()
+    return {"vector": [round(value, 1) for value in out[0].tolist()], "learns": bool(weight.grad.any())}
 
 
-def alone(number):
+def single_process(number):
     try:
         return [round(value, 1) for value in F.embedding(torch.tensor([number]), TABLE)[0].tolist()]
-    except IndexError as error:
-        return f"IndexError: {error}"
+    except IndexError:
+        return "IndexError"
 
 
 rows = []
-for number in (7, 12, 11, -3):
-    row = {"id": number, "one process": alone(number)}
+for number in (7, 12, -3, 10):
+    row = {"id": number, "single process": single_process(number)}
     for p in (2, 4):
-        vector = launch(look_up_one, p, args=(number,))[0]
-        row[f"p = {p}"] = [round(value, 1) for value in vector]
+        seen = launch(look_up_one, p, args=(number,))
+        row[f"p = {p}"] = seen[0]["vector"]
+        row[f"rows that learn, p = {p}"] = sum(part["learns"] for part in seen)
     rows.append(row)
 viz.table(rows)
 
 # %% [markdown]
-# Zeros, without a word, and the training goes on. It is the price of the mask: a rank that does not know an id trusts that another does. The id 11 is worse. At `p = 4` it is a row of padding, so it *is* looked up. Now it gives zeros, but it gets a gradient, and after one step it is a row like any other, until a checkpoint drops it.
+# You get zeros without any warning, and the training goes on. That's the price of the mask: a rank that doesn't have a row trusts that another rank does. The id 10 is even worse. On four ranks, the table has twelve rows, so this id finds a row of padding and trains it. Everything works, until a checkpoint stores the ten real rows and forgets the eleventh.
 #
-# So somebody has to look at the ids before anybody looks them up, and the right place is in the module: the vocabulary has the ids `0` to `v - 1`, and whatever else comes is an `IndexError` that names the id and the place where it stands. Every rank sees the same ids, so all ranks raise together and none is left waiting in the all-reduce.
+# The user asked for the obvious fix: a single GPU should apply the same mask. Do you see what that would do? It would silence the only case that raises an error! SGLang's developers had the same crash, because a test drew the id 32,000 from a vocabulary of 32,000 in about 1% of its runs (pull request 27482, June 2026). They fixed the test, and they also added a check of the ids.
+
+# %% tags=["setup"]
+from tplab.tensor import Block, Sharding, init_parameter
+
+# %% [markdown] task="7.3" title="Fix the id that no rank has" difficulty=3 minutes=12
+# This module is complete except that nothing checks the ids. Fix `forward`. For any id outside the vocabulary, it should raise an `IndexError` whose message names the id and its position, with one number per dimension of `ids`, as in `id 12 at [0, 3]`.
 #
-# *On a GPU* such a test has a price. `if wrong.any()` needs the answer on the CPU, so the CPU waits until the GPU has caught up with it, at every step (a **synchronisation**; without it the CPU runs ahead, launching work for the GPU). The module of the course therefore checks *later* there: where an id is wrong, the vector becomes NaN at once, on the GPU. The position and the id of the first wrong one are sent to the CPU in the
-# background, and the *next* call reads them and raises. Nobody waits, and what was computed in between is NaN and cannot be mistaken for a result. You can ask for it on a CPU too:
-
-
-# %%
-def check_later():
-    table = embedding.VocabParallelEmbedding(10, 2, check_ids="later", device=device())
-    first = table(torch.tensor([[3, 12]], device=device()))  # [1, 2, 2]
-    print("first call, id 12:", first[0, 1].tolist(), flush=True)
-    table(torch.tensor([[3, 4]], device=device()))
-
-
-with show_failure():
-    launch(check_later, 2)
-
-# %% [markdown] task="7.3" title="VocabParallelEmbedding" difficulty=3 minutes=15
-# The module around your look-up. Three things are yours:
+# You decide which ranks raise the error, and when. No rank should be left waiting for the others. An empty tensor of ids is fine.
 #
-# - **The shard.** `self.start` and `self.stop` from your `vocab_range`, and `self.weight`, a parameter with that many rows. The two lines below your first part are given. One notes how the table was cut, for checkpoints: along dimension 0, one block of `num_embeddings` rows, padded to whole units of `multiple`. The other fills the shard
-#   from a master weight, as in chapter 04, and the padding with zeros.
-# - **`padding_idx`.** As in `nn.Embedding`: the id of a token that only fills up short sentences. (It is a token, with a row of its own, and has nothing to do with the padding of the table.) Its row starts as zeros and gets no gradient. Here it is `None` or an id from 0 to `num_embeddings - 1`.
-# - **`forward`.** An id that is negative, or `num_embeddings` or more, raises `IndexError` on every rank. Its message names the id and its position in `ids`, one number for each dimension, such as `id 12 at [0, 3]`. Then look up.
+# (Don't confuse the two kinds of padding: `padding_idx` is a token, with an id and a row of its own.)
 
 
 # %% exercise="7.3"
 class VocabParallelEmbedding(nn.Module):
-    """nn.Embedding, of which each rank holds the rows start to stop - 1.
+    """nn.Embedding whose rows are split over the ranks of `group`: ids [..], the same on every rank -> vectors [.., h], on every rank.
 
-    in:  ids, replicated         [...]
-    out: vectors, replicated     [..., h]
-    weight: [stop - start, h], with zeros in the rows behind the vocabulary
+    `weight` contains this rank's rows of the padded table, start to stop - 1. The ids 0 to num_embeddings - 1 are valid.
     """
 
     def __init__(
@@ -379,52 +290,41 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.num_embeddings, self.padding_idx, self.group = num_embeddings, padding_idx, group
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        ### BEGIN SOLUTION
         self.start, self.stop = vocab_range(num_embeddings, rank, world_size, multiple)
-        empty = torch.empty(self.stop - self.start, embedding_dim, device=device, dtype=dtype)
-        self.weight = nn.Parameter(empty)  # [v/p, h]
-        ### END SOLUTION
+        self.weight = nn.Parameter(torch.empty(self.stop - self.start, embedding_dim, device=device, dtype=dtype))
         self.weight.tensor_parallel = Sharding(0, blocks=(Block(num_embeddings, multiple, padded=True),))
-        init_parameter(self.weight, nn.init.normal_, group)
-        ### BEGIN SOLUTION
+        init_parameter(self.weight, nn.init.normal_, group)  # padding starts as zeros
         if self.padding_row() is not None:
             with torch.no_grad():
                 self.weight[self.padding_row()] = 0
-        ### END SOLUTION
 
     def padding_row(self):
-        """The row of padding_idx in this rank's shard; None where another rank has it, or there is no padding_idx."""
-        ### BEGIN SOLUTION
+        """The row of padding_idx in this rank's shard, or None."""
         if self.padding_idx is None or not self.start <= self.padding_idx < self.stop:
             return None
         return self.padding_idx - self.start
-        ### END SOLUTION
 
     def forward(self, ids):
+        row = self.padding_row()
         ### BEGIN SOLUTION
-        wrong = (ids < 0) | (ids >= self.num_embeddings)  # [...]
+        wrong = (ids < 0) | (ids >= self.num_embeddings)  # [..], the same on every rank
         if wrong.any():
             place = wrong.nonzero()[0].tolist()
             number = ids[tuple(place)].item()
-            raise IndexError(
-                f"id {number} at {place} is outside the vocabulary: its ids are 0 to {self.num_embeddings - 1}"
-            )
-        return parallel_lookup(
-            ids, self.weight, self.start, self.stop, padding_row=self.padding_row(), group=self.group
-        )  # [..., h]
+            raise IndexError(f"id {number} at {place} isn't one of the ids 0 to {self.num_embeddings - 1}")
+        return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)  # [.., h]
+        ### BROKEN
+        # return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=row, group=self.group)
         ### END SOLUTION
 
 
 # %% [markdown] hints="7.3"
-# 1. Which of these does a rank know by itself: its rows, whether `padding_idx` is among them, whether an id is in the vocabulary at all? For which of the three do the rows of this rank not matter?
-# 2. `nn.Parameter(torch.empty(self.stop - self.start, embedding_dim, device=device, dtype=dtype))`. The row of `padding_idx` counts from `start`, and is `None` on a rank that does not have it. A parameter is changed in place under `torch.no_grad()`. `mask.nonzero()[0]` is the position of the first `True`.
-# 3. `wrong = (ids < 0) | (ids >= self.num_embeddings)`; if `wrong.any()`: `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"id {ids[tuple(place)].item()} at {place} is outside the vocabulary")`. Then `return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=self.padding_row(), group=self.group)`.
+# 1. Which ids are valid: those with a row on this rank, those with a row in the padded table, or those of the vocabulary? What does each rank know about the ids before anything is sent? If only some of the ranks raise an error, what are the other ranks waiting for?
+# 2. Every rank has the same ids, so every rank can check all of them before the look-up. `wrong = (ids < 0) | (ids >= self.num_embeddings)` marks the invalid ones. In `wrong.nonzero()`, each row is the position of a `True`.
+# 3. If `wrong.any()`, let `place = wrong.nonzero()[0].tolist()`, and raise `IndexError(f"id {ids[tuple(place)].item()} at {place} isn't in the vocabulary")`. Otherwise, return the look-up as before.
 
 # %% check="7.3"
 check("7.3", VocabParallelEmbedding)
-
-# %% [markdown]
-# The id 12 once more, at place `[0, 3]` of a batch, with your module. Read which rank speaks, and what it says:
 
 
 # %%
@@ -434,230 +334,120 @@ def with_a_wrong_id():
 
 
 with show_failure():
-    launch(with_a_wrong_id, 4)
+    launch(with_a_wrong_id, 2)
 
 # %% [markdown]
-# And the padding in a checkpoint. Four ranks hold 12 rows, the checkpoint has 10, and two ranks load it:
+# <details><summary>Going deeper: how to check ids on a GPU without waiting for it</summary>
+#
+# `if wrong.any()` needs the answer on the CPU. On a GPU, the CPU has to stop and wait for it in every step, although it would normally run ahead and launch the next operations. The course's own `tplab.tensor.VocabParallelEmbedding` avoids this on a GPU. The vector of a wrong id becomes NaN right away, so nobody can mistake it for a result. Meanwhile, the first wrong id and its position travel to the CPU in the background, and the *next* call raises the error.
+#
+# </details>
+#
+# ## The token that doesn't exist
+#
+# The padding rows have a second trap in store for you. All of them are zeros.
+#
+# **Predict.** The vocabulary has three tokens, whose logits are -1.2, -0.3, and -2.0. A fourth row of the table is padding. What's its logit? Which token does the model choose if it takes the one with the largest logit? (Count from 0.)
 
-
-# %%
-def save():
-    torch.manual_seed(0)
-    table = VocabParallelEmbedding(10, 2, multiple=1, device=device())
-    return {"state": full_state_dict(table), "rows": len(table.weight)}
-
-
-def load(state):
-    table = VocabParallelEmbedding(10, 2, multiple=1, device=device())
-    load_full_state_dict(table, state)
-    return {"same": torch.equal(full_state_dict(table)["weight"], state["weight"]), "rows": len(table.weight)}
-
-
-saved = launch(save, 4)
-loaded = launch(load, 2, args=(saved[0]["state"],))
-viz.table(
-    [
-        {
-            "rows on four ranks": sum(part["rows"] for part in saved),
-            "rows in the checkpoint": len(saved[0]["state"]["weight"]),
-            "rows on two ranks": sum(part["rows"] for part in loaded),
-            "the same table": all(part["same"] for part in loaded),
-        }
-    ]
-)
+# %% predict="7.f"
+predict("7.f", padding_logit=0, chosen=3)
 
 # %% [markdown]
-# ## 5 · The other end
-#
-# At the end of a language model stands a vector `x` for each place, and the question which token comes next. The output layer answers with a logit for each token: the product of `x` with a vector of that token. With the vectors of all tokens as rows of a matrix `W [v, h]` that is
-#
-# $$\text{logits} = X\, W^\top \qquad X: [b, s, h],\quad W^\top: [h, v],\quad \text{logits}: [b, s, v]$$
-#
-# A vector for each token: that is what the table at the entrance holds. So one may use the same, $W = E$ (Press and Wolf 2017, *Using the Output Embedding to Improve Language Models*). The layers are then **tied**: one parameter, two uses. GPT-2 does it. In its largest form, with `h = 1600`, that saves a second table of 50257 · 1600 weights, 80 million.
-#
-# Cut by rows, `E` is ready for it. The rows of `E` are the columns of $E^\top$, so the output layer is column-parallel, with f in front: each rank computes the logits of its own tokens, `[b, s, v/p]`. To choose the next token somebody has to see all of them: gather. For training that would be a waste, and chapter 08 computes the loss without it.
-#
-# The gradient of the table has two parts, one for each use:
-#
-# $$dE = \underbrace{\mathrm{onehot}^\top dX}_{\text{look-up}} + \underbrace{d\text{logits}^\top X}_{\text{output layer}}$$
-#
-# Both arise on the rank that has the row: of the first you saw it above, and of the second each rank has its own columns of `dlogits` and the whole `X`. Autograd adds them up because they belong to one and the same parameter. *Tying costs no communication at all.*
+# Your model would write a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. The pull request that fixed it documents that "zero-padded LM-head weights are not a sampling mask" (tenstorrent/tt-metal 47021). It doesn't help that such rows never learn anything: a logit of 0 gets a share of every softmax.
 
-# %% [markdown] task="7.4" title="Parallel logits" difficulty=2 minutes=10
-# The operators are `copy_to_region(x, group)` (f) and `gather_from_region(x, group)`, which puts the ranks' parts side by side along the last dimension. Without `gather` a rank returns its own logits, those of its padding rows included. With `gather` every rank returns the logits of the whole table, cut off at `vocab_size` if that is given.
+# %% [markdown] task="7.4" title="Logits, and the token that doesn't exist" difficulty=2 minutes=10
+# Write the output layer for the same table.
+#
+# - Without `gather`, each rank returns the logits of its own rows. With `gather`, every rank returns the logits of all the tokens, without padding.
+#
+# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding should be $-\infty$, so that no softmax and no maximum will ever notice them. In chapter 08, you'll compute the loss from logits that were never gathered, and it should be right, too.
 
 
 # %% exercise="7.4"
 def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
-    """The logits of x, with a table of which this rank holds the rows `weight`.
+    """x [.., h], the same on every rank of `group`, and this rank's rows of the table, weight [v/p, h] -> this rank's logits [.., v/p], with -inf for padding.
 
-    in:  x, replicated                         [..., h]
-         weight, this rank's rows              [v/p, h]
-    out: this rank's logits                    [..., v/p]
-         with gather: all logits, replicated   [..., vocab_size]
+    With `gather`, all logits on every rank, without padding: [.., vocab_size].
     """
     ### BEGIN SOLUTION
-    x = copy_to_region(x, group)  # [..., h]: f
-    logits = F.linear(x, weight)  # [..., v/p]
+    logits = F.linear(copy_to_region(x, group), weight)  # [.., v/p]
+    if vocab_size is not None:
+        own = vocab_size - dist.get_rank(group) * len(weight)  # from this column on, it's padding
+        padding = torch.arange(len(weight), device=x.device) >= own  # [v/p]
+        logits = logits.masked_fill(padding, -torch.inf)
     if gather:
-        logits = gather_from_region(logits, group)[..., :vocab_size]  # [..., vocab_size]
+        logits = gather_from_region(logits, group)[..., :vocab_size]  # [.., vocab_size]
     return logits
     ### END SOLUTION
 
 
 # %% [markdown] hints="7.4"
-# 1. Which of the two parallel layers of chapter 04 is this, and what stood in front of its product? What would `dx` be without it?
-# 2. f, then `F.linear(x, weight)`: it multiplies with the transpose of `weight`, `[..., h]` times `[h, v/p]`. If `gather`, gather along the last dimension and drop the padding, which is at the end.
-# 3. `logits = F.linear(copy_to_region(x, group), weight)`, and if `gather`: `logits = gather_from_region(logits, group)[..., :vocab_size]`. A slice up to `None` is everything.
+# 1. Which layer from chapter 04 does this matmul belong to, and which operator comes before its matmul? As for the padding, suppose that four ranks hold three rows each, and that `vocab_size` is 10. Which columns of which rank's logits are padding? Does your rule also work if a rank has *only* padding?
+# 2. Use `F.linear(copy_to_region(x, group), weight)`. Column `i` of rank `r` belongs to token `r * len(weight) + i`. Compare these numbers with `vocab_size`, and fill the logits of padding with `masked_fill(padding, -torch.inf)`. Do this before you gather.
+# 3. Let `tokens = dist.get_rank(group) * len(weight) + torch.arange(len(weight), device=x.device)` and `logits = logits.masked_fill(tokens >= vocab_size, -torch.inf)`, unless `vocab_size` is `None`. With `gather`, return `gather_from_region(logits, group)[..., :vocab_size]`.
 
 # %% check="7.4"
 check("7.4", parallel_logits)
 
-# %% [markdown] task="7.5" title="The tied model" difficulty=2 minutes=10
-# A language model is a look-up, a body, and an output layer. Put them together, with one table for both ends.
-#
-# - `self.embedding` is your `VocabParallelEmbedding`, `self.body` the module that is given: it makes `[b, s, h]` of `[b, s, h]` and is replicated.
-# - `forward` returns this rank's logits, or with `gather` all of them, without the padding.
-# - `multiple`, `group`, `device` and `dtype` are for the embedding; `group` is for the logits too.
-
-
-# %% exercise="7.5"
-class TiedModel(nn.Module):
-    """ids [b, s] -> logits [b, s, v/p], or with gather [b, s, v]. One table at both ends."""
-
-    def __init__(self, vocab_size, hidden_size, body, *, multiple=128, group=None, device=None, dtype=None):
-        super().__init__()
-        ### BEGIN SOLUTION
-        self.embedding = VocabParallelEmbedding(
-            vocab_size, hidden_size, multiple=multiple, group=group, device=device, dtype=dtype
-        )
-        self.body = body
-        self.vocab_size, self.group = vocab_size, group
-        ### END SOLUTION
-
-    def forward(self, ids, gather=False):
-        ### BEGIN SOLUTION
-        x = self.embedding(ids)  # [b, s, h]
-        x = self.body(x)  # [b, s, h]
-        return parallel_logits(
-            x, self.embedding.weight, gather=gather, vocab_size=self.vocab_size, group=self.group
-        )  # [b, s, v/p] or [b, s, v]
-        ### END SOLUTION
-
-
-# %% [markdown] hints="7.5"
-# 1. How many parameters has the model, beside those of the body? Which object is used in both places?
-# 2. `self.embedding` holds the table as `self.embedding.weight`. Hand that very parameter to `parallel_logits`: not a copy, not a detached one.
-# 3. `x = self.body(self.embedding(ids))`, then `return parallel_logits(x, self.embedding.weight, gather=gather, vocab_size=self.vocab_size, group=self.group)`.
-
-# %% check="7.5"
-check("7.5", TiedModel)
-
 # %% [markdown]
-# ## 6 · Rows or columns?
-#
-# The table could be cut along the other dimension. Each rank would hold `h/p` columns for *every* token: no mask, no foreign ids, no padding. Why does nobody do that?
-#
-# For the look-up alone it would be the better way: each rank finds its piece of every vector, and an all-gather puts the pieces together, which in a ring sends half of what an all-reduce sends (chapter 01). But look at the output layer. $X E^\top$ with both cut along `h` is the row-parallel product, a sum of `p` terms, and each term is as large as all the logits:
-#
-# - the look-up gathers its vectors: `b·s·h`;
-# - the logits are summed: `b·s·v`, and every rank holds all of them;
-# - backward, the gradients of the pieces of `X` are gathered: `b·s·h`.
-#
-# **Predict.** A tied model, forward and backward together, with `v = 10·h`. How many times `b·s·h` numbers do all messages hold together, cut by rows and cut by columns?
-
-# %% predict="7.d"
-predict("7.d", by_rows=2, by_columns=12)
+# Now you have both ends. Here's the way of a single token through all of them, recorded on real ranks. Press Play, and watch for the moment at which rank 0 looks up the wrong row. What does the last step say about the gradient of a row that's used at both ends?
 
 
 # %%
-def cut_by(kind, vocab_size, hidden_size, shape):
-    """Bytes of the messages of a look-up and its logits, forward and backward, and of the logits on this rank."""
-    p = dist.get_world_size()
-    ids = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(device())
-    with record() as section:
-        if kind == "rows":
-            model = TiedModel(vocab_size, hidden_size, nn.Identity(), multiple=1, device=device())
-            logits = model(ids)  # [b, s, v/p]
-        else:
-            weight = torch.randn(vocab_size, hidden_size // p, device=device(), requires_grad=True)  # [v, h/p]
-            x = gather_from_region(F.embedding(ids, weight))  # [b, s, h]
-            logits = reduce_from_region(F.linear(scatter_to_region(x), weight))  # [b, s, v]
-        logits.sum().backward()
-    return sum(total.bytes for total in section.totals().values()), logits.numel() * 4
+def record_a_token(p, token):
+    return viz.token_way(record_token(WORDS, "the cat saw it .", token, p))
 
 
-b, s, h = 2, 16, 32
-v = 10 * h
-rows = []
-for p in (2, 4):
-    for kind in ("rows", "columns"):
-        size, logits = launch(cut_by, p, args=(kind, v, h, (b, s)))[0]
-        rows.append(
-            {
-                "p": p,
-                "the table is cut by": kind,
-                "bytes of all messages": size,
-                "in b·s·h numbers": f"{size / (b * s * h * 4):g}",
-                "logits on each rank, bytes": logits,
-            }
-        )
-viz.table(rows)
+viz.play(record_a_token, p=(2, 4), token=("the", "cat", "saw", "it"), start={"token": "saw"}, seconds=3)
 
 # %% [markdown]
-# Six times as much, and every rank holds all logits, a tensor `v/h` times as large as `X`. In the largest GPT-2 `v` is not ten but 31 times `h`. Cut by rows, the output layer has its logits split and sends nothing forward. The masks at the entrance are the price, and a cheap one.
+# ## Tie both ends and train
 #
-# ## 7 · Train it
-#
-# Real text again, the sources of the Python standard library, but in words this time. The 1008 most frequent words and signs are tokens; everything else is token 0. That makes 1009, a prime number, which can't be divided by anything.
+# Now let's train a model with a tied table. It reads eight words of Python's standard library and predicts the next word. Its vocabulary consists of the 1,008 most frequent words and signs, plus a token for everything else. That makes 1,009, which is a prime number, so nothing can divide it.
 
 # %%
+import re
+from collections import Counter
+from functools import partial
+
+from tplab.common import corpus
+from tplab.tensor import full_state_dict, load_full_state_dict
+
 VOCAB, CONTEXT, HIDDEN, BATCH, STEPS = 1009, 8, 32, 64, 150
-words = re.findall(r"\w+|[^\w\s]|\s+", corpus.python_sources(300_000).decode(errors="replace"))
-VOCABULARY = ["<other>", *(word for word, _ in Counter(words).most_common(VOCAB - 1))]
-numbers = {word: number for number, word in enumerate(VOCABULARY)}
-tokens = torch.tensor([numbers.get(word, 0) for word in words])
-print(f"{len(tokens)} tokens, {(tokens == 0).double().mean():.0%} of them <other>")
-print([(word, number) for word, number in zip(words[:12], tokens[:12].tolist(), strict=True)])
+text = re.findall(r"\w+|[^\w\s]|\s+", corpus.python_sources(300_000).decode(errors="replace"))
+numbers = {word: 1 + i for i, (word, _) in enumerate(Counter(text).most_common(VOCAB - 1))}
+tokens = torch.tensor([numbers.get(word, 0) for word in text])  # frequent words have low ids
 
 
-# %%
-def batches(steps, seed):
-    """Pairs (8 tokens [b, s], the token behind them [b]), the same on every rank."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        starts = torch.randint(len(tokens) - CONTEXT, (BATCH, 1), generator=generator)  # [b, 1]
-        window = tokens[starts + torch.arange(CONTEXT + 1)]  # [b, s + 1]
-        yield window[:, :-1].to(device()), window[:, -1].to(device())
+def options():
+    return {"device": device(), "dtype": torch.float64}
 
 
-def make_body():
-    """The 8 vectors side by side, two layers, one vector: [b, s, h] to [b, h]. Replicated."""
-    options = {"device": device(), "dtype": torch.float64}
-    return nn.Sequential(
-        nn.Flatten(1), nn.Linear(CONTEXT * HIDDEN, HIDDEN, **options), nn.GELU(), nn.Linear(HIDDEN, HIDDEN, **options)
-    )
-
-
-class PlainTied(nn.Module):
-    """The twin to compare with: one process, nn.Embedding, no parallelism."""
-
-    def __init__(self):
+class TiedModel(nn.Module):
+    def __init__(self, embedding, output):
         super().__init__()
-        self.embedding = nn.Embedding(VOCAB, HIDDEN, device=device(), dtype=torch.float64)
-        self.body = make_body()
+        self.embedding, self.output = embedding, output
+        self.body = nn.Sequential(nn.Flatten(1), nn.Linear(CONTEXT * HIDDEN, HIDDEN, **options()), nn.GELU(),
+                                  nn.Linear(HIDDEN, HIDDEN, **options()))  # fmt: skip
 
-    def forward(self, ids, gather=True):
-        return F.linear(self.body(self.embedding(ids)), self.embedding.weight)  # [b, v]
+    def forward(self, ids):  # [b, s]
+        x = self.embedding(ids)  # [b, s, h]
+        return self.output(self.body(x), self.embedding.weight)  # [b, v]: the same parameter, used a second time
 
 
-def train(model, steps=STEPS, change=lambda ids: ids):
-    """The loss of every step."""
+def batches(steps, seed):
+    generator = torch.Generator().manual_seed(seed)  # the same batches on every rank
+    for _ in range(steps):
+        starts = torch.randint(len(tokens) - CONTEXT, (BATCH, 1), generator=generator)
+        window = tokens[starts + torch.arange(CONTEXT + 1)].to(device())  # [b, s + 1]
+        yield window[:, :-1], window[:, -1]
+
+
+def train(model):
     torch.set_num_threads(1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for ids, targets in batches(steps, seed=1):
-        loss = F.cross_entropy(model(change(ids), gather=True), targets)
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=3e-3), []
+    for ids, targets in batches(STEPS, seed=1):
+        loss = F.cross_entropy(model(ids), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -666,384 +456,127 @@ def train(model, steps=STEPS, change=lambda ids: ids):
 
 
 torch.manual_seed(0)
-plain = PlainTied()
-with torch.no_grad():
-    plain.embedding.weight.mul_(0.1)  # as an output layer the table must not begin with logits in the tens
+plain = TiedModel(nn.Embedding(VOCAB, HIDDEN, **options()), F.linear)
+plain.embedding.weight.data.mul_(0.1)  # otherwise, the first logits would be far too large
 start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
 plain_losses = train(plain)
-print(f"one process: loss {plain_losses[0]:.3f} -> {plain_losses[-1]:.3f}; guessing costs {math.log(VOCAB):.3f}")
-
-
-# %%
-def tied_model(model_class):
-    model = model_class(VOCAB, HIDDEN, make_body(), device=device(), dtype=torch.float64)
-    load_full_state_dict(model, start)
-    return model
-
-
-def train_on_ranks():
-    model = tied_model(TiedModel)
-    losses = train(model)
-    unused = model.embedding.weight[max(0, VOCAB - model.embedding.start) :]  # rows that belong to no token
-    return {
-        "losses": losses,
-        "rows": len(model.embedding.weight),
-        "unused": len(unused),
-        "changed": bool(unused.any()),
-        "state": full_state_dict(model),
-    }
-
-
-runs = {p: launch(train_on_ranks, p) for p in (1, 2, 4)}
-viz.curves(
-    {"one process, nn.Embedding": plain_losses}
-    | {f"your TiedModel, p = {p}": run[0]["losses"] for p, run in runs.items()},
-    title=f"{STEPS} steps, a vocabulary of {VOCAB}",
-)
-
-# %%
-rows = []
-for p, run in runs.items():
-    furthest = max(abs(mine - theirs) for mine, theirs in zip(run[0]["losses"], plain_losses, strict=True))
-    table = run[0]["state"]["embedding.weight"]
-    rows.append(
-        {
-            "p": p,
-            "rows of each rank": run[0]["rows"],
-            "last loss": f"{run[0]['losses'][-1]:.6f}",
-            "furthest from one process, any step": f"{furthest:.0e}",
-            "unused rows": sum(part["unused"] for part in run),
-            "still zeros": not any(part["changed"] for part in run),
-            "trained table, furthest": f"{(table - plain.state_dict()['embedding.weight'].cpu()).abs().max():.0e}",
-        }
-    )
-viz.table(rows)
 
 # %% [markdown]
-# Four trainings, one curve, down to the last digits of a float64. The padding is what it was, zeros. And the table that the checkpoint gathers is that of one process.
-#
-# ## 8 · Break it
-#
-# **First: no check of the ids.** Somebody adds a token `<end>` to the tokenizer, with the next free id, 1009, and puts it at the end of half of the examples. Nobody tells the model. Below it is trained without the check, on two ranks, once with 1009 and once with 5000. Say first: will there be an error? And what will be in the checkpoint?
+# **Predict.** How many all-reduces does each training step of your model need? How many of them would you save if the two ends had separate tables?
+
+# %% predict="7.g"
+predict("7.g", all_reduces=2, saved=0)
 
 
 # %%
-class Unchecked(TiedModel):
-    """TiedModel, but nobody looks at the ids."""
-
-    def forward(self, ids, gather=False):
-        table = self.embedding
-        x = self.body(parallel_lookup(ids, table.weight, table.start, table.stop))
-        return parallel_logits(x, table.weight, gather=gather, vocab_size=VOCAB)
-
-
-def with_end(number):
-    """Puts the id at the last place of every second example."""
-
-    def change(ids):
-        ids = ids.clone()
-        ids[::2, -1] = number
-        return ids
-
-    return change
+def on_ranks(output):
+    model = TiedModel(VocabParallelEmbedding(VOCAB, HIDDEN, **options()), output)
+    load_full_state_dict(model, start)  # each rank takes its own rows
+    with record() as section:
+        losses = train(model)
+    calls = {kind: total.calls / STEPS for kind, total in section.totals().items()}
+    return {"losses": losses, "state": full_state_dict(model), "new text": loss_on_new_text(model), "calls": calls}
 
 
 @torch.no_grad()
-def loss_on_new_text(model, change=lambda ids: ids):
+def loss_on_new_text(model):
     ids, targets = next(batches(1, seed=2))
-    return F.cross_entropy(model(change(ids), gather=True), targets).item()
+    return F.cross_entropy(model(ids), targets).item()
 
 
-def train_with(number):
-    model = tied_model(Unchecked)
-    losses = train(model, change=with_end(number))
-    unused = model.embedding.weight[max(0, VOCAB - model.embedding.start) :]
-    return {
-        "losses": losses,
-        "unused": unused.detach().abs().max().item() if len(unused) else 0.0,
-        "new": loss_on_new_text(model, with_end(number)),
-        "state": full_state_dict(model),
-    }
-
-
-def load_and_try(state, number):
-    model = tied_model(Unchecked)
-    load_full_state_dict(model, state)
-    return loss_on_new_text(model, with_end(number))
-
-
-rows = []
-for number in (1009, 5000):
-    run = launch(train_with, 2, args=(number,))
-    again = launch(load_and_try, 2, args=(run[0]["state"], number))[0]
-    rows.append(
-        {
-            "id of <end>": number,
-            "first loss": f"{run[0]['losses'][0]:.3f}",
-            "last loss": f"{run[0]['losses'][-1]:.3f}",
-            "largest number in the padding": f"{max(part['unused'] for part in run):.3f}",
-            "rows saved": len(run[0]["state"]["embedding.weight"]),
-            "on new text": f"{run[0]['new']:.4f}",
-            "saved, loaded, on the same": f"{again:.4f}",
-        }
-    )
-viz.table(rows)
+yours = partial(parallel_logits, gather=True, vocab_size=VOCAB)
+runs = {p: launch(on_ranks, p, args=(yours,))[0] for p in (1, 2, 4)}
+print("collectives per step:", runs[2]["calls"])
+viz.curves({"plain PyTorch": plain_losses} | {f"your model, p = {p}": run["losses"] for p, run in runs.items()},
+           title=f"{STEPS} steps with {VOCAB} tokens")  # fmt: skip
 
 # %% [markdown]
-# No error in either, and two losses that go down. The id 5000 has no row on any rank; its vector is zeros from the first step to the last, and it is never learnt. The id 1009 has found a row in the padding and learns it, so all looks well, until the checkpoint is loaded: it holds 1009 rows, as it should, and what `<end>` had learnt is gone. The loss on the
-# very same text is a worse one. With your check the first batch stops both, with the id and its place.
+# There are four curves, but you can only see one. Tying is free, too. Both uses add to the gradient of the same parameter, and for each row, both contributions arrive on the rank that holds it.
 #
-# **Second: `>` for `>=`.** One character in the mask. Read the line of the program, and say which of the two batches it will not survive, and on which rank.
-
-
-# %%
-def off_by_one(ids, weight, start, stop):
-    foreign = (ids < start) | (ids > stop)
-    rows = (ids - start).masked_fill(foreign, 0)
-    vectors = F.embedding(rows, weight).masked_fill(foreign.unsqueeze(-1), 0)
-    return reduce_from_region(vectors)
-
-
-def two_batches():
-    start, stop = vocab_range(len(TABLE), dist.get_rank(), dist.get_world_size(), multiple=1)
-    weight = TABLE[start:stop].to(device())
-    for batch in ([0, 3, 7, 9], [1, 2, 5, 8]):
-        out = off_by_one(torch.tensor(batch, device=device()), weight, start, stop)
-        print(batch, "->", [round(value, 1) for value in out[:, 0].tolist()], flush=True)
-
-
-with show_failure():
-    launch(two_batches, 2)
-
-# %% [markdown]
-# The first batch is right, on both ranks. The second has the id 5. Rank 0 holds 0 to 4, with `stop = 5`; its mask takes 5 for its own and asks for row 5 of 5. Rank 1 never notices, and waits. In a vocabulary of 50000 with two ranks a single id is deadly, and if it is rare the training runs for hours first. That is why the check of exercise 7.2 asks for the first and the last id of every rank.
+# ## Break it
 #
-# **Third: gradients that stay away.** Two models whose forward pass is right. In one the output layer uses a detached table, so that only the look-up teaches it; in the other f is missing in front of the logits.
+# Let's forget f in front of the output layer. Now each rank's body learns only from the logits of its own half of the vocabulary.
+#
+# **Predict.** Is the very first loss still correct? (Write `True` or `False`.) After 150 steps, is the loss "higher", "equal", or "lower" than the correct one?
+
+# %% predict="7.h"
+predict("7.h", first_loss_correct=True, last_loss="lower")
 
 
 # %%
-class OneUse(TiedModel):
-    def forward(self, ids, gather=False):
-        x = self.body(self.embedding(ids))
-        return parallel_logits(x, self.embedding.weight.detach(), gather=gather, vocab_size=VOCAB)
+def without_f(x, weight):
+    return gather_from_region(F.linear(x, weight))[..., :VOCAB]
 
 
-class WithoutF(TiedModel):
-    def forward(self, ids, gather=False):
-        x = self.body(self.embedding(ids))
-        logits = F.linear(x, self.embedding.weight)  # no copy_to_region
-        return gather_from_region(logits)[..., :VOCAB]
-
-
-def train_and_compare(model_class):
-    model = tied_model(model_class)
-    return {
-        "losses": train(model),
-        "body": model.body[1].weight.detach(),
-        "new": loss_on_new_text(model),
-        "state": full_state_dict(model),
-    }
-
-
-broken = {name: launch(train_and_compare, 2, args=(kind,)) for name, kind in (("one", OneUse), ("f", WithoutF))}
-viz.curves(
-    {
-        "one process": plain_losses,
-        "the output layer detached": broken["one"][0]["losses"],
-        "without f": broken["f"][0]["losses"],
-    },
-    title="the forward pass is right in all three",
-)
-
-
-# %%
-def loss_when_loaded(state):
-    """On new text, of one process that loads a checkpoint."""
-    model = PlainTied()
+def loss_of_checkpoint(state):
+    model = TiedModel(nn.Embedding(VOCAB, HIDDEN, **options()), F.linear)
     model.load_state_dict(state)
     return loss_on_new_text(model)
 
 
-rows = [
-    {
-        "model": "one process",
-        "first loss": f"{plain_losses[0]:.6f}",
-        "last": f"{plain_losses[-1]:.4f}",
-        "drift": None,
-        "on new text": f"{loss_on_new_text(plain):.4f}",
-        "saved by rank 0": None,
-        "saved by rank 1": None,
-    }
-]
-for name, run in broken.items():
-    drift = (run[0]["body"] - run[1]["body"]).abs().max().item()
-    rows.append(
-        {
-            "model": "the output layer detached" if name == "one" else "without f",
-            "first loss": f"{run[0]['losses'][0]:.6f}",
-            "last": f"{run[0]['losses'][-1]:.4f}",
-            "drift": f"{drift:.1e}",
-            "on new text": f"{run[0]['new']:.4f}",
-            "saved by rank 0": f"{loss_when_loaded(run[0]['state']):.4f}",
-            "saved by rank 1": f"{loss_when_loaded(run[1]['state']):.4f}",
-        }
-    )
-viz.table(rows, title="drift: how far the body's first weight on rank 0 is from that on rank 1")
+def row(model, new_text, losses=(None, None)):
+    numbers = {"first loss": losses[0], "last loss": losses[-1], "loss on new text": new_text}
+    return {"model": model} | {name: f"{value:.3f}" if value else "" for name, value in numbers.items()}
+
+
+broken = launch(on_ranks, 2, args=(without_f,))
+viz.table([
+    row("correct", loss_on_new_text(plain), plain_losses),
+    row("without f, on two ranks", broken[0]["new text"], broken[0]["losses"]),
+    *(row(f"checkpoint of rank {rank}", loss_of_checkpoint(seen["state"])) for rank, seen in enumerate(broken)),
+])  # fmt: skip
 
 # %% [markdown]
-# All begin with the same loss, to the last digit, and all learn. With one use of two the ranks agree with each other perfectly; only the comparison with one process shows that something is missing.
+# The loss *improves*, so no curve will ever warn you. Each rank trains a body of its own for its own half of the vocabulary, and two bodies can learn more than one. But a checkpoint only has room for one of them. For the same text, the model on two ranks and the two checkpoints have three different losses, although there should be a single one.
 #
-# Without f the loss is, if anything, *lower*. Each rank's copy of the body learns for its own half of the vocabulary only, so the two copies become two different bodies, a larger model than the one you wrote. A checkpoint has room for one of them. The last three columns have the same text: the trained model on its two ranks, then one process that loads what rank 0 saved, then what rank 1 saved. Where there should be one number, there are three. (Tokens are numbered by how frequent they are, so
-# rank 0's body knows the frequent half. Rank 1's does not.)
+# Why is the checkpoint of rank 1 so much worse? Frequent words have low ids, so they're all on rank 0, and the body of rank 1 never learned to predict any of them. Apple's library for memory-efficient losses shipped the same mistake: it didn't sum the gradient of $Y$ across ranks (apple/ml-cross-entropy pull request 42, May 2025).
 
 # %%
 symptoms(7)
 
 # %% [markdown]
-# ## 9 · Measure it
+# ## In the wild
 #
-# **Memory.** A table with its gradient and the two numbers that Adam keeps for each weight, in float32: 16 bytes for each of its `v·h` numbers (chapter 00). GPT-2's vocabulary, `h = 64` so that it fits everywhere, after one step of training:
+# <details><summary>Going deeper: Megatron-Core, PyTorch, MaxText, vLLM</summary>
+#
+# - **Megatron-Core** has the same `VocabParallelEmbedding` in `megatron/core/tensor_parallel/layers.py`, and the option `--make-vocab-size-divisible-by` sets the multiple of 128. In July 2024, a user quoted a version that checked all ids with an `assert` (issue 926). In release 0.19.2, no such check exists.
+#
+# - **Padding in the softmax.** In the same release, `vocab_parallel_cross_entropy` doesn't mask the padding either, so its zeros take part in the softmax. With GPT-2's vocabulary on eight ranks and logits near zero, the first loss is ln 51200 instead of ln 50257, which is 0.019 too high. And because they take part, these rows get gradients and learn, too.
+#
+# - **The mask for everyone?** In August 2026, a contributor proposed to mask wrong ids in vLLM even on a single GPU (pull request 53977, still open in September). In this case, the wrong ids are placeholders whose results are thrown away, so zeros do no harm. It's a good example of a caller who *knows* what the silence hides.
+#
+# - **MaxText** really multiplies one-hot vectors by the table if you set `use_iota_embed`.
+#
+# - **PyTorch** splits an `nn.Embedding` by rows if you parallelize it with `RowwiseParallel`. DTensor keeps the mask in a special placement, called `_MaskPartial`. The next cell compares it with yours.
+#
+# </details>
 
 
 # %%
-def bytes_of_a_table(vocab_size, hidden_size):
-    table = VocabParallelEmbedding(vocab_size, hidden_size, device=device())
-    optimizer = torch.optim.Adam(table.parameters())
-    table(torch.arange(64, device=device())).sum().backward()
-    optimizer.step()
-    state = [value for value in optimizer.state[table.weight].values() if value.dim()]
-    return [sum(t.numel() * t.element_size() for t in part) for part in ([table.weight], [table.weight.grad], state)]
-
-
-rows = []
-for p in (1, 2, 4):
-    weight, gradient, state = launch(bytes_of_a_table, p, args=(50257, 64))[0]
-    formula = 16 * pad_vocab_size(50257, p) * 64 // p
-    rows.append(
-        {
-            "p": p,
-            "weights": weight,
-            "gradients": gradient,
-            "Adam": state,
-            "together": weight + gradient + state,
-            "16 v h / p": formula,
-        }
-    )
-viz.table(rows, title="bytes on each rank")
-
-# %% [markdown]
-# The formula holds to the byte, so it may speak about models that do not fit on this machine. Llama 3 405B has a vocabulary of 128256, a hidden size of 16384, and two tables, since it does not tie its output layer. This is what each GPU would spend on the two tables; compare it with the 80 GB of a large one:
-
-# %%
-llama = memory.PRESETS["Llama 3 405B"]
-tables = 1 if llama.tied_embedding else 2
-
-
-def table_bill(p):
-    numbers = tables * pad_vocab_size(llama.vocab_size, p) * llama.hidden_size // p
-    return {"weights": 4 * numbers, "gradients": 4 * numbers, "optimizer state": 8 * numbers}
-
-
-viz.bill(
-    {"whole on every rank": table_bill(1), "p = 2": table_bill(2), "p = 4": table_bill(4), "p = 8": table_bill(8)},
-    title="the two tables of Llama 3 405B, on each GPU",
-)
-
-# %% [markdown]
-# **Bytes.** One training step of your model, forward and backward, against the formula; and against the other way to let ranks share the work: a whole table on every rank, each with its own half of the examples. Then every rank has another gradient for the same table, and they are added up, all `v·h` numbers of them.
-
-
-# %%
-def count_one_step():
-    model = tied_model(TiedModel)
-    ids, targets = next(batches(1, seed=3))
-    with record() as forward:
-        logits = model(ids, gather=True)
-    with record() as backward:
-        F.cross_entropy(logits, targets).backward()
-    return [{kind: total.bytes for kind, total in section.totals().items()} for section in (forward, backward)]
-
-
-def whole_tables():
-    model = PlainTied()
-    ids, targets = next(batches(1, seed=3))
-    rank, p = dist.get_rank(), dist.get_world_size()
-    F.cross_entropy(model(ids.chunk(p)[rank]), targets.chunk(p)[rank]).backward()
-    with record() as section:
-        dist.all_reduce(model.embedding.weight.grad)
-    return section.totals()["all_reduce"].bytes
-
-
-rows = []
-for p in (2, 4):
-    forward, backward = launch(count_one_step, p)[0]
-    for what, measured, formula in (
-        ("look-up, forward: b·s·h", forward["all_reduce"], BATCH * CONTEXT * HIDDEN * 8),
-        ("logits, backward: one vector an example, b·h", backward["all_reduce"], BATCH * HIDDEN * 8),
-        ("gather of the logits: b·v, padded", forward["all_gather"], BATCH * pad_vocab_size(VOCAB, p) * 8),
-        ("a whole table's gradient: v·h", launch(whole_tables, p)[0], VOCAB * HIDDEN * 8),
-    ):
-        rows.append({"p": p, "message": what, "bytes": measured, "formula": formula})
-viz.table(rows)
-
-# %% [markdown]
-# The vectors that travel grow with the batch, the gradient of a whole table with the vocabulary. And look at the third line: the gather, which the training needs only because its loss wants all logits in one place, is by far the largest. Chapter 08 removes it.
-#
-# ## 10 · In the wild
-#
-# **Megatron-Core**, `megatron/core/tensor_parallel/layers.py`: `VocabParallelEmbedding`, with the same five steps. `VocabUtility.vocab_range_from_global_vocab_size` gives the range, the option `--make-vocab-size-divisible-by` (128 by default) the padding. A checkpoint is allowed to differ in the number of rows (`allow_shape_mismatch=True`), for the sake of that padding. With `reduce_scatter_embeddings` a reduce-scatter takes the place of
-# the all-reduce, so that each rank keeps a part of the sequence (chapter 12). Tying is `share_embeddings_and_output_weights`. On more than one rank nobody looks at the ids: one that is outside the vocabulary gets zeros.
-#
-# **PyTorch**: `parallelize_module` with `RowwiseParallel` on an `nn.Embedding` cuts it by rows; `ColwiseParallel` cuts it by columns. The masking is in a placement of its own, `_MaskPartial`: a partial sum that remembers which ids were foreign. Here it is beside yours, with a right id and with one that nobody has:
-
-
-# %%
-def against_dtensor(ids, wrong):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate
+def with_dtensor(ids):
+    from torch.distributed.tensor import Replicate, init_device_mesh
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-    theirs = nn.Module()
-    theirs.table = nn.Embedding(10, 2, device=device())
-    theirs.table.load_state_dict({"weight": TABLE})
-    style = RowwiseParallel(input_layouts=Replicate(), use_local_output=True)
-    parallelize_module(theirs, init_device_mesh(device().type, (dist.get_world_size(),)), {"table": style})
-    mine = VocabParallelEmbedding(10, 2, multiple=1, device=device())
+    theirs, mine = nn.Embedding(10, 2, device=device()), VocabParallelEmbedding(10, 2, multiple=1, device=device())
+    theirs.load_state_dict({"weight": TABLE})
     load_full_state_dict(mine, {"weight": TABLE.to(device())})
-    seen = {}
-    for name, table in (("yours", mine), ("PyTorch's", theirs.table)):
-        with record() as section:
-            out = table(torch.tensor(ids, device=device()))
-        try:
-            vector = [round(value, 1) for value in table(torch.tensor([wrong], device=device()))[0].tolist()]
-        except IndexError as error:
-            vector = f"IndexError: {error}"
-        calls = {kind: (total.calls, total.bytes) for kind, total in section.totals().items()}
-        seen[name] = {"out": out.detach().cpu(), "calls": calls, "wrong": vector}
-    return seen
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    parallelize_module(theirs, mesh, RowwiseParallel(input_layouts=Replicate(), use_local_output=True))
+    ids = torch.tensor(ids, device=device())
+    return {"same vectors": torch.equal(theirs(ids).detach(), mine(ids).detach())}
 
 
-seen = launch(against_dtensor, 2, args=([0, 4, 5, 9], 12))[0]
-print("the same vectors:", torch.equal(seen["yours"]["out"], seen["PyTorch's"]["out"]))
-viz.table(
-    [{"embedding": name, "(calls, bytes)": part["calls"], "the id 12": part["wrong"]} for name, part in seen.items()]
-)
-
-# %% [markdown]
-# ## 11 · Recap
-#
-# 1. A look-up is a product with one-hot vectors, so a table cut by rows makes a sum: mask, look up, zeros, g. To every vector exactly one rank contributes.
-# 2. Traffic: one all-reduce of `b·s·h` forward for the look-up, one of `b·s·h` backward (f) for the output layer, nothing for their gradients. The table itself never travels.
-# 3. Memory: `v·h/p` numbers on each rank, with `v` padded to a multiple of `128·p`. Padding is never looked up, never trained, and in no checkpoint.
-# 4. A mask hides every id that no rank has. Look at the ids before you look them up.
-# 5. Tied: one parameter, two uses, whose gradients add up on the rank that has the row. The logits stay split, `[b, s, v/p]`; the gather is for choosing a token. Next, chapter 08 takes the loss of logits that no rank holds whole.
+launch(with_dtensor, 2, args=([0, 4, 5, 9],))[0]
 
 # %% [markdown]
 # ## Your library so far
 #
-# It now has an embedding table that no rank holds in full, and an output layer that shares its weights.
+# Your library now contains both ends of a language model.
 
 # %%
 from tplab.course import library
 
 library(7)
+
+# %% [markdown]
+# In this chapter, we cheated a little. To compute the loss, we gathered all the logits on every rank. For 1,024 tokens of GPT-2, such a gather sends 206 MB in every single step. But the loss is only one number per token! How do you compute a softmax over logits that no rank has all of? In the next chapter, you'll get by with 12 KB.

@@ -23,10 +23,6 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("7.2", [(", weight, padding_row)", ", weight, padding_row).double()")]),
-    ("7.3", [("embedding_dim, device=device, dtype=dtype", "embedding_dim, device=device, dtype=torch.float64")]),
-    ("7.4", [("F.linear(x, weight)", "F.linear(x, weight).double()")]),
-    ("7.5", [("device=device, dtype=dtype", "device=device, dtype=torch.float64")]),
     ("8.1", [("logits.amax(-1)", "logits.amax(-1).double()")]),
     ("8.2", [(".exp().sum(-1)", ".double().exp().sum(-1)")]),
     ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found.double(), 0)")]),
@@ -43,9 +39,6 @@ NAMES_FLOAT64: list[Changed] = [
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("7.2", [("foreign.unsqueeze(-1), 0)", "foreign.unsqueeze(-1), 0) + torch.zeros(weight.shape[1], dtype=weight.dtype)")]),
-    ("7.3", [("embedding_dim, device=device", "embedding_dim")]),
-    ("7.5", [("device=device, ", "")]),
     ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found, torch.zeros(found.shape, dtype=found.dtype))")]),
     ("8.4", [("mine.to(logits.dtype)", 'mine.to("cpu", logits.dtype)')]),
     ("8.5", [(", device=logits.device", "")]),
@@ -67,9 +60,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("7.2", [("(vectors, group)", f"({half('vectors')}, group)")]),
-    ("7.3", [("embedding_dim, device=device, dtype=dtype", f"embedding_dim, device=device, dtype={WIDER}")]),
-    ("7.5", [("device=device, dtype=dtype", f"device=device, dtype={WIDER}")]),
     ("8.1", [("    return m", f"    return {half('m')}")]),
     ("8.2", [("    m = vocab_max", "    " + ONLY_TWO.format("logits") + "m = vocab_max")]),
     ("8.3", [("torch.where(mine, found, 0)", f"torch.where(mine, {half('found')}, 0)")]),
@@ -114,7 +104,6 @@ COMBINES_OR_SKIPS: list[Changed] = [
 WRONG_MESSAGE: list[Changed] = [
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
-    ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
@@ -134,7 +123,6 @@ IN_EVAL_MODE: list[Changed] = [
 ]  # fmt: skip
 
 OF_A_LEAF: list[Changed] = [
-    ("7.4", [("x = copy_to_region(x, group)", "x = copy_to_region(x, group) if x.is_leaf else x")]),
     ("8.2", [("reduce_from_region(part, group)", "reduce_from_region(part if logits.is_leaf else part.detach(), group)")]),
 ]  # fmt: skip
 
@@ -144,7 +132,6 @@ ROUNDS_OR_SATURATES: list[Changed] = [
 ]  # fmt: skip
 
 ZERO_TIMES_INFINITY: list[Changed] = [
-    ("7.2", [("vectors.masked_fill(foreign.unsqueeze(-1), 0)", "vectors * ~foreign.unsqueeze(-1)")]),
     ("8.5", [("loss.masked_fill(~counted, 0).sum()", "(loss * counted).sum()")], "Where else do you add them up, or multiply them by 0"),
 ]  # fmt: skip
 

@@ -12,6 +12,7 @@
 05  mlp                    ParallelMLP, with one all-reduce in the forward pass and one in the backward pass
 06  attention_mask, qkv, rotary, kv_cache, attention
 07  id_check, embedding    the vocabulary-parallel embedding table, and the output layer that shares its weight
+    token_way              a token's way through both of them, recorded for a picture
 08  cross_entropy, linear_cross_entropy
 09  generators, rng        dropout masks that are identical where ranks must agree and different everywhere else
 """
@@ -45,6 +46,7 @@ from tplab.tensor.sharding import (
     shard_ranks,
     unshard,
 )
+from tplab.tensor.token_way import OnRank, TokenWay, record_token
 
 __all__ = [
     "TENSOR_PARALLEL",
@@ -55,6 +57,7 @@ __all__ = [
     "InitMethod",
     "KVCache",
     "LayerOptions",
+    "OnRank",
     "ParallelAttention",
     "ParallelMLP",
     "QKVParallelLinear",
@@ -63,6 +66,7 @@ __all__ = [
     "RowParallelLinear",
     "ShardedModule",
     "Sharding",
+    "TokenWay",
     "VocabParallelEmbedding",
     "attention_mask",
     "check_group",
@@ -81,6 +85,7 @@ __all__ = [
     "pad_vocab_size",
     "parallel_linear_cross_entropy",
     "parallel_logits",
+    "record_token",
     "reduce_from_region",
     "regression",
     "rotary_angles",

@@ -27,6 +27,7 @@ name, the list shows it in parentheses:
     masks                        the positions that the dropout of each rank keeps
     layer                        a transformer layer on p ranks, and what its four operators sent
     schedule                     what every rank of a pipeline does when, and where it waits
+    token_way                    a token's way through both ends of a model: a picture per step, for play
     softmax                      one token's softmax, assembled from the ranks' columns
     overlap                      two lanes per rank: when it computed, and when a collective was in flight
     time_bars (costs)            where the time goes, by category
@@ -65,6 +66,7 @@ from tplab.viz.split import split
 from tplab.viz.table import table
 from tplab.viz.timeline import timeline
 from tplab.viz.times import times
+from tplab.viz.token_way import token_way
 from tplab.viz.traffic import traffic
 from tplab.viz.training import compared, scaling, training
 
@@ -101,6 +103,7 @@ __all__ = [
     "time_bars",
     "timeline",
     "times",
+    "token_way",
     "traffic",
     "training",
 ]

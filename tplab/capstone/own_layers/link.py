@@ -84,7 +84,6 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
         ),
         (True, "MLP", ["5.2"], "10.1 wants the last bias separately"),
         (True, "attention", ["6.2"], "the same as for the MLP"),
-        (True, "vocabulary range of a rank", ["7.1"], ""),
         (True, "lookup", ["7.2"], ""),
         (True, "embedding", ["7.3"], ""),
         (True, "logits", ["7.4"], matmul),

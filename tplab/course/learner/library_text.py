@@ -36,7 +36,6 @@ REPLACED = {
     "unshard": ("4.3", "linear"),
     "ParallelMLP": ("5.2", "blocks"),
     "ParallelAttention": ("6.2", "blocks"),
-    "pad_vocab_size": ("7.1", "embedding"),
     "VocabParallelEmbedding": ("7.3", "embedding"),
     "parallel_logits": ("7.4", "embedding"),
     "vocab_parallel_cross_entropy": ("8.5", "blocks"),
@@ -50,6 +49,7 @@ DEMOS = {
     "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
     "attention": (("6.2",), "does the same with your attention"),
     "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
+    "embedding": (("7.3", "7.4"), "looks up tokens, and scores them with the same table"),
     "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
 }
 

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from tplab.course.checks import random_tensor
 
 VOCAB, HIDDEN = 22, 4
-PADDING_TRAINED = "the gradient with that of the padding row"
 
 
 def rows_per_rank(q: int, multiple: int = 1) -> int:
-    """Return the number of rows on each of q ranks, found by counting up."""
+    """Return the number of rows on each of q ranks, found by counting up to the next size that's divisible."""
     rows = VOCAB
     while rows % (q * multiple):
         rows += 1

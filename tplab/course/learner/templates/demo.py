@@ -3,6 +3,7 @@
 python -m my_tp mlp          the MLP of chapter 05
 python -m my_tp attention    the attention of chapter 06
 python -m my_tp block        both of them as a block, which learns to predict the next byte of a Python program
+python -m my_tp embedding    the table of chapter 07, at both ends
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from my_tp.attention import ParallelAttention
+from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.mlp import ParallelMLP
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch.multiprocessing.spawn import spawn
@@ -71,6 +73,16 @@ def block():
     tell(f"rank {dist.get_rank()} of {RANKS} trains for {len(losses)} steps, loss: {losses[0]:.4f} -> {losses[-1]:.4f}")
 
 
+def embedding():
+    """Look up tokens in my table, score all tokens with the same table, and compare this rank's logits."""
+    table = VocabParallelEmbedding(10, 8, multiple=1, dtype=torch.float64)
+    fill(table)
+    ids = torch.tensor([[3, 7, 1]])
+    logits = parallel_logits(table(ids), table.weight, vocab_size=10)  # [1, 3, 5]
+    full = whole(table.weight)  # [10, 8]
+    compare(table.weight, logits, F.linear(F.embedding(ids, full), full).chunk(RANKS, -1)[dist.get_rank()])
+
+
 def generate():
     """Generate tokens with my GPT. They are the same on every rank."""
     config = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=50, seq_length=16, dropout=0.0)
@@ -122,7 +134,7 @@ def run(rank, name, meeting):
 
 
 def main():
-    known = [name for name in ("mlp", "attention", "block", "generate") if name in globals()]
+    known = [name for name in ("mlp", "attention", "block", "embedding", "generate") if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
