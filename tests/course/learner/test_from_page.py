@@ -175,13 +175,14 @@ def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_p
         assert text_of(course) == ""
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "block", "generate"])
+@pytest.mark.parametrize("name", ["mlp", "attention", "block", "loss", "generate"])
 def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
     course = empty_course(tmp_path / "my_course")
     needs = {
         "mlp": ["5.2", "4.1", "4.2", "3.2", "3.3"],
         "attention": ["6.2", "4.1", "4.2", "3.2", "3.3"],
         "block": ["6.2", "5.2", "4.1", "4.2", "3.2", "3.3"],
+        "loss": ["8.3", "8.1", "8.2", "3.3"],
         "generate": ["10.1", "10.2", "10.4"],
     }
     pass_all(course, needs[name])
