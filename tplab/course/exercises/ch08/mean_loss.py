@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 def draw(case: Batch, generator: torch.Generator, size: int) -> Sample:
     vocab_size = case.vocab_size(size)
     logits = 2 * random_tensor(generator, *LEADING, size * COLUMNS) + case.shift
-    logits[..., vocab_size:] += 3  # so that including the padding always makes a difference
+    logits[..., vocab_size:] += 3 + abs(case.shift)  # so that the padding makes a difference, even a little of it
     target = torch.randint(vocab_size, LEADING, generator=generator)
     if case.ignore_index >= 0:
         target[target == case.ignore_index] = vocab_size - 1
