@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 08 · The vocabulary-parallel loss
 #
-# The last layer of a GPT gives each token a score for every ID of the vocabulary. These scores are called **logits**, and they're often the largest tensor in a training step. If you gather them, every rank receives all of them, and then it holds several copies. In this chapter, you'll replace a message of 134 MB with three messages of 4 KB, and the loss will still be the same.
+# The last layer of a GPT gives each token a score for every ID of the vocabulary. These scores are called **logits**, and they're often the largest tensor in a training step. If you gather them, every rank receives all of them, and then it holds several copies. In this chapter, you'll replace this huge message with three numbers per token, and the loss will still be the same.
 #
 # By the end of this chapter, your library will compute the loss for GPT-2's vocabulary on two processes. You need chapters 03 and 07. About 75 minutes.
 
@@ -235,7 +235,7 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 # %% [markdown]
 # That's 12 KB instead of 134 MB, because the size of the vocabulary doesn't matter for the messages anymore.
 #
-# If you've read the Megatron-LM paper, you may wonder about the three all-reduces. According to the paper, fusing the last matmul with the loss reduces the size of the communication from $b \times s \times v$ to $b \times s$. But you send $3 \cdot b \cdot s$ numbers. Who's right? You both are. The paper describes the order of magnitude, and its authors' own code sends the same three numbers as yours: the maximum for safety, the sum, and the target's logit.
+# If you've read the Megatron-LM paper, you may wonder about the three all-reduces. According to the paper (Shoeybi et al. 2019), fusing the last matmul with the loss reduces the size of the communication from $b \times s \times v$ to $b \times s$. But you send $3 \cdot b \cdot s$ numbers. Who's right? You both are. The paper describes the order of magnitude, and its authors' own code sends the same three numbers as yours: the maximum for safety, the sum, and the target's logit.
 #
 # ## The loss of a real run
 #
@@ -362,8 +362,9 @@ def all_logits_everywhere(logits, target):
     return VocabParallelCrossEntropy.apply(full, target, None).mean()
 
 
-viz.table([{"p": p, "first loss": f"{launch(train_on_ranks, p, args=(all_logits_everywhere,))[0][0]:.3f}",
-            "ln 256 + ln p": f"{math.log(256 * p):.3f}"} for p in (1, 2, 4)])  # fmt: skip
+first = {p: launch(train_on_ranks, p, args=(all_logits_everywhere,))[0][0] for p in (1, 2, 4)}
+viz.table([{"p": p, "first loss": f"{loss:.3f}", "more than with p = 1": f"{loss - first[1]:.3f}",
+            "ln p": f"{math.log(p):.3f}"} for p, loss in first.items()])  # fmt: skip
 
 # %% [markdown]
 # Every rank adds its own exponentials to the sum, but all ranks have the same ones, so the sum is $p$ times too large and the loss is $\ln p$ too high. In Megatron-LM, you get this loss if you build a `GPTModel` with `parallel_output=False` and pass labels to it (issue 7452, open since September 2026).
@@ -403,11 +404,11 @@ viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}
 #
 # ## Fix it
 #
-# With **label smoothing**, the model shouldn't be too sure. The target only gets a probability of $1 - ε$, and the other $v - 1$ IDs share the rest evenly. Megatron-LM computes the loss from the average log-probability of all IDs and a slightly larger $ε$:
+# **Label smoothing** keeps a model from becoming too sure. The target only gets a probability of $1 - ε$, and the other $v - 1$ IDs share the rest evenly. Megatron-LM computes the loss from the average log-probability of all IDs and a slightly larger $ε$:
 #
 # $$(1 - ε')\,\text{loss} \;-\; \frac{ε'}{v} \sum_i \log \mathrm{softmax}(z)_i, \qquad ε' = ε\,\frac{v}{v - 1}$$
 #
-# In March 2024, somebody noticed that ranks could get different losses this way (issue 737). A maintainer confirmed it in June 2026, and it was measured once more in September (issue 7464). Two fixes have been proposed, in pull requests 5522 and 7466, but when this chapter was written, neither of them was merged. Here are the same steps with your functions:
+# In March 2024, somebody noticed that ranks could get different losses this way (issue 737). A maintainer confirmed it in June 2026, and added that Megatron-LM itself never calls its loss with label smoothing. In September, somebody measured it once more (issue 7464). Several fixes have been proposed, but when this chapter was written, none of them was merged, and the latest one was still open (pull request 7466). Here are the same steps with your functions:
 
 
 # %%
@@ -503,7 +504,7 @@ symptoms(8)
 #
 # - **PyTorch** has `loss_parallel` in `torch.distributed.tensor.parallel`, in which `F.cross_entropy` accepts DTensors whose vocabulary is sharded.
 #
-# - **No logits at all.** Only the loss ever reads the logits, so they never have to exist all at once. Take a few tokens, compute their logits, loss, and gradient, and forget the logits. Megatron-Core has a kernel for that (`megatron/core/fusions/fused_linear_cross_entropy.py`), and since September 2026, Liger Kernel has one that works across ranks (pull requests 1422 and 1428). The next cell measures the output layer and the loss together, including the logits.
+# - **No logits at all.** Only the loss ever reads the logits, so they never have to exist all at once. Take a few tokens, compute their logits, loss, and gradient, and forget the logits. Megatron-Core has a kernel for that on its `dev` branch (pull request 2256), and since September 2026, Liger Kernel has one that works across ranks (pull requests 1422 and 1428). The next cell measures the output layer and the loss together, including the logits.
 #
 # </details>
 
