@@ -80,7 +80,7 @@ def vocab_logsumexp(logits, group=None):
 check("8.1", vocab_logsumexp)
 
 # %% [markdown]
-# The sum of exponentials is the obvious number. But why does every solution need a second one? Below, each rank computes the log-sum-exp of three logits in float32, in three ways.
+# The sum of exponentials is the obvious number to add up. But why isn't it enough? Below, each rank computes the log-sum-exp of three logits in float32, in three ways.
 
 
 # %%
@@ -193,7 +193,7 @@ check("8.2", VocabParallelCrossEntropy)
 #
 # ## Was it worth it?
 #
-# Now compare four ways to compute the loss of 1,024 tokens: gather the logits and call PyTorch, leave the backward pass to autograd, use your function, or use the course's version. Memory is measured in shards, and one shard is as large as the logits on one rank.
+# Now compare four ways to compute the loss of 1,024 tokens: gather the logits and call PyTorch, leave the backward pass to autograd, use your function, or use the course's version. Memory is measured in shards. One shard is as large as the logits on one rank, and these count, too.
 
 # %%
 from tplab.memory import MemoryMeter
@@ -218,9 +218,9 @@ def by_hand(logits, target):
 
 def measure(way):
     torch.manual_seed(dist.get_rank())
-    logits = torch.randn(N, V // dist.get_world_size(), device=device(), requires_grad=True)
     target = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0)).to(device())
     with record() as section, MemoryMeter() as meter:
+        logits = torch.randn(N, V // dist.get_world_size(), device=device(), requires_grad=True)
         loss = way(logits, target)
         loss.backward()
     calls = [f"{total.calls} {kind}" for kind, total in section.totals().items()]
@@ -371,7 +371,7 @@ viz.table([{"p": p, "first loss": f"{loss:.3f}", "more than with p = 1": f"{loss
 #
 # ## Break it
 #
-# What if the backward pass forgets that only one rank has the target? In the version below, each rank subtracts a 1 in some column. The forward pass is correct.
+# What if the backward pass forgets that only one rank has the target? In the version below, each rank subtracts a 1 in some column.
 #
 # **Predict.** Is the loss of the very first step correct? What do the elements of a token's gradient add up to on two ranks, over all columns of both of them?
 
@@ -392,7 +392,7 @@ class OneOnEveryRank(VocabParallelCrossEntropy):
         logits, target, lse = ctx.saved_tensors
         dlogits = (logits - lse.unsqueeze(-1)).exp()
         column = target % logits.shape[-1]  # the right column on one rank, and an unrelated column on the others
-        dlogits[torch.arange(len(target)), column] -= 1
+        dlogits[torch.arange(len(target), device=target.device), column] -= 1
         return dlogits * dloss.unsqueeze(-1), None, None
 
 
