@@ -400,7 +400,7 @@ broken = launch(train_on_ranks, 2, args=(lambda logits, target: OneOnEveryRank.a
 viz.curves({"plain PyTorch": plain_losses, "1 subtracted on every rank": broken}, title="the loss on two ranks")
 
 # %% [markdown]
-# The loss falls at first, so this looks like a learning rate that's a bit too high. But with every step, each token pushes up two logits instead of one, and one of them has nothing to do with its target. Such a gradient can't ever become zero, because its elements don't add up to zero.
+# The loss falls at first, and then it slowly rises again, as if the learning rate were too high. But the real reason is different: with every step, each token pushes up two logits instead of one, and one of them has nothing to do with its target. Such a gradient can't ever become zero, because its elements don't add up to zero.
 #
 # ## Fix it
 #
