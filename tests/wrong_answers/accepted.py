@@ -29,7 +29,8 @@ LOGSUMEXP = """
 class LogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z, group):
-        m = vocab_max(z, group)
+        m = z.amax(-1)
+        dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)
         total = torch.exp(z - m[..., None]).sum(dim=-1)
         dist.all_reduce(total, group=group)
         ctx.save_for_backward(z, total.log() + m)
@@ -43,6 +44,33 @@ class LogSumExp(torch.autograd.Function):
 
 def vocab_logsumexp(logits, group=None):
     return LogSumExp.apply(logits, group)
+"""
+PAIRS = """
+def vocab_logsumexp(logits, group=None):
+    own = logits.detach().amax(-1).clamp(min=torch.finfo(logits.dtype).min)
+    part = (logits - own.unsqueeze(-1)).exp().sum(-1)
+    maxima, parts = gather_from_region(torch.stack([own, part]).unsqueeze(-1), group)  # [.., p] each
+    m = maxima.detach().amax(-1)
+    return m + (parts * (maxima.detach() - m.unsqueeze(-1)).exp()).sum(-1).log()
+"""
+TWO_SUMS = """
+class VocabParallelCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx, logits, target, group):
+        m = logits.amax(-1)
+        dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)
+        exp = (logits - m.unsqueeze(-1)).exp()
+        mine, column = mine_and_column(target, logits.shape[-1], dist.get_rank(group))
+        sums = torch.stack([exp.sum(-1), logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0)])
+        dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exp / sums[0].unsqueeze(-1), mine, column)
+        return m + sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx, dloss):
+        softmax, mine, column = ctx.saved_tensors
+        dlogits = softmax.scatter_add(-1, column.unsqueeze(-1), -mine.to(softmax.dtype).unsqueeze(-1))
+        return dlogits * dloss.unsqueeze(-1), None, None
 """
 AHEAD = """
 @torch.no_grad()
@@ -86,18 +114,22 @@ RIGHT = [
     RightAnswer("3.3", "returns its input on a single rank", changed("3.3", *((f"        {line}", f"        if dist.get_world_size() == 1:\n            return x\n        {line}") for line in ("y = x.clone(", "return shard(x, -1", "return ScatterToRegion.backward(ctx, x)")))),
     RightAnswer("4.2", "dist.all_reduce in place of g", changed("4.2", ("out = reduce_from_region(out, self.group)", "dist.all_reduce(out, group=self.group)"))),
     RightAnswer("4.4", "the master weight is a parameter", changed("4.4", ("master = torch.empty(full_shape, dtype=param.dtype, device=param.device)  # [o, i], the same on every rank", "master = nn.Parameter(torch.empty(full_shape, dtype=param.dtype, device=param.device))"))),
-    RightAnswer("8.2", "a float32 result for bfloat16", changed("8.2", ("    m = vocab_max", f"    {IN_FLOAT32}    m = vocab_max"))),
-    RightAnswer("8.4", "a float32 loss for bfloat16", changed("8.4", ("        lse = vocab_logsumexp", f"        {IN_FLOAT32}        lse = vocab_logsumexp"))),
-    RightAnswer("8.5", "a float32 loss for bfloat16", changed("8.5", ("    counted = target", f"    {IN_FLOAT32}    counted = target"))),
+    RightAnswer("8.1", "a float32 result for bfloat16", changed("8.1", ("    m = logits", f"    {IN_FLOAT32}    m = logits"))),
+    RightAnswer("8.2", "a float32 loss for bfloat16", changed("8.2", ("        lse = vocab_logsumexp", f"        {IN_FLOAT32}        lse = vocab_logsumexp"))),
+    RightAnswer("8.3", "a float32 loss for bfloat16", changed("8.3", ("    counted = target", f"    {IN_FLOAT32}    counted = target"))),
     RightAnswer("6.3", "the most negative number, and zeros in the end", changed("6.3", ("-torch.inf", "torch.finfo(q.dtype).min"))),
     RightAnswer("6.4", "one f for both texts side by side", changed("6.4", *ONE_F_FOR_TWO_TEXTS)),
     RightAnswer("6.5", "adds up the gradients of keys and values", changed("6.5", *KEYS_AND_VALUES)),
     RightAnswer("6.5", "adds up the gradients of the keys' weight and of the values' weight one by one", changed("6.5", ("copy_to_region(self.kv.weight, self.group)", "torch.cat([copy_to_region(each, self.group) for each in self.kv.weight.chunk(2)])"))),
-    RightAnswer("8.2", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
+    RightAnswer("8.1", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
+    RightAnswer("8.1", "gathers pairs of a maximum and a sum", PAIRS),
+    RightAnswer("8.1", "adds up the terms in place, outside of autograd, which happens to be right", changed("8.1", ("    return m + reduce_from_region(part, group).log()", "    dist.all_reduce(part, group=group)\n    return m + part.log()"))),
+    RightAnswer("8.1", "a maximum in float32", changed("8.1", ("    m = logits.detach().amax(-1)", "    m = logits.detach().float().amax(-1)"), ("(logits - m.", "(logits - m.to(logits.dtype)."), ("return m +", "return m.to(logits.dtype) +"))),
+    RightAnswer("8.2", "sends both sums in one message, and saves the softmax", TWO_SUMS),
     RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "returns a tuple, which the text allows", changed("1.1", ("    return chunks", "    return tuple(chunks)"))),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
-    RightAnswer("8.1", "a result with the memory layout of its input", changed("8.1", ("logits.amax(-1)", "torch.maximum(logits[..., 0] + 0, logits.amax(-1))"))),
+    RightAnswer("8.1", "a maximum with the memory layout of the logits", changed("8.1", ("logits.detach().amax(-1)", "torch.maximum(logits.detach()[..., 0] + 0, logits.detach().amax(-1))"))),
     RightAnswer("6.6", "memory that holds NaN until something is written", changed("6.6", ("torch.zeros(shape,", "torch.full(shape, torch.nan,"), ("torch.zeros_like(self.keys)", "self.keys.clone()"))),
     RightAnswer("0.3", "reads one batch ahead", AHEAD),
     RightAnswer("0.3", "sums in a float32 tensor", SUM_IN_FLOAT32),

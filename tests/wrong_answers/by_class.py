@@ -23,11 +23,6 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("8.1", [("logits.amax(-1)", "logits.amax(-1).double()")]),
-    ("8.2", [(".exp().sum(-1)", ".double().exp().sum(-1)")]),
-    ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found.double(), 0)")]),
-    ("8.4", [("vocab_logsumexp(logits, group)", "vocab_logsumexp(logits.double(), group)")]),
-    ("8.5", [("z = logits.masked_fill(padding", "z = logits.double().masked_fill(padding")]),
     ("9.4", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.1", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.2", [('"dtype": dtype', '"dtype": torch.float64')]),
@@ -39,9 +34,6 @@ NAMES_FLOAT64: list[Changed] = [
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found, torch.zeros(found.shape, dtype=found.dtype))")]),
-    ("8.4", [("mine.to(logits.dtype)", 'mine.to("cpu", logits.dtype)')]),
-    ("8.5", [(", device=logits.device", "")]),
     ("9.4", [('"device": device', '"device": None')]),
     ("10.1", [('"device": device', '"device": None')]),
     ("10.2", [("ids.shape[1], device=ids.device", "ids.shape[1]"), ("self.positions(places)", "(self.positions.weight[places] + 0 * places[:, None])")]),
@@ -60,10 +52,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("8.1", [("    return m", f"    return {half('m')}")]),
-    ("8.2", [("    m = vocab_max", "    " + ONLY_TWO.format("logits") + "m = vocab_max")]),
-    ("8.3", [("torch.where(mine, found, 0)", f"torch.where(mine, {half('found')}, 0)")]),
-    ("8.5", [("logits.masked_fill(padding, -torch.inf)", "logits.masked_fill(padding, torch.finfo(torch.float32).min)")]),
     ("9.4", [("return x + y", f"return x + {half('y')}")]),
     ("10.1", [("x = residual + dropout", f"x = {half('residual')} + dropout")]),
     ("10.2", [("        x = self.final_norm(x)", f"        x = self.final_norm({half('x')})")]),
@@ -79,7 +67,6 @@ NOT_BFLOAT16: list[Changed] = [
 
 LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
-    ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
@@ -92,7 +79,6 @@ CHANGES_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
-    ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
     ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
     ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
@@ -108,14 +94,12 @@ WRONG_MESSAGE: list[Changed] = [
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [
-    ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
 ]  # fmt: skip
 
 GIVES_BACK_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 IN_EVALUATION: list[Changed] = [
-    ("8.2", [("    part = (logits - m.unsqueeze(-1)).exp()", "    shifted = logits - m.unsqueeze(-1) if torch.is_grad_enabled() else logits.sub_(m.unsqueeze(-1))\n    part = shifted.exp()")]),
     ("10.2", [("if targets is None", "if targets is None or not self.training")]),
 ]  # fmt: skip
 
@@ -123,24 +107,18 @@ IN_EVAL_MODE: list[Changed] = [
 ]  # fmt: skip
 
 OF_A_LEAF: list[Changed] = [
-    ("8.2", [("reduce_from_region(part, group)", "reduce_from_region(part if logits.is_leaf else part.detach(), group)")]),
 ]  # fmt: skip
 
 ROUNDS_OR_SATURATES: list[Changed] = [
-    ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], "All real logits of these tokens are below -10,000"),
-    ("8.5", [("-torch.inf)", "-1e4)")], "padded columns, logits of about -30000"),
 ]  # fmt: skip
 
 ZERO_TIMES_INFINITY: list[Changed] = [
-    ("8.5", [("loss.masked_fill(~counted, 0).sum()", "(loss * counted).sum()")], "Where else do you add them up, or multiply them by 0"),
 ]  # fmt: skip
 
 LEAVES_OUT_A_CASE: list[Changed] = [
-    ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
     ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
     ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),
 ]  # fmt: skip

@@ -227,8 +227,8 @@ def test_the_length_of_the_gradient_is_tried_and_so_is_bfloat16(outcomes):
 
 
 def test_a_crash_names_the_line_of_the_library(libraries):
-    broken = libraries.answers({"8.1": "def vocab_max(logits, group=None):\n    return 1 / 0\n"})
+    broken = libraries.answers({"8.1": "def vocab_logsumexp(logits, group=None):\n    return 1 / 0\n"})
     line = broken.files["cross_entropy.py"].splitlines().index("    return 1 / 0") + 1
-    told = rf'my_tp/cross_entropy.py", line {line}, in vocab_max\n    return 1 / 0'
+    told = rf'my_tp/cross_entropy.py", line {line}, in vocab_logsumexp\n    return 1 / 0'
     with pytest.raises(RankError, match=told):
         launch(_step, 1, args=(variant(layers="mine"), broken, True))

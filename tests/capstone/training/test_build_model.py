@@ -159,7 +159,7 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     idle = {row["what"]: row for row in used(answers.whose, variant(layers="mine"), idle={"3.2", "8.2"})}
     assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", "the other answers don't call it")
     assert idle["g"] == rows["g"]
-    loss = "maximum, log-sum-exp and target of the loss"
+    loss = "log-sum-exp, and loss of a token"
     assert idle[loss]["whose"] == "partly not called and partly the course's solution"
     cut = {
         row["what"]: row["source"] for row in used(answers.whose, variant(layers="mine", sequence_parallel=True, tp=2))

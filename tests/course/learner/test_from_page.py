@@ -176,6 +176,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         "attention": ["6.2", "4.1", "4.2", "3.2", "3.3"],
         "block": ["6.2", "5.2", "4.1", "4.2", "3.2", "3.3"],
         "embedding": ["7.2", "7.3", "7.4", "3.2", "3.3"],
+        "loss": ["8.3", "8.1", "8.2", "3.3"],
         "generate": ["10.1", "10.2", "10.4"],
     }
     pass_all(course, needs["mlp"])

@@ -3,7 +3,7 @@
     3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.1 layer  ->  10.2 GPT
                                               ->  6.2 attention  ->
                   ->  7.3 embedding, 7.4 logits                                  ->
-                  ->  8.5 loss                                                   ->
+                  ->  8.3 loss                                                   ->
 
 With `sequence_parallel`, f becomes the all-gather of 12.1, and g its reduce-scatter, so the same answers now produce a
 sequence-parallel model. The loss still uses g, because every rank needs the sums for all tokens there.
@@ -87,8 +87,8 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
         (True, "lookup", ["7.2"], ""),
         (True, "embedding", ["7.3"], ""),
         (True, "logits", ["7.4"], matmul),
-        (True, "maximum, log-sum-exp and target of the loss", ["8.1", "8.2", "8.3", "8.4"], ""),
-        (True, "loss", ["8.5"], "gets float32 logits in bfloat16" if settings.precision == "bfloat16" else ""),
+        (True, "log-sum-exp, and loss of a token", ["8.1", "8.2"], ""),
+        (True, "loss", ["8.3"], "gets float32 logits in bfloat16" if settings.precision == "bfloat16" else ""),
         (True, "layer", ["10.1"], ""),
         (True, "GPT", ["10.2"], ""),
         (cut, "sum of the gradients of norms, biases and positions", ["12.3"], ""),

@@ -38,7 +38,7 @@ REPLACED = {
     "ParallelAttention": ("6.2", "blocks"),
     "VocabParallelEmbedding": ("7.3", "embedding"),
     "parallel_logits": ("7.4", "embedding"),
-    "vocab_parallel_cross_entropy": ("8.5", "blocks"),
+    "vocab_parallel_cross_entropy": ("8.3", "blocks"),
     "transformer": ("10.1", ""),
     "allreduce_sequence_parallel_gradients": ("12.3", "blocks"),
 }
@@ -50,6 +50,7 @@ DEMOS = {
     "attention": (("6.2",), "does the same with your attention"),
     "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
     "embedding": (("7.3", "7.4"), "looks up tokens, and scores them with the same table"),
+    "loss": (("8.3",), "computes the loss for GPT-2's vocabulary on two processes, and compares it with plain PyTorch"),
     "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
 }
 

@@ -3,9 +3,9 @@
 We recognize an exercise by the classes and functions that it asks for, including the functions' arguments. If the old
 and the new version of the course ask for the same ones under different numbers, the learner's definitions go into the
 new exercise, along with everything else in their cells. RENAMED lists the functions that the course has renamed. An
-answer that defines one is carried over under the new name. REWORDED lists the functions of which only the arguments
-were renamed. Their answers stay as they are. If the learner has written something in the new exercise already, the old
-answer goes into a cell above it.
+answer that defines one is carried over under the new name. REWORDED lists the functions of which the course
+has renamed an argument, or of which it doesn't pass an optional one anymore. Their answers stay as they are. If the
+learner has written something in the new exercise already, the old answer goes into a cell above it.
 
 Before any answer moves, the plan is written to `.tplab/moving.json`, so that an update that was killed can finish the
 next time.
@@ -29,11 +29,14 @@ from tplab.course.notebooks.source import DEFINITIONS, parse_code
 
 PLAN = "moving.json"
 RENAMED = {"init_from_master": "init_shard"}  # names that exercises ask for: old name -> new name
-REWORDED = {  # functions of which the course has only renamed arguments, so an answer stays where it is
+REWORDED = {  # functions of which the course has only renamed arguments, or doesn't pass one anymore
     "scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int)": (
         "scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int)"
     ),
     "ring_all_gather(part: torch.Tensor)": "ring_all_gather(chunk: torch.Tensor)",
+    "vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, label_smoothing=0.0, group=None)": (
+        "vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=None)"
+    ),
 }
 Asked = dict[str, dict[str, str]]  # exercise -> {name that it asks for: that name with its arguments}
 

@@ -2,7 +2,7 @@
 
 5.2, 6.2    My answers add their final bias themselves, but 10.1 wants to add it, so it gets zeros for the bias
 6.2         My answer has no attention dropout and no cache
-8.5         My answer computes in the dtype of the logits, so it gets them in float32 or wider
+8.3         My answer computes in the dtype of the logits, so it gets them in float32 or wider
 12.3        My answer has a shorter name
 """
 

@@ -4,6 +4,7 @@ python -m my_tp mlp          the MLP of chapter 05
 python -m my_tp attention    the attention of chapter 06
 python -m my_tp block        both of them as a block, which learns to predict the next byte of a Python program
 python -m my_tp embedding    the table of chapter 07, at both ends
+python -m my_tp loss         the loss of chapter 08 for GPT-2's vocabulary of 50,257 IDs
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 """
 
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from my_tp.attention import ParallelAttention
 from my_tp.embedding import VocabParallelEmbedding, parallel_logits
+from my_tp.cross_entropy import vocab_parallel_loss
 from my_tp.mlp import ParallelMLP
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch.multiprocessing.spawn import spawn
@@ -83,6 +85,16 @@ def embedding():
     compare(table.weight, logits, F.linear(F.embedding(ids, full), full).chunk(RANKS, -1)[dist.get_rank()])
 
 
+def loss():
+    """Compute my loss for a few tokens of GPT-2's vocabulary, and compare it with the loss of the full logits."""
+    vocab_size, columns = 50257, 25216  # per rank: padded to a multiple of 128
+    torch.manual_seed(0)
+    logits = torch.randn(64, RANKS * columns, dtype=torch.float64)  # the same on every rank
+    target = torch.randint(vocab_size, (64,))
+    mine = vocab_parallel_loss(logits.chunk(RANKS, -1)[dist.get_rank()], target, vocab_size=vocab_size)
+    off = (mine - F.cross_entropy(logits[:, :vocab_size], target)).abs().item()
+    columns_said = f"rank {dist.get_rank()} of {RANKS} has {columns:,} columns, loss: {mine.item():.6f}"
+    tell(f"{columns_said}, difference from plain PyTorch: {off:.0e}")
 def generate():
     """Generate tokens with my GPT. They are the same on every rank."""
     config = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=50, seq_length=16, dropout=0.0)
@@ -134,7 +146,7 @@ def run(rank, name, meeting):
 
 
 def main():
-    known = [name for name in ("mlp", "attention", "block", "embedding", "generate") if name in globals()]
+    known = [name for name in ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate") if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

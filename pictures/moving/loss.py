@@ -1,0 +1,181 @@
+"""Draws pictures/moving/loss.svg: the loss of one token on two ranks, with five logits each, in both directions.
+
+    python -m pictures.moving.loss
+
+The numbers come from a run on two real ranks. The loss and the gradient are those of vocab_parallel_cross_entropy.
+"""
+
+import torch
+import torch.distributed as dist
+
+from pictures.moving.animation import (
+    BACKWARD,
+    GOLD,
+    SMALL,
+    WIDTH,
+    Movie,
+    box,
+    dot,
+    line,
+    number,
+    rank_tint,
+    text,
+)
+from tplab import device, launch, record
+from tplab.tensor import reduce_from_region, shard, vocab_parallel_cross_entropy
+from tplab.viz.colors import FAINT, INK, rank_color
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "it", ".")
+TARGET = WORDS.index("it")
+LOGITS = (1.0, 0.2, 0.6, 1.4, 2.5, 1.6, 0.4, 0.1, 1.2, 0.8)
+RANKS = (0, 1)
+HELD = len(WORDS) // len(RANKS)
+SECONDS = 12
+
+HEIGHT, TOP, LANE, GAP = 430, 42, 158, 60  # GAP: the space between the two lanes, where the messages meet
+LEFT, PITCH, BAR = 84, 58, 34  # the first bar, from bar to bar, and the width of a bar
+FLOOR, ZERO = 140, 70  # below the top of a lane: where bars stand, and where the gradient is zero
+UNIT = {"logits": 36, "exp": 90, "gradient": 70}  # pixels
+MAX, SUM, AIMED, LOSS = 420, 500, 580, 680  # the middles of the columns with the numbers that both ranks know
+
+
+def run() -> dict:
+    """Compute the loss of one token on this rank, and return all that the picture shows."""
+    mine = shard(torch.tensor([LOGITS]), -1, dist.get_rank(), dist.get_world_size()).to(device()).requires_grad_()
+    target = torch.tensor([TARGET], device=device())
+    loss = vocab_parallel_cross_entropy(mine, target)
+    with record() as backward:
+        loss.backward()
+    z, column = mine.detach()[0], TARGET - dist.get_rank() * HELD
+    m = z.max()
+    dist.all_reduce(m, op=dist.ReduceOp.MAX)
+    exp = (z - m).exp()  # [v/p]
+    aimed = z[column] if 0 <= column < HELD else z.new_zeros(())
+    total, z_t = reduce_from_region(exp.sum()), reduce_from_region(aimed.clone())
+    torch.testing.assert_close(m + total.log() - z_t, loss.detach())
+    return {
+        "rank": dist.get_rank(), "logits": z, "exp": exp, "gradient": mine.grad[0], "own max": z.max(), "m": m,
+        "own sum": exp.sum(), "S": total, "aimed": aimed, "z_t": z_t, "loss": loss.detach(), "sent": len(backward),
+    }  # fmt: skip
+
+
+def movie() -> Movie:
+    ranks = launch(run, len(RANKS))
+    assert [rank["sent"] for rank in ranks] == [0, 0]
+    made = Movie(
+        HEIGHT,
+        SECONDS,
+        "The loss of one token on two ranks",
+        f"Each rank has the logits of five words. The target is “{WORDS[TARGET]}”, which rank 1 has. First, each rank "
+        f"sends its largest logit, and both get the larger one, m = {_said(ranks[0]['m'])}. Each logit z becomes "
+        f"exp(z − m). Each rank sends the sum of its exponentials, and both get the total, S = {_said(ranks[0]['S'])}. "
+        f"Rank 1 sends the target's logit, {_said(ranks[0]['z_t'])}, and rank 0 sends 0. Both ranks get the loss, "
+        f"m + log S − z = {_said(ranks[0]['loss'])}. In the backward pass, each bar becomes its element of the "
+        "softmax, minus 1 for the target, and nothing is sent. Only the target's bar points down.",
+    )
+    for seen in ranks:
+        _lane(made, seen["rank"])
+        _bars(made, seen)
+    _message(made, MAX, "m", 1.4, [_said(seen["own max"]) for seen in ranks], _said(ranks[0]["m"]))
+    _message(made, SUM, "S", 4.2, [_said(seen["own sum"]) for seen in ranks], _said(ranks[0]["S"]))
+    _message(made, AIMED, "z of “it”", 6.1, [_said(seen["aimed"]) for seen in ranks], _said(ranks[0]["z_t"]))
+    for rank in RANKS:
+        loss = text(LOSS, _top(rank) + 84, _said(ranks[rank]["loss"]), anchor="middle", bold=True)
+        name = text(LOSS, _top(rank) + 62, "loss", size=SMALL, anchor="middle")
+        made.piece(box(LOSS - 52, _top(rank) + 42, 104, 56, "#FFFFFF", GOLD, 3) + name + loss).show(8.0)
+    _tell(made)
+    return made
+
+
+def _said(value: torch.Tensor) -> str:
+    return number(round(float(value), 2))
+
+
+def _top(rank: int) -> float:
+    return TOP + rank * (LANE + GAP)
+
+
+def _middle(word: int) -> float:
+    return LEFT + (word % HELD) * PITCH + BAR / 2
+
+
+def _lane(made: Movie, rank: int) -> None:
+    y = _top(rank)
+    made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.12), stroke=0))
+    made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
+    made.draw(text(18, y + 22, f"rank {rank}", size=SMALL, bold=True))
+    for word in range(rank * HELD, (rank + 1) * HELD):
+        aimed = word == TARGET
+        if aimed:
+            made.draw(box(_middle(word) - 24, y + 6, 48, 22, "#FFFFFF", GOLD, 2.5))
+        made.draw(text(_middle(word), y + 22, WORDS[word], size=SMALL, anchor="middle", bold=aimed))
+
+
+def _bars(made: Movie, seen: dict) -> None:
+    """Draw the bars of a rank, which are logits first, then exponentials, and the gradient in the end."""
+    y = _top(seen["rank"])
+    for column in range(HELD):
+        word = seen["rank"] * HELD + column
+        shown = {"logits": (0.2, 3.0), "exp": (3.2, 9.0), "gradient": (9.2, 0.0)}
+        for kind, (start, end) in shown.items():
+            value = float(seen[kind][column])
+            drawn = made.piece(_bar(word, value, kind, y)).show(start)
+            if end:
+                drawn.hide(end)
+    zero = line(LEFT - 12, y + ZERO, LEFT + HELD * PITCH, y + ZERO, FAINT, 1.5)
+    made.piece(zero).show(9.2)
+
+
+def _bar(word: int, value: float, kind: str, y: float) -> str:
+    base, height = y + (ZERO if kind == "gradient" else FLOOR), abs(value) * UNIT[kind]
+    top = base if value < 0 else base - height
+    color = BACKWARD if kind == "gradient" else rank_color(word // HELD)
+    edge = GOLD if word == TARGET else color
+    drawn = box(_middle(word) - BAR / 2, top, BAR, height, color, edge, 3 if word == TARGET else 1, radius=0)
+    label = base + height + 14 if value < 0 else top - 5
+    return drawn + text(_middle(word), label, f"{value:.2f}".replace("-", "−"), size=11, anchor="middle")
+
+
+def _message(made: Movie, x: float, name: str, start: float, sent: list[str], result: str) -> None:
+    """Move each rank's number to the middle, and the result back to both ranks."""
+    middle = TOP + LANE + GAP / 2
+    for rank in RANKS:
+        y = _top(rank) + FLOOR - 70
+        mine = made.piece(_pill(sent[rank], rank_color(rank)), x, y).show(start)
+        mine.move(start + 0.3, start + 0.8, x - 32 + 64 * rank, middle).hide(start + 1.0)
+    for rank in RANKS:
+        y = _top(rank) + FLOOR - 70
+        made.piece(_pill(result, INK), x, middle).show(start + 1.0).move(start + 1.2, start + 1.6, x, y)
+        made.piece(text(x, y - 24, name, size=SMALL, anchor="middle", bold=True)).show(start + 1.6)
+
+
+def _pill(said: str, color: str) -> str:
+    if len(said) < 4:
+        return dot(said, color)
+    return box(-24, -15, 48, 30, color, stroke=0, radius=15) + text(
+        0, 5, said, color="#FFFFFF", anchor="middle", bold=True
+    )
+
+
+def _tell(made: Movie) -> None:
+    told = {
+        0.0: f"Each rank has the logits of its own words. The target is “{WORDS[TARGET]}”.",
+        1.4: "First message: the largest logit of all ranks, m.",
+        3.2: "Each logit z becomes exp(z − m). No bar is taller than 1.",
+        4.2: "Second message: the sum of all exponentials, S.",
+        6.1: "Third message: the target's logit. Only one rank has it.",
+        8.0: "Now both ranks can compute the loss, m + log S − z.",
+        9.2: "Backward, each bar becomes softmax − one-hot. Nothing is sent.",
+    }
+    made.captions(10, 22, list(told.items()), bold=True)
+    counted = [(0.2, "messages: 0"), (2.6, "messages: 1"), (5.4, "messages: 2"), (7.3, "messages: 3")]
+    made.captions(WIDTH - 10, 22, counted, anchor="end", bold=True)
+    quiet = text(LEFT + HELD * PITCH / 2, TOP + LANE + GAP / 2 + 5, "no messages here", anchor="middle", bold=True)
+    made.piece(quiet).show(9.6)
+    stills = {1.2: 0.0, 2.2: 1.4, 4.1: 3.2, 5.0: 4.2, 6.9: 6.1, 9.0: 8.0, SECONDS: 9.2}
+    for time, start in stills.items():
+        made.frame(time, told[start], top=TOP - 6, height=HEIGHT - TOP + 6)
+
+
+if __name__ == "__main__":
+    movie().write("loss")
