@@ -93,6 +93,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python -m pictures.moving.joined
 	$(BIN)/python -m pictures.moving.layers
 	$(BIN)/python -m pictures.moving.ring
+	$(BIN)/python -m pictures.moving.tapes
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
 	@$(BIN)/python -c 'import accelerate' 2>/dev/null \

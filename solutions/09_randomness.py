@@ -576,7 +576,17 @@ check("9.5", checkpoint)
 table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 
 # %% [markdown]
-# Now let's see what checkpointing buys you, and what you pay for it, with your block from exercise 9.4.
+# Here's the whole chapter as two tapes of random numbers. All masks come from a real run.
+#
+# ![An animation with three tapes of random elements for each of two ranks. Dropout reads the next four elements of a tape. The replicated tapes of both ranks are the same, and the sharded ones differ. When rank 0 draws an extra number, only its own torch tape moves. In the second run of step 2, torch's checkpointing reads on, and the masks are wrong. Yours first goes back to a flag, and the masks are right.](pictures/tapes.svg)
+#
+# <details><summary>All frames, one by one</summary>
+#
+# ![The same animation as numbered stills](pictures/tapes_frames.svg)
+#
+# </details>
+#
+# What does checkpointing buy you, and what do you pay for it? Let's measure it with your block from exercise 9.4.
 #
 # **Predict.** On two ranks, your block runs two all-reduces in the forward pass and two in the backward pass. If it's checkpointed, how many all-reduces run in its backward pass?
 
