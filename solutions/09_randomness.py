@@ -11,7 +11,7 @@
 #
 # Every rank of your model rolls dice. Some of these dice must show the same number on all ranks, and others must not. If you mix them up, nothing crashes. Megatron-Core mixed them up for sixteen months, because of a single word.
 #
-# By the end of this chapter, your block from chapter 06 will train with dropout on any number of ranks, and you'll know which number to look at if you don't trust it. You need chapters 04 to 06. About 75 minutes.
+# By the end of this chapter, your block from chapter 06 will train with dropout on any number of ranks. You need chapters 04 to 06. About 75 minutes.
 
 # %% tags=["setup"]
 import math
@@ -123,11 +123,11 @@ viz.masks(
 )
 
 # %% [markdown]
-# The first row is right. Every rank has the same tensor, so every rank has to drop the same elements, or the ranks would go on with different tensors. But the second row is wrong. There, the ranks have different columns of one large tensor, and a single process would draw a number for each element of that tensor. With one seed, the ranks draw only a quarter of these numbers, and each of them decides about four elements. Dropout becomes coarser: the share of a token's elements that is kept varies $\sqrt{p}$ times as much. With one seed per rank, the second row would be right, but the first row would be wrong.
+# The first row is right, because if the ranks dropped different elements of the same tensor, they would go on with different tensors. But the second row is wrong. There, the ranks have different columns of one large tensor, and a single process would draw a number for each of its elements. With one seed, the ranks draw only a quarter of these numbers, and each number decides about four elements. Dropout becomes coarser: the share of a token's elements that is kept varies $\sqrt{p}$ times as much. With one seed per rank, the second row would be right, and the first row would be wrong.
 #
 # ## Three streams
 #
-# So a rank needs more than one source of random numbers. We'll give it three **streams**, each with its own seed.
+# So a rank needs several **streams** of random numbers, each with its own seed.
 #
 # | stream | what's drawn from it | who draws the same numbers |
 # |---|---|---|
@@ -135,7 +135,7 @@ viz.masks(
 # | `replicated` | masks for tensors that every rank has in full | the ranks of one replica, no matter how many there are |
 # | `sharded` | masks for a rank's own part of a tensor | nobody, each rank has its own |
 #
-# How should we choose the seeds? If `replicated` gets `seed + 1` and `sharded` gets `seed + rank`, rank 1 draws the same numbers from both streams. There's one more trap. Look at these two seeds:
+# How should we choose the seeds? If `replicated` gets `seed + 1` and `sharded` gets `seed + rank`, rank 1 draws the same numbers from both streams. And there's one more trap:
 
 # %%
 generators = [torch.Generator().manual_seed(seed) for seed in (7, 7 + 2**32)]
@@ -178,7 +178,7 @@ viz.table(
 # %% [markdown]
 # ## Lend torch a state
 #
-# You can't tell `F.dropout` which stream to use. It always draws from torch's **current state**. So if dropout should draw from a different stream, we have to put the state of that stream into torch's generator, and afterward, we have to put the previous state back. A state is just a tensor of bytes, and these two functions read and write it.
+# You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, we have to put the stream's state into torch's generator, and afterward, we have to put the previous state back. A state is just a tensor of bytes, and these two functions read and write it.
 
 
 # %% tags=["setup"]
@@ -203,10 +203,10 @@ def set_state(state):
 #
 # The next time somebody forks "sharded", the stream has to go on where it stopped. If it started from its seed again, every training step would drop the same elements.
 #
-# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. If the block raises an exception, it comes out of the `yield`.
+# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. An exception in the block comes out of the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
-# Write the tracker. You may use `get_state` and `set_state`. It also helps that `torch.Generator(device())` makes a generator of its own, with the methods `manual_seed(seed)` and `get_state()`.
+# Write the tracker with the help of `get_state` and `set_state`. A separate generator, `torch.Generator(device())`, has the methods `manual_seed(seed)` and `get_state()`.
 #
 # - `add` raises a `ValueError` if the name or the seed is taken, and then it adds nothing. A seed stays taken forever. Adding a stream doesn't change the numbers that torch draws from its current state.
 #
@@ -308,12 +308,12 @@ ranks = launch(two_steps, 2)
 viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# That's why "replicated" has a state of its own. Torch's current state is the same on all ranks, too, but only until somebody draws from it on just one of them.
+# That's why "replicated" has a state of its own. Torch's current state starts out the same on all ranks, too, but it's too easy to draw from it on just one of them.
 
 # %% [markdown]
 # ## Dropout in your block
 #
-# Now dropout goes into your block from chapter 06. There are four places for it. Two of them are inside the region between f and g, where each rank has its own heads and columns. The other two come after g.
+# Now dropout goes into your block from chapter 06, in four places. Two of them are between f and g, where each rank has its own heads and columns. The other two come after g.
 
 
 # %% tags=["setup"]
@@ -358,7 +358,7 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# We'll train it on two ranks in three ways: as it is, with all four masks drawn from "sharded", and with all four masks drawn from "replicated". Everything outside the block is replicated, as in chapter 06.
+# We'll train it on two ranks in three ways: as it is, with all four masks from "sharded", and with all four masks from "replicated".
 
 
 # %%
@@ -413,7 +413,7 @@ def train(only=None):
 
 
 # %% [markdown]
-# **Predict.** After 40 steps, we look at each rank's first loss, at the replica drift, and at the share of elements that are kept inside the MLP. Which of the two wrong ways ("sharded" or "replicated") gives the ranks two different first losses? Which one makes the replicated parameters drift apart? And for which one do the losses and the drift look perfectly healthy?
+# **Predict.** Which of the two wrong ways ("sharded" or "replicated") gives the ranks two different first losses? Which one makes the replicated parameters drift apart? And for which one do the losses and the drift look perfectly healthy?
 
 # %% predict="9.c"
 predict("9.c", two_first_losses="sharded", drift="sharded", looks_healthy="replicated")
@@ -437,15 +437,15 @@ for name, only in (
 viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}")
 
 # %% [markdown]
-# If all masks come from "sharded", the ranks disagree about the very first loss, because from the first mask after g on, they compute with different tensors. Then their replicated parameters get different gradients and drift apart. That's bad, but at least you can see it. (With the loss from chapter 08, you can't even see the first symptom. All ranks build that loss from the same all-reduced numbers, so it's the same everywhere, even if the logits aren't.)
+# If all masks come from "sharded", the ranks disagree about the very first loss, because after g, they compute with different tensors. Then their replicated parameters drift apart. That's bad, but at least you can see it. (With the loss from chapter 08, you wouldn't see the first symptom, because all ranks build that loss from the same all-reduced numbers.)
 #
-# If all masks come from "replicated", there's *nothing* to see. The ranks agree perfectly. In fact, they agree too much. The last loss is even a little lower than the right one. (We tried six seeds, and it was lower for five of them.) Only the masks themselves give it away, because dropout inside the MLP is $\sqrt{2}$ times as coarse as it should be.
+# If all masks come from "replicated", there's *nothing* to see. The ranks agree perfectly, and the last loss is even a little *lower* than the right one. (We tried six seeds, and it was lower for five of them.) Only the masks themselves give it away: the share that's kept varies $\sqrt{2}$ times as much as it should.
 #
 # ## Fix it
 #
-# In Megatron-Core, the forward pass of a stack of blocks needs two contexts, one for the random state and one for numbers with 8 bits. Since June 2023, they had been combined with a single word that's valid Python but means something else. Somebody reported it in July 2024 (NVIDIA/Megatron-LM issue 903). In October, the notes for release 0.9.0 listed it as a known issue, and a maintainer explained that nobody had studied what it does to training, because many of their own models don't use dropout (issue 1256). It only hit models with sequence parallelism, which we'll get to in chapter 12.
+# In Megatron-Core, the blocks run in two contexts, one for the random state and one for 8-bit numbers. From June 2023 on, the two were combined with a single wrong word. Somebody reported it in July 2024 (NVIDIA/Megatron-LM issue 903). In October, a maintainer wrote that nobody had studied what it did to training, because many of their own models don't use dropout (issue 1256). It only hit models with sequence parallelism, which we'll get to in chapter 12.
 #
-# Below is your block, written the same way. It forks the right streams in the right places, and your tracker and your seeds are fine. Yet on two ranks, both ranks drop the same elements of their own heads and columns.
+# Below is your block, written the same way. Your tracker and your seeds are fine. Yet on two ranks, both ranks drop the same elements of their own heads and columns.
 
 # %% [markdown] task="9.4" title="Fix the block that forgot its streams" difficulty=2 minutes=8
 # Find out which stream the masks are really drawn from, and why. Then fix `forward`. `self.precision()` returns the context in which the block's four linear layers have to run, such as `torch.autocast("cuda", torch.bfloat16)`. By default, it's a context that does nothing.
@@ -496,9 +496,9 @@ check("9.4", MixedPrecisionBlock)
 #
 # ## Run it again
 #
-# The backward pass needs what the forward pass has computed: the inputs of the layers, the attention weights, the masks. With **activation checkpointing**, a block keeps only its input. When the backward pass gets to the block, it runs the block's forward pass a second time. That saves a lot of memory and costs some time.
+# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block keeps only its input, and when the backward pass gets to the block, it runs the block's forward pass a second time.
 #
-# But will the second run drop the same elements? `torch.utils.checkpoint` thinks of that. It remembers torch's current state before the first run and puts it back before the second. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, so that the gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
+# But will the second run drop the same elements? `torch.utils.checkpoint` thinks of that, so it puts torch's current state back before the second run. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, so that the gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
 # **Predict.** The rate is 0.5. Which share of the gradients is right if dropout draws from torch's current state, and which share if it draws from a stream of your tracker? (Write a number between 0 and 1.)
 
@@ -535,9 +535,9 @@ def table_of(run_again):
 table_of(torchs_own)
 
 # %% [markdown]
-# Half of the gradients are wrong, because one of the two runs kept the element and the other one didn't. Torch doesn't know about the states in your tracker, so in the second run, the streams simply go on. The outputs are right, so the loss is right, and a wrong gradient looks like any other gradient. This costs something, too: in OLMo-core, torch's own state wasn't put back, and after 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828, August 2026).
+# Half of the gradients are wrong, because only one of the two runs kept the element. Torch doesn't know about your tracker, so in the second run, the streams simply go on. The loss is still right, and a wrong gradient looks like any other gradient. In August 2026, this happened to OLMo-core, which hadn't put torch's own state back. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828).
 #
-# `torch_checkpoint` has an argument for such cases. `context_fn` is a function without arguments that returns two context managers. Torch enters the first one around the first run, and the second one around the second run. `nullcontext()` is a context manager that does nothing.
+# `torch_checkpoint` has an argument for such cases. `context_fn` is a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
 
 # %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
 # Write `checkpoint` with the help of `torch_checkpoint`. The second run has to draw from the tracker's streams as they were when *its own* first run began. Afterward, all states must be as if the function had run only once.
@@ -636,7 +636,7 @@ symptoms(9)
 #
 # ## Your library so far
 #
-# Your library can draw random numbers now, the same ones where the ranks must agree, and different ones everywhere else. The table below ends with a command that trains your block with dropout and activation checkpointing on two processes.
+# Your library can draw random numbers now. The table below ends with a command that trains your block with dropout and activation checkpointing on two processes.
 
 # %%
 from tplab.course import library

@@ -30,7 +30,7 @@ GRAY = "#8A8A8A"
 
 
 def run() -> dict:
-    """Draw masks for two steps, and run the second step once more, in two ways. Return all masks that this rank drew."""
+    """Draw masks for two steps, and run the second step again, in two ways. Return all masks of this rank."""
 
     def mask() -> torch.Tensor:
         return F.dropout(torch.ones(PIECE, device=device()), 0.5) > 0
@@ -68,7 +68,7 @@ def movie() -> Movie:
         HEIGHT,
         SECONDS,
         "Two tapes of random numbers on each of two ranks",
-        "Each rank has a tape for torch's own state, one for the stream replicated, and one for the stream sharded. The "
+        "Each rank has a tape for torch's own state, one for the stream replicated, and one for sharded. The "
         "replicated tapes of both ranks are the same, and the sharded ones differ. Each dropout reads the next four "
         "elements of its tape. When rank 0 draws an extra number, only its own torch tape moves. With torch's own "
         "checkpointing, the second run of step 2 reads on and gets different masks. With the checkpointing of this "
@@ -112,8 +112,8 @@ def _lane(made: Movie, rank: int, seen: dict) -> None:
         color = rank_color(rank) if name == "sharded" else GRAY
         first, second, again = (each[name] for each in seen["torch's"])
         ours = seen["ours"][2][name]
-        assert torch.equal(first, seen["tapes"][name][0]) and torch.equal(second, seen["tapes"][name][1])
-        assert torch.equal(again, seen["tapes"][name][2]) and torch.equal(ours, second)
+        for drawn, read in zip((first, second, again, ours), (0, 1, 2, 1), strict=True):
+            assert torch.equal(drawn, seen["tapes"][name][read])
         _stamp(made, first, color, y, 0, FIRST, start)
         _stamp(made, second, color, y, 1, SECOND, start + 4.0 - (name == "replicated") * 0.8)
         wrong = _stamp(made, again, color, y, 2, AGAIN, 7.4, again != second, BACKWARD)

@@ -175,13 +175,14 @@ def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_p
         assert text_of(course) == ""
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "block", "generate"])
+@pytest.mark.parametrize("name", ["mlp", "attention", "block", "dropout", "generate"])
 def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
     course = empty_course(tmp_path / "my_course")
     needs = {
         "mlp": ["5.2", "4.1", "4.2", "3.2", "3.3"],
         "attention": ["6.2", "4.1", "4.2", "3.2", "3.3"],
         "block": ["6.2", "5.2", "4.1", "4.2", "3.2", "3.3"],
+        "dropout": ["9.2", "9.3", "9.4", "9.5", "4.1", "4.2", "3.2", "3.3"],
         "generate": ["10.1", "10.2", "10.4"],
     }
     pass_all(course, needs[name])
@@ -189,7 +190,7 @@ def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2
-    if name == "block":
+    if name in ("block", "dropout"):
         losses = [line.rpartition(": ")[2].split(" -> ") for line in lines]
         assert losses[0] == losses[1], "both ranks have the same loss"
         assert float(losses[0][1]) < float(losses[0][0])

@@ -50,6 +50,10 @@ DEMOS = {
     "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
     "attention": (("6.2",), "does the same with your attention"),
     "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
+    "dropout": (
+        ("9.2", "9.3", "9.4", "9.5"),
+        "trains your block with dropout and activation checkpointing on two processes",
+    ),
     "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
 }
 

@@ -3,6 +3,7 @@
 python -m my_tp mlp          the MLP of chapter 05
 python -m my_tp attention    the attention of chapter 06
 python -m my_tp block        both of them as a block, which learns to predict the next byte of a Python program
+python -m my_tp dropout      the block of chapter 09, with dropout, and with activation checkpointing
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 """
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from my_tp.attention import ParallelAttention
 from my_tp.mlp import ParallelMLP
+from my_tp.randomness import MixedPrecisionBlock, RNGTracker, checkpoint, stream_seeds
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
@@ -49,20 +51,35 @@ def attention():
 
 def block():
     """Train a block of my attention and my MLP for 20 steps. The loss is the same on every rank."""
+    parts = torch.nn.ModuleDict({"attention": ParallelAttention(32, 4, causal=True), "mlp": ParallelMLP(32)})
+
+    def forward(x):
+        x = x + parts["attention"](x)  # [b, s, h]
+        return x + parts["mlp"](x)  # [b, s, h]
+
+    train_on_bytes(parts, forward)
+
+
+def dropout():
+    """Train my block with dropout and activation checkpointing for 20 steps. The loss is the same on every rank."""
+    seeds, tracker = stream_seeds(1, dist.get_rank(), RANKS), RNGTracker()
+    for name in ("replicated", "sharded"):
+        tracker.add(name, seeds[name])
+    parts = torch.nn.ModuleDict({"block": MixedPrecisionBlock(32, 4, 0.1, tracker)})
+    train_on_bytes(parts, lambda x: checkpoint(parts["block"], x, tracker=tracker))
+
+
+def train_on_bytes(parts, forward):
+    """Train an embedding, these parts and a head to predict the next byte of a Python program, and tell the loss."""
     text = torch.tensor(list(Path(argparse.__file__).read_bytes()))  # a program that every Python brings along
-    parts = torch.nn.ModuleDict({
-        "embedding": torch.nn.Embedding(256, 32), "attention": ParallelAttention(32, 4, causal=True),
-        "mlp": ParallelMLP(32), "head": torch.nn.Linear(32, 256),
-    })  # fmt: skip
+    parts["embedding"], parts["head"] = torch.nn.Embedding(256, 32), torch.nn.Linear(32, 256)
     fill(parts, std=0.1)
     optimizer = torch.optim.AdamW(parts.parameters(), lr=0.01)
     generator, losses = torch.Generator().manual_seed(0), []  # the same batches on every rank
     for _ in range(20):
         starts = torch.randint(len(text) - 32, (16, 1), generator=generator)
         tokens = text[starts + torch.arange(33)]  # [b, s + 1]
-        x = parts["embedding"](tokens[:, :-1])  # [b, s, h]
-        x = x + parts["attention"](x)  # [b, s, h]
-        x = x + parts["mlp"](x)  # [b, s, h]
+        x = forward(parts["embedding"](tokens[:, :-1]))  # [b, s, h]
         loss = F.cross_entropy(parts["head"](x).flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -121,7 +138,7 @@ def run(rank, name, meeting):
 
 
 def main():
-    known = [name for name in ("mlp", "attention", "block", "generate") if name in globals()]
+    known = [name for name in ("mlp", "attention", "block", "dropout", "generate") if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
