@@ -35,8 +35,9 @@ from tplab.tensor import ColumnParallelLinear, RowParallelLinear, gather_from_re
 # Let's start with a tiny language model. It's a table that says how often each byte follows each other byte in Python's standard library. Two ranks share the table, and each of them holds half of its columns. To write a text, the ranks gather the table's row for the latest byte, and then each rank picks the next byte at random.
 
 # %%
-text = torch.tensor(list(corpus.python_sources(300_000)))
-follows = torch.zeros(256, 256).index_put((text[:-1], text[1:]), torch.tensor(1.0), accumulate=True)
+text = corpus.python_sources(300_000)
+latest, following = torch.tensor(list(text[:-1])), torch.tensor(list(text[1:]))
+follows = torch.zeros(256, 256).index_put((latest, following), torch.tensor(1.0), accumulate=True)
 
 
 def write(log_at=None):
@@ -47,7 +48,7 @@ def write(log_at=None):
         if step == log_at and dist.get_rank() == 0:
             torch.rand(1, device=device())  # rank 0 needs a random number for a log message
         written.append(torch.multinomial(gather_from_region(half[written[-1]]), 1).item())
-    return bytes(written).decode()
+    return bytes(written).decode(errors="replace")
 
 
 runs = {"same seed": launch(write, 2), "rank 0 draws one extra number": launch(write, 2, args=(16,))}
@@ -56,7 +57,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Both ranks started from the same seed, so they picked the same bytes, until rank 0 drew a single extra number. From then on, each rank writes a text of its own. Worse, each row that they gather now consists of halves of two different rows, so *neither* text is what the model would have written. In August 2026, somebody found this mistake in the reference code of OpenAI's gpt-oss, in which every rank samples on its own (openai/gpt-oss issue 270).
+# Both ranks started from the same seed, so they picked the same bytes, until rank 0 drew a single extra number. From then on, each rank writes a text of its own. Worse, each row that they gather now consists of halves of two different rows, so *neither* text is what the model would have written. In August 2026, somebody reported this mistake in the reference code of OpenAI's gpt-oss, in which every rank samples on its own (openai/gpt-oss issue 270).
 #
 # So should all ranks use the same seed, and never draw a number on just one rank? Before you agree, let's look at **dropout**. With a rate of $r$, it sets each element to zero with probability $r$, and it divides the others by $1 - r$. The **mask** says which elements are kept.
 #
@@ -66,7 +67,7 @@ viz.table(
 predict("9.a", independent=1024, correlation=1)
 
 # %% [markdown] task="9.1" title="Same or different?" difficulty=2 minutes=8
-# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. For each random draw below, answer two questions. Must the two ranks of *one* replica draw the same numbers? And must the two replicas draw the same numbers? Write "same" if they must, and "different" if they must not.
+# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. For each random draw below, answer two questions. Must the two ranks of *one* replica draw the same numbers? And must the two replicas draw the same numbers? Write "same" if they must, and "different" if they must not. Together, the four ranks should behave like a single process that trains on all the texts.
 #
 # | name | what is drawn |
 # |---|---|
@@ -403,7 +404,7 @@ def train(only=None):
     losses, kept = [], []  # kept: the share of each token's columns that this rank keeps inside the MLP
     model.block.down.register_forward_pre_hook(lambda _, inputs: kept.append((inputs[0] != 0).double().mean(-1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
-    for inputs, targets in corpus.byte_batches(bytes(text.tolist()), CONTEXT, BATCH, 40, seed=1):
+    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, 40, seed=1):
         loss = F.cross_entropy(model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten())
         optimizer.zero_grad()
         loss.backward()

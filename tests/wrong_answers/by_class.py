@@ -32,7 +32,6 @@ NAMES_FLOAT64: list[Changed] = [
     ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found.double(), 0)")]),
     ("8.4", [("vocab_logsumexp(logits, group)", "vocab_logsumexp(logits.double(), group)")]),
     ("8.5", [("z = logits.masked_fill(padding", "z = logits.double().masked_fill(padding")]),
-    ("9.4", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.1", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().double()")]),
@@ -49,7 +48,6 @@ NAMES_THE_CPU: list[Changed] = [
     ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found, torch.zeros(found.shape, dtype=found.dtype))")]),
     ("8.4", [("mine.to(logits.dtype)", 'mine.to("cpu", logits.dtype)')]),
     ("8.5", [(", device=logits.device", "")]),
-    ("9.4", [('"device": device', '"device": None')]),
     ("10.1", [('"device": device', '"device": None')]),
     ("10.2", [("ids.shape[1], device=ids.device", "ids.shape[1]"), ("self.positions(places)", "(self.positions.weight[places] + 0 * places[:, None])")]),
     ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().cpu()")]),
@@ -74,7 +72,6 @@ NOT_BFLOAT16: list[Changed] = [
     ("8.2", [("    m = vocab_max", "    " + ONLY_TWO.format("logits") + "m = vocab_max")]),
     ("8.3", [("torch.where(mine, found, 0)", f"torch.where(mine, {half('found')}, 0)")]),
     ("8.5", [("logits.masked_fill(padding, -torch.inf)", "logits.masked_fill(padding, torch.finfo(torch.float32).min)")]),
-    ("9.4", [("return x + y", f"return x + {half('y')}")]),
     ("10.1", [("x = residual + dropout", f"x = {half('residual')} + dropout")]),
     ("10.2", [("        x = self.final_norm(x)", f"        x = self.final_norm({half('x')})")]),
     ("10.3", [("tensor = tensor.t()", f"tensor = {half('tensor.t()')}")]),
@@ -159,7 +156,6 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [
-    ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),
 ]  # fmt: skip
 
