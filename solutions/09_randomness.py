@@ -115,7 +115,7 @@ check("9.1", same_or_different)
 # %%
 def two_masks():
     torch.manual_seed(1)
-    return [F.dropout(torch.ones(6, columns, device=device()), 1 / 3) for columns in (32, 8)]
+    return [F.dropout(torch.ones(6, columns, device=device()), 1 / 3) for columns in (16, 8)]
 
 
 after_g, inside = zip(*launch(two_masks, 4), strict=True)
@@ -134,7 +134,7 @@ viz.masks(
 # |---|---|---|
 # | `init` | initial values, as in exercise 4.4 | all ranks of all replicas |
 # | `replicated` | masks for tensors that every rank has in full | the ranks of one replica, no matter how many there are |
-# | `sharded` | masks for a rank's own part of a tensor | nobody, each rank has its own |
+# | `sharded` | masks for a rank's own part of a tensor | no two ranks |
 #
 # How should we choose the seeds? If `replicated` gets `seed + 1` and `sharded` gets `seed + rank`, rank 1 draws the same numbers from both streams. And there's one more trap:
 
@@ -299,7 +299,7 @@ def two_steps():
     for step in (1, 2):
         for name in ("current state", "replicated", "sharded"):
             with lending(tracker, name):
-                masks[f"step {step}, {name}"] = F.dropout(torch.ones(4, 16, device=device()), 1 / 3)
+                masks[f"step {step}, {name}"] = F.dropout(torch.ones(2, 16, device=device()), 1 / 3)
         if dist.get_rank() == 0:
             torch.rand(1, device=device())  # for a log message
     return masks
@@ -625,9 +625,9 @@ symptoms(9)
 #
 # - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it refuses names and seeds that are taken, as yours does. Torch's current state plays the role of "replicated", and the stream of the sharded draws gets `seed + 2718 + rank`, where 2718 is "just for fun". According to its docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process wouldn't do that, but it's less harmful than it would be within a replica.
 #
-# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. GPT-3's table with 51,200 padded rows of 12,288 elements takes up 2.52 GB in float32, on every rank. The cheaper method is the row `shard` of exercise 9.1: Megatron-Core draws only the shard, inside a fork of the tracker, with the standard deviation of the full weight. On eight ranks, that takes 0.31 GB. In return, the weight depends on the number of ranks. In tplab, it's the option `per_rank_init=True`.
+# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. GPT-3's table with 51,200 padded rows of 12,288 elements takes up 2.52 GB in float32, on every rank. The cheaper method is the row `shard` of exercise 9.1: Megatron-Core draws only the shard, inside a fork of the tracker, with a standard deviation that doesn't depend on the shard's shape. On eight ranks, that takes 0.31 GB. In return, the weight depends on the number of ranks. In tplab, it's the option `per_rank_init=True`.
 #
-# - **A checkpoint of a training run** must contain the states of *every* rank's tracker. Until August 2026, Megatron-LM saved the streams of some ranks only once and gave the same states to others. After a run on 256 ranks was resumed, the stream for experts was wrong on 252 of them (pull request 6858).
+# - **A checkpoint of a training run** must contain the states of *every* rank's tracker. In August 2026, somebody found that Megatron-LM saved some streams on a single rank and restored them on many others. When a run on 256 ranks was resumed, the stream for experts was wrong on 252 of them (pull request 6858).
 #
 # - **PyTorch's DTensor** needs no streams, but a GPU. A GPU's generator computes its numbers from a seed and an offset, so each rank can jump to the offset of its own shard. On a CPU, the class that does this (`OffsetBasedRNGTracker`) raises an error.
 #
