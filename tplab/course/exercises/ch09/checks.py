@@ -215,7 +215,7 @@ def run_seeds(stream_seeds: Callable[..., Any], call: Call) -> Seen:
             counts[name] += len({seeds[name] for seeds in said.values()})
     found = found or repeats(stream_seeds, call.given.seeds[0])
     claims = {name: Claim(found.get(name, "")) for name in STATEMENTS}
-    if call.given.copies is MOST:
+    if call.given.copies == MOST:
         missing = len(MOST) * sum(call.given.sizes) - counts["sharded"]
         claims[FEW] = Claim(f"{missing} ranks have a seed of another rank" if missing > 1000 else "")
     return one(claims | {DIFFERENT.format(name): count for name, count in counts.items()})
