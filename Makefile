@@ -94,6 +94,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python -m pictures.moving.poster
 	$(BIN)/python -m pictures.moving.loss
 	$(BIN)/python -m pictures.moving.ring
+	$(BIN)/python -m pictures.moving.tapes
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
 	@$(BIN)/python -c 'import accelerate' 2>/dev/null \

@@ -9,15 +9,12 @@
 # %% [markdown]
 # # 09 · Randomness
 #
-# **The question.** A model uses random numbers in two places: for its first values and for its dropout. How do `p` ranks draw them so that they still train one model, and the same one for every `p`?
+# Every rank of your model rolls dice. Some of these dice must show the same number on all ranks, and others must not. If you mix them up, nothing crashes. Megatron-Core mixed them up for sixteen months, because of a single word.
 #
-# **What you will have built.** First values that each rank draws for its own shard; seeds that never meet; a tracker of named random states with `fork`, as in Megatron; a block that drops in the right way in two kinds of places; and activation checkpointing that drops
-# the same places when it runs the block a second time.
-#
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `m` the inner size of the MLP, `a` attention heads, `p` number of ranks. **f** and **g** are the operators of chapter 03. About 90 minutes.
+# By the end of this chapter, your block from chapter 06 will train with dropout on any number of ranks. You need chapters 04 to 06. About 75 minutes.
 
 # %% tags=["setup"]
-import time
+import math
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -30,302 +27,198 @@ from tplab import device, launch, record, viz
 from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.memory import saved_for_backward
-from tplab.tensor import ColumnParallelLinear, ParallelAttention, RowParallelLinear, load_full_state_dict, rng
-
-
-def get_state():
-    """The state of torch's generator on this rank's device: of its GPU, if it has one, else of the CPU."""
-    return torch.cuda.get_rng_state() if device().type == "cuda" else torch.get_rng_state()
-
-
-def set_state(state):
-    """Put a state that `get_state` returned into torch's generator."""
-    if device().type == "cuda":
-        torch.cuda.set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
-
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear, gather_from_region
 
 # %% [markdown]
-# This is where the chapter leads. Four ranks have dropped a third of two tensors, with the module `tplab.tensor.rng` in which everything below is ready made. Filled places are kept, white ones are dropped. The first tensor is the same on every rank, and all ranks drop the same places of it. Of the second one each rank has
-# its own columns, and drops its own places.
-
+# ## Two ranks roll a die
+#
+# Let's start with a tiny language model. It's a table that says how often each byte follows each other byte in Python's standard library. Two ranks share the table, and each of them holds half of its columns. To write a text, the ranks gather the table's row for the latest byte, and then each rank picks the next byte at random.
 
 # %%
-def drop_two_tensors():
-    tracker = rng.seed_all(1)
-    x = torch.ones(6, 16, device=device())
-    return {sharded: rng.dropout(x, 1 / 3, sharded=sharded, rng=tracker) for sharded in (False, True)}
+text = corpus.python_sources(300_000)
+latest, following = torch.tensor(list(text[:-1])), torch.tensor(list(text[1:]))
+follows = torch.zeros(256, 256).index_put((latest, following), torch.tensor(1.0), accumulate=True)
 
 
-results = launch(drop_two_tensors, 4)
-viz.masks(
-    {
-        "replicated: the residual stream [b, s, h]": [kept[False] for kept in results],
-        "sharded: inside the MLP [b, s, m/p]": [kept[True] for kept in results],
-    },
-    title="what four ranks keep",
+def write(log_at=None):
+    torch.manual_seed(0)  # the same on both ranks
+    half = follows.to(device()).chunk(2, 1)[dist.get_rank()]  # [256, 128]
+    written = list(b"d")
+    for step in range(48):
+        if step == log_at and dist.get_rank() == 0:
+            torch.rand(1, device=device())  # rank 0 needs a random number for a log message
+        written.append(torch.multinomial(gather_from_region(half[written[-1]]), 1).item())
+    return bytes(written).decode(errors="replace")
+
+
+runs = {"same seed": launch(write, 2), "rank 0 draws one extra number": launch(write, 2, args=(16,))}
+viz.table(
+    [{"run": name, "rank": rank, "text": repr(seen)} for name, run in runs.items() for rank, seen in enumerate(run)]
 )
 
 # %% [markdown]
-# ## 1 · First values
+# Both ranks started from the same seed, so they picked the same bytes, until rank 0 drew a single extra number. From then on, each rank writes a text of its own. Worse, each row that they gather now consists of halves of two different rows, so *neither* text is what the model would have written. In August 2026, somebody reported this mistake in the reference code of OpenAI's gpt-oss, in which every rank samples on its own (openai/gpt-oss issue 270).
 #
-# Chapter 04 filled a shard from a **master weight**: every rank draws the whole weight from the same seed and keeps its part. The weight is then the same for every `p`. The price is that every rank holds a whole weight for a moment, and draws `p` times as many numbers as it needs. For the output layer of a large
-# model that is gigabytes.
+# So should all ranks use the same seed, and never draw a number on just one rank? Before you agree, let's look at **dropout**. With a rate of $r$, it sets each element to zero with probability $r$, and it divides the others by $1 - r$. The **mask** says which elements are kept.
 #
-# The cheap way is that each rank draws its shard alone. It has two traps. Take a weight of `[4096, 1024]` and Xavier's rule: normally distributed numbers with the **standard deviation** (std)
-#
-# $$\sigma = \sqrt{\frac{2}{\text{in} + \text{out}}} = \sqrt{\frac{2}{1024 + 4096}} = 0.0198$$
-#
-# **Predict.** Four ranks call `torch.manual_seed(1)`, then `nn.init.xavier_normal_` on their shards of `[1024, 1024]`. Which standard deviation do the shards have? Are they all equal?
+# **Predict.** Inside an MLP with $m = 4096$ on four ranks, each rank has 1024 of the 4096 elements of a token. All ranks draw their masks after the same seed. How many of the 4096 elements are dropped independently of all the others? What's the correlation between the masks of ranks 0 and 1? (It's 1 for identical masks and 0 for unrelated ones.)
 
 # %% predict="9.a"
-predict("9.a", std=0.03125, all_equal=True)
+predict("9.a", independent=1024, correlation=1)
 
-
-# %%
-def draw_directly():
-    p = dist.get_world_size()
-    torch.manual_seed(1)
-    return nn.init.xavier_normal_(torch.empty(4096 // p, 1024))  # [out/p, in]
-
-
-rows = []
-for p in (1, 2, 4):
-    shards = launch(draw_directly, p)
-    rows.append(
-        {
-            "p": p,
-            "the std should be": f"{(2 / (4096 + 1024)) ** 0.5:.4f}",
-            "the std is": f"{torch.cat(list(shards)).std():.4f}",
-            "largest difference between two shards": max((shard - shards[0]).abs().max().item() for shard in shards),
-        }
-    )
-viz.table(rows, title="xavier_normal_ on the shards, one seed for all ranks")
-
-# %% [markdown]
-# Both traps at once. The function takes the number of rows from the tensor that it is handed, so the numbers become larger with `p`. And a generator that starts from the same seed draws the same numbers in every process, so all shards are one. No error is raised, and the model trains. Section 8 looks at what is lost.
+# %% [markdown] task="9.1" title="Same or different?" difficulty=2 minutes=8
+# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. For each random draw below, answer two questions. Must the two ranks of *one* replica draw the same numbers? And must the two replicas draw the same numbers? Write "same" if they must, and "different" if they must not. Together, the four ranks should behave like a single process that trains on all the texts.
 #
-# The second trap has a simple way out: a **generator** of one's own. `torch.Generator().manual_seed(n)` makes one, and torch's functions for first values take it as `generator=`. It has its own state, and drawing from it leaves torch's own generator, the **current random state**, as it is. That matters: the parameters that are
-# replicated, a LayerNorm or a bias, are drawn from the current state, and they must come out equal on all ranks.
-
-
-# %% [markdown] task="9.1" title="A shard drawn by its own rank" difficulty=2 minutes=10
-# Draw this rank's shard of a weight whose first values follow Xavier's rule, without anybody making the whole weight.
+# | name | what is drawn |
+# |---|---|
+# | `norm` | the initial weight of a norm, which every rank has in full |
+# | `shard` | the initial values of a weight's shard, if each rank draws only its own shard |
+# | `embedding` | the mask for the output of the embedding, `[b, s, h]` |
+# | `heads` | the mask for the attention weights, `[b, n/p, s, s]` |
+# | `inside` | the mask inside the MLP, `[b, s, m/p]` |
+# | `after_g` | the mask for the output of the MLP, after g, `[b, s, h]` |
+# | `batch` | the texts for the next training step |
+# | `token` | the next token, when each replica continues the same text in its own way |
 #
-# - The numbers come from a generator with the seed `seed + rank`, where the rank is counted within `group`; float32, on the CPU. If you call `draw_shard` again with the same arguments, it returns the same numbers.
-# - The standard deviation is that of the *whole* weight.
-# - torch's current random state is left as it was, and nothing is sent.
+# The check runs a small model on four ranks, in which your table decides about one draw at a time.
 
 
 # %% exercise="9.1"
-def draw_shard(shape, dim, seed, group=None):
-    """This rank's shard of a weight with Xavier-normal first values.
-
-    in:  shape [out, in] of the whole weight; dim, along which it is cut, 0 or 1
-    out: [out/p, in] or [out, in/p]
-    """
+def same_or_different() -> dict[str, tuple[str, str]]:
+    """Return (within a replica, across replicas) for each draw, with the words "same" and "different"."""
     ### BEGIN SOLUTION
-    rank, p = dist.get_rank(group), dist.get_world_size(group)
-    std = (2 / sum(shape)) ** 0.5  # of the whole weight
-    shard_shape = list(shape)
-    shard_shape[dim] //= p  # [out/p, in] or [out, in/p]
-    generator = torch.Generator().manual_seed(seed + rank)
-    return torch.empty(shard_shape).normal_(0.0, std, generator=generator)
+    return {
+        "norm": ("same", "same"),
+        "shard": ("different", "same"),
+        "embedding": ("same", "different"),
+        "heads": ("different", "different"),
+        "inside": ("different", "different"),
+        "after_g": ("same", "different"),
+        "batch": ("same", "different"),
+        "token": ("same", "different"),
+    }
     ### END SOLUTION
 
 
 # %% [markdown] hints="9.1"
-# 1. Three things decide about the numbers: the shape, the standard deviation and the generator. Which of them belong to the shard, and which to the whole weight?
-# 2. The shape is that of the shard, `shape[dim] // p` along `dim`. The standard deviation comes from `shape`. The generator is this rank's: `torch.Generator().manual_seed(seed + rank)`.
-# 3. `torch.empty(shard_shape).normal_(0.0, (2 / sum(shape)) ** 0.5, generator=generator)`, with the rank and `p` from `dist.get_rank(group)` and `dist.get_world_size(group)`.
+# 1. For the first question, look at the tensor's shape. Does every rank of a replica have this tensor in full, or does each rank have its own part? What would go wrong if the ranks dropped different elements of the same tensor? What would go wrong if they dropped the same elements of different parts?
+# 2. For the second question, remember that replicas are copies of *one* set of weights, and that they work on different texts. Which draws decide about the weights, and which draws decide about something that belongs to a text?
+# 3. Every rank has the full tensor for `norm`, `embedding`, `after_g`, `batch`, and `token`, so these are the same within a replica. Only `norm` and `shard` are about weights, so these two are the same across replicas.
 
 # %% check="9.1"
-check("9.1", draw_shard)
-
+check("9.1", same_or_different)
 
 # %% [markdown]
-# The same table with your function, and the bytes that each rank had in its hands for it:
+# Here are two rows of your table in a picture. Four ranks have drawn two masks after the same seed. Elements that are kept are filled.
 
 
 # %%
-def draw_alone():
-    return draw_shard((4096, 1024), 0, seed=1)
+def two_masks():
+    torch.manual_seed(1)
+    return [F.dropout(torch.ones(6, columns, device=device()), 1 / 3) for columns in (16, 8)]
 
 
-rows = []
-for p in (1, 2, 4):
-    shards = launch(draw_alone, p)
-    others = [(shards[i] - shards[0]).abs().max().item() for i in range(1, p)]
-    rows.append(
-        {
-            "p": p,
-            "the std is": f"{torch.cat(list(shards)).std():.4f}",
-            "two shards differ by up to": f"{min(others):.2f}" if others else None,
-            "MB, by a master weight": f"{4 * 4096 * 1024 / 1e6:.1f}",
-            "MB, drawn alone": f"{4 * shards[0].numel() / 1e6:.1f}",
-        }
-    )
-viz.table(rows, title="each rank draws its own shard")
+after_g, inside = zip(*launch(two_masks, 4), strict=True)
+viz.masks(
+    {"after g, each rank has all of [b, s, h]": after_g, "inside the MLP, each rank has its own [b, s, m/p]": inside}
+)
 
 # %% [markdown]
-# The price is that the weight depends on `p`: it is another sample of the same distribution. With a master weight you can compare runs with different `p` number by number, which is why this course uses it in its tests. In `tplab`, `per_rank_init=True` on a parallel layer chooses the cheap way.
+# The first row is right, because if the ranks dropped different elements of the same tensor, they would go on with different tensors. But the second row is wrong. There, the ranks have different columns of one large tensor, and a single process would draw a number for each of its elements. With one seed, the ranks draw only a quarter of these numbers, and each number decides about four elements. Dropout becomes coarser: the share of a token's elements that is kept varies $\sqrt{p}$ times as much. With one seed per rank, the second row would be right, and the first row would be wrong.
 #
-# ## 2 · Two kinds of places
+# ## Three streams
 #
-# **Dropout** with rate `r` sets each number to zero with probability `r`, and divides the others by `1 - r`, so that the mean stays what it was. Which numbers it drops is the **mask**. In a tensor-parallel transformer dropout stands in two kinds of places:
+# So a rank needs several **streams** of random numbers, each with its own seed.
 #
-# - Where every rank holds the same tensor: the **residual stream** `[b, s, h]`, to which attention and MLP add their output after g. If one rank drops a number there and another one does not, they go on with different tensors, and are no longer one model.
-# - Where each rank has a part of its own: its heads' attention probabilities `[b, a/p, s, s]`, its columns inside the MLP `[b, s, m/p]`. One process would draw a mask of `[b, s, m]` there, with another random number for each place. So each rank has to draw numbers that no other rank draws.
-#
-# The obvious program seeds every rank alike and calls `F.dropout` everywhere. That is right for the first kind of place. What does it do in the second?
-#
-# **Predict.** `m = 4096` and `p = 4`, so each rank has 1024 of the places inside the MLP. All ranks draw from the same state. How many of the 4096 are dropped or kept independently of all others? What is the correlation between the masks of ranks 0 and 1? (1: they are the same; 0: one tells nothing about the other.)
-
-# %% predict="9.b"
-predict("9.b", independent=1024, correlation=1)
-
-
-# %%
-def inner_masks(seeds, p, tokens=200, m=4096):
-    """What a rank keeps inside the MLP, [tokens, m/p]: a plain dropout after a plain seed."""
-    torch.manual_seed(1 + dist.get_rank() if seeds == "one for each rank" else 1)
-    return F.dropout(torch.ones(tokens, m // p, device=device()), 0.5) > 0
-
-
-SEEDS = ("the same on all ranks", "one for each rank")
-rows = []
-for p in (2, 4):
-    for seeds in SEEDS:
-        masks = launch(inner_masks, p, args=(seeds, p))
-        correlation = torch.corrcoef(torch.stack([mask.flatten().double() for mask in masks]))[0, 1].item()
-        kept = torch.cat(list(masks), 1).double().mean(1)  # [tokens]: the part of the 4096 places that is kept
-        rows.append(
-            {
-                "p": p,
-                "seeds": seeds,
-                "correlation of ranks 0 and 1": f"{correlation:.3f}",
-                "kept of a token, mean": f"{kept.mean():.3f}",
-                "its std": f"{kept.std():.4f}",
-                "std with 4096 independent places": f"{(0.25 / 4096) ** 0.5:.4f}",
-            }
-        )
-viz.table(rows, title="dropout with rate 0.5 inside an MLP with m = 4096, 200 tokens")
-
-# %% [markdown]
-# With the same seed the masks of all ranks are one mask. A token that happens to lose many places on rank 0 loses as many on every other rank, so the part that is kept varies as if there were only `4096/p` places: its standard deviation is $\sqrt{p}$ times too large. The noise that the model has to learn with is another one
-# for each `p`. Turn the control to see the masks themselves.
-
-
-# %% tags=["explore"]
-def first_mask(how):
-    torch.manual_seed(1 + dist.get_rank() if how == "one seed for each rank" else 1)
-    return F.dropout(torch.ones(6, 16, device=device()), 1 / 3)
-
-
-def show_masks(p, seeds):
-    kept = list(launch(first_mask, p, args=(seeds,)))
-    return viz.masks({f"after {seeds}": kept}, title=f"what {p} ranks keep of a tensor, p = {p}")
-
-
-viz.explore(show_masks, p=(4, 2, 1), seeds=["the same seed for all ranks", "one seed for each rank"])
-
-# %% [markdown]
-# Neither of the two is right for a whole model: with one seed for all ranks the residual stream is in order and the inside of the MLP is not, with a seed for each rank it is the other way round. A rank needs *both*: a stream of random numbers that it shares with the others, and one of its own. And a third one that
-# shares with the others, for the first values.
-#
-# ## 3 · Seeds
-#
-# So each rank has three **streams** of random numbers, each from a seed of its own:
-#
-# | stream | what is drawn from it | alike on |
+# | stream | what's drawn from it | who draws the same numbers |
 # |---|---|---|
-# | `init` | first values, by a master weight | all ranks of all copies |
-# | `replicated` | dropout of the residual stream | all ranks of one copy, for every `p` |
-# | `sharded` | dropout of what is split over the ranks | nobody: each rank its own |
+# | `init` | initial values, as in exercise 4.4 | all ranks of all replicas |
+# | `replicated` | masks for tensors that every rank has in full | the ranks of one replica, no matter how many there are |
+# | `sharded` | masks for a rank's own part of a tensor | no two ranks |
 #
-# A **copy** here is a whole model. In a large run several copies, each on `p` ranks, work on different data (chapter 00 called it data parallelism). They start from the same first values, and drop other places.
-#
-# It is easy to make two streams meet: `seed + rank` for one of them, and `seed + 1` for another one, and rank 1 draws in both the same numbers. One more fact: on the CPU, torch looks only at the last 32 bits of a seed.
+# How should we choose the seeds? If `replicated` gets `seed + 1` and `sharded` gets `seed + rank`, rank 1 draws the same numbers from both streams. And there's one more trap:
 
 # %%
 generators = [torch.Generator().manual_seed(seed) for seed in (7, 7 + 2**32)]
 torch.stack([torch.rand(4, generator=generator) for generator in generators])
 
 
-# %% [markdown] task="9.2" title="The seeds of the streams" difficulty=2 minutes=10
-# Return the seeds of this rank's three streams. Any scheme will do that keeps to the table above, and in which no two *different* streams have the same seed: not on any ranks, not of any copies, with up to 1000 ranks in a copy and up to 1000 copies, whatever the run's `seed` is, from 0 on. That rules out seeds from a hash, because among a million of them, some have the same last 32 bits.
+# %% [markdown]
+# On a CPU, torch only uses the last 32 bits of a seed.
+
+# %% [markdown] task="9.2" title="Seeds that never meet" difficulty=2 minutes=8
+# Return the seeds of a rank's three streams. Two streams must have the same seed where the table above says so, and nowhere else. This has to be true for every `seed` from 0 on, for up to 1000 ranks per replica, and for up to 1000 replicas. (So don't use a hash. Among a million hashes, some agree in the last 32 bits.)
 
 
 # %% exercise="9.2"
 def stream_seeds(seed, rank, world_size, copy=0):
-    """Where the streams of this rank start from.
+    """Return the seeds of this rank's streams, {"init": int, "replicated": int, "sharded": int}, none of them negative.
 
-    in:  seed of the run; rank, 0 to p - 1, and p, within this copy of the model; copy 0, 1, ...
-    out: {"init": int, "replicated": int, "sharded": int}, not negative
+    seed: the seed of the run; rank: 0 to world_size - 1, within this replica; copy: the replica, 0, 1, ...
     """
     ### BEGIN SOLUTION
-    first = seed + 1 + 2000 * copy  # 2000 seeds for each copy, of which it uses one and p more
+    first = seed + 1 + 2000 * copy  # 2000 seeds for each replica, which uses one of them, and one for each rank
     return {"init": seed, "replicated": first, "sharded": first + 1 + rank}
     ### END SOLUTION
 
 
 # %% [markdown] hints="9.2"
-# 1. Draw a line of whole numbers. Where on it lie the seeds of all ranks of copy 0? Where may copy 1 begin?
-# 2. `init` contains neither rank nor copy. `replicated` contains the copy. `sharded` contains both. Leave room for 1000 ranks between one copy and the next.
-# 3. `first = seed + 1 + 2000 * copy`; then `init` is `seed`, `replicated` is `first`, `sharded` is `first + 1 + rank`.
+# 1. Draw a line of whole numbers, and mark the seeds that all the ranks of replica 0 use. Where may the seeds of replica 1 begin?
+# 2. The seed of `init` must not depend on the rank or on the replica. The seed of `replicated` depends on the replica, and the seed of `sharded` depends on both. Leave room for 1000 ranks between one replica and the next.
+# 3. With `first = seed + 1 + 2000 * copy`, you can use `seed` for `init`, `first` for `replicated`, and `first + 1 + rank` for `sharded`.
 
 # %% check="9.2"
 check("9.2", stream_seeds)
 
-# %% [markdown]
-# Your seeds, for two copies on two ranks each:
-
 # %%
 viz.table(
-    [{"copy": copy, "rank": rank} | stream_seeds(1234, rank, 2, copy=copy) for copy in (0, 1) for rank in (0, 1)],
-    title="stream_seeds(1234, rank, 2, copy)",
+    [{"replica": copy, "rank": rank} | stream_seeds(1234, rank, 2, copy=copy) for copy in (0, 1) for rank in (0, 1)],
+    title="your seeds for two replicas on two ranks each",
 )
 
 # %% [markdown]
-# ## 4 · A tracker of random states
+# ## Lend torch a state
 #
-# `F.dropout` has no argument `generator=`. It draws from the current state, always. So to let it draw from another stream, that stream's state has to be put into torch's generator, and taken out again afterwards. A state is a tensor of bytes:
+# You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, we have to put the stream's state into torch's generator, and afterward, we have to put the previous state back. A state is just a tensor of bytes, and these two functions read and write it.
 
-# %%
-torch.manual_seed(1)
-state = get_state()
-first = torch.rand(3)
-torch.rand(1000)  # the generator goes on ...
-set_state(state)  # ... and is put back
-print(f"{state.numel()} bytes; again the same numbers: {torch.equal(torch.rand(3), first)}")
+
+# %% tags=["setup"]
+def get_state():
+    """Return a copy of the state of torch's generator on this rank's device."""
+    return torch.cuda.get_rng_state() if device().type == "cuda" else torch.get_rng_state()
+
+
+def set_state(state):
+    """Put a state that `get_state` returned into torch's generator."""
+    torch.cuda.set_rng_state(state) if device().type == "cuda" else torch.set_rng_state(state)
+
 
 # %% [markdown]
-# A **tracker** keeps states under names, and `fork` lends one of them to torch:
+# A **tracker** keeps the states of several streams, and its method `fork` lends one of them to torch:
 #
-# ```
+# ```python
 # with tracker.fork("sharded"):
-#     y = F.dropout(y, 0.1)          # from the state "sharded"
-# x = torch.rand(3)                  # from the current state, as if nothing had happened
+#     y = F.dropout(y, 0.1)  # draws from the stream "sharded"
+# x = torch.rand(3)          # draws from the current state, as if nothing had happened
 # ```
 #
-# The next `fork("sharded")` has to go on where this one ended. If it began at the seed again, every training step would drop the same places.
+# The next time somebody forks "sharded", the stream has to go on where it stopped. If it started from its seed again, every training step would drop the same elements.
 #
-# Python makes such a `with` out of a function that yields once, with `contextlib.contextmanager`: what stands before the `yield` runs when the block begins, what stands behind it when the block ends. An exception in the block comes out of the `yield`.
+# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. An exception in the block comes out of the `yield`.
 
-
-# %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=15
-# Use `get_state` and `set_state` from the setup cell. What torch draws from within a fork is this rank's generator on `device()`.
+# %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
+# Write the tracker with the help of `get_state` and `set_state`. A separate generator, `torch.Generator(device())`, has the methods `manual_seed(seed)` and `get_state()`.
 #
-# - `add` makes a new state. What torch draws from its current state afterwards is what it would have drawn anyway. What it refuses leaves nothing behind. A seed stays taken even after its state has been used.
-# - `fork` can be left by an exception, which the caller sees. The state of the name has moved on then too, and the current state is back.
-# - Forks of different names may stand within each other.
-# - `state_dict` returns the states as they are now, for a checkpoint. Neither later draws nor later loads change what it returned. `load_state_dict` takes it, also in another tracker that has the same names.
+# - `add` raises a `ValueError` if the name or the seed is taken, and then it adds nothing. A seed stays taken forever. Adding a stream doesn't change the numbers that torch draws from its current state.
+#
+# - `fork` may be left by an exception, which the caller must see. Even then, the stream has moved on, and the current state is back. Forks of different names may be nested. A name that wasn't added raises an error.
+#
+# - `state_dict` returns the states as they are now. Nothing that happens later may change what it returned. `load_state_dict` goes on from there, in this tracker or in another one with the same names. The seeds that are taken stay taken.
 
 
 # %% exercise="9.3"
 class RNGTracker:
-    """Random states with names, of which `fork` lets torch draw."""
+    """Random states with names, which `fork` lends to torch."""
 
     def __init__(self):
         ### BEGIN SOLUTION
@@ -334,29 +227,29 @@ class RNGTracker:
         ### END SOLUTION
 
     def add(self, name, seed):
-        """A new state that starts from `seed`. Raises ValueError if the name or the seed is taken."""
+        """Add a stream that starts from `seed`. Raises ValueError if the name or the seed is taken."""
         ### BEGIN SOLUTION
         if name in self.states or seed in self.seeds:
-            raise ValueError(f"the name {name!r} or the seed {seed} is taken: there are {sorted(self.states)}")
+            raise ValueError(f"the name {name!r} or the seed {seed} is taken, the streams are {sorted(self.states)}")
         self.states[name] = torch.Generator(device()).manual_seed(seed).get_state()
         self.seeds.add(seed)
         ### END SOLUTION
 
     @contextmanager
     def fork(self, name="sharded"):
-        """Within it torch draws from the state `name`, which goes on where it was left; afterwards from where it was."""
+        """Inside the `with` block, torch draws from the stream `name`, which goes on where it stopped."""
         ### BEGIN SOLUTION
         outside = get_state()
         set_state(self.states[name])
         try:
             yield
-        finally:  # also after an exception
+        finally:  # even after an exception
             self.states[name] = get_state()
             set_state(outside)
         ### END SOLUTION
 
     def state_dict(self):
-        """{name: state} as they are now."""
+        """Return {name: state}, as the states are now."""
         ### BEGIN SOLUTION
         return dict(self.states)
         ### END SOLUTION
@@ -369,20 +262,26 @@ class RNGTracker:
 
 
 # %% [markdown] hints="9.3"
-# 1. Before a fork lends out a state it has to remember another one. Which, and where? While `fork` waits at its `yield`, the block runs. Which lines have to run even if the block raises?
-# 2. `add`: a generator of your own, `torch.Generator(device()).manual_seed(seed)`, has the state that you need, `.get_state()`. `fork`: remember the current state in a local variable, put the named one in place, `yield`, keep where it has got to, put the other one back; the last two in a `finally`. `get_state` returns a new tensor each time.
-# 3. `outside = get_state(); set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns `dict(self.states)`, a new dictionary, and `load_state_dict` keeps a new one too.
+# 1. Before a fork lends a state to torch, it has to remember a different state. Which one, and where? While `fork` waits at its `yield`, the caller's block is running. Which of your lines must run even if that block raises an exception?
+# 2. In `add`, make a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, remember the current state in a local variable, put the stream's state in its place, and `yield`. Then store how far the stream got, and put the remembered state back. The last two steps belong in a `finally`. Since `get_state` returns a new tensor each time, you can store what it returns.
+# 3. Write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns the new dictionary `dict(self.states)`, and `load_state_dict` stores a new dictionary, too.
 
 # %% check="9.3"
 check("9.3", RNGTracker)
 
+
 # %% [markdown]
-# Your tracker with your seeds, on four ranks, for two steps. Between the steps rank 0 draws a number that no other rank draws, for a log message say: the others must not notice.
+# Let's try your tracker with your seeds on two ranks. Each of two steps draws a mask from three sources. Between the steps, rank 0 draws an extra number for its log message again.
+#
+# **Predict.** Compare the masks of the two ranks in step 2. Are they the same if they're drawn from torch's current state? If they're drawn from "replicated"? If they're drawn from "sharded"? (Write `True` or `False`.)
+
+# %% predict="9.b"
+predict("9.b", current=False, replicated=True, sharded=False)
 
 
 # %%
 def make_tracker(seed, copy=0):
-    """This rank's tracker with the two states for dropout; torch's current state is seeded for the first values."""
+    """Return this rank's tracker with two streams for dropout, and seed torch's current state for the initial values."""
     seeds = stream_seeds(seed, dist.get_rank(), dist.get_world_size(), copy=copy)
     torch.manual_seed(seeds["init"])
     tracker = RNGTracker()
@@ -391,256 +290,265 @@ def make_tracker(seed, copy=0):
     return tracker
 
 
+def lending(tracker, name):
+    return nullcontext() if name == "current state" else tracker.fork(name)
+
+
 def two_steps():
-    tracker = make_tracker(1)
-    kept = {}
+    tracker, masks = make_tracker(1), {}
     for step in (1, 2):
-        for name in ("replicated", "sharded"):
-            with tracker.fork(name):
-                kept[f"step {step}, {name}"] = F.dropout(torch.ones(4, 16, device=device()), 1 / 3)
+        for name in ("current state", "replicated", "sharded"):
+            with lending(tracker, name):
+                masks[f"step {step}, {name}"] = F.dropout(torch.ones(2, 16, device=device()), 1 / 3)
         if dist.get_rank() == 0:
-            torch.rand(1)  # from the current state
-    return kept
+            torch.rand(1, device=device())  # for a log message
+    return masks
 
 
-results = launch(two_steps, 4)
-viz.masks({name: [kept[name] for kept in results] for name in results[0]}, title="two steps with your tracker")
-
-# %% [markdown]
-# The masks of the second step are new, those of the replicated stream are still alike on all ranks. Had they been drawn from the current state, rank 0 would have been one number ahead from then on. This is why `replicated` has a state of its own, although torch's current state is alike on all ranks too, as long as nobody draws
-# from it alone.
-#
-# ## 5 · Where to fork
-#
-# **Predict.** From which stream has each of these four dropouts to draw? `embedding_output`, `[b, s, h]`, which every rank holds whole; `attention_probabilities`, `[b, a/p, s, s]`; `inside_mlp`, `[b, s, m/p]`; `mlp_output`, after g, `[b, s, h]`. Write `"replicated"` or `"sharded"`.
-
-# %% predict="9.c"
-predict(
-    "9.c",
-    embedding_output="replicated",
-    attention_probabilities="sharded",
-    inside_mlp="sharded",
-    mlp_output="replicated",
-)
+ranks = launch(two_steps, 2)
+viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# The ready-made attention of `tplab.tensor.attention`, built as in chapter 06, takes the tracker as `rng` and forks around the dropout of its probabilities. Here the values of all heads are ones, so that the output of a head is the sum of the probabilities that were kept, each divided by 1 - 0.5: it is 1 where half of them were kept. On two ranks with one head each, first without the tracker and then with yours:
+# That's why "replicated" has a state of its own. Torch's current state starts out the same on all ranks, too, but it's too easy to draw from it on just one of them.
+
+# %% [markdown]
+# ## Dropout in your block
+#
+# Now dropout goes into your block from chapter 06, in four places. Two of them are between f and g, where each rank has its own heads and columns. The other two come after g.
 
 
-# %%
-def kept_by_heads(forked):
-    torch.manual_seed(1)
-    tracker = make_tracker(1)
-    layer = ParallelAttention(8, 2, dropout=0.5, bias=False, device=device())
-    x = torch.ones(1, 6, 8, device=device())
-    kept = []
-    layer.out.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))  # [b, s, h/p]: the heads' output
-    with torch.no_grad():
-        layer.qkv.weight.fill_(0.125)  # all scores are equal, all values are 1
-        layer(x, rng=tracker if forked else None)
-    return kept[0][0, :, 0]  # [s], one number for each token
+# %% tags=["setup"]
+def attention_weights(q, k):  # q, k [b, n, s, d] -> the causal weights [b, n, s, s]
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf).softmax(dim=-1)
 
 
-viz.table(
-    [
-        {"": "with your tracker" if forked else "from the current state"}
-        | {
-            f"rank {rank}": "  ".join(f"{part:.2f}" for part in kept.tolist())
-            for rank, kept in enumerate(launch(kept_by_heads, 2, args=(forked,)))
-        }
-        for forked in (False, True)
-    ],
-    title="for each of six tokens, the sum of the probabilities that a head kept, divided by 1 - 0.5",
-)
+class Block(nn.Module):
+    """The block of chapter 06, with dropout in four places: x [b, s, h], the same on every rank -> the same shape."""
 
-# %% [markdown] task="9.4" title="A block that drops in both kinds of places" difficulty=2 minutes=10
-# An MLP with dropout inside, behind GELU, and dropout of its output, before it is added to `x`. The layers are there; write `forward`. Each dropout draws from the right state of `self.tracker`. In eval mode (`self.training` is False) nothing is dropped and nothing is drawn.
-
-
-# %% exercise="9.4"
-class ParallelBlock(nn.Module):
-    """x + dropout(down(dropout(GELU(up(x))))), with a tracker that has the states "replicated" and "sharded".
-
-    in:  x, replicated      [..., h]
-    out: replicated         [..., h]
-    """
-
-    def __init__(self, hidden_size, ffn_hidden_size, rate, tracker, *, group=None, device=None, dtype=None):
+    def __init__(self, hidden_size, num_heads, rate, tracker, *, group=None, device=None, dtype=None):
         super().__init__()
         options = {"group": group, "device": device, "dtype": dtype}
-        self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, **options)  # weight [m/p, h]
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
-        self.rate, self.tracker = rate, tracker
+        self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, stride=3, **options)
+        self.out = RowParallelLinear(hidden_size, hidden_size, **options)
+        self.up = ColumnParallelLinear(hidden_size, 4 * hidden_size, **options)
+        self.down = RowParallelLinear(4 * hidden_size, hidden_size, **options)
+        self.head_dim, self.rate, self.tracker = hidden_size // num_heads, rate, tracker
+
+    def drop(self, y):
+        return F.dropout(y, self.rate, self.training)
+
+    def heads(self, x):  # [b, s, h] -> [b, s, h/p]
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return (self.drop(attention_weights(q, k)) @ v).transpose(1, 2).flatten(2)
+
+    def inner(self, x):  # [b, s, h] -> [b, s, 4h/p]
+        return self.drop(F.gelu(self.up(x)))
 
     def forward(self, x):
-        ### BEGIN SOLUTION
-        inner = F.gelu(self.up(x))  # [..., m/p]
         with self.tracker.fork("sharded"):
-            inner = F.dropout(inner, self.rate, self.training)
-        y = self.down(inner)  # [..., h]
+            y = self.heads(x)  # [b, s, h/p]
+        y = self.out(y)  # [b, s, h]
         with self.tracker.fork("replicated"):
-            y = F.dropout(y, self.rate, self.training)
-        return x + y
-        ### END SOLUTION
+            x = x + self.drop(y)
+        with self.tracker.fork("sharded"):
+            y = self.inner(x)  # [b, s, 4h/p]
+        y = self.down(y)  # [b, s, h]
+        with self.tracker.fork("replicated"):
+            return x + self.drop(y)
 
-
-# %% [markdown] hints="9.4"
-# 1. Write the shapes beside the four steps. Where is a `/p` in the shape, and where is the tensor the same on every rank?
-# 2. Behind GELU the tensor is `[..., m/p]`: `"sharded"`. Behind `self.down`, which ends with g, it is `[..., h]` on every rank: `"replicated"`. `F.dropout` takes `self.training` as its third argument.
-# 3. `with self.tracker.fork("sharded"): inner = F.dropout(inner, self.rate, self.training)`, the same with `"replicated"` around the dropout of `self.down(inner)`, and `return x + y`.
-
-# %% check="9.4"
-check("9.4", ParallelBlock)
 
 # %% [markdown]
-# Now train with it. The data is that of chapter 05: bytes of the Python standard library, 16 of them to predict the next. First with dropout at the end alone, which draws from the replicated stream. On one process, in plain PyTorch, the same masks come out of a plain `torch.manual_seed` with the seed of that stream.
+# We'll train it on two ranks in three ways: as it is, with all four masks from "sharded", and with all four masks from "replicated".
+
 
 # %%
-CONTEXT, HIDDEN, FFN, BATCH, STEPS, RATE = 16, 128, 256, 64, 40, 0.2
-text = corpus.python_sources(100_000)
-
-
-class PlainBlock(nn.Module):
-    """The twin on one process, with dropout at the end alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(HIDDEN, FFN, dtype=torch.float64)
-        self.down = nn.Linear(FFN, HIDDEN, dtype=torch.float64)
-
-    def forward(self, x):
-        return x + F.dropout(self.down(F.gelu(self.up(x))), RATE, self.training)
-
-
-class OnlyAtTheEnd(ParallelBlock):
-    """Your block without the dropout inside."""
-
-    def forward(self, x):
-        y = self.down(F.gelu(self.up(x)))  # [..., h]
-        with self.tracker.fork("replicated"):
-            y = F.dropout(y, self.rate, self.training)
-        return x + y
+HIDDEN, HEADS, CONTEXT, BATCH, RATE = 64, 4, 32, 16, 0.2
 
 
 class ByteModel(nn.Module):
-    """Scores for the next byte from the 16 bytes before it. Everything but the block is replicated."""
-
-    def __init__(self, block):
+    def __init__(self, tracker):
         super().__init__()
         options = {"device": device(), "dtype": torch.float64}
-        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN // CONTEXT, **options)
-        self.block = block
-        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
+        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN, **options)
+        self.position = nn.Embedding(CONTEXT, HIDDEN, **options)
+        self.block = Block(HIDDEN, HEADS, RATE, tracker, **options)
+        self.norm, self.head = nn.LayerNorm(HIDDEN, **options), nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
 
-    def forward(self, context):  # [b, 16] bytes
-        return self.head(self.block(self.embedding(context).flatten(1)))  # [b, 256]
-
-
-def parallel_model(block_class, tracker):
-    model = ByteModel(block_class(HIDDEN, FFN, RATE, tracker, device=device(), dtype=torch.float64))
-    load_full_state_dict(model, start)
-    return model
+    def forward(self, tokens):  # [b, s] bytes -> [b, s, 256]
+        return self.head(self.norm(self.block(self.embedding(tokens) + self.position.weight)))
 
 
-def train(model, optimizer, first=0, last=STEPS, after_step=lambda: None):
-    """The losses of the steps from `first` on, before `last`."""
-    losses = []
-    for inputs, targets in list(corpus.byte_batches(text, CONTEXT, BATCH, last, seed=1))[first:]:
-        loss = F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device()))
+class OnlyOne:
+    """A tracker that lends the same stream for every name."""
+
+    def __init__(self, tracker, name):
+        self.fork = lambda _: tracker.fork(name)
+
+
+def replica_drift(module):
+    """Return the largest difference between ranks in any replicated parameter, as in exercise 5.3."""
+    worst = 0.0
+    for parameter in (each.detach() for each in module.parameters() if not hasattr(each, "tensor_parallel")):
+        largest, smallest = parameter.clone(), parameter.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+        worst = max(worst, (largest - smallest).max().item())
+    return worst
+
+
+def train(only=None):
+    torch.set_num_threads(1)
+    tracker = make_tracker(2)
+    model = ByteModel(OnlyOne(tracker, only) if only else tracker)
+    losses, kept = [], []  # kept: the share of each token's columns that this rank keeps inside the MLP
+    model.block.down.register_forward_pre_hook(lambda _, inputs: kept.append((inputs[0] != 0).double().mean(-1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
+    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, 40, seed=1):
+        loss = F.cross_entropy(model(inputs.to(device())).flatten(0, 1), targets.to(device()).flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        after_step()
-    return losses
+    return {"losses": losses, "drift": replica_drift(model), "kept": torch.stack(kept)}
 
 
-def adam(model):
-    return torch.optim.Adam(model.parameters(), lr=3e-3)
+# %% [markdown]
+# **Predict.** Which of the two wrong ways ("sharded" or "replicated") gives the ranks two different first losses? Which one makes the replicated parameters drift apart? And for which one do the losses and the drift look perfectly healthy?
 
-
-torch.manual_seed(0)
-plain = ByteModel(PlainBlock())
-start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
-torch.manual_seed(stream_seeds(1, 0, 1)["replicated"])
-plain_losses = train(plain, adam(plain))
-
+# %% predict="9.c"
+predict("9.c", two_first_losses="sharded", drift="sharded", looks_healthy="replicated")
 
 # %%
-def train_on_ranks(block_class):
-    model = parallel_model(block_class, make_tracker(1))
-    return train(model, adam(model))
-
-
-def furthest(losses, others):
-    return f"{max(abs(mine - other) for mine, other in zip(losses, others, strict=True)):.0e}"
-
-
 rows = []
-for block_class, where in ((OnlyAtTheEnd, "at the end"), (ParallelBlock, "inside and at the end")):
-    runs = {p: launch(train_on_ranks, p, args=(block_class,))[0] for p in (1, 2, 4)}
-    for p, losses in runs.items():
-        row = {"dropout": where, "p": p, "last loss": f"{losses[-1]:.4f}"}
-        row["furthest from p = 1, over all steps"] = furthest(losses, runs[1])
-        row["from one process, plain PyTorch"] = furthest(losses, plain_losses) if where == "at the end" else None
-        rows.append(row)
-print(f"one process, plain PyTorch, dropout at the end: last loss {plain_losses[-1]:.4f}")
-viz.table(rows)
+for name, only in (
+    ("the right streams", None),
+    ("only from sharded", "sharded"),
+    ("only from replicated", "replicated"),
+):
+    ranks = launch(train, 2, args=(only,), timeout=300)
+    kept = (ranks[0]["kept"] + ranks[1]["kept"]) / 2  # the share of all 4h columns, for each token
+    losses = {f"first loss, rank {rank}": f"{seen['losses'][0]:.4f}" for rank, seen in enumerate(ranks)}
+    seen = {
+        "last loss": f"{ranks[0]['losses'][-1]:.3f}",
+        "drift": f"{ranks[0]['drift']:.2g}",
+        "std of the share kept": f"{kept.std():.4f}",
+    }
+    rows.append({"masks": name} | losses | seen)
+viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 - RATE) / (4 * HIDDEN)):.4f}")
 
 # %% [markdown]
-# Dropout at the end gives the same run for every `p`, up to the rounding of sums in another order. With dropout inside, the runs are three different ones. Nothing is wrong there: with `p = 2` each rank draws a mask of `[b, s, m/2]` from its own stream, and the two side by side are not the mask of `[b, s, m]` that one process
-# draws. They are another one of the same kind. So this is what "the same model for every `p`" can mean: the same first values and the same replicated masks, number by number, and sharded masks that are as independent as those of one process. To have those equal as well, every rank would have to draw the mask of all
-# columns and keep its part: `p` times as many random numbers as it needs.
+# If all masks come from "sharded", the ranks disagree about the very first loss, because after g, they compute with different tensors. Then their replicated parameters drift apart. That's bad, but at least you can see it. (With the loss from chapter 08, you wouldn't see the first symptom, because all ranks build that loss from the same all-reduced numbers.)
+#
+# If all masks come from "replicated", there's *nothing* to see. The ranks agree perfectly, and the last loss is even a little *lower* than the right one. (We tried six seeds, and it was lower for five of them.) Only the masks themselves give it away: the share that's kept varies $\sqrt{2}$ times as much as it should.
+#
+# ## Fix it
+#
+# In Megatron-Core, the blocks run in two contexts, one for the random state and one for 8-bit numbers. From June 2023 on, the two were combined with a single wrong word. Somebody reported it in July 2024 (NVIDIA/Megatron-LM issue 903). In October, a maintainer wrote that nobody had studied what it did to training, because many of their own models don't use dropout (issue 1256). It only hit models with sequence parallelism, which we'll get to in chapter 12.
+#
+# Below is your block, written the same way. Your tracker and your seeds are fine. Yet on two ranks, both ranks drop the same elements of their own heads and columns.
+
+# %% [markdown] task="9.4" title="Fix the block that forgot its streams" difficulty=2 minutes=8
+# Find out which stream the masks are really drawn from, and why. Then fix `forward`. `self.precision()` returns the context in which the block's four linear layers have to run, such as `torch.autocast("cuda", torch.bfloat16)`. By default, it's a context that does nothing.
+#
+# In eval mode, nothing is dropped. The check also runs the block several times, and once with a rate of 2, for which `F.dropout` raises an exception.
+
+
+# %% exercise="9.4"
+class MixedPrecisionBlock(Block):
+    """The block above, whose linear layers run in the context that `precision()` returns."""
+
+    def __init__(self, *args, precision=nullcontext, **options):
+        super().__init__(*args, **options)
+        self.precision = precision
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        with self.tracker.fork("sharded"), self.precision():
+            y = self.heads(x)  # [b, s, h/p]
+        with self.tracker.fork("replicated"), self.precision():
+            x = x + self.drop(self.out(y))  # [b, s, h]
+        with self.tracker.fork("sharded"), self.precision():
+            y = self.inner(x)  # [b, s, 4h/p]
+        with self.tracker.fork("replicated"), self.precision():
+            return x + self.drop(self.down(y))  # [b, s, h]
+        ### BROKEN
+        # with self.tracker.fork("sharded") and self.precision():
+        #     y = self.heads(x)  # [b, s, h/p]
+        # with self.tracker.fork("replicated") and self.precision():
+        #     x = x + self.drop(self.out(y))  # [b, s, h]
+        # with self.tracker.fork("sharded") and self.precision():
+        #     y = self.inner(x)  # [b, s, 4h/p]
+        # with self.tracker.fork("replicated") and self.precision():
+        #     return x + self.drop(self.down(y))  # [b, s, h]
+        ### END SOLUTION
+
+
+# %% [markdown] hints="9.4"
+# 1. Put a `print` into your tracker's `fork`, before its `yield`, and run the block on one rank. How often is it printed? What does Python do with the object after `with`?
+# 2. What's the value of `3 and 5`? If the first operand of `and` is true, the result is the second operand. So which of the two contexts does `with a and b:` enter?
+# 3. `with a, b:` enters both contexts. Replace each `and` with a comma.
+
+# %% check="9.4"
+check("9.4", MixedPrecisionBlock)
 
 # %% [markdown]
-# ## 6 · Run it again
+# A context manager is an object like any other, so `a and b` is simply `b`. Nobody enters `a`, and nobody complains. All four masks came from torch's current state, which is the same on all ranks.
 #
-# Backward needs what forward has computed: the input of each layer, the masks. **Activation checkpointing** keeps only the input of a block and forgets the rest; when backward comes to the block, it runs the block a second time. Memory is paid for with time. `torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False)` does
-# it, and it knows about dropout: with `preserve_rng_state=True`, which is the default, it notes down torch's current state before the first run and puts it in place before the second.
+# ## Run it again
 #
-# But your dropout does not draw from the current state. Nobody tells torch about the states in your tracker. So look at what comes out: `y = dropout(x)²` at `x = 1` has the gradient `2·dropout(x)²`, which is `2y`, if both runs dropped the same places.
+# The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block keeps only its input, and when the backward pass gets to the block, it runs the block's forward pass a second time.
+#
+# But will the second run drop the same elements? `torch.utils.checkpoint` thinks of that, so it puts torch's current state back before the second run. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, so that the gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
+#
+# **Predict.** The rate is 0.5. Which share of the gradients is right if dropout draws from torch's current state, and which share if it draws from a stream of your tracker? (Write a number between 0 and 1.)
+
+# %% predict="9.d"
+predict("9.d", current_state=1, tracker=0.5)
+
 
 # %%
-SIZE = 100_000
-
-
-def right_gradients(stream):
+def right_gradients(name, run_again):
     tracker = make_tracker(1)
 
     def squared(x):
-        with tracker.fork(stream) if stream != "current" else nullcontext():
-            x = F.dropout(x, 0.5)
-        return x**2
+        with lending(tracker, name):
+            return F.dropout(x, 0.5) ** 2
 
-    x = torch.ones(SIZE, device=device(), requires_grad=True)
-    y = torch_checkpoint(squared, x, use_reentrant=False)
+    x = torch.ones(100_000, device=device(), requires_grad=True)
+    y = run_again(squared, x, tracker)
     y.sum().backward()
     return (x.grad == 2 * y.detach()).double().mean().item()
 
 
-results = {stream: launch(right_gradients, 2, args=(stream,)) for stream in ("current", "replicated", "sharded")}
-viz.table(
-    [
-        {"dropout draws from": stream} | {f"right on rank {rank}": f"{part:.1%}" for rank, part in enumerate(parts)}
-        for stream, parts in results.items()
-    ],
-    title="gradients that fit the output, with torch's own checkpoint",
-)
+def torchs_own(function, x, tracker):
+    return torch_checkpoint(function, x, use_reentrant=False)
+
+
+def table_of(run_again):
+    shares = {
+        name: launch(right_gradients, 2, args=(name, run_again)) for name in ("current state", "replicated", "sharded")
+    }
+    return viz.table([{"dropout draws from": name} | {f"right on rank {rank}": f"{share:.1%}" for rank, share in enumerate(ranks)}
+                      for name, ranks in shares.items()])  # fmt: skip
+
+
+table_of(torchs_own)
 
 # %% [markdown]
-# Half of the gradients are wrong: those of places that one run has dropped and the other has kept. There is no error; a wrong gradient looks like any other. And the second run has drawn from the tracker, so the states stand further on than they would without checkpointing, and all later masks are others too.
+# Half of the gradients are wrong, because only one of the two runs kept the element. Torch doesn't know about your tracker, so in the second run, the streams simply go on. The loss is still right, and a wrong gradient looks like any other gradient. In August 2026, this happened to OLMo-core, which hadn't put torch's own state back. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828).
 #
-# `torch.utils.checkpoint.checkpoint` takes one more argument for such cases: `context_fn`, a function without arguments that returns two context managers. The first one is entered around the first run, the second one around the run in backward. `contextlib.nullcontext()` is one that does nothing.
+# `torch_checkpoint` has an argument for such cases. `context_fn` is a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
 
-# %% [markdown] task="9.5" title="Run again with the same dropout" difficulty=4 minutes=20
-# Write `checkpoint`, with `torch_checkpoint` from the setup cell, which is `torch.utils.checkpoint.checkpoint`. The second run draws from the tracker's states as they were when the *first* run began. After it all states are as if there had been only one run. The tracker has `state_dict()` and `load_state_dict(state)`, as in exercise 9.3.
+# %% [markdown] task="9.5" title="Run it again with the same dropout" difficulty=4 minutes=13
+# Write `checkpoint` with the help of `torch_checkpoint`. The second run has to draw from the tracker's streams as they were when *its own* first run began. Afterward, all states must be as if the function had run only once.
 #
-# It has to work where several blocks are checkpointed one after the other, and where `x` itself needs no gradient but the weights of the function do.
+# The tracker has the methods `state_dict()` and `load_state_dict(state)` from exercise 9.3. Your function has to work if several blocks are checkpointed one after the other, and if `x` itself needs no gradient but the block's weights do.
 
 
 # %% exercise="9.5"
 def checkpoint(function, *args, tracker):
-    """function(*args), which keeps only its inputs and is run again in backward, with the same dropout."""
+    """Return function(*args), but keep only its inputs, and run it again in the backward pass, with the same dropout."""
     ### BEGIN SOLUTION
     before_first_run = tracker.state_dict()
 
@@ -658,355 +566,83 @@ def checkpoint(function, *args, tracker):
 
 
 # %% [markdown] hints="9.5"
-# 1. When does the second run begin, and who could act just then? What has to be known at that moment, and when is the last chance to note it down?
-# 2. Note down `tracker.state_dict()` before anything runs. Write a context manager `replay` that notes down where the states are now, loads those from before the first run, and puts the others back at its end. It belongs around the second run only.
-# 3. With `@contextmanager`: `now = tracker.state_dict(); tracker.load_state_dict(before_first_run)`, then `try: yield`, `finally: tracker.load_state_dict(now)`. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
+# 1. The second run begins long after your function has returned. What does it need to know about the past? When is the last chance to write that down?
+# 2. Call `tracker.state_dict()` before anything runs. Then write a context manager `replay` for the second run. At its beginning, it stores where the streams are now and loads the states from before the first run. At its end, it loads the stored states again.
+# 3. Decorate `replay` with `@contextmanager`. Inside, write `now = tracker.state_dict()` and `tracker.load_state_dict(before_first_run)`, then `try: yield`, then `finally: tracker.load_state_dict(now)`. Return `torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), replay()))`.
 
 # %% check="9.5"
 check("9.5", checkpoint)
 
+# %%
+table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
+
 # %% [markdown]
-# The table from above, with your `checkpoint` in place of torch's:
+# Here's the whole chapter as two tapes of random numbers. All masks come from a real run.
+#
+# ![An animation with three tapes of random elements for each of two ranks. Dropout reads the next four elements of a tape. The replicated tapes of both ranks are the same, and the sharded ones differ. When rank 0 draws an extra number, only its own torch tape moves. In the second run of step 2, torch's checkpointing reads on, and the masks are wrong. Yours first goes back to a flag, and the masks are right.](pictures/tapes.svg)
+#
+# <details><summary>All frames, one by one</summary>
+#
+# ![The same animation as numbered stills](pictures/tapes_frames.svg)
+#
+# </details>
+#
+# What does checkpointing buy you, and what do you pay for it? Let's measure it with your block from exercise 9.4.
+#
+# **Predict.** On two ranks, your block runs two all-reduces in the forward pass and two in the backward pass. If it's checkpointed, how many all-reduces run in its backward pass?
+
+# %% predict="9.e"
+predict("9.e", backward=4)
 
 
 # %%
-def right_gradients_with_mine(stream):
+def one_pass(checkpointed):
     tracker = make_tracker(1)
-
-    def squared(x):
-        with tracker.fork(stream) if stream != "current" else nullcontext():
-            x = F.dropout(x, 0.5)
-        return x**2
-
-    x = torch.ones(SIZE, device=device(), requires_grad=True)
-    y = checkpoint(squared, x, tracker=tracker)
-    y.sum().backward()
-    return (x.grad == 2 * y.detach()).double().mean().item()
-
-
-results = {
-    stream: launch(right_gradients_with_mine, 2, args=(stream,)) for stream in ("current", "replicated", "sharded")
-}
-viz.table(
-    [
-        {"dropout draws from": stream} | {f"right on rank {rank}": f"{part:.1%}" for rank, part in enumerate(parts)}
-        for stream, parts in results.items()
-    ],
-    title="gradients that fit the output, with your checkpoint",
-)
-
-# %% [markdown]
-# **Predict.** Your block from exercise 9.4 on two ranks, in `checkpoint`. How many all-reduces run in its forward pass, and how many in its backward pass?
-
-# %% predict="9.d"
-predict("9.d", forward=1, backward=2)
-
-
-# %%
-def one_pass(how):
-    tracker = make_tracker(1)
-    block = ParallelBlock(256, 1024, 0.1, tracker, device=device())
-    x = torch.randn(4, 32, 256, device=device(), requires_grad=True)  # [b, s, h]
+    block = MixedPrecisionBlock(HIDDEN, HEADS, RATE, tracker, device=device())
+    x = torch.randn(BATCH, CONTEXT, HIDDEN, device=device(), requires_grad=True)  # [b, s, h]
     with saved_for_backward(block) as kept, record() as forward:
-        out = checkpoint(block, x, tracker=tracker) if how == "checkpointed" else block(x)
-    began = time.perf_counter()
+        out = checkpoint(block, x, tracker=tracker) if checkpointed else block(x)
     with record() as backward:
         out.sum().backward()
-    seconds = time.perf_counter() - began
     calls = [sum(total.calls for total in section.totals().values()) for section in (forward, backward)]
-    return {"kept": kept.bytes, "calls": calls, "seconds": seconds}
+    return {"KiB kept for the backward pass": kept.bytes // 1024, "all-reduces forward": calls[0], "backward": calls[1]}
 
 
-rows = []
-for p in (1, 2, 4):
-    for how in ("as it is", "checkpointed"):
-        seen = launch(one_pass, p, args=(how,))[0]
-        formula = 4 * 4 * 32 * (256 if how == "checkpointed" else 2 * 256 + 3 * 1024 // p)
-        rows.append(
-            {
-                "p": p,
-                "block": how,
-                "bytes kept until backward": seen["kept"],
-                "formula": formula,
-                "all-reduces forward": seen["calls"][0],
-                "backward": seen["calls"][1],
-                "ms backward": f"{1000 * seen['seconds']:.1f}",
-            }
-        )
-viz.table(rows, title="one block, b·s = 4·32, h = 256, m = 1024, float32")
-
-# %% [markdown]
-# As it is, the block keeps two tensors of `[b, s, h]`, its input and the last mask, and three of `[b, s, m/p]`, the input of GELU, the mask inside and the input of `down`: `b·s·(2h + 3m/p)` numbers. (On the CPU a mask is kept in float32; a GPU keeps it in one byte for each place.) Checkpointed, it keeps `b·s·h`, its input
-# alone, whatever `p` is. The price: the block runs twice, and its g is sent twice.
-#
-# ## 7 · Stop, and go on
-#
-# A long run is stopped and continued: a machine fails, the time is up. The checkpoint then needs the parameters and the optimizer's state, and the random states too, of *every* rank: `sharded` is another one on each. Here a run of 40 steps is stopped after 20, and continued by new processes, once with the tracker's states and once
-# without them.
-
-
-# %%
-def run_and_save(steps):
-    tracker = make_tracker(1)
-    model = parallel_model(ParallelBlock, tracker)
-    optimizer = adam(model)
-    losses = train(model, optimizer, 0, steps)
-    return {"losses": losses, "saved": (model.state_dict(), optimizer.state_dict(), tracker.state_dict())}
-
-
-def go_on(saved_by_rank, with_states):
-    model_state, optimizer_state, random_states = saved_by_rank[dist.get_rank()]
-    tracker = make_tracker(1)
-    model = parallel_model(ParallelBlock, tracker)
-    optimizer = adam(model)
-    model.load_state_dict(model_state)
-    optimizer.load_state_dict(optimizer_state)
-    if with_states:
-        tracker.load_state_dict(random_states)
-    return train(model, optimizer, 20, 40)
-
-
-uninterrupted = launch(run_and_save, 2, args=(40,))[0]["losses"][20:]
-saved = [rank["saved"] for rank in launch(run_and_save, 2, args=(20,))]
-rows = []
-for with_states in (True, False):
-    continued = launch(go_on, 2, args=(saved, with_states))[0]
-    apart = max(abs(mine - right) for mine, right in zip(continued, uninterrupted, strict=True))
-    rows.append(
-        {"random states": "loaded" if with_states else "not loaded", "largest difference of 20 losses": f"{apart:.1e}"}
-    )
-viz.table(rows)
-
-# %% [markdown]
-# With the states the continued run is the uninterrupted one, to the last bit. Without them it drops again what the first steps have dropped.
-#
-# ## 8 · Break it
-#
-# **First.** Other masks in the replicated place: a block that draws both from `sharded`, trained on two ranks. Before you run it: will the losses of the two ranks be equal in the first step?
-
-
-# %%
-class OthersAtTheEnd(ParallelBlock):
-    def forward(self, x):
-        with self.tracker.fork("sharded"):  # both dropouts in one fork, and it looks so tidy
-            inner = F.dropout(F.gelu(self.up(x)), self.rate, self.training)
-            return x + F.dropout(self.down(inner), self.rate, self.training)
-
-
-def replica_drift(module):
-    """The largest difference between two ranks in any replicated parameter, as in exercise 5.4."""
-    worst = 0.0
-    for param in module.parameters():
-        if not hasattr(param, "tensor_parallel"):
-            largest, smallest = param.detach().clone(), param.detach().clone()
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-            dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
-            worst = max(worst, (largest - smallest).max().item())
-    return worst
-
-
-def train_and_watch(block_class):
-    model, drift = parallel_model(block_class, make_tracker(1)), []
-    losses = train(model, adam(model), after_step=lambda: drift.append(replica_drift(model)))
-    return {"losses": losses, "drift": drift}
-
-
-others = launch(train_and_watch, 2, args=(OthersAtTheEnd,))
-right = launch(train_and_watch, 2, args=(ParallelBlock,))
-viz.curves(
-    {
-        "your block, drift": right[0]["drift"],
-        "other masks at the end, drift": others[0]["drift"],
-    },
-    ylabel="replica drift",
-    title="replicated parameters run apart",
-)
-
-# %%
 viz.table(
-    [
-        {"block": name}
-        | {
-            f"{when}, rank {rank}": f"{run[rank]['losses'][step]:.4f}"
-            for when, step in (("first loss", 0), ("last loss", -1))
-            for rank in (0, 1)
-        }
-        for name, run in (("yours", right), ("other masks at the end", others))
-    ]
+    [{"p": p, "checkpointed": on} | launch(one_pass, p, args=(on,))[0] for p in (1, 2, 4) for on in (False, True)]
 )
 
 # %% [markdown]
-# The two ranks report different losses in the very first step, since they predict from different tensors. Then their embeddings and output layers get different gradients and drift apart. f and g still add up what the ranks compute, but it no longer belongs to one model. Whoever logs the loss of rank 0 alone sees a curve that
-# falls.
-#
-# **Second.** The same masks in the sharded place: both dropouts from `replicated`.
-
-
-# %%
-class SameInside(ParallelBlock):
-    def forward(self, x):
-        with self.tracker.fork("replicated"):
-            inner = F.dropout(F.gelu(self.up(x)), self.rate, self.training)
-            return x + F.dropout(self.down(inner), self.rate, self.training)
-
-
-def watch_masks(block_class):
-    """What a rank keeps inside the MLP, of 500 tokens: the places of `down`'s input that are not zero."""
-    model, seen = parallel_model(block_class, make_tracker(1)), []
-    model.block.down.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0] != 0))
-    for inputs, _ in corpus.byte_batches(text, CONTEXT, 500, 1, seed=3):
-        model(inputs.to(device()))
-    return seen[0]  # [500, m/p]
-
-
-rows, first_places = [], {}
-for name, block_class in (("yours", ParallelBlock), ("same masks inside", SameInside)):
-    run = right if block_class is ParallelBlock else launch(train_and_watch, 2, args=(block_class,))
-    masks = launch(watch_masks, 4, args=(block_class,))
-    correlation = torch.corrcoef(torch.stack([mask.flatten().double() for mask in masks]))[0, 1].item()
-    kept = torch.cat(list(masks), 1).double().mean(1)
-    first_places[name] = [mask[:6, :16] for mask in masks]
-    rows.append(
-        {
-            "block": name,
-            "last loss, p = 2": f"{run[0]['losses'][-1]:.4f}",
-            "drift": run[0]["drift"][-1],
-            "correlation of two ranks' masks, p = 4": f"{correlation:.3f}",
-            "std of the part kept, p = 4": f"{kept.std():.4f}",
-        }
-    )
-print(f"std of the part kept on one process: {(RATE * (1 - RATE) / FFN) ** 0.5:.4f}")
-viz.table(rows)
-
-# %%
-viz.masks(first_places, title="inside the MLP, the first 16 columns of each rank")
-
-# %% [markdown]
-# No loss and no drift tells of it: the ranks agree, only too well. Every rank drops the same places of its columns, and the noise is twice as strong as on one process, $\sqrt{4}$ times, as in section 2. What finds it is a look at the masks themselves, or a test of the block against one process.
-#
-# **Third.** All shards of the weights equal, as one seed on all ranks makes them. Four ranks train without dropout from such a start; the other parameters are as before.
-
-
-# %%
-def equal_shards(state, p):
-    """The first values, with rank 0's shard of the block on every rank."""
-    up, bias = state["block.up.weight"], state["block.up.bias"]
-    up, bias, down = up.chunk(p, 0)[0], bias.chunk(p, 0)[0], state["block.down.weight"].chunk(p, 1)[0]
-    copies = {"block.up.weight": torch.cat([up] * p, 0), "block.up.bias": torch.cat([bias] * p, 0)}
-    return state | copies | {"block.down.weight": torch.cat([down] * p, 1)}
-
-
-def train_from(state):
-    model = ByteModel(ParallelBlock(HIDDEN, FFN, 0.0, make_tracker(1), device=device(), dtype=torch.float64))
-    load_full_state_dict(model, state)
-    losses = train(model, adam(model))
-    return {"losses": losses, "up": model.block.up.weight.detach()}
-
-
-rows = []
-for name, state in (("different", start), ("equal", equal_shards(start, 4))):
-    run = launch(train_from, 4, args=(state,))
-    columns = torch.cat([rank["up"] for rank in run])  # [m, h]: one row for each column inside the MLP
-    rows.append(
-        {
-            "shards at the start": name,
-            f"different columns of {FFN} after {STEPS} steps": len(columns.unique(dim=0)),
-            "largest difference between two shards": f"{max((rank['up'] - run[0]['up']).abs().max().item() for rank in run):.2g}",
-            "last loss": f"{run[0]['losses'][-1]:.4f}",
-        }
-    )
-viz.table(rows)
-
-# %% [markdown]
-# Equal shards get equal gradients, so they stay equal. Four ranks hold, compute and update one and the same quarter of the MLP: there are 64 different columns inside it, not 256. The loss of these few steps does not show it.
+# A checkpointed block keeps only x, no matter how many ranks there are. In return, each g of the block runs a second time. (Here, even the last g has to run again, because a dropout comes after it. Torch stops the second run as soon as the backward pass has everything it needs.)
 
 # %%
 symptoms(9)
 
 # %% [markdown]
-# ## 9 · Measure it
+# ## In the wild
 #
-# What does the tracker cost? A fork copies two states out and two in, and sends nothing.
-
-
-# %%
-def cost_of_a_fork():
-    tracker = make_tracker(1)
-    x = torch.ones(4, 32, 256, device=device())
-    with record() as section:
-        for name in ("replicated", "sharded"):
-            with tracker.fork(name):
-                F.dropout(x, 0.1)
-    times = {}
-    for name, run in (("without", lambda: F.dropout(x, 0.1)), ("with", lambda: fork_and_drop(tracker, x))):
-        began = time.perf_counter()
-        for _ in range(200):
-            run()
-        times[name] = (time.perf_counter() - began) / 200 * 1e6
-    states = tracker.state_dict().values()
-    return {
-        "collectives": len(list(section)),
-        "bytes of all states": sum(state.numel() for state in states),
-        "a dropout of [4, 32, 256], µs": f"{times['without']:.0f}",
-        "the same in a fork, µs": f"{times['with']:.0f}",
-    }
-
-
-def fork_and_drop(tracker, x):
-    with tracker.fork():
-        F.dropout(x, 0.1)
-
-
-viz.table([{"p": p} | launch(cost_of_a_fork, p)[0] for p in (1, 2, 4)], title="mean of 200 dropouts")
-
-# %% [markdown]
-# On the CPU a state has 5056 bytes: its generator keeps 624 numbers, from which it makes the next ones. A GPU's generator is another kind (Philox): it computes its numbers from a seed and an offset, and its state has 16 bytes.
+# <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
 #
-# And the first values, for the output layer of GPT-3, `v = 51200` (padded) and `h = 12288`, in float32 on 8 ranks:
-
-# %%
-whole = 4 * 51200 * 12288
-viz.table(
-    [
-        {
-            "first values": "from a master weight",
-            "GB on each rank, for a moment": f"{whole / 1e9:.2f}",
-            "numbers that each rank draws": f"{whole // 4:,}",
-        },
-        {
-            "first values": "each rank its own shard",
-            "GB on each rank, for a moment": f"{whole / 8 / 1e9:.2f}",
-            "numbers that each rank draws": f"{whole // 32:,}",
-        },
-    ]
-)
-
-# %% [markdown]
-# ## 10 · In the wild
+# - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it refuses names and seeds that are taken, as yours does. Torch's current state plays the role of "replicated", and the stream of the sharded draws gets `seed + 2718 + rank`, where 2718 is "just for fun". According to its docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process wouldn't do that, but it's less harmful than it would be within a replica.
 #
-# **Megatron-Core**, `megatron/core/tensor_parallel/random.py`: `CudaRNGStatesTracker` with `add`, `fork`, `get_states` and `set_states` is your tracker, and refuses a name or a seed that is taken as yours does. `model_parallel_cuda_manual_seed(seed)` makes the streams: the default state gets `seed` and stands for
-# what is replicated; the state `model-parallel-rng` gets `seed + 2718 + rank` ("2718 is just for fun and any POSITIVE value will work", says the comment). `fork()` without a name means that one. `DotProductAttention` drops its probabilities within `get_cuda_rng_tracker().fork()`. First values are drawn by `_initialize_affine_weight_gpu`, on the shard, in a fork, with an init method whose std does not look at the shape; or by
-# `_initialize_affine_weight_cpu`, from a master weight. `CheckpointFunction` in the same file notes down the tracker's states before the first run, and puts them in place for the second.
+# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. GPT-3's table with 51,200 padded rows of 12,288 elements takes up 2.52 GB in float32, on every rank. The cheaper method is the row `shard` of exercise 9.1: Megatron-Core draws only the shard, inside a fork of the tracker, with a standard deviation that doesn't depend on the shard's shape. On eight ranks, that takes 0.31 GB. In return, the weight depends on the number of ranks. In tplab, it's the option `per_rank_init=True`.
 #
-# **PyTorch**: `torch.distributed.tensor` has an `OffsetBasedRNGTracker` for its distributed tensors, on GPUs. It uses that a GPU's numbers are computed from an offset: each rank starts at the offset of its own shard in the mask of the whole tensor. So a sharded mask *is* the mask of one process, cut into parts, without anybody drawing
-# the rest. On CPUs there is no such thing.
+# - **A checkpoint of a training run** must contain the states of *every* rank's tracker. In August 2026, somebody found that Megatron-LM saved some streams on a single rank and restored them on many others. When a run on 256 ranks was resumed, the stream for experts was wrong on 252 of them (pull request 6858).
 #
-# **tplab**, the module `rng`: `seed_all(seed, group)` seeds the current state and returns a tracker with `replicated` and `sharded`, 1359 and 2718 further on. It adds to yours: a state covers the CPU and the GPU of a rank, seeds are compared over all ranks (`add(name, seed, per_rank=True)`), forks of the same name may stand within each other, and `state_dict` names the states so that those of all ranks fit into one checkpoint.
+# - **PyTorch's DTensor** needs no streams, but a GPU. A GPU's generator computes its numbers from a seed and an offset, so each rank can jump to the offset of its own shard. On a CPU, the class that does this (`OffsetBasedRNGTracker`) raises an error.
 #
-# ## 11 · Recap
+# - **What's "the same model"?** With dropout after g only, our runs for $p$ = 1, 2, and 4 agree to the last digits. With dropout inside, they're three different runs, although nothing is wrong. Two ranks' masks side by side aren't the mask that one rank would have drawn, but they're just as random.
 #
-# 1. First values: a master weight gives the same weight for every `p` and costs a whole weight on each rank; a generator for each rank costs nothing, needs the std of the whole weight, and gives another weight for each `p`.
-# 2. Dropout: alike on all ranks where the tensor is replicated (residual stream, behind g), another mask on each rank where it is sharded (attention probabilities, inside the MLP). Other masks in the first place make replicas drift; the same ones in the second repeat the noise, and no loss shows it.
-# 3. A tracker keeps named random states. `fork` lends one to torch, keeps where it has got to, and puts the former one back, after an exception too. It sends nothing.
-# 4. Activation checkpointing keeps `[b, s, h]` of a block and runs it again, its g included; torch puts back its current state for that, and the tracker's states are your business. They also belong into every rank's checkpoint.
-# 5. All parts are there now: linear layers, attention, embedding, loss and random numbers. Chapter 10 puts them together to a transformer.
-
-# %% [markdown]
+# </details>
+#
 # ## Your library so far
 #
-# It draws its random numbers properly now: the same where ranks have to agree, and different where they mustn't.
+# Your library can draw random numbers now. The table below ends with a command that trains your block with dropout and activation checkpointing on two processes.
 
 # %%
 from tplab.course import library
 
 library(9)
+
+# %% [markdown]
+# You own every part of a GPT now. How many lines does it take to put them together? And in which order do the parts have to stand, so that nothing is sent twice?

@@ -31,7 +31,7 @@ progress()
 # | 06 | [Parallel attention](06_parallel_attention.ipynb) | attention with sharded heads, masks, cross-attention and shared keys, and a block that trains | 6, about 75 min |
 # | 07 | [The vocabulary-parallel embedding](07_vocab_parallel_embedding.ipynb) | VocabParallelEmbedding and a tied output layer | 4, about 75 min |
 # | 08 | [The vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and cross-entropy when no rank has all the logits, and a label smoothing that shipped broken | 4, about 75 min |
-# | 09 | [Randomness](09_randomness.ipynb) | weights and dropout that don't depend on the number of ranks | 5, about 90 min |
+# | 09 | [Randomness](09_randomness.ipynb) | random numbers that agree where they must, and a block that trains with dropout and recomputation | 5, about 75 min |
 # | 10 | [The parallel transformer](10_parallel_transformer.ipynb) | a transformer layer, a GPT, and text generation | 4, about 90 min |
 # | 11 | [What communication costs](11_communication_cost.ipynb) | a cost model, and communication that overlaps with the backward pass | 4, about 75 min |
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | sequence parallelism, which shards the activations between the layers | 4, about 75 min |

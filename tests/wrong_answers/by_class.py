@@ -23,7 +23,6 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("9.4", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.1", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.2", [('"dtype": dtype', '"dtype": torch.float64')]),
     ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().double()")]),
@@ -34,7 +33,6 @@ NAMES_FLOAT64: list[Changed] = [
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("9.4", [('"device": device', '"device": None')]),
     ("10.1", [('"device": device', '"device": None')]),
     ("10.2", [("ids.shape[1], device=ids.device", "ids.shape[1]"), ("self.positions(places)", "(self.positions.weight[places] + 0 * places[:, None])")]),
     ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().cpu()")]),
@@ -52,7 +50,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("9.4", [("return x + y", f"return x + {half('y')}")]),
     ("10.1", [("x = residual + dropout", f"x = {half('residual')} + dropout")]),
     ("10.2", [("        x = self.final_norm(x)", f"        x = self.final_norm({half('x')})")]),
     ("10.3", [("tensor = tensor.t()", f"tensor = {half('tensor.t()')}")]),
@@ -124,7 +121,6 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [
-    ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),
 ]  # fmt: skip
 

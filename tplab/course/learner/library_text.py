@@ -51,6 +51,10 @@ DEMOS = {
     "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
     "embedding": (("7.3", "7.4"), "looks up tokens, and scores them with the same table"),
     "loss": (("8.3",), "computes the loss for GPT-2's vocabulary on two processes, and compares it with plain PyTorch"),
+    "dropout": (
+        ("9.2", "9.3", "9.4", "9.5"),
+        "trains your block with dropout and activation checkpointing on two processes",
+    ),
     "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
 }
 

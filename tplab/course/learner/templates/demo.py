@@ -5,6 +5,7 @@ python -m my_tp attention    the attention of chapter 06
 python -m my_tp block        both of them as a block, which learns to predict the next byte of a Python program
 python -m my_tp embedding    the table of chapter 07, at both ends
 python -m my_tp loss         the loss of chapter 08 for GPT-2's vocabulary of 50,257 IDs
+python -m my_tp dropout      the block of chapter 09, with dropout, and with activation checkpointing
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 """
 
@@ -20,6 +21,7 @@ from my_tp.attention import ParallelAttention
 from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.cross_entropy import vocab_parallel_loss
 from my_tp.mlp import ParallelMLP
+from my_tp.randomness import MixedPrecisionBlock, RNGTracker, checkpoint, stream_seeds
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
@@ -36,7 +38,7 @@ def mlp():
     x = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # the same on every rank
     y = block(x)  # [3, 8]
     inner = F.gelu(F.linear(x, whole(block.up.weight), whole(block.up.bias)))  # [3, 32]
-    compare(block.up.weight, y, F.linear(inner, whole(block.down.weight, 1), block.down.bias))
+    compare(shapes(block.up.weight, y), y, F.linear(inner, whole(block.down.weight, 1), block.down.bias))
 
 
 def attention():
@@ -48,25 +50,40 @@ def attention():
     weight, bias = (torch.cat([whole(part) for part in param.chunk(3)]) for param in (block.qkv.weight, block.qkv.bias))
     q, k, v = (part.unflatten(-1, (4, 2)).transpose(1, 2) for part in F.linear(x, weight, bias).chunk(3, -1))
     heads = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)  # [b, s, h]
-    compare(block.qkv.weight, y, F.linear(heads, whole(block.out.weight, 1), block.out.bias))
+    compare(shapes(block.qkv.weight, y), y, F.linear(heads, whole(block.out.weight, 1), block.out.bias))
 
 
 def block():
     """Train a block of my attention and my MLP for 20 steps. The loss is the same on every rank."""
+    parts = torch.nn.ModuleDict({"attention": ParallelAttention(32, 4, causal=True), "mlp": ParallelMLP(32)})
+
+    def forward(x):
+        x = x + parts["attention"](x)  # [b, s, h]
+        return x + parts["mlp"](x)  # [b, s, h]
+
+    train_on_bytes(parts, forward)
+
+
+def dropout():
+    """Train my block with dropout and activation checkpointing for 20 steps. The loss is the same on every rank."""
+    seeds, tracker = stream_seeds(1, dist.get_rank(), RANKS), RNGTracker()
+    for name in ("replicated", "sharded"):
+        tracker.add(name, seeds[name])
+    parts = torch.nn.ModuleDict({"block": MixedPrecisionBlock(32, 4, 0.1, tracker)})
+    train_on_bytes(parts, lambda x: checkpoint(parts["block"], x, tracker=tracker))
+
+
+def train_on_bytes(parts, forward):
+    """Train an embedding, these parts and a head to predict the next byte of a Python program, and tell the loss."""
     text = torch.tensor(list(Path(argparse.__file__).read_bytes()))  # a program that every Python brings along
-    parts = torch.nn.ModuleDict({
-        "embedding": torch.nn.Embedding(256, 32), "attention": ParallelAttention(32, 4, causal=True),
-        "mlp": ParallelMLP(32), "head": torch.nn.Linear(32, 256),
-    })  # fmt: skip
+    parts["embedding"], parts["head"] = torch.nn.Embedding(256, 32), torch.nn.Linear(32, 256)
     fill(parts, std=0.1)
     optimizer = torch.optim.AdamW(parts.parameters(), lr=0.01)
     generator, losses = torch.Generator().manual_seed(0), []  # the same batches on every rank
     for _ in range(20):
         starts = torch.randint(len(text) - 32, (16, 1), generator=generator)
         tokens = text[starts + torch.arange(33)]  # [b, s + 1]
-        x = parts["embedding"](tokens[:, :-1])  # [b, s, h]
-        x = x + parts["attention"](x)  # [b, s, h]
-        x = x + parts["mlp"](x)  # [b, s, h]
+        x = forward(parts["embedding"](tokens[:, :-1]))  # [b, s, h]
         loss = F.cross_entropy(parts["head"](x).flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -82,7 +99,8 @@ def embedding():
     ids = torch.tensor([[3, 7, 1]])
     logits = parallel_logits(table(ids), table.weight, vocab_size=10)  # [1, 3, 5]
     full = whole(table.weight)  # [10, 8]
-    compare(table.weight, logits, F.linear(F.embedding(ids, full), full).chunk(RANKS, -1)[dist.get_rank()])
+    plain = F.linear(F.embedding(ids, full), full).chunk(RANKS, -1)[dist.get_rank()]
+    compare(shapes(table.weight, logits), logits, plain)
 
 
 def loss():
@@ -92,9 +110,8 @@ def loss():
     logits = torch.randn(64, RANKS * columns, dtype=torch.float64)  # the same on every rank
     target = torch.randint(vocab_size, (64,))
     mine = vocab_parallel_loss(logits.chunk(RANKS, -1)[dist.get_rank()], target, vocab_size=vocab_size)
-    off = (mine - F.cross_entropy(logits[:, :vocab_size], target)).abs().item()
-    columns_said = f"rank {dist.get_rank()} of {RANKS} has {columns:,} columns, loss: {mine.item():.6f}"
-    tell(f"{columns_said}, difference from plain PyTorch: {off:.0e}")
+    held = f"has {columns:,} of {RANKS * columns:,} columns and computes a loss of {mine.item():.6f}"
+    compare(held, mine, F.cross_entropy(logits[:, :vocab_size], target))
 def generate():
     """Generate tokens with my GPT. They are the same on every rank."""
     config = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=50, seq_length=16, dropout=0.0)
@@ -124,11 +141,15 @@ def whole(shard, dim=0):
     return torch.cat(parts, dim)
 
 
-def compare(weight, mine, plain):
+def compare(held, mine, plain):
+    """Tell what this rank holds, and whether its result is that of plain PyTorch. Both are in float64."""
     largest = (mine - plain).abs().max().item()
-    shapes = f"holds {list(weight.shape)} of the first weight and returns {list(mine.shape)}"
     verdict = "ok, the same as plain PyTorch" if largest < 1e-9 else "not the same as plain PyTorch"
-    tell(f"rank {dist.get_rank()} of {RANKS} {shapes}: {verdict} (largest difference {largest:.0e})")
+    tell(f"rank {dist.get_rank()} of {RANKS} {held}: {verdict} (largest difference {largest:.0e})")
+
+
+def shapes(weight, out):
+    return f"holds {list(weight.shape)} of the first weight and returns {list(out.shape)}"
 
 
 def tell(text):
