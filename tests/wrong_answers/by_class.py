@@ -33,9 +33,6 @@ NAMES_FLOAT64: list[Changed] = [
     ("8.4", [("vocab_logsumexp(logits, group)", "vocab_logsumexp(logits.double(), group)")]),
     ("8.5", [("z = logits.masked_fill(padding", "z = logits.double().masked_fill(padding")]),
     ("9.4", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("10.1", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("10.2", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().double()")]),
     ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
     ("12.2", [("x + dropout(y", "x + dropout(y.double()")]),
     ("12.3", [("torch.cat([gradient.flatten()", "torch.cat([gradient.double().flatten()")]),
@@ -50,9 +47,6 @@ NAMES_THE_CPU: list[Changed] = [
     ("8.4", [("mine.to(logits.dtype)", 'mine.to("cpu", logits.dtype)')]),
     ("8.5", [(", device=logits.device", "")]),
     ("9.4", [('"device": device', '"device": None')]),
-    ("10.1", [('"device": device', '"device": None')]),
-    ("10.2", [("ids.shape[1], device=ids.device", "ids.shape[1]"), ("self.positions(places)", "(self.positions.weight[places] + 0 * places[:, None])")]),
-    ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().cpu()")]),
     ("11.3", [("dx = dy @ weight", "dx = dy @ weight + torch.zeros(weight.shape[1], dtype=dy.dtype)")]),
 ]  # fmt: skip
 
@@ -75,9 +69,6 @@ NOT_BFLOAT16: list[Changed] = [
     ("8.3", [("torch.where(mine, found, 0)", f"torch.where(mine, {half('found')}, 0)")]),
     ("8.5", [("logits.masked_fill(padding, -torch.inf)", "logits.masked_fill(padding, torch.finfo(torch.float32).min)")]),
     ("9.4", [("return x + y", f"return x + {half('y')}")]),
-    ("10.1", [("x = residual + dropout", f"x = {half('residual')} + dropout")]),
-    ("10.2", [("        x = self.final_norm(x)", f"        x = self.final_norm({half('x')})")]),
-    ("10.3", [("tensor = tensor.t()", f"tensor = {half('tensor.t()')}")]),
     ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
     ("12.1", [("torch.empty_like(parts[0])", half("torch.empty_like(parts[0])"))]),
     ("12.2", [("y + self.bias", f"{half('y')} + self.bias")]),
@@ -127,7 +118,6 @@ GIVES_BACK_THE_CALLERS: list[Changed] = [
 
 IN_EVALUATION: list[Changed] = [
     ("8.2", [("    part = (logits - m.unsqueeze(-1)).exp()", "    shifted = logits - m.unsqueeze(-1) if torch.is_grad_enabled() else logits.sub_(m.unsqueeze(-1))\n    part = shifted.exp()")]),
-    ("10.2", [("if targets is None", "if targets is None or not self.training")]),
 ]  # fmt: skip
 
 IN_EVAL_MODE: list[Changed] = [
@@ -154,7 +144,6 @@ LEAVES_OUT_A_CASE: list[Changed] = [
 
 SIZES_AND_LAYOUTS: list[Changed] = [
     ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
-    ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
     ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),
 ]  # fmt: skip
 
