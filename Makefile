@@ -92,6 +92,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python -m pictures.moving.fg
 	$(BIN)/python -m pictures.moving.joined
 	$(BIN)/python -m pictures.moving.layers
+	$(BIN)/python -m pictures.moving.one_step
 	$(BIN)/python -m pictures.moving.ring
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)

@@ -48,7 +48,7 @@ def whole(tmp_path_factory) -> Course:
     return course
 
 
-INSTEAD = {  # the checks compare with the course's classes, and 10.1 is tried with options that 5.2 and 6.2 lack
+INSTEAD = {  # the checks compare with the course's classes, and 10.3 is tried with options that 5.2 and 6.2 lack
     "given/tensor_sharding.py": "from tplab.tensor.sharding import *\n",
     "given/pipeline_schedules.py": "from tplab.pipeline.schedules import *\n",
     "given/memory_memory_bill.py": "from tplab.memory.memory_bill import *\n",
@@ -62,7 +62,7 @@ def on_path(whole, tmp_path_factory) -> Iterator[Path]:
     shutil.copytree(whole.folder / library.PACKAGE, package)
     for name, text in INSTEAD.items():
         (package / name).write_text(text)
-    path = package / "transformer.py"  # the check of 10.2 replaces the course's layer
+    path = package / "transformer.py"  # the check of 10.4 uses the course's layer
     path.write_text(path.read_text().replace("from . import transformer", "from tplab.gpt import transformer"))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(package.parent))

@@ -40,7 +40,7 @@ REPLACED = {
     "VocabParallelEmbedding": ("7.3", "embedding"),
     "parallel_logits": ("7.4", "embedding"),
     "vocab_parallel_cross_entropy": ("8.5", "blocks"),
-    "transformer": ("10.1", ""),
+    "transformer": ("10.3", ""),
     "allreduce_sequence_parallel_gradients": ("12.3", "blocks"),
 }
 TEMPLATES = ("operators", "blocks")
@@ -50,11 +50,11 @@ DEMOS = {
     "mlp": (("5.2",), "runs your MLP on two processes and compares it with plain PyTorch"),
     "attention": (("6.2",), "does the same with your attention"),
     "block": (("6.2", "5.2"), "trains a block of your attention and your MLP for 20 steps on two processes"),
-    "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
+    "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code
-FOR_TRAINING = ("10.1", "10.2", "10.4", "15.1", "15.2", "15.3", "15.4")
+FOR_TRAINING = ("10.3", "10.4", "10.5", "15.1", "15.2", "15.3", "15.4")
 GIVEN_FOR_TRAINING = (Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"))
 
 

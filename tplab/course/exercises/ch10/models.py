@@ -55,7 +55,8 @@ def random_weights(module: nn.Module, generator: torch.Generator) -> dict[str, T
     """Return weights for a plain module, in which no bias is zero and every norm has an effect."""
     sizes = {name: value.shape for name, value in module.state_dict().items()}
     drawn = {name: random_tensor(generator, *shape) for name, shape in sizes.items()}
-    scales = {name: shape[1] ** -0.5 for name, shape in sizes.items() if len(shape) == 2 and "layers" in name}
+    tables = ("embedding.weight", "positions.weight")
+    scales = {name: shape[1] ** -0.5 for name, shape in sizes.items() if len(shape) == 2 and name not in tables}
     drawn = {name: value * scales.get(name, 1.0) for name, value in drawn.items()}
     return {name: 1 + value / 2 if name.endswith("norm.weight") else value for name, value in drawn.items()}
 
