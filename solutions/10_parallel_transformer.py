@@ -143,11 +143,11 @@ def show_layer(p):
 viz.explore(show_layer, p=(2, 4))
 
 # %% [markdown]
-# Two messages in each direction, as many as in your block from chapter 06, and all of them belong to f and g. Nothing between the blocks sends anything.
+# That's as many messages as in your block from chapter 06, and all of them belong to f and g. Nothing between the blocks sends anything.
 #
 # ## 256 + 1
 #
-# Large models are trained in bfloat16, which has only 8 significant bits. A block computes a few sums and is done, so it can live with that. But the stream goes through *all* the layers, and each of them adds a little.
+# Large models are trained in bfloat16, which has only 8 significant bits. A block can live with that. But the stream goes through *all* the layers, and each of them adds a little.
 #
 # **Predict.** What's 256 + 1 in bfloat16? And if an element of the stream is 256, and then each of 64 blocks adds 0.5, what's the result in bfloat16, and in float32?
 
@@ -166,7 +166,7 @@ print(stream)
 #
 # ## Fix it
 #
-# Megatron-Core has a switch for this, `fp32_residual_connection`. Bias, dropout, and residual are computed in a single function, so that a GPU can do all three while it reads the memory once. That's why the blocks have an option `skip_bias_add`, with which they return their output and their final bias separately. Here's the function as it shipped, in our words, and the error of a stream after 48 layers:
+# Megatron-Core has a switch for this, `fp32_residual_connection`. Bias, dropout, and residual are computed in a single function, so that a GPU can do all three in one go. That's why the blocks have an option `skip_bias_add`, with which they return their output and their final bias separately. Here's the function as it shipped, in our words, and the error of a stream after 48 layers:
 
 # %% tags=["setup"]
 from tplab.tensor import dropout  # dropout with the random states from chapter 09
@@ -193,13 +193,16 @@ def largest_error(bias_dropout_add, dtype, layers=48):
 
 def switched(bias_dropout_add):
     dtypes = {"off": torch.bfloat16, "on": torch.float32}
-    return [{"float32 stream": name, "largest error": largest_error(bias_dropout_add, dtype)} for name, dtype in dtypes.items()]
+    return [
+        {"float32 stream": name, "largest error": largest_error(bias_dropout_add, dtype)}
+        for name, dtype in dtypes.items()
+    ]
 
 
 viz.table(switched(as_shipped))
 
 # %% [markdown] task="10.2" title="Fix the switch that did nothing" difficulty=2 minutes=8
-# The switch changes nothing at all! The embedding returned a float32 tensor, and everybody believed that the stream stayed in float32. It took until February 2026 for somebody to notice (NVIDIA/Megatron-LM pull request 3504, merged). The cast wasn't an accident. According to its comment, it kept a pipeline from hanging under automatic mixed precision.
+# The switch changes nothing at all! The embedding returned a float32 tensor, but the very first block converted the stream back, until a pull request of February 2026 (NVIDIA/Megatron-LM 3504, merged). The cast wasn't an accident. According to its comment, it kept a pipeline from hanging under automatic mixed precision.
 #
 # Fix it. The stream decides on the dtype, so the result has the dtype of `residual`, and so does every sum on the way to it. All ranks drop the same elements. If `bias` is `None`, there's no bias.
 
@@ -317,7 +320,7 @@ class ParallelTransformerLayer(nn.Module):
 check("10.3", ParallelTransformerLayer)
 
 # %% [markdown]
-# Is your layer really the transformer that everybody else uses? The next cell copies the weights of PyTorch's own layers into yours and compares the outputs.
+# Is your layer really the transformer that everybody else uses? The next cell copies the weights of PyTorch's own layers into yours.
 #
 # **Predict.** How many all-reduces does your decoder layer with cross-attention need in the forward pass, and how many in the backward pass, if the memory needs a gradient, too?
 
@@ -343,9 +346,7 @@ def against_pytorch(kind):
     for name, value in state.items():
         start, ours = next(pair for pair in (DECODER if is_decoder else ENCODER).items() if name.startswith(pair[0]))
         full[ours + name.removeprefix(start)] = value
-    layer = ParallelTransformerLayer(
-        32, 4, causal=is_decoder, cross_attention=is_decoder, activation="gelu", **options
-    )
+    layer = ParallelTransformerLayer(32, 4, causal=is_decoder, cross_attention=is_decoder, activation="gelu", **options)
     load_full_state_dict(layer, full)  # each rank takes its shards
     texts = [torch.randn(2, s, 32, requires_grad=True, **options) for s in ((6, 9) if is_decoder else (6,))]
     causal = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(6, **options)} if is_decoder else {}
@@ -361,7 +362,7 @@ viz.table([{"layer": kind.__name__, "p": p} | launch(against_pytorch, p, args=(k
            for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer) for p in (1, 2, 4)])  # fmt: skip
 
 # %% [markdown]
-# The differences are rounding errors. The one large message of the decoder, with 2 · 9 · 32 elements, is the gradient of the memory. (The single rank also calls its all-reduces, but they have nobody to send anything to.)
+# The differences are rounding errors. The decoder's largest message, with 2 · 9 · 32 elements, is the gradient of the memory.
 #
 # ## From a layer to a GPT
 #
@@ -488,7 +489,7 @@ viz.curves(by_depth, title="the standard deviation of the stream", xlabel="layer
 #
 # ## Train it
 #
-# Here's everything you've built since chapter 03, in one training run. The text is 1,500 bytes from Python's standard library, which is so little that a small model can learn it by heart in a minute. With only 64 features, the weights start with a standard deviation of 0.1.
+# Here's everything you've built since chapter 03, in one training run. The text is 1,500 bytes from Python's standard library, so little that a small model can almost learn it by heart. With only 64 features, the weights start with a standard deviation of 0.1.
 
 # %%
 from tplab.common import corpus
@@ -624,7 +625,7 @@ viz.table([{"plain PyTorch writes": repr(plain_text(prompt))} | {
     for p in written} for line, prompt in enumerate(PROMPTS)])  # fmt: skip
 
 # %% [markdown]
-# It stammers, but it stammers identically on any number of ranks.
+# It stammers, but identically on any number of ranks.
 #
 # ## Break it
 #
@@ -652,7 +653,8 @@ def loss_of(full, layer_class):
 
 viz.table([{"weights": name, "layer": kind.__name__} | {
     f"p = {p}": f"{launch(loss_of, p, args=(full, kind))[0]:.3f}" for p in (1, 2, 4)}
-    for name, full in (("untrained", start), ("trained", trained)) for kind in (ParallelTransformerLayer, ResidualBeforeG)])  # fmt: skip
+    for name, full in (("untrained", start), ("trained", trained))
+    for kind in (ParallelTransformerLayer, ResidualBeforeG)])  # fmt: skip
 
 # %% [markdown]
 # The untrained model even gets a *lower* loss with the mistake, because the norms hide how large the stream has become. What gives it away is that the loss depends on $p$. So always compare two numbers of ranks, and one of them should be 1.
@@ -716,8 +718,9 @@ import re
 from tplab.gpt import to_hugging_face
 from tplab.tensor import shard
 
-OURS = {"wte": "embedding", "wpe": "positions", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out", "mlp.c_fc":
-        "mlp.up", "mlp.c_proj": "mlp.down", "ln_1": "attention_norm", "ln_2": "mlp_norm", "ln_f": "final_norm"}  # fmt: skip
+OURS = {"wte": "embedding", "wpe": "positions", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out",
+        "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down", "ln_1": "attention_norm", "ln_2": "mlp_norm",
+        "ln_f": "final_norm"}  # fmt: skip
 SPLITS = {"rows": (0, 1), "qkv": (0, 3), "columns": (1, 1)}  # dimension, number of stacked matrices
 
 
@@ -747,8 +750,9 @@ def loss_without_transposing(state, name):
 
 
 gpt2 = {name: value for name, value in to_hugging_face(trained, CONFIG).items() if not name.startswith("lm_head")}
-viz.table([{"not transposed": name or "(your table)", "loss, p = 2": launch(loss_without_transposing, 2, args=(gpt2, name))[0]}
-           for name in ("", *[name for name, (transpose, _) in gpt2_plan().items() if transpose])])  # fmt: skip
+names = ["", *[name for name, (transpose, _) in gpt2_plan().items() if transpose]]
+losses = {name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for name in names}
+viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for name, loss in losses.items()])
 
 # %% [markdown]
 # That matrix is square, so its shape doesn't tell. Test a loader by its logits, and not by whether it runs.

@@ -51,14 +51,22 @@ def run() -> dict:
     layer = ParallelTransformerLayer(2, 2, ffn_hidden_size=8, norm="rms", device=device())
     generator = torch.Generator().manual_seed(1)  # the same values on both ranks
     with torch.no_grad():
-        for param in (layer.attention_norm.weight, layer.mlp_norm.weight, layer.attention.out.bias, layer.mlp.down.bias):
+        for param in (
+            layer.attention_norm.weight,
+            layer.mlp_norm.weight,
+            layer.attention.out.bias,
+            layer.mlp.down.bias,
+        ):
             param.copy_(torch.randn(2, generator=generator))
         for param in layer.parameters():
             param.mul_(2.5 if param.dim() == 2 else 1)  # so that no number in the picture is almost 0
     x = torch.tensor([[[3.0, 1.0]]], device=device(), requires_grad=True)
     seen: dict[str, list[Tensor]] = {name: [] for name in ("normed", "term", "sum", "gradient", "stream", "dy")}
     for block in BLOCKS:
-        norm, last = getattr(layer, f"{block}_norm"), getattr(layer, block).get_submodule("out" if block == "attention" else "down")
+        norm, last = (
+            getattr(layer, f"{block}_norm"),
+            getattr(layer, block).get_submodule("out" if block == "attention" else "down"),
+        )
         norm.register_forward_hook(lambda _, given, out: seen["normed"].append(out))
         norm.register_forward_hook(lambda _, given, out: seen["stream"].append(watched(given[0], seen["dy"])))
         last.register_forward_hook(lambda last, given, out: seen["term"].append(F.linear(given[0], last.weight)))
@@ -101,12 +109,13 @@ def movie() -> Movie:
         HEIGHT,
         SECONDS,
         "A training step of a transformer layer on two ranks",
-        f"The stream of a single token with two features. It starts as x = {_said(one['x'])} on both ranks. The attention "
-        f"reads a copy of it: norm, f, and then each rank computes its own term, {_said(one['term'][0])} and "
-        f"{_said(other['term'][0])}. g adds the terms (message 1), the bias is added once, and the stream becomes "
-        f"{_said(one['y'])}. The MLP does the same (message 2), and the stream becomes z = {_said(one['z'])}. Backward, the "
-        "gradient goes through g without a message, each rank gets a partial gradient, and f adds the two (messages 3 "
-        f"and 4). In the end, dx = {_said(one['dx'])} on both ranks, and norms and biases have their full gradients.",
+        f"The stream of a single token with two features. It starts as x = {_said(one['x'])} on both ranks. The "
+        "attention reads a copy of it: norm, f, and then each rank computes its own term, "
+        f"{_said(one['term'][0])} and {_said(other['term'][0])}. g adds the terms (message 1), the bias is added once, "
+        f"and the stream becomes {_said(one['y'])}. The MLP does the same (message 2), and the stream becomes "
+        f"z = {_said(one['z'])}. Backward, the gradient goes through g without a message, each rank gets a partial "
+        "gradient, and f adds the two (messages 3 and 4). In the end, dx = "
+        f"{_said(one['dx'])} on both ranks, and norms and biases have their full gradients.",
     )
     for rank in RANKS:
         _lane(made, rank)
@@ -173,14 +182,20 @@ def _forward(made: Movie, rank: int, seen: dict) -> None:
         left, row = LEFT[block], y + ROW
         before = X if index == 0 else LEFT["attention"] + AFTER - TILE / 2
         tile = _tile(streams[index], FORWARD, "#FFFFFF")
-        made.piece(tile, before, y + PIPE).show(max(0.1, start - 0.4)).move(start + 1.9, start + 2.3, left + AFTER - TILE - 6).hide(start + 2.5)
+        made.piece(tile, before, y + PIPE).show(max(0.1, start - 0.4)).move(
+            start + 1.9, start + 2.3, left + AFTER - TILE - 6
+        ).hide(start + 2.5)
         made.piece(tile, before, y + PIPE).show(start).move(start + 0.1, start + 0.5, left - 12, row).hide(start + 0.6)
         normed = _tile(seen["normed"][index], FORWARD, NOBODY)
-        made.piece(normed, left - 12, row).show(start + 0.6).move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(start + 1.2)
+        made.piece(normed, left - 12, row).show(start + 0.6).move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(
+            start + 1.2
+        )
         term = _tile(seen["term"][index], FORWARD, rank_tint(rank, 0.3), dashed=True)
         made.piece(term, left + BLOCK + 3, row).show(start + 1.3).hide(start + 2.0)
         total = _tile(seen["sum"][index], FORWARD, NOBODY)
-        made.piece(total, left + G_BAR - 8, row).show(start + 2.0).move(start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, y + PIPE).hide(start + 2.5)
+        made.piece(total, left + G_BAR - 8, row).show(start + 2.0).move(
+            start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, y + PIPE
+        ).hide(start + 2.5)
     z = _tile(seen["z"], FORWARD, "#FFFFFF")
     made.piece(z, LEFT["mlp"] + AFTER - TILE / 2, y + PIPE).show(6.1).move(6.2, 6.5, Z).hide(6.7)
 
@@ -198,7 +213,9 @@ def _backward(made: Movie, rank: int, seen: dict) -> None:
         around = box(left + BLOCK, y + 26, 80, 78, "none", BACKWARD, 3)
         made.piece(around).show(start).hide(start + 0.7)
         partial = _tile(seen["gradient"][index], BACKWARD, rank_tint(rank, 0.3), dashed=True)
-        made.piece(partial, left + BLOCK + 3, row).show(start + 0.4).move(start + 0.5, start + 0.9, left + F_BAR - 27).hide(start + 1.3)
+        made.piece(partial, left + BLOCK + 3, row).show(start + 0.4).move(
+            start + 0.5, start + 0.9, left + F_BAR - 27
+        ).hide(start + 1.3)
         glow = box(left + NORM, y + 26, 50, 78, "none", GOLD, 4) + box(left + BIAS, y + 26, 34, 40, "none", GOLD, 4)
         made.piece(glow).show(start + 1.5)
     made.piece(_tile(seen["dx"], BACKWARD, "#FFFFFF"), LEFT["attention"] - 12, y + PIPE).show(10.4).move(10.7, 11.0, X)

@@ -1,4 +1,4 @@
-"""The checks of exercises 10.1, seven operations, 10.2, bias_dropout_add, 10.5, the next token, and 10.6, a checkpoint."""
+"""The checks of exercises 10.1, an order, 10.2, a residual, 10.5, the next token, and 10.6, GPT-2's checkpoint."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,7 +56,9 @@ def draw_block(case: Case, generator: torch.Generator, size: int) -> Block:
 
 
 def give_shards(case: Case, full: Block, place: Place) -> Block:
-    mine = {name: place.part(value, SHARDED[name]) if name in SHARDED else value for name, value in full.weights.items()}
+    mine = {
+        name: place.part(value, SHARDED[name]) if name in SHARDED else value for name, value in full.weights.items()
+    }
     return full._replace(weights={name: value.clone() for name, value in mine.items()})
 
 
@@ -84,7 +86,9 @@ def run_order(block_order: Any, case: Case, given: Block, group: Any) -> Observe
             y = steps[name](y)
         return y
 
-    return {SEVEN_NAMES: Claim("")} | observe(run, given.dy.to(device()), inputs={"x": given.x.to(device())}, parameters=w)
+    return {SEVEN_NAMES: Claim("")} | observe(
+        run, given.dy.to(device()), inputs={"x": given.x.to(device())}, parameters=w
+    )
 
 
 def plain_block(x: Tensor, w: dict[str, Tensor], mask: Tensor) -> Tensor:
@@ -276,8 +280,6 @@ def right_choice(case: Choice, problem: Logits, place: Place) -> Observed:
     return {"ids": problem.all[:, : problem.vocab_size].argmax(-1)}
 
 
-
-
 exercise(
     "10.5", "The next token", takes=["best_token"],
     trials=[
@@ -321,7 +323,8 @@ def run_plan(gpt2_plan: Callable[[], Any], call: Call) -> Seen:
         return [{TEN_NAMES: Claim(wrong)}] * call.p
     ways = {name: (transpose, *SPLITS[split]) for name, (transpose, split) in plan.items()}
     return [
-        {TEN_NAMES: Claim("")} | {name: shard_of(tensor, ways[name], rank, call.p) for name, tensor in call.given.items()}
+        {TEN_NAMES: Claim("")}
+        | {name: shard_of(tensor, ways[name], rank, call.p) for name, tensor in call.given.items()}
         for rank in range(call.p)
     ]
 

@@ -38,11 +38,13 @@ class ParallelAttention(MyAttention):
     """x [b, s, h], replicated -> (y [b, s, h], replicated; zeros [h])"""
 
     def __init__(
-        self, hidden_size, num_heads, *, attention_type="self", causal=True, dropout=0.0, skip_bias_add=True, group=None,
-        device=None, dtype=None,
+        self, hidden_size, num_heads, *, attention_type="self", causal=True, dropout=0.0, skip_bias_add=True,
+        group=None, device=None, dtype=None,
     ):  # fmt: skip
         if attention_type != "self":
-            raise ValueError("6.2 is self-attention. For cross_attention=True, 10.3 would need 6.4 with skip_bias_add=True")
+            raise ValueError(
+                "6.2 is self-attention. For cross_attention=True, 10.3 would need 6.4 with skip_bias_add=True"
+            )
         if dropout or not skip_bias_add:
             raise ValueError(
                 f"6.2 has no dropout, so dropout={dropout} is too much, and 10.3 calls it with skip_bias_add=True"
