@@ -59,7 +59,7 @@ viz.table(rows)
 # %% [markdown]
 # If every rank adds $x$ before g, then g adds it $p$ times. With $p = 1$, nobody notices. If only rank 0 adds it, the stream is correct, but rank 1's gradient isn't, and everything before this block trains on it.
 #
-# Both versions exist. In June 2026, the inference engine Mirage added a residual on every rank, so it was doubled on two GPUs. The fix was to add it on rank 0 only (mirage-project/mirage pull request 722). That's fine for them, because nothing in an inference engine has a gradient.
+# Both versions exist. Until June 2026, the inference engine Mirage added one of its residuals on every rank, so it was doubled on two GPUs. The fix was to add it on rank 0 only (mirage-project/mirage pull request 722). That's fine, because nothing in an inference engine needs a gradient.
 
 # %% [markdown] task="10.1" title="Seven operations" difficulty=3 minutes=8
 # The residual isn't alone. Here are all the operations around a block, in alphabetical order. Each of them changes `y`, which starts as $x$.
@@ -147,7 +147,7 @@ viz.explore(show_layer, p=(2, 4))
 #
 # ## 256 + 1
 #
-# Large models are trained in bfloat16, which has only 8 significant bits. A block can live with that. But the stream goes through *all* the layers, and each of them adds a little.
+# Large models are trained in bfloat16, which has only 8 significant bits. A block can live with that. But the stream goes through *all* the layers, and each layer adds a little.
 #
 # **Predict.** What's 256 + 1 in bfloat16? And if an element of the stream is 256, and then each of 64 blocks adds 0.5, what's the result in bfloat16, and in float32?
 
@@ -244,7 +244,7 @@ viz.table(switched(bias_dropout_add))
 #
 # ## Encoders and decoders
 #
-# A layer of GPT is one of three kinds:
+# There are three kinds of transformer layers:
 #
 # - An **encoder** layer has no causal mask, because the whole text is known.
 #
@@ -489,7 +489,7 @@ viz.curves(by_depth, title="the standard deviation of the stream", xlabel="layer
 #
 # ## Train it
 #
-# Here's everything you've built since chapter 03, in one training run. The text is 1,500 bytes from Python's standard library, so little that a small model can almost learn it by heart. With only 64 features, the weights start with a standard deviation of 0.1.
+# Here's everything since chapter 03, in one training run. The text is 1,500 bytes from Python's standard library, so little that a small model can almost learn it by heart. With only 64 features, the weights start with a standard deviation of 0.1.
 
 # %%
 from tplab.common import corpus
@@ -765,11 +765,11 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # - **The residual on rank 0 only** came back to haunt Mirage. Two months after the fix, its authors found a model that passes something else as the "residual", namely a term of a sum, and now all terms but rank 0's were missing (mirage-project/mirage pull request 753). So a tensor should always say whether it's a term or a full tensor.
 #
-# - **A bias before g** shipped in GPT-NeoX. In its variant with parallel blocks, $x + \text{attention} + \text{MLP}$, a single all-reduce serves both blocks, and each rank added both biases before it (EleutherAI/gpt-neox issue 962, from 2023). Chapter 11 will come back to this layer.
+# - **A bias before g** shipped in GPT-NeoX. In its variant with parallel blocks, $x + \text{attention} + \text{MLP}$, a single all-reduce serves both blocks, and each rank added both biases before it (EleutherAI/gpt-neox issue 962, from 2023).
 #
-# - **Your `best_token`** is newer than it looks. Inference engines used to gather all the logits, even if they only needed the largest one. In August 2026, a pull request for SGLang started to send each rank's best candidate instead, with your rule for ties (sgl-project/sglang pull request 35268, still open). On four H100s, the same idea made LightLLM 14 % faster (ModelTC/LightLLM pull request 1511).
+# - **Your `best_token`** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. A pull request of August 2026 sends each rank's best candidate instead, with your rule for ties (sgl-project/sglang pull request 35268, still open). In LightLLM, the same idea raised the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
 #
-# - **To draw the next token at random**, all ranks need the same random numbers, like your replicated dropout. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, their texts drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank and then draws from the replicated state. It also uses a KV cache.
+# - **To draw the next token at random**, all ranks have to draw the same one. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, their texts drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws on rank 0, and broadcasts the token. It also uses a KV cache.
 #
 # - **The memory's gradient** is all-reduced once per decoder layer, because every cross-attention has its own f. The contributions of the layers are simply added, and so are the ranks' terms. So you could leave out all of these f's and put a single one where the memory enters the decoder. Can you see why the gradients would stay the same?
 #

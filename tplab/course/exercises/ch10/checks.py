@@ -209,7 +209,9 @@ exercise(
     trials=[
         OnRanks(
             cases=SUMS, draw=draw_summands, run=run_sum, right=right_sum,
-            world_sizes=(2, 1), without=lambda case: (*twins.DRAWS_ONCE, Twin.STRIDED) if case.rate else (),  # a mask depends on the layout
+            world_sizes=(2, 1),
+            # the order in which a mask's elements are drawn depends on the memory layout
+            without=lambda case: (*twins.DRAWS_ONCE, Twin.STRIDED) if case.rate else (),
         )
     ],
     passed="The stream keeps its dtype, nothing is rounded on the way to it, and all ranks drop the same elements.",
