@@ -80,6 +80,13 @@ ONE_F_FOR_TWO_TEXTS = (
     ("self.kv(memory)", "F.linear(memory, self.kv.weight, self.kv.bias)"),
 )  # fmt: skip
 
+GATHERED_CANDIDATES = (
+    "    largest_of_all = largest.clone()\n",
+    "    from tplab.tensor.mappings import all_gather\n"
+    "    values, tokens = (torch.stack(all_gather(each, group)) for each in (largest, start + index))  # [p, b] each\n"
+    "    return tokens.gather(0, values.argmax(0)[None])[0]\n",
+)
+
 RIGHT = [
     RightAnswer("2.2", "an all-reduce from its two halves", changed("2.2", ("        dist.all_reduce(z)\n        return z\n", "        chunks = [chunk.contiguous() for chunk in z.chunk(dist.get_world_size(), -1)]\n        mine = torch.empty_like(chunks[0])\n        dist.reduce_scatter(mine, chunks)\n        dist.all_gather(chunks, mine)\n        return torch.cat(chunks, -1)\n"))),
     RightAnswer("3.3", "adds up bfloat16 in float32", changed("3.3", ("        dist.all_reduce(y)\n", "        y = y.float() if y.dtype == torch.bfloat16 else y\n        dist.all_reduce(y)\n"), ("        return y\n", "        return y.to(x.dtype)\n"))),
@@ -94,6 +101,9 @@ RIGHT = [
     RightAnswer("6.5", "adds up the gradients of keys and values", changed("6.5", *KEYS_AND_VALUES)),
     RightAnswer("6.5", "adds up the gradients of the keys' weight and of the values' weight one by one", changed("6.5", ("copy_to_region(self.kv.weight, self.group)", "torch.cat([copy_to_region(each, self.group) for each in self.kv.weight.chunk(2)])"))),
     RightAnswer("8.2", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
+    RightAnswer("10.1", "a tuple", changed("10.1", ('["norm", "f", "block", "g", "bias", "dropout", "add"]', '("norm", "f", "block", "g", "bias", "dropout", "add")'))),
+    RightAnswer("10.2", "torch promotes the bias", changed("10.2", ("bias.to(residual.dtype)", "bias"))),
+    RightAnswer("10.5", "gathers a candidate from each rank", changed("10.5", GATHERED_CANDIDATES)),
     RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "returns a tuple, which the text allows", changed("1.1", ("    return chunks", "    return tuple(chunks)"))),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
