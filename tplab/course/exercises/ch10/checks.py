@@ -268,7 +268,8 @@ def give_logits(case: Choice, problem: Logits, place: Place) -> Logits:
 
 
 def run_choice(best_token: Any, case: Choice, given: Logits, group: Any) -> Observed:
-    logits = given.all.to(device(), *[torch.bfloat16] * (case.scene == BFLOAT16))
+    dtype = torch.bfloat16 if case.scene == BFLOAT16 else given.all.dtype
+    logits = given.all.to(device(), dtype)
     before = Snapshot(logits=logits)
     with record() as section:
         ids = best_token(logits, given.vocab_size, group)
