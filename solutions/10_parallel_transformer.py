@@ -9,582 +9,505 @@
 # %% [markdown]
 # # 10 · The parallel transformer
 #
-# **The question.** You have every piece of a GPT on `p` ranks: attention, MLP, embedding, loss, dropout. How do they go together, and what do the parts between them, the norms, the residuals, the last biases, have to send?
+# You own an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them work on several ranks. Between them stand norms, residuals, biases, and dropout. These operations touch every single element, and each of them can be put in a wrong place. What do they have to send?
 #
-# **What you will have built.** A transformer layer; a GPT whose logits, loss and gradients are those of a plain single-process GPT; a loader that cuts a checkpoint in GPT-2's format into shards; and a generator that writes text on `p` ranks. At the end you train your GPT on real text, on one, two and four processes,
-# and it writes the same text on all of them.
-#
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `a` attention heads, `v` vocabulary, `L` layers, `p` number of ranks. **f** (nothing forward, all-reduce backward) and **g** (all-reduce forward, nothing backward) are the operators of chapter 03. About 90 minutes.
+# By the end of this chapter, your GPT will train on two processes, with the same loss as plain PyTorch, and it will write some Python. You need chapters 04 to 09. About 75 minutes, plus 10 minutes for an optional section.
 
 # %% tags=["setup"]
+import math
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
 from tplab import device, launch, record, viz
-from tplab.common import corpus
 from tplab.course import check, predict, symptoms
-from tplab.gpt import transformer
-from tplab.memory import GPTConfig, parameter_count
-from tplab.tensor import (
-    ParallelAttention,
-    ParallelMLP,
-    VocabParallelEmbedding,
-    dropout,
-    full_state_dict,
-    load_full_state_dict,
-    pad_vocab_size,
-    parallel_logits,
-    reduce_from_region,
-    seed_all,
-    shard,
-    vocab_parallel_cross_entropy,
-)
-
-NAMES = {
-    "attention_norm": "ln_1",
-    "attention.qkv": "attn.c_attn",
-    "attention.out": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}  # in a layer of ParallelGPT: in a layer of GPT-2
+from tplab.tensor import load_full_state_dict, reduce_from_region
 
 # %% [markdown]
-# This is the whole layer, drawn from the record of one forward and one backward pass. The layer is the ready-made one of `tplab.gpt.transformer`; yours will take its place. Move the control to four ranks: the colours become narrower, and the messages stay as they are.
+# ## The stream
+#
+# A block of a transformer never replaces its input $x$. It computes something from $x$ and *adds* it to $x$. The sum goes to the next block, which adds something again, and so on. This running sum is called the **residual stream**.
+#
+# On two ranks, each rank has the full $x$, but only its own term of the block's output. Let's say that $x = [3, 4]$, rank 0 has the term $[1, 0]$, and rank 1 has the term $[0, 2]$. So the new stream should be $[4, 6]$. The operator g adds up the terms. But should you add $x$ after g, or before it? Or before it, but on rank 0 only?
+#
+# **Predict.** What's the new stream if every rank adds $x$ before g? What is it if only rank 0 adds $x$ before g? In the second case, the loss is the sum of the new stream, and on rank 0 its gradient with respect to $x$ is $[1, 1]$. Which value has each element of this gradient on rank 1?
+
+# %% predict="10.a"
+predict("10.a", before_g=(7, 10), rank_0_only=(4, 6), dx_on_rank_1=0)
 
 
 # %%
-def one_pass(make_layer, memory_length=None):
-    """What a layer sends on this rank, forward and backward, for x of [2, 16, 32] in float32."""
-    torch.manual_seed(0)
-    layer = make_layer()
-    given = [torch.randn(2, s, 32, device=device(), requires_grad=True) for s in (16, memory_length) if s]
+def add_residual():
+    rank = dist.get_rank()
+    x = torch.tensor([3.0, 4.0], device=device(), requires_grad=True)
+    y = torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device())[rank]  # this rank's term of the block's output
+    streams = {
+        "after g": x + reduce_from_region(y),
+        "before g": reduce_from_region(x + y),
+        "before g, on rank 0 only": reduce_from_region(x * (rank == 0) + y),
+    }
+    return {way: (z.tolist(), torch.autograd.grad(z.sum(), x)[0].tolist()) for way, z in streams.items()}
+
+
+ranks = launch(add_residual, 2)
+rows = [{"x is added": way, "new stream": ranks[0][way][0]} | {f"dx, rank {r}": ranks[r][way][1] for r in (0, 1)}
+        for way in ranks[0]]  # fmt: skip
+viz.table(rows)
+
+# %% [markdown]
+# If every rank adds $x$ before g, then g adds it $p$ times. With $p = 1$, nobody notices. If only rank 0 adds it, the stream is correct, but rank 1's gradient isn't, and everything before this block trains on it.
+#
+# Both versions exist. Until June 2026, the inference engine Mirage added one of its residuals on every rank, so it was doubled on two GPUs. The fix was to add it on rank 0 only (mirage-project/mirage pull request 722). That's fine, because nothing in an inference engine needs a gradient.
+
+# %% [markdown] task="10.1" title="Seven operations" difficulty=3 minutes=8
+# The residual isn't alone. Here are all the operations around a block, in alphabetical order. Each of them changes `y`, which starts as $x$.
+#
+# | name | what happens to `y` |
+# |---|---|
+# | `"add"` | $x$, the input of the first operation, is added |
+# | `"bias"` | the block's final bias `[h]` is added, which every rank has |
+# | `"block"` | `y` goes through this rank's shards of the block's two matrices, which gives this rank's term of a sum |
+# | `"dropout"` | some elements are dropped, the same ones on every rank |
+# | `"f"` | `copy_to_region`: an all-reduce in the backward pass only |
+# | `"g"` | `reduce_from_region`: an all-reduce in the forward pass only |
+# | `"norm"` | a `LayerNorm` with a weight and a bias, which every rank has |
+#
+# In a single process, the norm only changes what the block reads, and dropout only drops elements of what the block, including its final bias, adds to the stream.
+#
+# Put the seven names in the right order. The check runs your order on 1, 2, and 4 ranks, and compares the output and all gradients with a single process.
+
+
+# %% exercise="10.1"
+def block_order():
+    """Return the names of the seven operations in the order in which they have to run."""
+    ### BEGIN SOLUTION
+    return ["norm", "f", "block", "g", "bias", "dropout", "add"]
+    ### END SOLUTION
+
+
+# %% [markdown] hints="10.1"
+# 1. First, think of a single process, and leave out f and g. Which five operations are left, and what's their order? Then find the operation after which the ranks hold different tensors.
+# 2. Between g and f, the ranks hold the same tensors, so they should do the same things. A bias or a residual that's added before g is added $p$ times. In the backward pass, every rank has only its own contribution to the gradient until f adds them up. Which operations have parameters that need the complete gradient?
+# 3. In a single process, the order is norm, block, bias, dropout, add. The operators f and g go right before and right after the block.
+
+# %% check="10.1"
+check("10.1", block_order)
+
+# %% [markdown]
+# There are 5,040 orders. On two ranks, seven of them give the correct output, and only one gives the correct gradients, too. The closest competitor puts f before the norm, and then *only* the gradients of the norm's own weight and bias are wrong. The correct order follows from three rules:
+#
+# - From g to the next f, all ranks hold the same tensors. So every rank computes norms, dropout, and sums by itself, and gets the same result.
+#
+# - Whatever should be added once, such as a bias or the residual, is added after g.
+#
+# - In the backward pass, f returns complete gradients. So everything before f, such as a norm, gets complete gradients on every rank.
+#
+# A transformer layer consists of two such blocks, the attention and the MLP:
+#
+# $$y = x + \text{dropout}(\text{attention}(\text{norm}(x)) + b) \qquad z = y + \text{dropout}(\text{MLP}(\text{norm}(y)) + b')$$
+#
+# ![An animation of one training step of a transformer layer on two ranks, with the real numbers of a single token. The stream is a gray pipe through both ranks. Attention and MLP each take a copy of it, compute one term per rank, and g adds the terms to the stream. In the backward pass, f adds the two partial gradients, and the norms and biases get their full gradients without a message.](pictures/one_step.svg)
+#
+# <details><summary>All frames, one by one</summary>
+#
+# ![The same animation as numbered stills](pictures/one_step_frames.svg)
+#
+# </details>
+#
+# **Predict.** Suppose a layer runs on four ranks, with an input of shape `[2, 16, 32]` in float32. How many all-reduces does it need in the forward pass, and how many in the backward pass? How many bytes are in each message? How many more all-reduces do the gradients of the norms and of the final biases need?
+
+# %% predict="10.b"
+predict("10.b", forward=2, backward=2, bytes_each=4096, for_norms_and_biases=0)
+
+
+# %%
+def one_pass():
+    from tplab.gpt import ParallelTransformerLayer as Ready  # the course's layer. Yours will take its place soon
+
+    layer = Ready(32, 4, device=device())
+    x = torch.randn(2, 16, 32, device=device(), requires_grad=True)
     with record() as forward:
-        out = layer(*given)
+        out = layer(x)
     with record() as backward:
         out.sum().backward()
-    return {"forward": list(forward), "backward": list(backward), "out": out.detach()}
-
-
-def ready_made():
-    return transformer.ParallelTransformerLayer(32, 4, device=device())
+    return list(forward), list(backward)
 
 
 # %% tags=["explore"]
 def show_layer(p):
-    mine = launch(one_pass, p, args=(ready_made,))[0]
-    title = f"one layer on {p} ranks, b·s·h numbers in float32 in every message"
-    return viz.layer(mine["forward"], mine["backward"], ranks=p, title=title)
+    return viz.layer(*launch(one_pass, p)[0], ranks=p)
 
 
 viz.explore(show_layer, p=(2, 4))
 
 # %% [markdown]
-# ## 1 · What stands around the blocks
+# That's as many messages as in your block from chapter 06, and all of them belong to f and g. Nothing between the blocks sends anything.
 #
-# A transformer layer is two blocks, attention and MLP. Each stands in a **residual** connection: what goes in is added to what comes out. A **norm** stands before each block, which is called **pre-LN** and is what GPT-2 and most models since have:
+# ## 256 + 1
 #
-# $$y = x + \text{dropout}(\text{attention}(\text{norm}_1(x)) + b_1) \qquad z = y + \text{dropout}(\text{MLP}(\text{norm}_2(y)) + b_2)$$
+# Large models are trained in bfloat16, which has only 8 significant bits. A block can live with that. But the stream goes through *all* the layers, and each layer adds a little.
 #
-# The tensor that runs through from layer to layer, `[b, s, h]`, is the **residual stream**. Every rank holds all of it. g has just made the output of a block whole on every rank, so everything up to the next f can be computed by every rank for itself, from the same numbers, with the same result:
-#
-# - A **LayerNorm** needs the mean and the variance over all of `h`. Every rank has all of `h`. So each computes the norm whole, and no message is needed.
-# - The **bias behind g** is whole on every rank and is added after the sum, once.
-# - **Dropout** behind a block works on a replicated tensor: all ranks have to drop the same places (chapter 09, the state `"replicated"`).
-# - The **residual** is added after g. Before g it would be added `p` times.
-#
-# And backward? A norm's weight is replicated, and its gradient is computed from the gradient of the norm's output. That one is whole on every rank, since f has all-reduced it. So each rank computes the same whole gradient of the norm's weight, and nobody has to send it.
-#
-# **Predict.** One layer on `p = 4` ranks, `b = 2`, `s = 16`, `h = 32`, float32. How many all-reduces run forward, how many backward? How many bytes has each? And how many more are needed for the gradients of the norms and of the last biases?
-
-# %% predict="10.a"
-predict("10.a", forward=2, backward=2, bytes_each=4096, for_norms_and_biases=0)
-
-# %%
-viz.traffic(launch(one_pass, 4, args=(ready_made,)), title="one layer on four ranks, forward and backward")
-
-# %% [markdown]
-# ### The other place of the norm
-#
-# The first transformer, of Vaswani et al. (2017), has its norms behind the sums, `x = norm(x + block(x))`: **post-LN**. In a stack of such layers, each norm's output is read by the next block *and* is the next residual. So the same model can be written with the norm before the block, if the residual is taken *behind* the norm:
-#
-# | | the block reads | the residual is |
-# |---|---|---|
-# | pre-LN | `norm(x)` | `x` |
-# | post-LN | `norm(x)` | `norm(x)` |
-#
-# The first norm of the stack then works on the embedding, and one more norm ends the stack, the final norm of the model. Megatron's name for this setting is `apply_residual_connection_post_layernorm`. See that it is Vaswani's: torch's `nn.TransformerEncoderLayer` is post-LN by default. Take two of its layers, give their weights to two ready-made ones, each norm
-# to the place that comes next in ours, and compare.
-
-
-# %%
-def as_vaswani(post):
-    """The largest difference between torch's two post-LN layers and the ready-made ones with torch's weights."""
-    torch.manual_seed(0)
-    options = {"device": device(), "dtype": torch.float64}
-    theirs = [nn.TransformerEncoderLayer(32, 4, 64, 0.0, F.gelu, batch_first=True, **options) for _ in range(2)]
-    ours = [
-        transformer.ParallelTransformerLayer(
-            32, 4, ffn_hidden_size=64, causal=False, apply_residual_connection_post_layernorm=post, **options
-        )
-        for _ in range(2)
-    ]
-    norms = [nn.LayerNorm(32, **options)]  # before the first layer: Vaswani's has none there
-    for layer in theirs:
-        norms += [layer.norm1, layer.norm2]
-    stream = torch.randn(2, 6, 32, **options)
-    x = norms[0](stream)
-    for index, (layer, twin) in enumerate(zip(ours, theirs, strict=True)):
-        state = {f"attention.qkv.{end}": getattr(twin.self_attn, f"in_proj_{end}") for end in ("weight", "bias")}
-        parts = {"attention.out": twin.self_attn.out_proj, "mlp.up": twin.linear1, "mlp.down": twin.linear2}
-        parts |= {"attention_norm": norms[2 * index], "mlp_norm": norms[2 * index + 1]}
-        state |= {f"{name}.{end}": getattr(part, end) for name, part in parts.items() for end in ("weight", "bias")}
-        load_full_state_dict(layer, state)
-        x, stream = twin(x), layer(stream)
-    return (norms[-1](stream) - x).abs().max().item()
-
-
-viz.table(
-    [
-        {"the residual is taken": where, "largest difference, p = 2": f"{max(launch(as_vaswani, 2, args=(post,))):.0e}"}
-        for where, post in (("behind the norm (post-LN)", True), ("before the norm (pre-LN)", False))
-    ],
-    title="two layers against two of nn.TransformerEncoderLayer",
-)
-
-# %% [markdown]
-# These layers are **encoder** layers: no causal mask, each token sees all others. A **decoder** layer has the mask, `causal=True`; GPT consists of decoder layers only. In the first transformer the decoder also read the output of an encoder, the *memory* `[b, t, h]`, through a third block between the other two,
-# cross-attention (chapter 06), with a norm and a residual of its own. That block has its own g and its own f, and one f more: the memory is replicated too, and every rank's heads of K and V send back a part of its gradient.
-
-
-# %%
-def with_memory():
-    return transformer.ParallelTransformerLayer(32, 4, cross_attention=True, device=device())
-
-
-def sent(section):
-    return ", ".join(f"{call.bytes} B" for call in section)
-
-
-alone = launch(one_pass, 1, args=(with_memory, 8))[0]
-rows = []
-for p in (2, 4):
-    mine = launch(one_pass, p, args=(with_memory, 8))[0]
-    off = (mine["out"] - alone["out"]).abs().max().item()
-    rows.append(
-        {"p": p, "forward": sent(mine["forward"]), "backward": sent(mine["backward"]), "output off by": f"{off:.0e}"}
-    )
-viz.table(rows, title="a decoder layer that reads a memory of t = 8: its all-reduces")
-
-# %% [markdown]
-# Three forward, four backward, and the small one is the gradient of the memory: `b·t·h` numbers. From here on it is the layer of GPT: two blocks, causal.
-
-# %% [markdown] task="10.1" title="ParallelTransformerLayer" difficulty=3 minutes=20
-# The constructor is there. Write `forward`, for pre-LN and post-LN.
-#
-# - Both blocks are built with `skip_bias_add=True`: `self.attention(..)` and `self.mlp(..)` return two things, the output `[b, s, h]` behind g and the bias `[h]`, not yet added. Bias, dropout and residual are added together, since a GPU does the three in one go over the memory.
-# - `dropout(y, rate, self.training, sharded=False, rng=rng)` of `tplab.tensor.rng` (chapter 09, imported above) draws from the state `"replicated"` of the tracker `rng`; with `rng=None` from torch's current state.
-# - `self.attention` takes `cache=` and `rng=`. Pass on what you are given, in train mode and in eval mode. Its own dropout, of the probabilities, draws from `"sharded"`.
-# - If `self.post`, the residual is what the norm returned, else what the norm was given.
-
-
-# %% exercise="10.1"
-class ParallelTransformerLayer(nn.Module):
-    """x -> norm -> attention, + residual -> norm -> MLP, + residual.
-
-    in:  x, replicated    [b, s, h]
-    out: z, replicated    [b, s, h]
-    Two all-reduces of b·s·h numbers forward and two backward, all of them in the blocks.
-    """
-
-    def __init__(
-        self,
-        hidden_size,
-        num_heads,
-        *,
-        causal=True,
-        activation="gelu_tanh",
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        apply_residual_connection_post_layernorm=False,
-        group=None,
-        device=None,
-        dtype=None,
-    ):
-        super().__init__()
-        place = {"device": device, "dtype": dtype}
-        block = {"skip_bias_add": True, "group": group, **place}
-        self.attention_norm = nn.LayerNorm(hidden_size, **place)
-        self.attention = ParallelAttention(hidden_size, num_heads, causal=causal, dropout=attention_dropout, **block)
-        self.mlp_norm = nn.LayerNorm(hidden_size, **place)
-        self.mlp = ParallelMLP(hidden_size, activation=activation, **block)
-        self.hidden_dropout = hidden_dropout
-        self.post = apply_residual_connection_post_layernorm
-
-    def forward(self, x, *, cache=None, rng=None):
-        ### BEGIN SOLUTION
-        normed = self.attention_norm(x)  # [b, s, h]
-        residual = normed if self.post else x
-        y, bias = self.attention(normed, cache=cache, rng=rng)  # [b, s, h], [h]
-        x = residual + dropout(y + bias, self.hidden_dropout, self.training, sharded=False, rng=rng)
-        normed = self.mlp_norm(x)
-        residual = normed if self.post else x
-        y, bias = self.mlp(normed)  # [b, s, h], [h]
-        return residual + dropout(y + bias, self.hidden_dropout, self.training, sharded=False, rng=rng)
-        ### END SOLUTION
-
-    def new_cache(self, batch_size, max_length):
-        """Room for the keys and values of this rank's heads (chapter 06)."""
-        return self.attention.new_cache(batch_size, max_length)
-
-
-# %% [markdown] hints="10.1"
-# 1. Write the two formulas of section 1 as code for `p = 1`. Which tensors are replicated, so that nothing changes for `p = 4`?
-# 2. Twice the same four steps: norm; remember the residual (`x`, or the norm's output if `self.post`); block, which gives `y, bias`; then residual plus dropout of `y + bias`. The second time, `x` is what the first gave.
-# 3. `normed = self.attention_norm(x)`, `residual = normed if self.post else x`, `y, bias = self.attention(normed, cache=cache, rng=rng)`, `x = residual + dropout(y + bias, self.hidden_dropout, self.training, sharded=False, rng=rng)`, and the same again with `self.mlp_norm` and `self.mlp(normed)`.
-
-# %% check="10.1"
-check("10.1", ParallelTransformerLayer)
-
-# %% [markdown]
-# What does a rank hold of a layer? The blocks' weights are cut, the rest is whole.
-#
-# **Predict.** Layer with `h = 64` and an MLP of `4h`. How many parameters are replicated, so whole on every rank? How many numbers of the cut parameters does each of `p = 4` ranks hold? (Weights of Q, K, V and of the output, of both MLP layers; a bias for each; two norms with weight and bias.)
-
-# %% predict="10.b"
-predict("10.b", replicated=384, of_the_cut_ones=12400)
-
-
-# %%
-def held(name="layer"):
-    layer = ParallelTransformerLayer(64, 4, device=device())
-    whole = [name for name, param in layer.named_parameters() if not hasattr(param, "tensor_parallel")]
-    sizes = {name: param.numel() for name, param in layer.named_parameters()}
-    return {
-        "replicated parameters": ", ".join(whole),
-        "their numbers": sum(sizes[name] for name in whole),
-        "numbers of the cut ones on each rank": sum(size for name, size in sizes.items() if name not in whole),
-    }
-
-
-viz.table([{"p": p} | launch(held, p)[0] for p in (1, 2, 4)])
-
-# %% [markdown]
-# Of what is replicated there are `6h` numbers, of what is cut `12h² + 7h`. So almost everything is shared out.
-#
-# ## 2 · The whole model
-#
-# A GPT puts an embedding before the layers and an output layer behind them:
-#
-# | part | what a rank holds | sends |
-# |---|---|---|
-# | token embedding (chapter 07) | `v/p` rows of `h` | g: `b·s·h` forward |
-# | position embedding: a vector for each place in the text | all of it | |
-# | `L` layers | see above | 2 g forward, 2 f backward each |
-# | final norm | all of it | |
-# | logits with the same rows, **tied** (chapter 07) | the same `v/p` rows | f: `b·s·h` backward |
-# | loss (chapter 08) | its `v/p` columns of the logits | two small ones forward |
-#
-# Where does this end? The token embedding begins with a look-up, so there is no gradient to send further back: at its input there is no f.
-#
-# **Predict.** `L = 2`, `b = 2`, `s = 16`, `h = 32`, float32. How many all-reduces does one training step have, forward and backward together, if the loss has 2? How many of all these have `b·s·h` numbers?
+# **Predict.** What's 256 + 1 in bfloat16? And if an element of the stream is 256, and then each of 64 blocks adds 0.5, what's the result in bfloat16, and in float32?
 
 # %% predict="10.c"
-predict("10.c", all_reduces=12, of_bsh=10)
+predict("10.c", one_more=256, bfloat16=256, float32=288)
 
-# %% [markdown] task="10.2" title="ParallelGPT" difficulty=3 minutes=20
-# Again the constructor is there; write `forward`. All layers come from chapters 07 and 08 and are imported above.
+# %%
+stream = {dtype: torch.tensor(256.0, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)}
+print(stream[torch.bfloat16] + 1)
+for _ in range(64):
+    stream = {dtype: x + torch.tensor(0.5).bfloat16() for dtype, x in stream.items()}
+print(stream)
+
+# %% [markdown]
+# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. It costs memory, but no traffic, because f and g are inside the blocks, where an element still takes 2 bytes.
 #
-# - `past` says how many tokens of the text came before `ids`, in earlier calls; the first of `ids` stands at place `past`. In training `past` is 0.
-# - `cache` is a list with a cache for each layer, as `new_cache` makes it, or `None`. If there's a cache, use it in train mode and in eval mode.
-# - Behind the sum of both embeddings comes a dropout with the rate `self.config.dropout`, as in a layer.
-# - The logits are tied: `parallel_logits(x, weight, group=..)` takes this rank's rows of the table, `self.embedding.weight`. They stay split, `[b, s, v/p]`.
-# - With `targets` the result is the mean loss over all targets that aren't ignored, `vocab_parallel_cross_entropy(logits, targets, vocab_size=.., group=..)`. The table is padded, and padding is no token: `self.config.vocab_size` is the true size.
+# ## Fix it
 #
-# The layers are made by `layer_class`: without it, by the ready-made layer of `tplab.gpt.transformer`, so this exercise does not wait for 10.1.
+# Megatron-Core has a switch for this, `fp32_residual_connection`. Bias, dropout, and residual are computed in a single function, so that a GPU can do all three in one go. That's why the blocks have an option `skip_bias_add`, with which they return their output and their final bias separately. Here's the function as it shipped, in our words, and the error of a stream after 48 layers:
+
+# %% tags=["setup"]
+from tplab.tensor import dropout  # dropout with the random states from chapter 09
+
+
+# %%
+def as_shipped(y, bias, residual, rate, training, rng=None):
+    residual = residual.to(y.dtype)
+    if bias is not None:
+        y = y + bias
+    return residual + dropout(y, rate, training, sharded=False, rng=rng)
+
+
+def largest_error(bias_dropout_add, dtype, layers=48):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 256, generator=generator).bfloat16()
+    stream, correct = x.to(dtype), x.double()
+    for _ in range(2 * layers):  # each layer has two blocks
+        y, bias = (torch.randn(size, generator=generator).bfloat16() for size in ((64, 256), (256,)))
+        stream = bias_dropout_add(y, bias, stream, 0.0, True)
+        correct = correct + y.double() + bias.double()
+    return f"{(stream.double() - correct).abs().max():.1g}"
+
+
+def switched(bias_dropout_add):
+    dtypes = {"off": torch.bfloat16, "on": torch.float32}
+    return [
+        {"float32 stream": name, "largest error": largest_error(bias_dropout_add, dtype)}
+        for name, dtype in dtypes.items()
+    ]
+
+
+viz.table(switched(as_shipped))
+
+# %% [markdown] task="10.2" title="Fix the switch that did nothing" difficulty=2 minutes=8
+# The switch changes nothing at all! The embedding returned a float32 tensor, but the very first block converted the stream back, until a pull request of February 2026 (NVIDIA/Megatron-LM 3504, merged). The cast wasn't an accident. According to its comment, it kept a pipeline from hanging under automatic mixed precision.
+#
+# Fix it. The stream decides on the dtype, so the result has the dtype of `residual`, and so does every sum on the way to it. All ranks drop the same elements. If `bias` is `None`, there's no bias.
 
 
 # %% exercise="10.2"
-class ParallelGPT(nn.Module):
-    """ids -> this rank's logits; with targets -> their mean loss.
+def bias_dropout_add(y, bias, residual, rate, training, rng=None):
+    """Return residual + dropout(y + bias), computed in the dtype of the residual.
 
-    in:  ids, replicated         [b, s]
-         targets, replicated     [b, s] or None
-    out: logits, of this rank    [b, s, v/p], or the loss, replicated
+    y, residual: [b, s, h], the same on every rank; y may have fewer bits
+    bias:        [h], with the dtype of y, or None
+    rng:         the tracker from chapter 09, or None for torch's current state
     """
+    ### BEGIN SOLUTION
+    y = y.to(residual.dtype)
+    if bias is not None:
+        y = y + bias.to(residual.dtype)
+    return residual + dropout(y, rate, training, sharded=False, rng=rng)
+    ### BROKEN
+    # residual = residual.to(y.dtype)
+    # if bias is not None:
+    #     y = y + bias
+    # return residual + dropout(y, rate, training, sharded=False, rng=rng)
+    ### END SOLUTION
 
-    def __init__(self, config, layer_class=None, *, multiple=8, group=None, device=None, dtype=None):
+
+# %% [markdown] hints="10.2"
+# 1. Which of the three tensors loses bits in the broken version, and at which line? Which tensors could change their dtype without losing anything?
+# 2. Convert `y` and `bias` to the dtype of `residual`. Do it before they're added to each other, because the sum of two bfloat16 tensors is rounded, too.
+# 3. Write `y = y.to(residual.dtype)`, then `y = y + bias.to(residual.dtype)` if there's a bias. The last line stays as it is.
+
+# %% check="10.2"
+check("10.2", bias_dropout_add)
+
+# %%
+viz.table(switched(bias_dropout_add))
+
+# %% [markdown]
+# Now the switch works. With a bfloat16 stream, the error is as large as before, because it's the *stream* that rounds.
+#
+# ## Encoders and decoders
+#
+# There are three kinds of transformer layers:
+#
+# - An **encoder** layer has no causal mask, because the whole text is known.
+#
+# - A **decoder** layer has a causal mask. GPT consists of these.
+#
+# - A **decoder layer with cross-attention** (chapter 06) has a third block between the other two. It reads a memory, the output of an encoder, and has its own norm and residual. The memory itself isn't normed here, because the encoder has done that already.
+#
+# In the very first transformer, the norms came after the sums instead (Vaswani et al. 2017). That's called **post-LN**, and ours is **pre-LN**. In a stack of post-LN layers, a norm's output is both what the next block reads and the next residual. So you get post-LN if you keep our norm where it is and take its *output* as the residual. Megatron calls this switch `apply_residual_connection_post_layernorm`.
+
+# %% tags=["setup"]
+from tplab.gpt.transformer import LayerNorm  # nn.LayerNorm, but it computes in the dtype of its input
+from tplab.tensor import ParallelAttention, ParallelMLP
+
+# %% [markdown] task="10.3" title="ParallelTransformerLayer" difficulty=3 minutes=14
+# Write `forward`. All blocks were built with `skip_bias_add=True`, so each call returns a pair: the output after g, `[b, s, h]`, and the final bias, `[h]`, which hasn't been added yet.
+#
+# - `self.attention(x, key_padding_mask=..., rng=...)` is self-attention. `self.cross_attention(x, memory, key_padding_mask=..., rng=...)` reads the memory, or is `None` if the layer has no cross-attention. `self.mlp(x)` takes nothing else.
+#
+# - A `key_padding_mask` is `True` where a *key* is padding. So which of the two masks goes to which attention?
+#
+# - The attention has its own dropout inside, which drops different elements on each rank. It takes the tracker `rng` and chooses its random state itself. For the dropout after each block, use your `bias_dropout_add` with `self.hidden_dropout`.
+#
+# - The stream may be in float32 while the weights are in bfloat16. A norm returns the dtype of its input, but the blocks need the dtype of the weights.
+
+
+# %% exercise="10.3"
+class ParallelTransformerLayer(nn.Module):
+    """x [b, s, h] and memory [b, t, h] -> out [b, s, h], all of them the same on every rank of `group`."""
+
+    def __init__(
+        self, hidden_size, num_heads, *, causal=True, cross_attention=False, activation="gelu_tanh", hidden_dropout=0.0,
+        attention_dropout=0.0, apply_residual_connection_post_layernorm=False, group=None, device=None, dtype=None,
+    ):  # fmt: skip
         super().__init__()
-        self.config, self.group = config, group
+        self.hidden_dropout, self.post = hidden_dropout, apply_residual_connection_post_layernorm
         place = {"device": device, "dtype": dtype}
-        h, rate = config.hidden_size, config.dropout
+        block = {"skip_bias_add": True, "group": group, **place}
+        self.attention_norm = LayerNorm(hidden_size, **place)
+        self.attention = ParallelAttention(hidden_size, num_heads, causal=causal, dropout=attention_dropout, **block)
+        self.cross_attention = None
+        if cross_attention:
+            self.cross_norm = LayerNorm(hidden_size, **place)
+            self.cross_attention = ParallelAttention(
+                hidden_size, num_heads, attention_type="cross", dropout=attention_dropout, **block
+            )
+        self.mlp_norm = LayerNorm(hidden_size, **place)
+        self.mlp = ParallelMLP(hidden_size, activation=activation, **block)
+
+    def forward(self, x, memory=None, *, key_padding_mask=None, memory_padding_mask=None, rng=None):
+        """key_padding_mask: bool [b, s], memory_padding_mask: bool [b, t], True where a token is padding, or None."""
+        ### BEGIN SOLUTION
+
+        def add_block(x, norm, block, *args, **options):
+            normed = norm(x)  # [b, s, h]
+            y, bias = block(normed.to(norm.weight.dtype), *args, **options)  # [b, s, h], [h]
+            residual = normed if self.post else x
+            return bias_dropout_add(y, bias, residual, self.hidden_dropout, self.training, rng)
+
+        x = add_block(x, self.attention_norm, self.attention, key_padding_mask=key_padding_mask, rng=rng)
+        if self.cross_attention is not None:
+            options = {"key_padding_mask": memory_padding_mask, "rng": rng}
+            x = add_block(x, self.cross_norm, self.cross_attention, memory, **options)
+        return add_block(x, self.mlp_norm, self.mlp)
+        ### END SOLUTION
+
+
+# %% [markdown] hints="10.3"
+# 1. Write the layer for a single process first. Which of its tensors are the same on every rank, so that nothing changes for several ranks? In cross-attention, where do the keys come from, so whose padding has to be masked?
+# 2. You need the same four steps two or three times: apply the norm, call the block, choose the residual (the norm's output if `self.post`, and otherwise the norm's input), and call `bias_dropout_add`. The result is the `x` of the next block.
+# 3. `normed = self.attention_norm(x)`, `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`, and `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, do the same with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`. Then do it with `self.mlp_norm` and `self.mlp`.
+
+# %% check="10.3"
+check("10.3", ParallelTransformerLayer)
+
+# %% [markdown]
+# Is your layer really the transformer that everybody else uses? The next cell copies the weights of PyTorch's own layers into yours.
+#
+# **Predict.** How many all-reduces does your decoder layer with cross-attention need in the forward pass, and how many in the backward pass, if the memory needs a gradient, too?
+
+# %% predict="10.d"
+predict("10.d", forward=3, backward=4)
+
+# %%
+BOTH = {"self_attn.in_proj_": "attention.qkv.", "self_attn.out_proj.": "attention.out.", "linear1.": "mlp.up.",
+        "linear2.": "mlp.down.", "norm1.": "attention_norm."}  # fmt: skip
+ENCODER = BOTH | {"norm2.": "mlp_norm."}
+DECODER = BOTH | {"norm2.": "cross_norm.", "norm3.": "mlp_norm.", "multihead_attn.out_proj.": "cross_attention.out."}
+
+
+def against_pytorch(kind):
+    torch.manual_seed(0)
+    options, is_decoder = {"device": device(), "dtype": torch.float64}, kind is nn.TransformerDecoderLayer
+    theirs = kind(32, 4, 128, 0.0, F.gelu, batch_first=True, norm_first=True, **options)
+    state = dict(theirs.state_dict())
+    full = {}
+    for end in ("weight", "bias") if is_decoder else ():
+        q, kv = state.pop(f"multihead_attn.in_proj_{end}").split([32, 64])
+        full |= {f"cross_attention.q.{end}": q, f"cross_attention.kv.{end}": kv}
+    for name, value in state.items():
+        start, ours = next(pair for pair in (DECODER if is_decoder else ENCODER).items() if name.startswith(pair[0]))
+        full[ours + name.removeprefix(start)] = value
+    layer = ParallelTransformerLayer(32, 4, causal=is_decoder, cross_attention=is_decoder, activation="gelu", **options)
+    load_full_state_dict(layer, full)  # each rank takes its shards
+    texts = [torch.randn(2, s, 32, requires_grad=True, **options) for s in ((6, 9) if is_decoder else (6,))]
+    causal = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(6, **options)} if is_decoder else {}
+    with record() as forward:
+        out = layer(*texts)
+    with record() as backward:
+        out.sum().backward()
+    return {"largest difference": f"{(out - theirs(*texts, **causal)).abs().max():.0e}",
+            "forward": [call.numel for call in forward], "backward": [call.numel for call in backward]}  # fmt: skip
+
+
+viz.table([{"layer": kind.__name__, "p": p} | launch(against_pytorch, p, args=(kind,))[0]
+           for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer) for p in (1, 2, 4)])  # fmt: skip
+
+# %% [markdown]
+# The differences are rounding errors. The decoder's largest message, with 2 · 9 · 32 elements, is the gradient of the memory.
+#
+# ## From a layer to a GPT
+#
+# A GPT puts an embedding before its layers and a loss after them. You already have all the parts:
+#
+# | part | what each rank holds | what it sends |
+# |---|---|---|
+# | token embedding | $v/p$ rows | g: $b \cdot s \cdot h$ elements forward |
+# | position embedding, one vector per position | all of it | nothing |
+# | $L$ layers | $1/p$ of each matrix | 2 g's forward, 2 f's backward, each |
+# | final norm | all of it | nothing |
+# | logits, with the embedding's own rows | the same $v/p$ rows | f: $b \cdot s \cdot h$ elements backward |
+# | loss | its $v/p$ columns of the logits | 2 small messages forward |
+#
+# **Predict.** How many all-reduces does one training step of a GPT with $L = 2$ layers need? How many of them have $b \cdot s \cdot h$ elements?
+
+# %% predict="10.e"
+predict("10.e", all_reduces=12, of_bsh=10)
+
+# %% [markdown]
+# ## Start small at depth
+#
+# Which random values should the weights start with? Usually, they're drawn with a standard deviation of 0.02. But each of the $2L$ blocks adds its output to the stream. If these outputs are independent and have the same variance, the variance of the stream grows like $2L$, so its standard deviation grows like $\sqrt{2L}$. To make up for that, GPT-2 divides the standard deviation of some weights by $\sqrt{2L}$: of those whose output goes straight into the stream.
+
+# %% tags=["setup"]
+from tplab.gpt import transformer
+from tplab.memory import GPTConfig
+from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel_cross_entropy
+
+# %% [markdown] task="10.4" title="ParallelGPT" difficulty=3 minutes=10
+# Write the `forward` method of a GPT, and `init_std`.
+#
+# - If `self.float32_residual`, convert the sum of both embeddings to float32. After it comes a dropout with the rate `self.config.dropout`, in which all ranks drop the same elements.
+#
+# - `parallel_logits(x, weight, group=...)` includes f. It returns this rank's logits, `[b, s, v/p]`, from this rank's rows of the table, `self.embedding.weight`. It needs `x` in the dtype of these rows.
+#
+# - With targets, return the mean loss. `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)` needs to know the real size of the vocabulary, `self.config.vocab_size`, because the table is padded.
+#
+# - `init_std` returns the standard deviation with which a weight should start, given its name in `ParallelGPT`, for example `"layers.0.attention.qkv.weight"`.
+
+
+# %% exercise="10.4"
+class ParallelGPT(nn.Module):
+    """ids [b, s] -> this rank's logits [b, s, v/p]. With targets [b, s] -> their mean loss, the same on every rank."""
+
+    def __init__(
+        self, config, layer_class=None, *, multiple=8, float32_residual=False, group=None, device=None, dtype=None
+    ):  # fmt: skip
+        super().__init__()
+        self.config, self.float32_residual, self.group = config, float32_residual, group
+        place, h, rate = {"device": device, "dtype": dtype}, config.hidden_size, config.dropout
         options = {"activation": config.activation, "hidden_dropout": rate, "attention_dropout": rate, **place}
-        layer_class = layer_class or transformer.ParallelTransformerLayer
+        layer_class = layer_class or transformer.ParallelTransformerLayer  # the course's layer
         self.embedding = VocabParallelEmbedding(config.vocab_size, h, multiple=multiple, group=group, **place)
         self.positions = nn.Embedding(config.seq_length, h, **place)
         self.layers = nn.ModuleList(
             layer_class(h, config.num_heads, group=group, **options) for _ in range(config.num_layers)
         )
-        self.final_norm = nn.LayerNorm(h, **place)
+        self.final_norm = LayerNorm(h, **place)
 
-    def forward(self, ids, targets=None, *, cache=None, past=0, rng=None):
+    def forward(self, ids, targets=None, *, rng=None):
         ### BEGIN SOLUTION
-        places = torch.arange(past, past + ids.shape[1], device=ids.device)  # [s]
-        x = self.embedding(ids) + self.positions(places)  # [b, s, h]
+        positions = torch.arange(ids.shape[1], device=ids.device)  # [s]
+        x = self.embedding(ids) + self.positions(positions)  # [b, s, h]
+        if self.float32_residual:
+            x = x.float()
         x = dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, cache=cache[number] if cache else None, rng=rng)  # [b, s, h]
-        x = self.final_norm(x)
+        for layer in self.layers:
+            x = layer(x, rng=rng)  # [b, s, h]
+        x = self.final_norm(x).to(self.embedding.weight.dtype)
         logits = parallel_logits(x, self.embedding.weight, group=self.group)  # [b, s, v/p]
         if targets is None:
             return logits
         return vocab_parallel_cross_entropy(logits, targets, vocab_size=self.config.vocab_size, group=self.group)
         ### END SOLUTION
 
-    def new_cache(self, batch_size, max_length):
-        return [layer.new_cache(batch_size, max_length) for layer in self.layers]
+
+def init_std(name, num_layers, std=0.02):
+    """Return the standard deviation of a weight's first values: std, or less if its output goes into the stream."""
+    ### BEGIN SOLUTION
+    writes_to_the_stream = name.endswith(("attention.out.weight", "mlp.down.weight"))
+    return std / math.sqrt(2 * num_layers) if writes_to_the_stream else std
+    ### END SOLUTION
 
 
-# %% [markdown] hints="10.2"
-# 1. Go down the table of section 2: each row is a line or two. Which of these modules do the sending themselves?
-# 2. Places `past, past + 1, ..`; both embeddings added; dropout; each layer with its own cache and the same `rng`; the final norm; logits with the embedding's own weight; the loss if there are targets. `parallel_logits` has its f inside, `self.embedding` its g.
-# 3. `x = self.embedding(ids) + self.positions(torch.arange(past, past + ids.shape[1], device=ids.device))`, then `dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)`, the loop with `layer(x, cache=cache[number] if cache else None, rng=rng)`, `self.final_norm(x)`, `parallel_logits(x, self.embedding.weight, group=self.group)`, and for the loss `vocab_size=self.config.vocab_size` too.
+# %% [markdown] hints="10.4"
+# 1. Go through the table above from top to bottom. Each row is a line or two of `forward`, and the modules do all the sending. For `init_std`, think of the two matrices of an MLP. Which of them is multiplied last?
+# 2. Add both embeddings, drop, call every layer with the same `rng`, apply the final norm, convert to the dtype of the table, and compute the logits with the embedding's own weight. In `init_std`, the weights that write to the stream are called `attention.out` and `mlp.down`, and each layer has its own.
+# 3. `x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))`, then `dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)`, `layer(x, rng=rng)` for each layer, `self.final_norm(x)`, and `parallel_logits(x, self.embedding.weight, group=self.group)`. For `init_std`, use `name.endswith(("attention.out.weight", "mlp.down.weight"))` and `std / math.sqrt(2 * num_layers)`.
 
-# %% check="10.2"
-check("10.2", ParallelGPT)
-
-# %% [markdown]
-# One training step of it, as recorded, and what you predicted:
-
+# %% check="10.4"
+check("10.4", ParallelGPT, init_std)
 
 # %%
-def one_step(config, batch, length, dtype=torch.float32):
-    """What a training step sends on this rank, and how many parameters the rank holds."""
-    model = ParallelGPT(config, ParallelTransformerLayer, device=device(), dtype=dtype)
-    ids = torch.randint(config.vocab_size, (batch, length + 1), generator=torch.Generator().manual_seed(0)).to(device())
-    with record() as section:
-        model(ids[:, :-1], ids[:, 1:]).backward()
-    return {"sent": list(section), "held": sum(param.numel() for param in model.parameters())}
+from tplab.plain import GPT  # a GPT in plain PyTorch, whose parameters have the same names
 
 
-small = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, seq_length=16, dropout=0.0)
-calls = launch(one_step, 2, args=(small, 2, 16))[0]["sent"]
-viz.table(
-    [
-        {
-            "all-reduces of one step": len(same),
-            "numbers in each": numel,
-            "taken as": ", ".join(sorted({c.op for c in same})),
-        }
-        for numel in sorted({call.numel for call in calls}, reverse=True)
-        for same in [[call for call in calls if call.numel == numel]]
-    ]
-)
+def new_gpt(config, std_of):
+    torch.manual_seed(0)
+    model = GPT(config, dtype=torch.float64)
+    for name, param in model.named_parameters():
+        if param.dim() == 2:
+            nn.init.normal_(param, std=std_of(name, config.num_layers))
+        elif name.endswith("bias"):
+            nn.init.zeros_(param)
+    return model
+
+
+@torch.no_grad()
+def stds_by_depth(std_of):
+    config = GPTConfig(num_layers=24, hidden_size=256, num_heads=8, vocab_size=256, seq_length=64, dropout=0.0)
+    model, stds = new_gpt(config, std_of), []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda layer, given, out: stds.append(out.std().item()))
+    model(torch.randint(256, (2, 64)))
+    return stds
+
+
+by_depth = {"0.02 for all weights": stds_by_depth(lambda name, num_layers: 0.02), "yours": stds_by_depth(init_std)}
+viz.curves(by_depth, title="the standard deviation of the stream", xlabel="layer", ylabel="standard deviation")
 
 # %% [markdown]
-# ## 3 · A checkpoint from elsewhere
+# You need the *names* for this, and names change. In July 2026, a user noticed that `transformers` had stopped scaling these weights in new GPT-2 models. The code asked whether a parameter's name was `"c_proj.weight"`, but by then, it got full names such as `"h.0.attn.c_proj.weight"`. There was no error, of course (huggingface/transformers issue 47458).
 #
-# A model that nobody can load weights into is of little use. The best-known format of GPT weights is that of GPT-2 in Hugging Face's `transformers`. So here is a plain GPT, one process, no `tplab` in it, with GPT-2's names and layout. It is the twin that everything below is compared with. (`tests/gpt/test_model.py` of this
-# course does the same with Hugging Face's own `GPT2LMHeadModel`.)
-
+# ## Train it
+#
+# Here's everything since chapter 03, in one training run. The text is 1,500 bytes from Python's standard library, so little that a small model can almost learn it by heart. With only 64 features, the weights start with a standard deviation of 0.1.
 
 # %%
-class Conv1D(nn.Module):
-    """A linear layer whose weight is stored [in, out], as GPT-2 has it."""
-
-    def __init__(self, n_out, n_in):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(n_in, n_out) * n_in**-0.5)
-        self.bias = nn.Parameter(torch.zeros(n_out))
-
-    def forward(self, x):
-        return x @ self.weight + self.bias
-
-
-class PlainLayer(nn.Module):
-    def __init__(self, h, heads):
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(h), nn.LayerNorm(h)
-        self.attn = nn.ModuleDict({"c_attn": Conv1D(3 * h, h), "c_proj": Conv1D(h, h)})
-        self.mlp = nn.ModuleDict({"c_fc": Conv1D(4 * h, h), "c_proj": Conv1D(h, 4 * h)})
-
-    def forward(self, x):
-        parts = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=-1)  # [b, s, h] each
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)  # [b, a, s, h/a]
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attn["c_proj"](y.transpose(1, 2).flatten(2))  # [b, s, h]
-        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
-
-
-class PlainGPT(nn.Module):
-    """GPT-2 on one process: ids [b, s] -> logits [b, s, v]."""
-
-    def __init__(self, config):
-        super().__init__()
-        h = config.hidden_size
-        parts = {"wte": nn.Embedding(config.vocab_size, h), "wpe": nn.Embedding(config.seq_length, h)}
-        parts["h"] = nn.ModuleList(PlainLayer(h, config.num_heads) for _ in range(config.num_layers))
-        self.transformer = nn.ModuleDict(parts | {"ln_f": nn.LayerNorm(h)})
-        self.lm_head = nn.Linear(h, config.vocab_size, bias=False)
-        self.lm_head.weight = self.transformer["wte"].weight  # tied
-        for name in ("wte", "wpe"):
-            nn.init.normal_(self.transformer[name].weight, std=0.1)
-
-    def forward(self, ids):
-        parts = self.transformer
-        x = parts["wte"](ids) + parts["wpe"](torch.arange(ids.shape[1], device=ids.device))  # [b, s, h]
-        for layer in parts["h"]:
-            x = layer(x)
-        return self.lm_head(parts["ln_f"](x))  # [b, s, v]
-
+from tplab.common import corpus
 
 CONFIG = GPTConfig(
     num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, seq_length=96, activation="gelu_tanh", dropout=0.0
 )
-torch.manual_seed(0)
-theirs = PlainGPT(CONFIG).double().state_dict()
+CONTEXT, BATCH, STEPS = 48, 16, 120
+text = corpus.python_sources(4500)[3000:]
 
 
-def shapes_on_a_rank():
-    return {name: list(param.shape) for name, param in ParallelGPT(CONFIG, device=device()).named_parameters()}
-
-
-pairs = {"embedding": "transformer.wte", "positions": "transformer.wpe"}
-pairs |= {f"layers.0.{ours}": f"transformer.h.0.{name}" for ours, name in NAMES.items()}
-pairs |= {"final_norm": "transformer.ln_f"}
-on_rank = launch(shapes_on_a_rank, 4)[0]
-viz.table(
-    [
-        {
-            "in GPT-2's checkpoint": f"{name}.{end}",
-            "its shape": str(list(theirs[f"{name}.{end}"].shape)),
-            "in ParallelGPT": f"{ours}.{end}",
-            "on each of 4 ranks": str(on_rank[f"{ours}.{end}"]),
-        }
-        for ours, name in pairs.items()
-        for end in ("weight", "bias")
-        if f"{name}.{end}" in theirs
-    ]
-)
-
-# %% [markdown]
-# Read the shapes. Three things differ:
-#
-# - **Names.** Yours are those on the right.
-# - **Layout.** The weights of GPT-2's linear layers lie `[in, out]`, because its `Conv1D` computes `x @ W`. `nn.Linear` and the parallel layers keep `[out, in]`. So each has to be transposed. Of `attn.c_proj` the shape does not tell, since it is square.
-# - **Size.** A rank holds a part. `c_attn` is `[Wq | Wk | Wv]`, fused: each rank takes its heads of all three. The table is padded with rows of zeros, so that each rank takes the same number of rows, a whole multiple of `multiple` (chapter 07).
-#
-# The output layer is tied, so `lm_head.weight` is the same tensor as `wte` and has no place of its own. Old checkpoints also hold causal masks as buffers, under `attn.bias`, which is no bias at all.
-
-# %% [markdown] task="10.3" title="From GPT-2's checkpoint to shards" difficulty=3 minutes=20
-# Return this rank's part of every parameter of `ParallelGPT` under its name, out of a whole state dict in GPT-2's format. It is a plain function: nothing is sent, and no process group is needed.
-#
-# - `shard(tensor, dim, rank, world_size, stride=1)` of `tplab.tensor.sharding` cuts, with `stride` equal blocks each cut for itself; `pad_vocab_size(vocab_size, world_size, multiple)` of chapter 07 is the number of rows of the padded table.
-# - `NAMES` gives the names within a layer. Outside: `transformer.wte`, `transformer.wpe`, `transformer.ln_f`, and `transformer.h.0.` for the first layer.
-# - Leave `state` and its tensors as they are.
-
-
-# %% exercise="10.3"
-def gpt2_shards(state, config, rank, world_size, multiple=8):
-    """What `rank` of `world_size` ranks holds of a checkpoint in GPT-2's format.
-
-    in:  state, whole tensors under GPT-2's names; the weights of linear layers are [in, out]
-    out: {"embedding.weight": [v/p, h], "layers.0.attention.qkv.weight": [3h/p, h], ...}, for load_state_dict
-    """
-    ### BEGIN SOLUTION
-    table = state["transformer.wte.weight"]  # [v, h]
-    padding = pad_vocab_size(len(table), world_size, multiple) - len(table)
-    table = F.pad(table, (0, 0, 0, padding))  # [v, h], v padded
-    mine = {
-        "embedding.weight": shard(table, 0, rank, world_size),  # [v/p, h]
-        "positions.weight": state["transformer.wpe.weight"],
-    }
-    for end in ("weight", "bias"):
-        mine[f"final_norm.{end}"] = state[f"transformer.ln_f.{end}"]
-        for number in range(config.num_layers):
-            for ours, theirs in NAMES.items():
-                tensor = state[f"transformer.h.{number}.{theirs}.{end}"]
-                if tensor.dim() == 2:
-                    tensor = tensor.t()  # [in, out] -> [out, in]
-                if ours == "attention.qkv":
-                    tensor = shard(tensor, 0, rank, world_size, stride=3)  # [3h/p, h]
-                elif ours == "mlp.up":
-                    tensor = shard(tensor, 0, rank, world_size)  # [4h/p, h]
-                elif tensor.dim() == 2:
-                    tensor = shard(tensor, 1, rank, world_size)  # [h, h/p], [h, 4h/p]
-                mine[f"layers.{number}.{ours}.{end}"] = tensor
-    return mine
-    ### END SOLUTION
-
-
-# %% [markdown] hints="10.3"
-# 1. For each row of the table above: is it transposed, along which dimension is it cut, and into how many blocks first? Which rows are whole on every rank?
-# 2. Transpose what has two dimensions in a layer. Then: Q, K, V along dimension 0 with `stride=3`; `mlp.up` along 0; both with their biases. The weights of `attention.out` and `mlp.down` along 1, their biases whole. Norms and positions whole. `F.pad(table, (0, 0, 0, n))` adds `n` rows of zeros to the table.
-# 3. A loop over `NAMES.items()` with `tensor = state[f"transformer.h.{number}.{theirs}.{end}"]`, `tensor.t()` if it has two dimensions, then `shard(tensor, 0, rank, world_size, stride=3)` for `"attention.qkv"`, `shard(tensor, 0, rank, world_size)` for `"mlp.up"`, `shard(tensor, 1, rank, world_size)` for the other weights of two dimensions, and `mine[f"layers.{number}.{ours}.{end}"] = tensor`.
-
-# %% check="10.3"
-check("10.3", gpt2_shards)
-
-# %% [markdown]
-# Now the equality that the chapter promised: your GPT, built from your layer, with the shards that your loader cut, against the plain one with the same weights. Logits, loss, and the gradient of every parameter, which `gpt2_shards` cuts for the comparison too: a gradient is laid out like its weight.
-
-
-# %%
-def against_plain(state, ids):
-    """The largest differences on this rank from the plain GPT."""
-    model = ParallelGPT(CONFIG, ParallelTransformerLayer, device=device(), dtype=torch.float64)
-    model.load_state_dict(gpt2_shards(state, CONFIG, dist.get_rank(), dist.get_world_size()))
-    inputs, targets = ids[:, :-1].to(device()), ids[:, 1:].to(device())
-    logits, loss = model(inputs), model(inputs, targets)
-    loss.backward()
-    plain = PlainGPT(CONFIG).double()
-    plain.load_state_dict(state)
-    whole = plain(ids[:, :-1])
-    right = F.cross_entropy(whole.flatten(0, 1), ids[:, 1:].flatten())
-    right.backward()
-    width = logits.shape[-1]
-    part = whole[..., dist.get_rank() * width :][..., :width]
-    named = {name: param.grad for name, param in plain.named_parameters()}
-    gradients = gpt2_shards(named, CONFIG, dist.get_rank(), dist.get_world_size())
-    off = [(param.grad.cpu() - gradients[name]).abs().max().item() for name, param in model.named_parameters()]
-    return {
-        "logits": (logits.cpu() - part).abs().max().item(),
-        "loss": abs(loss.item() - right.item()),
-        "gradients": max(off),
-        "gradients compared": len(off),
-    }
-
-
-ids = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))
-rows = []
-for p in (1, 2, 4):
-    ranks = launch(against_plain, p, args=(theirs, ids))
-    worst = {name: f"{max(rank[name] for rank in ranks):.0e}" for name in ("logits", "loss", "gradients")}
-    rows.append({"p": p} | worst | {"gradients compared": ranks[0]["gradients compared"]})
-viz.table(rows, title="largest difference from the plain GPT, on any rank, in float64")
-
-# %% [markdown]
-# ## 4 · Training on real text
-#
-# The text is on your machine already: 3000 bytes of the Python standard library's sources, so little that a small model can begin to learn it within seconds. A byte is a token, the target of every byte is the byte after it.
-
-# %%
-CONTEXT, BATCH, STEPS = 48, 8, 120
-text = corpus.python_sources(6000)[3000:]
-print(text[:400].decode())
-
-
-# %%
-def train(model, loss_of, steps):
-    """The loss of every step. All ranks draw the same batches, from the same seed."""
+def train(model):
+    """Train on the same batches on every rank, and return the loss of every step."""
     torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0)
     losses = []
-    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
-        loss = loss_of(inputs.to(device()), targets.to(device()))
+    for ids, targets in corpus.byte_batches(text, CONTEXT, BATCH, STEPS, seed=1):
+        loss = model(ids.to(device()), targets.to(device()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -592,348 +515,266 @@ def train(model, loss_of, steps):
     return losses
 
 
-def new_plain():
-    plain = PlainGPT(CONFIG).double()
-    plain.load_state_dict(theirs)
-    return plain
-
-
-plain = new_plain()
-plain_losses = train(plain, lambda ids, targets: F.cross_entropy(plain(ids).transpose(1, 2), targets), STEPS)
-print(f"one process, plain PyTorch: loss {plain_losses[0]:.3f} -> {plain_losses[-1]:.3f}")
-
-# %% [markdown]
-# The same on two ranks, with your GPT, your layer, and the starting point cut by your loader. There is no line in `train` that knows of ranks.
-
-
-# %%
-def train_on_ranks(steps, layer_class=ParallelTransformerLayer):
+def my_gpt(full, layer_class=ParallelTransformerLayer):
+    """Your GPT, in which each rank takes its shards of full weights."""
     model = ParallelGPT(CONFIG, layer_class, device=device(), dtype=torch.float64)
-    model.load_state_dict(gpt2_shards(theirs, CONFIG, dist.get_rank(), dist.get_world_size()))
-    losses = train(model, model, steps)
-    return {"losses": losses, "checkpoint": full_state_dict(model)}
+    load_full_state_dict(model, full)
+    return model
 
 
-runs = {2: launch(train_on_ranks, 2, args=(STEPS,), timeout=300)}
-viz.curves(
-    {"one process, plain PyTorch": plain_losses, "your ParallelGPT, p = 2": runs[2][0]["losses"]},
-    title=f"{STEPS} steps on real text",
-)
+def train_mine(full):
+    with record() as section:
+        losses = train(my_gpt(full))
+    return losses, section.totals()["all_reduce"].calls / STEPS
 
-# %% [markdown]
-# One curve. And with one rank and four, a quarter of the steps, since four ranks are slow on the few cores of a laptop:
 
-# %%
-for p in (1, 4):
-    runs[p] = launch(train_on_ranks, p, args=(STEPS // 4,), timeout=300)
-viz.table(
-    [
-        {
-            "your GPT": f"p = {p}",
-            "steps": len(run[0]["losses"]),
-            "its last loss": f"{run[0]['losses'][-1]:.6f}",
-            "that of plain PyTorch": f"{plain_losses[len(run[0]['losses']) - 1]:.6f}",
-            "largest difference in any step": f"{max(abs(a - b) for a, b in zip(run[0]['losses'], plain_losses, strict=False)):.0e}",
-        }
-        for p, run in sorted(runs.items())
-    ]
-)
+plain = new_gpt(CONFIG, lambda name, num_layers: init_std(name, num_layers, 0.1)).to(device())
+start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
+plain_losses = train(plain)
+losses, calls = launch(train_mine, 2, args=(start,), timeout=300)[1]  # rank 1's
+furthest = max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True))
+print(f"{calls:.0f} all-reduces per step, and the losses never differ by more than {furthest:.0e}")
+viz.curves({"plain PyTorch": plain_losses, "your GPT, p = 2": losses}, title="a GPT on two ranks")
 
 # %% [markdown]
-# The differences begin in the last digits of a float64, since sums are taken in another order, and grow a little with each step, as every difference does in a training.
+# A single curve! Take a moment to enjoy it. Two processes, neither of which ever had the full model, trained it as if they were one.
 #
-# ## 5 · Writing text
+# ## Which token?
 #
-# To **generate**, the model reads a prompt, gives the logits for the next token, one token is chosen, and the text with this token is read again. **Greedy** means that the token with the largest logit is chosen. With a KV cache (chapter 06) each step reads only the new token: the keys and values of the others are kept.
+# To write text, a GPT computes the logits of the next token, chooses a token, appends it to the text, and starts over. The simplest choice is the token with the largest logit. But each rank has only the logits of its own rows.
 #
-# The logits of one place are split: rank `r` has those of its `v/p` ids. To gather them would be simple and wasteful: only one of them counts. The largest of all is the largest of the ranks' largest ones.
+# And there's a catch. All ranks have to choose the *same* token, because otherwise they'd continue with different texts. So they even need a rule for ties: like `torch.argmax`, take the lowest id.
 #
-# All ranks have to choose the **same** token, or from then on they read different texts. If two ids have the same logit, they must agree on which one; take the lower id, as `torch.argmax` does on one process.
-#
-# **Predict.** `v = 8` real ids and `p = 2`, four ids a rank. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, rank 1 has `[1.0, 0.0, 3.0, 3.0]`. Which place does `argmax` give on each rank, and which id must all ranks choose? And for GPT-2, `v = 50257` padded to 50432 on two ranks: how many numbers does a gather of all logits hold for one token?
+# **Predict.** There are eight tokens on two ranks. Rank 0 has the logits `[0.5, 2.0, -1.0, 2.0]`, and rank 1 has `[1.0, 0.0, 3.0, 3.0]`. Which index does `argmax` return on each rank, and which id should all ranks choose? For GPT-2, 50,257 rows are padded to 50,432 on two ranks. How many logits would you receive for each token if you gathered them?
 
-# %% predict="10.d"
-predict("10.d", place_on_rank_0=1, place_on_rank_1=2, chosen_id=6, gathered=50432)
+# %% predict="10.f"
+predict("10.f", index_on_rank_0=1, index_on_rank_1=2, chosen_id=6, gathered=50432)
 
-# %% [markdown] task="10.4" title="Greedy generation on p ranks" difficulty=4 minutes=25
-# Two functions. `best_token` chooses; `generate` runs the model with a cache.
+# %% [markdown] task="10.5" title="The next token" difficulty=3 minutes=12
+# Choose the next token for each text in a batch, for only a few numbers per rank and text.
 #
-# - An id of `vocab_size` or more is padding and must not be chosen, whatever its logit is.
-# - Only a few numbers for each text may travel. `dist.all_reduce` knows `dist.ReduceOp.MAX` and `dist.ReduceOp.MIN` and works in place. Ids are integers: keep them so, since a float16 or bfloat16 has too few digits for an id.
-# - `model(ids, cache=cache, past=past)` gives this rank's logits `[b, s, v/p]`, for the `s` tokens of `ids` that stand at the places `past`, `past + 1`, ... `model.new_cache(batch_size, max_length)` makes the cache; `model.config.vocab_size` and `model.group` are what `best_token` wants.
-# - Read the whole prompt in one call, then one token a call. The model is in eval mode already.
+# - `dist.all_reduce` can also compute a maximum or a minimum: pass it `op=dist.ReduceOp.MAX` or `op=dist.ReduceOp.MIN`.
+#
+# - The last rows of the table may be padding. Their ids are `vocab_size` or larger, and they must never be chosen, whatever their logits are. A rank may hold nothing but padding.
+#
+# - Ids are integers, and they should stay integers. In bfloat16, the token 257 would become the token 256.
 
 
-# %% exercise="10.4"
+# %% exercise="10.5"
 def best_token(logits, vocab_size, group=None):
-    """The id with the largest logit of all ranks, the lowest such id; the same on every rank.
+    """Return the ids with the largest logits, [b], the same on every rank. Of several such ids, it's the lowest one.
 
-    in:  logits, of this rank    [b, v/p]
-    out: ids, replicated         [b] int64
+    logits: this rank's logits [b, v/p]
     """
     ### BEGIN SOLUTION
-    width = logits.shape[-1]
+    width = logits.shape[1]
     start = dist.get_rank(group) * width
     ids = torch.arange(start, start + width, device=logits.device)  # [v/p]
-    value, place = logits.masked_fill(ids >= vocab_size, -torch.inf).max(-1)  # [b]
-    best = value.clone()
-    dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
-    token = torch.where(value == best, start + place, vocab_size)  # [b]: no candidate here: a number above all ids
+    largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)  # [b] each
+    largest_of_all = largest.clone()
+    dist.all_reduce(largest_of_all, op=dist.ReduceOp.MAX, group=group)
+    token = torch.where(largest == largest_of_all, start + index, vocab_size)  # [b]; vocab_size is above all ids
     dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)
     return token
     ### END SOLUTION
 
 
-@torch.no_grad()
-def generate(model, prompt, max_new_tokens):
-    """The prompts, each continued greedily with a KV cache.
+# %% [markdown] hints="10.5"
+# 1. Only one of a rank's logits can be the largest of all. Which two numbers describe it? How does an index in a rank's shard become an id?
+# 2. Set the logits of the padding to minus infinity and find the rank's own maximum and its index. Then find the maximum over all ranks. Ranks that have this value propose their id, and all other ranks propose something that can't win a minimum.
+# 3. `ids = start + arange(v/p)` with `start = dist.get_rank(group) * v/p`, then `largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)`. All-reduce a copy of `largest` with `MAX`. All-reduce `torch.where(largest == largest_of_all, start + index, vocab_size)` with `MIN`.
 
-    in:  prompt, replicated    [b, s]
-    out: text, replicated      [b, s + max_new_tokens]
-    """
-    ### BEGIN SOLUTION
-    b, s = prompt.shape
-    cache, text, past = model.new_cache(b, s + max_new_tokens), prompt, 0
-    for _ in range(max_new_tokens):
-        logits = model(text[:, past:], cache=cache, past=past)[:, -1]  # [b, v/p]
-        past = text.shape[1]
-        token = best_token(logits, model.config.vocab_size, model.group)  # [b]
-        text = torch.cat([text, token[:, None]], dim=1)
-    return text
-    ### END SOLUTION
+# %% check="10.5"
+check("10.5", best_token)
 
-
-# %% [markdown] hints="10.4"
-# 1. `best_token`: which two numbers of a rank can win, and how does a place in its shard become an id? `generate`: which tokens has the cache not seen yet, at the first step and at the others, and at which place does the first of them stand?
-# 2. First the largest value of all ranks, by `MAX`. A rank whose own best is as large offers its id, the others a number above all ids; `MIN` over the offers is the lowest id. Before that, padded places get `-inf`. In `generate`, remember how many tokens the cache holds: 0, then the length of the text that was read.
-# 3. `value, place = logits.masked_fill(ids >= vocab_size, -torch.inf).max(-1)` with `ids = start + arange(v/p)` and `start = rank * v/p`; `token = torch.where(value == best, start + place, vocab_size)`. In the loop: `model(text[:, past:], cache=cache, past=past)[:, -1]`, then `past = text.shape[1]`, then append `token[:, None]`.
-
-# %% check="10.4"
-check("10.4", best_token, generate)
 
 # %% [markdown]
-# What did the model learn? Take the checkpoint of the run on two ranks, load it on one, two and four, and let each of them write. The plain GPT, trained on one process, continues its text without any cache.
+# Now let it write! Your model was trained on two ranks, and here it continues three prompts on one, two, and four ranks, next to the plain GPT.
+
 
 # %%
-PROMPTS = ["    def ", "class _F", "import t", "nested_s"]
+@torch.no_grad()
+def generate(model, prompt, new_tokens):
+    text = prompt  # [b, s]
+    for _ in range(new_tokens):
+        token = best_token(model(text)[:, -1], model.config.vocab_size, model.group)  # [b]
+        text = torch.cat([text, token[:, None]], dim=1)
+    return text
 
 
-def write(checkpoint):
-    model = ParallelGPT(CONFIG, ParallelTransformerLayer, device=device(), dtype=torch.float64).eval()
-    load_full_state_dict(model, checkpoint)
-    prompts = torch.tensor([list(prompt.encode()) for prompt in PROMPTS], device=device())  # [4, 8]
-    with record() as section:
-        written = generate(model, prompts, 40)  # [4, 48]
-    return {"texts": [bytes(line).decode(errors="replace") for line in written.tolist()], "totals": section.totals()}
+PROMPTS = ["class _F", "    def ", "import t"]
+
+
+def write(full):
+    prompts = torch.tensor([list(prompt.encode()) for prompt in PROMPTS], device=device())
+    return [bytes(line).decode(errors="replace") for line in generate(my_gpt(full), prompts, 40).tolist()]
 
 
 @torch.no_grad()
-def plain_text(prompt, length):
-    ids = torch.tensor([list(prompt.encode())])
-    for _ in range(length):
+def plain_text(prompt):
+    ids = torch.tensor([list(prompt.encode())], device=device())
+    for _ in range(40):
         ids = torch.cat([ids, plain(ids)[:, -1:].argmax(-1)], dim=1)
     return bytes(ids[0].tolist()).decode(errors="replace")
 
 
-texts = {p: launch(write, p, args=(runs[2][0]["checkpoint"],)) for p in (1, 2, 4)}
-viz.table(
-    [
-        {"plain PyTorch writes": repr(plain_text(prompt, 40))}
-        | {
-            f"p = {p}": "the same"
-            if all(rank["texts"][i] == plain_text(prompt, 40) for rank in texts[p])
-            else "another"
-            for p in texts
-        }
-        for i, prompt in enumerate(PROMPTS)
-    ]
-)
+trained = {name: value.cpu() for name, value in plain.state_dict().items()}
+written = {p: launch(write, p, args=(trained,)) for p in (1, 2, 4)}
+viz.table([{"plain PyTorch writes": repr(plain_text(prompt))} | {
+    f"p = {p}": "the same" if all(rank[line] == plain_text(prompt) for rank in written[p]) else "something else"
+    for p in written} for line, prompt in enumerate(PROMPTS)])  # fmt: skip
 
 # %% [markdown]
-# It stammers, after 120 steps on 3000 bytes; and it stammers alike on any number of ranks.
+# It stammers, but identically on any number of ranks.
 #
-# ## 6 · Break it
+# ## Break it
 #
-# **First.** The residual, added before g instead of behind it. The block's own sum over the ranks is taken by hand here, so that the residual can get into it.
+# Back to the very first question. In the next cell, the MLP's residual is added before g.
+#
+# **Predict.** For which of $p = 1, 2, 4$ is the loss of your trained model correct? In an untrained model, the norms rescale the stream, whatever its size is. Will the loss of the untrained model, about 5.9, be off by more than 1 for any $p$?
+
+# %% predict="10.g"
+predict("10.g", correct_for=(1,), untrained_off_by_more_than_1=False)
 
 
 # %%
 class ResidualBeforeG(ParallelTransformerLayer):
-    def forward(self, x, *, cache=None, rng=None):
-        y, bias = self.attention(self.attention_norm(x), cache=cache, rng=rng)
-        x = x + y + bias  # [b, s, h]: so far it is right
+    def forward(self, x, memory=None, **options):
+        y, bias = self.attention(self.attention_norm(x))
+        x = x + y + bias  # [b, s, h], which is still correct
         inner = F.gelu(self.mlp.up(self.mlp_norm(x)), approximate="tanh")  # [b, s, 4h/p]
         return reduce_from_region(x + F.linear(inner, self.mlp.down.weight)) + self.mlp.down.bias
 
 
-def first_loss(layer_class):
-    model = ParallelGPT(CONFIG, layer_class, device=device(), dtype=torch.float64)
-    model.load_state_dict(gpt2_shards(theirs, CONFIG, dist.get_rank(), dist.get_world_size()))
-    inputs, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=1))
-    return model(inputs.to(device()), targets.to(device())).item()
+def loss_of(full, layer_class):
+    ids, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=1))
+    return my_gpt(full, layer_class)(ids.to(device()), targets.to(device())).item()
 
 
-classes = {"your layer": ParallelTransformerLayer, "the residual before g": ResidualBeforeG}
-viz.table(
-    [
-        {"first loss": name} | {f"p = {p}": f"{launch(first_loss, p, args=(layer_class,))[0]:.6f}" for p in (1, 2, 4)}
-        for name, layer_class in classes.items()
-    ]
-)
+viz.table([{"weights": name, "layer": kind.__name__} | {
+    f"p = {p}": f"{launch(loss_of, p, args=(full, kind))[0]:.3f}" for p in (1, 2, 4)}
+    for name, full in (("untrained", start), ("trained", trained))
+    for kind in (ParallelTransformerLayer, ResidualBeforeG)])  # fmt: skip
 
 # %% [markdown]
-# With one rank it is right, and each `p` gives another loss: g has added up `p` residuals. All later norms hide how large the stream has become, so the loss is not even absurd. That the result depends on `p` is the symptom; a test with `p = 1` alone sees nothing.
-#
-# **Second.** Dropout of the residual stream, with a mask of its own on each rank. Before you run it: will the ranks report different losses?
-
-
-# %%
-class OwnMasks(ParallelTransformerLayer):
-    def forward(self, x, *, cache=None, rng=None):
-        y, bias = self.attention(self.attention_norm(x), cache=cache, rng=rng)
-        x = x + dropout(y + bias, self.hidden_dropout, self.training, sharded=True, rng=rng)
-        y, bias = self.mlp(self.mlp_norm(x))
-        return x + dropout(y + bias, self.hidden_dropout, self.training, sharded=True, rng=rng)
-
-
-def train_with_dropout(layer_class):
-    config = GPTConfig(**{**vars(CONFIG), "dropout": 0.2})
-    model = ParallelGPT(config, layer_class, device=device(), dtype=torch.float64)
-    model.load_state_dict(gpt2_shards(theirs, config, dist.get_rank(), dist.get_world_size()))
-    tracker = seed_all(0)
-    losses = train(model, lambda ids, targets: model(ids, targets, rng=tracker), steps=20)
-    replicated = {n: w.detach() for n, w in model.named_parameters() if not hasattr(w, "tensor_parallel")}
-    return {"losses": losses, "replicated": replicated}
-
-
-rows = []
-for name, layer_class in {"your layer": ParallelTransformerLayer, "a mask for each rank": OwnMasks}.items():
-    one, other = launch(train_with_dropout, 2, args=(layer_class,), timeout=300)
-    drift = max((one["replicated"][n] - other["replicated"][n]).abs().max().item() for n in one["replicated"])
-    rows.append(
-        {
-            "dropout with": name,
-            "rank 0, last loss": f"{one['losses'][-1]:.6f}",
-            "rank 1, last loss": f"{other['losses'][-1]:.6f}",
-            "largest difference between replicas": f"{drift:.1e}",
-        }
-    )
-viz.table(rows, title="20 steps with a dropout of 0.2, p = 2")
-
-# %% [markdown]
-# The ranks report the same loss to the last digit, since the loss is made of all-reduces: each rank adds its part, and all get the same sums, of logits that come from two different streams. Nothing in the curve tells. The norms, biases and positions of the two ranks are no longer the same, and the detector of chapter 05 is what sees it.
-#
-# **Third.** A checkpoint that is loaded wrongly and without an error. Here is the trained plain model, and one kind of weight is left as it lies, not transposed.
-
-
-# %%
-def loss_without_turning(state, name):
-    """The loss on a batch when the weights called `name` are not transposed by the loader."""
-    state = {key: value.t() if name and key.endswith(f"{name}.weight") else value for key, value in state.items()}
-    model = ParallelGPT(CONFIG, ParallelTransformerLayer, device=device(), dtype=torch.float64)
-    try:
-        model.load_state_dict(gpt2_shards(state, CONFIG, dist.get_rank(), dist.get_world_size()))
-    except (RuntimeError, ValueError):
-        return "an error"
-    inputs, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=1))
-    return f"{model(inputs.to(device()), targets.to(device())).item():.4f}"
-
-
-trained = {name: value.clone() for name, value in plain.state_dict().items()}
-viz.table(
-    [
-        {
-            "not transposed": name or "nothing: your loader",
-            "loss, p = 2": launch(loss_without_turning, 2, args=(trained, name))[0],
-        }
-        for name in ("", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    ]
-)
-
-# %% [markdown]
-# Three of the four are seen at once, since the shapes do not fit. `attn.c_proj` is square, loads, and the model has forgotten most of what it knew. That is why a loader is tested on logits, not on whether it runs.
+# The untrained model even gets a *lower* loss with the mistake, because the norms hide how large the stream has become. What gives it away is that the loss depends on $p$. So always compare two numbers of ranks, and one of them should be 1.
 
 # %%
 symptoms(10)
 
 # %% [markdown]
-# ## 7 · Measure it
+# ## Load GPT-2 (optional)
 #
-# One training step of your GPT against a formula. Every message of f and g has `b·s·h` numbers: one of the embedding, one of the logits, four for each layer. The loss sends `b·s` maxima, and `b·s + 1` sums: for each token the sum of the exponentials, and one number for the targets' logits of all tokens together (chapter 08).
+# A checkpoint of GPT-2 contains the same weights as your GPT, under different names, and its linear weights are stored as `[in, out]`. So for each tensor, you only need to know whether to transpose it and how to split it.
+
+# %% [markdown] task="10.6" title="GPT-2's checkpoint as a table (optional)" difficulty=2 minutes=10
+# Fill in the table. Each value is a pair: whether the tensor has to be transposed first, and how it's split *after* that.
+#
+# - `"rows"` means that rank $r$ takes the $r$-th block of rows, that is, of dimension 0. `"columns"` means dimension 1.
+#
+# - `"qkv"` means rows, but of three stacked matrices, so that each rank gets its rows of all three.
+#
+# - `"replicated"` means that every rank takes everything.
 
 
-# %%
-def formula(config, b, s, p, size=4):
-    """Collectives and bytes of one training step."""
-    if p == 1:
-        return 0, 0
-    large = 4 * config.num_layers + 2
-    return large + 2, size * (large * b * s * config.hidden_size + 2 * b * s + 1)
+# %% exercise="10.6"
+def gpt2_plan():
+    """Return {name in GPT-2: (transpose, split)}. A name without the layer's number stands for every layer."""
+    ### BEGIN SOLUTION
+    return {
+        "wte.weight": (False, "rows"),
+        "wpe.weight": (False, "replicated"),
+        "attn.c_attn.weight": (True, "qkv"),
+        "attn.c_attn.bias": (False, "qkv"),
+        "attn.c_proj.weight": (True, "columns"),
+        "attn.c_proj.bias": (False, "replicated"),
+        "mlp.c_fc.weight": (True, "rows"),
+        "mlp.c_fc.bias": (False, "rows"),
+        "mlp.c_proj.weight": (True, "columns"),
+        "mlp.c_proj.bias": (False, "replicated"),
+    }
+    ### END SOLUTION
 
 
-rows = []
-for p in (1, 2, 4):
-    run = launch(one_step, p, args=(CONFIG, BATCH, CONTEXT))[0]
-    calls, size = formula(CONFIG, BATCH, CONTEXT, p)
-    rows.append(
-        {
-            "p": p,
-            "collectives": len([call for call in run["sent"] if p > 1]),
-            "formula": calls,
-            "bytes": f"{sum(call.bytes for call in run['sent'] if p > 1):,}",
-            "formula ": f"{size:,}",
-            "parameters of a rank": f"{run['held']:,}",
-            "of all of them": f"{run['held'] / parameter_count(CONFIG):.1%}",
-        }
-    )
-viz.table(rows, title="one training step in float32")
+# %% [markdown] hints="10.6"
+# 1. `wte` is the table of tokens, `wpe` are the positions, `c_attn` is your `attention.qkv`, `c_fc` is your `mlp.up`, and both `c_proj` are the second matrices of their blocks. Which of your layers are column-parallel, and which are row-parallel?
+# 2. Your weights are stored as `[out, in]`, so a column-parallel weight is split by *rows*, and so is its bias. A row-parallel weight is split by columns, and its bias is added after g. The embeddings aren't linear layers.
+# 3. Transpose the four weights in `attn` and `mlp`, and nothing else. Split `c_attn` as `"qkv"`, `c_fc` and `wte.weight` by rows, and both `c_proj.weight` by columns. Everything else is replicated.
 
-# %% [markdown]
-# The number of messages grows with the number of layers and not with `p`. What a rank holds shrinks almost like `1/p`: the positions, norms and last biases stay whole, and for a model as small as this one the positions count. For GPT-3, with the sizes that Brown et al. (2020) give, it looks better:
-
-# %%
-gpt3 = GPTConfig(num_layers=96, hidden_size=12288, num_heads=96, vocab_size=50257, seq_length=2048)
-h, L = gpt3.hidden_size, gpt3.num_layers
-whole = L * 6 * h + 2 * h + gpt3.seq_length * h  # norms and last biases; final norm; positions
-rows = []
-for p in (1, 8):
-    table = pad_vocab_size(gpt3.vocab_size, p) * h
-    of_rank = whole + (L * (12 * h**2 + 7 * h) + table) / p
-    travels = formula(gpt3, 1, 2048, p, size=2)[1]
-    rows.append(
-        {
-            "p": p,
-            "parameters of a rank": f"{of_rank / 1e9:.2f} billion",
-            "whole on every rank": f"{whole / of_rank:.2%}",
-            "bytes of a step, one text of 2048 tokens": f"{travels / 1e9:.2f} GB",
-        }
-    )
-viz.table(rows, title="GPT-3 175B, 16-bit numbers")
+# %% check="10.6"
+check("10.6", gpt2_plan)
 
 # %% [markdown]
-# And generation, for the four texts of section 5, with 8 tokens of prompt and 40 new ones: what went over the links with the cache, and what the choice of the tokens would have cost by gathering the logits.
+# A loader that follows your table fits into a few lines.
+#
+# **Predict.** Suppose one of the four weights isn't transposed by mistake. For which of them does the loader raise no error? (Write its name.)
+
+# %% predict="10.h"
+predict("10.h", no_error="attn.c_proj.weight")
 
 # %%
-b, s, new = len(PROMPTS), 8, 40
-read, per_token = b * (s + new - 1), (2 * CONFIG.num_layers + 1) * CONFIG.hidden_size  # tokens read; numbers for each
-again = b * sum(s + step for step in range(new))  # tokens read if all of the text were read for each new one
-rows = []
-for p in (2, 4):
-    total = texts[p][0]["totals"]["all_reduce"]
-    rows.append(
-        {
-            "p": p,
-            "all-reduces": total.calls,
-            "bytes": f"{total.bytes:,}",
-            "formula": f"{8 * (read * per_token + 2 * b * new):,}",
-            "of these to choose": f"{8 * 2 * b * new:,}",
-            "a gather of the logits": f"{8 * b * new * 256:,}",
-            "without a cache": f"{8 * (again * per_token + 2 * b * new):,}",
-        }
-    )
-viz.table(rows, title="40 tokens for each of 4 texts, float64")
+import re
+
+from tplab.gpt import to_hugging_face
+from tplab.tensor import shard
+
+OURS = {"wte": "embedding", "wpe": "positions", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out",
+        "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down", "ln_1": "attention_norm", "ln_2": "mlp_norm",
+        "ln_f": "final_norm"}  # fmt: skip
+SPLITS = {"rows": (0, 1), "qkv": (0, 3), "columns": (1, 1)}  # dimension, number of stacked matrices
+
+
+def load_gpt2(state, plan):
+    mine = {}
+    for full_name, tensor in state.items():
+        number, name, end = re.fullmatch(r"transformer\.(?:h\.(\d+)\.)?(.+)\.(weight|bias)", full_name).groups()
+        transpose, split = plan.get(f"{name}.{end}", (False, "replicated"))
+        tensor = tensor.t() if transpose else tensor
+        if split in SPLITS:
+            dim, blocks = SPLITS[split]
+            tensor = shard(tensor, dim, dist.get_rank(), dist.get_world_size(), stride=blocks)
+        mine[f"layers.{number}." * (number is not None) + f"{OURS[name]}.{end}"] = tensor
+    model = ParallelGPT(CONFIG, ParallelTransformerLayer, device=device(), dtype=torch.float64)
+    model.load_state_dict(mine)
+    return model
+
+
+def loss_without_transposing(state, name):
+    plan = gpt2_plan()
+    plan |= {name: (False, plan[name][1])} if name else {}
+    ids, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=1))
+    try:
+        return f"{load_gpt2(state, plan)(ids.to(device()), targets.to(device())).item():.3f}"
+    except (RuntimeError, ValueError):
+        return "an error"
+
+
+gpt2 = {name: value for name, value in to_hugging_face(trained, CONFIG).items() if not name.startswith("lm_head")}
+names = ["", *[name for name, (transpose, _) in gpt2_plan().items() if transpose]]
+losses = {name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for name in names}
+viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for name, loss in losses.items()])
 
 # %% [markdown]
+# That matrix is square, so its shape doesn't tell. Test a loader by its logits, and not by whether it runs.
+#
+# ## In the wild
+#
+# <details><summary>Going deeper: Megatron-Core, sampling, the memory's gradient, and a fix that broke something else</summary>
+#
+# - **Megatron-Core** has this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`, with `self_attn_bda`, `cross_attn_bda`, and `mlp_bda` after the blocks. "bda" is your `bias_dropout_add`, which lives in `megatron/core/fusions/fused_bias_dropout.py`. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
+#
+# - **The residual on rank 0 only** came back to haunt Mirage. Two months after the fix, its authors found a model that passes something else as the "residual", namely a term of a sum, and now all terms but rank 0's were missing (mirage-project/mirage pull request 753). So a tensor should always say whether it's a term or a full tensor.
+#
+# - **A bias before g** shipped in GPT-NeoX. In its variant with parallel blocks, $x + \text{attention} + \text{MLP}$, a single all-reduce serves both blocks, and each rank added both biases before it (EleutherAI/gpt-neox issue 962, from 2023).
+#
+# - **Your `best_token`** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. A pull request of August 2026 sends each rank's best candidate instead, with your rule for ties (sgl-project/sglang pull request 35268, still open). In LightLLM, the same idea raised the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
+#
+# - **To draw the next token at random**, all ranks have to draw the same one. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, their texts drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws on rank 0, and broadcasts the token. It also uses a KV cache.
+#
+# - **The memory's gradient** is all-reduced once per decoder layer, because every cross-attention has its own f. The contributions of the layers are simply added, and so are the ranks' terms. So you could leave out all of these f's and put a single one where the memory enters the decoder. Can you see why the gradients would stay the same?
+#
+# </details>
+#
 # <details><summary>Going deeper: float16, and why every rank has to skip the same steps</summary>
 #
 # With float16, people multiply the loss by a large number, such as 65,536, so that small gradients don't round to zero. If a gradient overflows because of that, PyTorch's `GradScaler` skips the step and halves its scale. It decides this separately in each process, from the gradients that this process has.
@@ -943,31 +784,15 @@ viz.table(rows, title="40 tokens for each of 4 texts, float64")
 # `tplab.cluster.TrainingStep` bases the decision on the full model's gradient norm. The norm is the same on every rank, and it's infinite or NaN as soon as any element is, so either all ranks take the step or none of them do. Megatron-LM takes the maximum of the ranks' overflow flags instead, which has the same effect (`MixedPrecisionOptimizer`). With bfloat16, there's no scale, because it has the same range as float32.
 #
 # </details>
-
-# %% [markdown]
-# ## 8 · In the wild
 #
-# **Megatron-Core**, `megatron/core/transformer/transformer_layer.py`: `TransformerLayer`, with `input_layernorm`, `self_attention`, `self_attn_bda`, `cross_attention`, `pre_mlp_layernorm`, `mlp`, `mlp_bda`. `bda` is bias, dropout, add: `get_bias_dropout_add` in `megatron/core/fusions/fused_bias_dropout.py`, which fuses the three. The
-# switch for post-LN, `apply_residual_connection_post_layernorm`, still stands in `TransformerConfig` of release 0.16.1, but its layer no longer reads it. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
-#
-# **Hugging Face**, `transformers/models/gpt2/modeling_gpt2.py`: `GPT2LMHeadModel`, with `GPT2Block` and `Conv1D`, whose weight is `[in, out]`. `tplab.gpt.hugging_face` maps its state dict, and that of a Llama, to the names of `tplab.gpt.model`; `tplab.gpt.generation` also draws from the `k` best, for which every rank sends its `k` candidates.
-#
-# **PyTorch**: `parallelize_module` with a plan for each layer, as in chapter 05, `RowwiseParallel` for the embedding, `ColwiseParallel` for the output layer, and `loss_parallel()` around the loss, all in `torch.distributed.tensor.parallel`.
-#
-# ## 9 · Recap
-#
-# 1. Two blocks, each with one f and one g; all between g and the next f, bias, dropout, residual and norm, is computed by every rank alike, and sends nothing, forward or backward.
-# 2. Traffic of a training step: `4L + 2` all-reduces of `b·s·h` numbers and two small ones for the loss, for every `p > 1`.
-# 3. Memory: weights of a layer `12h²/p`, and `6h` numbers that stay whole; the activations between the blocks stay whole too. Chapter 12 does something about these.
-# 4. What goes in and out is a plain GPT: same logits, loss and gradients at every `p`, a checkpoint in any format is names, transposes and cuts.
-# 5. To choose a token, a few numbers for each text are enough; all ranks must choose the same one. Next, chapter 11 asks what all these messages cost, and how to hide some of them.
-
-# %% [markdown]
 # ## Your library so far
 #
-# The pieces have become a GPT that loads GPT-2's weights and writes text. Let it write on two processes: the line for it is below the table.
+# Your library now contains a complete GPT. The table below ends with a command that has it write a few tokens on two processes, without the notebook.
 
 # %%
 from tplab.course import library
 
 library(10)
+
+# %% [markdown]
+# Each layer of your GPT sends four messages per training step, and for each of them, everybody stops and waits. How long do they wait? And could they do something useful in the meantime?

@@ -32,7 +32,7 @@ progress()
 # | 07 | [The vocabulary-parallel embedding](07_vocab_parallel_embedding.ipynb) | VocabParallelEmbedding and a tied output layer | 4, about 75 min |
 # | 08 | [The vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and cross-entropy when no rank has all the logits, and a label smoothing that shipped broken | 4, about 75 min |
 # | 09 | [Randomness](09_randomness.ipynb) | random numbers that agree where they must, and a block that trains with dropout and recomputation | 5, about 75 min |
-# | 10 | [The parallel transformer](10_parallel_transformer.ipynb) | a transformer layer, a GPT, and text generation | 4, about 90 min |
+# | 10 | [The parallel transformer](10_parallel_transformer.ipynb) | encoder and decoder layers, a GPT that trains, and text generation | 6, about 75 min |
 # | 11 | [What communication costs](11_communication_cost.ipynb) | a cost model, and communication that overlaps with the backward pass | 4, about 75 min |
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | sequence parallelism, which shards the activations between the layers | 4, about 75 min |
 # | 13 | [Pipeline parallelism](13_pipeline_parallel.ipynb) | GPipe, 1F1B and interleaved schedules, and the pipeline bubble | 4, about 90 min |

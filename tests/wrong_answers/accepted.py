@@ -108,6 +108,13 @@ ONE_F_FOR_TWO_TEXTS = (
     ("self.kv(memory)", "F.linear(memory, self.kv.weight, self.kv.bias)"),
 )  # fmt: skip
 
+GATHERED_CANDIDATES = (
+    "    largest_of_all = largest.clone()\n",
+    "    from tplab.tensor.mappings import all_gather\n"
+    "    values, tokens = (torch.stack(all_gather(each, group)) for each in (largest, start + index))  # [p, b] each\n"
+    "    return tokens.gather(0, values.argmax(0)[None])[0]\n",
+)
+
 RIGHT = [
     RightAnswer("2.2", "an all-reduce from its two halves", changed("2.2", ("        dist.all_reduce(z)\n        return z\n", "        chunks = [chunk.contiguous() for chunk in z.chunk(dist.get_world_size(), -1)]\n        mine = torch.empty_like(chunks[0])\n        dist.reduce_scatter(mine, chunks)\n        dist.all_gather(chunks, mine)\n        return torch.cat(chunks, -1)\n"))),
     RightAnswer("3.3", "adds up bfloat16 in float32", changed("3.3", ("        dist.all_reduce(y)\n", "        y = y.float() if y.dtype == torch.bfloat16 else y\n        dist.all_reduce(y)\n"), ("        return y\n", "        return y.to(x.dtype)\n"))),
@@ -126,6 +133,9 @@ RIGHT = [
     RightAnswer("8.1", "adds up the terms in place, outside of autograd, which happens to be right", changed("8.1", ("    return m + reduce_from_region(part, group).log()", "    dist.all_reduce(part, group=group)\n    return m + part.log()"))),
     RightAnswer("8.1", "a maximum in float32", changed("8.1", ("    m = logits.detach().amax(-1)", "    m = logits.detach().float().amax(-1)"), ("(logits - m.", "(logits - m.to(logits.dtype)."), ("return m +", "return m.to(logits.dtype) +"))),
     RightAnswer("8.2", "sends both sums in one message, and saves the softmax", TWO_SUMS),
+    RightAnswer("10.1", "a tuple", changed("10.1", ('["norm", "f", "block", "g", "bias", "dropout", "add"]', '("norm", "f", "block", "g", "bias", "dropout", "add")'))),
+    RightAnswer("10.2", "torch promotes the bias", changed("10.2", ("bias.to(residual.dtype)", "bias"))),
+    RightAnswer("10.5", "gathers a candidate from each rank", changed("10.5", GATHERED_CANDIDATES)),
     RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "returns a tuple, which the text allows", changed("1.1", ("    return chunks", "    return tuple(chunks)"))),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),

@@ -23,9 +23,6 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("10.1", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("10.2", [('"dtype": dtype', '"dtype": torch.float64')]),
-    ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().double()")]),
     ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
     ("12.2", [("x + dropout(y", "x + dropout(y.double()")]),
     ("12.3", [("torch.cat([gradient.flatten()", "torch.cat([gradient.double().flatten()")]),
@@ -33,9 +30,6 @@ NAMES_FLOAT64: list[Changed] = [
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("10.1", [('"device": device', '"device": None')]),
-    ("10.2", [("ids.shape[1], device=ids.device", "ids.shape[1]"), ("self.positions(places)", "(self.positions.weight[places] + 0 * places[:, None])")]),
-    ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().cpu()")]),
     ("11.3", [("dx = dy @ weight", "dx = dy @ weight + torch.zeros(weight.shape[1], dtype=dy.dtype)")]),
 ]  # fmt: skip
 
@@ -50,9 +44,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("10.1", [("x = residual + dropout", f"x = {half('residual')} + dropout")]),
-    ("10.2", [("        x = self.final_norm(x)", f"        x = self.final_norm({half('x')})")]),
-    ("10.3", [("tensor = tensor.t()", f"tensor = {half('tensor.t()')}")]),
     ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
     ("12.1", [("torch.empty_like(parts[0])", half("torch.empty_like(parts[0])"))]),
     ("12.2", [("y + self.bias", f"{half('y')} + self.bias")]),
@@ -97,7 +88,6 @@ GIVES_BACK_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 IN_EVALUATION: list[Changed] = [
-    ("10.2", [("if targets is None", "if targets is None or not self.training")]),
 ]  # fmt: skip
 
 IN_EVAL_MODE: list[Changed] = [
@@ -116,7 +106,6 @@ LEAVES_OUT_A_CASE: list[Changed] = [
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
     ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),
 ]  # fmt: skip
 

@@ -102,10 +102,10 @@ class Holds:
 
 
 def test_an_attribute_with_the_name_of_an_answer_is_not_that_answer():
-    """10.2 uses transformer.ParallelTransformerLayer, which is the course's, and not the learner's of 10.1."""
-    later, earlier = wrong_source("10.2"), wrong_source("10.1")
+    """10.4 uses transformer.ParallelTransformerLayer, which is the course's, and not the learner's of 10.3."""
+    later, earlier = wrong_source("10.4"), wrong_source("10.3")
     assert "ParallelTransformerLayer" in later
-    assert "own check" not in question("10.2", {"10.1": earlier, "10.2": later})
+    assert "own check" not in question("10.4", {"10.3": earlier, "10.4": later})
 
 
 def test_an_earlier_exercise_that_is_still_to_do_is_named():

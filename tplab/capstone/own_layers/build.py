@@ -6,7 +6,7 @@ of a module's names are replaced before the next module is loaded:
 
     f, g         become an all-gather and a reduce-scatter in chapters 4 to 7, with sequence parallelism
     4.1, 7.4     use the matmul of 11.3, which includes f and all-reduces dx in the background during backward
-    10.2         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
+    10.4         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
 
 my_tp/blocks.py and my_tp/operators.py contain more wrappers, which the library needs regardless of the settings.
 """

@@ -1,6 +1,6 @@
 """Which exercises a GPT is built from, and whose code each part of it uses. No answer is run here.
 
-    3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.1 layer  ->  10.2 GPT
+    3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.3 layer  ->  10.4 GPT
                                               ->  6.2 attention  ->
                   ->  7.3 embedding, 7.4 logits                                  ->
                   ->  8.3 loss                                                   ->
@@ -82,20 +82,20 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
             settings.async_grad_allreduce and not overlap, "overlap in backward", "",
             "11.3 all-reduces dx, but sequence parallelism needs a reduce-scatter",
         ),
-        (True, "MLP", ["5.2"], "10.1 wants the last bias separately"),
+        (True, "MLP", ["5.2"], "10.3 wants the final bias separately"),
         (True, "attention", ["6.2"], "the same as for the MLP"),
         (True, "lookup", ["7.2"], ""),
         (True, "embedding", ["7.3"], ""),
         (True, "logits", ["7.4"], matmul),
         (True, "log-sum-exp, and loss of a token", ["8.1", "8.2"], ""),
         (True, "loss", ["8.3"], "gets float32 logits in bfloat16" if settings.precision == "bfloat16" else ""),
-        (True, "layer", ["10.1"], ""),
-        (True, "GPT", ["10.2"], ""),
+        (True, "layer", ["10.3"], ""),
+        (True, "GPT", ["10.4"], ""),
         (cut, "sum of the gradients of norms, biases and positions", ["12.3"], ""),
-        (cut, "positions of a rank's tokens", "tplab.tensor.sharding", "10.2 would add the positions of all tokens"),
+        (cut, "positions of a rank's tokens", "tplab.tensor.sharding", "10.4 would add the positions of all tokens"),
         (True, "gradient norm", ["14.4"], ""),
         (True, "initial weights", settings.start_from or "tplab.gpt.model", "the same for all kinds of layers"),
         (True, "average over replicas", "tplab.data.data_parallel", "14.1 averages after every backward pass"),
-        (True, "generation", "tplab.gpt.generation", "draws tokens at random; 10.4 takes the most likely one"),
+        (True, "generation", "tplab.gpt.generation", "draws tokens at random; 10.5 takes the most likely one"),
         (True, "checkpoints", "tplab.checkpoint.sharded", "work on any number of ranks, and include the optimizer"),
     ]  # fmt: skip

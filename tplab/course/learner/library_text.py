@@ -39,7 +39,7 @@ REPLACED = {
     "VocabParallelEmbedding": ("7.3", "embedding"),
     "parallel_logits": ("7.4", "embedding"),
     "vocab_parallel_cross_entropy": ("8.3", "blocks"),
-    "transformer": ("10.1", ""),
+    "transformer": ("10.3", ""),
     "allreduce_sequence_parallel_gradients": ("12.3", "blocks"),
 }
 TEMPLATES = ("operators", "blocks")
@@ -55,11 +55,11 @@ DEMOS = {
         ("9.2", "9.3", "9.4", "9.5"),
         "trains your block with dropout and activation checkpointing on two processes",
     ),
-    "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
+    "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code
-FOR_TRAINING = ("10.1", "10.2", "10.4", "15.1", "15.2", "15.3", "15.4")
+FOR_TRAINING = ("10.3", "10.4", "10.5", "15.1", "15.2", "15.3", "15.4")
 GIVEN_FOR_TRAINING = (Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"))
 
 

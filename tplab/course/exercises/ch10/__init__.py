@@ -1,17 +1,16 @@
-"""Checks for the exercises in chapter 10: the layer (10.1), the full GPT (10.2), a checkpoint's shards (10.3), and
-generation (10.4).
+"""The exercises of chapter 10: order (10.1), residual (10.2), layer (10.3), GPT (10.4), token (10.5), file (10.6).
 
-Importing this package registers the checks. The package also contains the chapter's prediction questions and its table
-of symptoms.
+Importing this package registers the checks of these exercises. The package also contains the chapter's prediction
+questions and its table of symptoms, which lists what a learner may see and which mistakes cause it.
 """
 
 from pathlib import Path
 
 from tplab.course.checks.predictions import read_predictions
 from tplab.course.checks.symptoms import read_symptoms
-from tplab.course.exercises.ch10 import checkpoint, generation, gpt, layer
+from tplab.course.exercises.ch10 import checks, gpt, layer
 
 PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.md"))
 SYMPTOMS = read_symptoms(Path(__file__).with_name("predictions.md"))
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "checkpoint", "generation", "gpt", "layer"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "checks", "gpt", "layer"]

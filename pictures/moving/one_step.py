@@ -1,0 +1,245 @@
+"""Draws pictures/moving/one_step.svg: a training step of a transformer layer on two ranks, along the residual stream.
+
+    python -m pictures.moving.one_step
+
+All numbers are those of a single token with two features, from a run of ParallelTransformerLayer on two real ranks. The
+norm is an RMSNorm, because a LayerNorm of two features returns the same two values whatever it gets.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from pictures.moving.animation import (
+    BACKWARD,
+    FORWARD,
+    GOLD,
+    SMALL,
+    WIDTH,
+    Movie,
+    arrow,
+    box,
+    line,
+    number,
+    rank_tint,
+    text,
+)
+from tplab import device, launch, record
+from tplab.gpt import ParallelTransformerLayer
+from tplab.tensor import region
+from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
+
+BLOCKS = ("attention", "mlp")
+RANKS = (0, 1)
+SECONDS = 12
+
+HEIGHT, TOP, LANE, GAP = 452, 58, 164, 26
+PIPE, ROW, BACK_ROW = 134, 46, 84  # below the top of a lane: the middle of the stream, and of what travels each way
+TILE, TALL = 74, 24
+X, Z = 12, WIDTH - 12 - TILE  # where the stream's tile starts and ends
+LEFT = {"attention": 96, "mlp": 396}  # where each block begins: its norm
+NORM, F_BAR, BLOCK, G_BAR, BIAS = 0, 64, 92, 180, 210  # from there on
+AFTER = 254  # where a block's output enters the stream
+
+
+def run() -> dict:
+    """Run a layer forward and backward on this rank, and return every tensor that the picture shows."""
+    torch.manual_seed(5)
+    layer = ParallelTransformerLayer(2, 2, ffn_hidden_size=8, norm="rms", device=device())
+    generator = torch.Generator().manual_seed(1)  # the same values on both ranks
+    with torch.no_grad():
+        for param in (
+            layer.attention_norm.weight,
+            layer.mlp_norm.weight,
+            layer.attention.out.bias,
+            layer.mlp.down.bias,
+        ):
+            param.copy_(torch.randn(2, generator=generator))
+        for param in layer.parameters():
+            param.mul_(2.5 if param.dim() == 2 else 1)  # so that no number in the picture is almost 0
+    x = torch.tensor([[[3.0, 1.0]]], device=device(), requires_grad=True)
+    seen: dict[str, list[Tensor]] = {name: [] for name in ("normed", "term", "sum", "gradient", "stream", "dy")}
+    for block in BLOCKS:
+        norm, last = (
+            getattr(layer, f"{block}_norm"),
+            getattr(layer, block).get_submodule("out" if block == "attention" else "down"),
+        )
+        norm.register_forward_hook(lambda _, given, out: seen["normed"].append(out))
+        norm.register_forward_hook(lambda _, given, out: seen["stream"].append(watched(given[0], seen["dy"])))
+        last.register_forward_hook(lambda last, given, out: seen["term"].append(F.linear(given[0], last.weight)))
+        last.register_forward_hook(lambda last, given, out: seen["sum"].append(out - last.bias))
+    share = region.share_with_region  # f
+    region.share_with_region = lambda x, group: watched(share(x, group), seen["gradient"])
+    try:
+        with record() as forward:
+            out = layer(x)
+        with record() as backward:
+            (out.square().sum() / 2).backward()  # so that dz is z
+    finally:
+        region.share_with_region = share
+    assert x.grad is not None
+    params = {name: param.grad for name, param in layer.named_parameters() if not hasattr(param, "tensor_parallel")}
+    return {
+        "rank": dist.get_rank(), "x": numbers(x), "z": numbers(out), "dx": numbers(x.grad),
+        "y": numbers(seen["stream"][1]), "dy": numbers(seen["dy"][0]), "messages": [len(forward), len(backward)],
+        **{name: [numbers(each) for each in seen[name]] for name in ("normed", "term", "sum", "gradient")},
+        "replicated": {name: numbers(grad) for name, grad in params.items() if grad is not None},
+    }  # fmt: skip
+
+
+def watched(x: Tensor, gradients: list[Tensor]) -> Tensor:
+    x.register_hook(gradients.append)
+    return x
+
+
+def numbers(tensor: Tensor) -> list[float]:
+    return [round(value, 1) + 0.0 for value in tensor.detach().flatten().tolist()]
+
+
+def movie() -> Movie:
+    ranks = launch(run, len(RANKS))
+    one, other = ranks
+    shared = ("x", "z", "dx", "y", "dy", "normed", "sum", "replicated")
+    assert all(one[name] == other[name] for name in shared), "these are the same on both ranks"
+    assert one["messages"] == other["messages"] == [2, 2]
+    made = Movie(
+        HEIGHT,
+        SECONDS,
+        "A training step of a transformer layer on two ranks",
+        f"The stream of a single token with two features. It starts as x = {_said(one['x'])} on both ranks. The "
+        "attention reads a copy of it: norm, f, and then each rank computes its own term, "
+        f"{_said(one['term'][0])} and {_said(other['term'][0])}. g adds the terms (message 1), the bias is added once, "
+        f"and the stream becomes {_said(one['y'])}. The MLP does the same (message 2), and the stream becomes "
+        f"z = {_said(one['z'])}. Backward, the gradient goes through g without a message, each rank gets a partial "
+        "gradient, and f adds the two (messages 3 and 4). In the end, dx = "
+        f"{_said(one['dx'])} on both ranks, and norms and biases have their full gradients.",
+    )
+    for rank in RANKS:
+        _lane(made, rank)
+    for block in BLOCKS:
+        _bars(made, block)
+    for rank, seen in enumerate(ranks):
+        _forward(made, rank, seen)
+        _backward(made, rank, seen)
+    _tell(made)
+    return made
+
+
+def _said(values: Sequence[float]) -> str:
+    return f"[{', '.join(map(number, values))}]"
+
+
+def _top(rank: int) -> float:
+    return TOP + rank * (LANE + GAP)
+
+
+def _tile(values: Sequence[float], color: str, fill: str, dashed: bool = False) -> str:
+    """Draw two numbers, with the left edge at x = 0 and the middle at y = 0."""
+    drawn = box(0, -TALL / 2, TILE, TALL, fill, color, 2, radius=3, dashed=dashed)
+    for place, value in zip((TILE / 4, 3 * TILE / 4), values, strict=True):
+        drawn += text(place, 5, number(value), size=SMALL, color=color, anchor="middle", bold=True)
+    return drawn
+
+
+def _lane(made: Movie, rank: int) -> None:
+    y = _top(rank)
+    made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.1), stroke=0))
+    made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
+    made.draw(text(16, y + 18, f"rank {rank}", size=SMALL, bold=True))
+    made.draw(box(12, y + PIPE - 18, WIDTH - 24, 36, "#D9D9D9", FAINT, 1, radius=8))
+    for block, said in zip(BLOCKS, ("attention", "MLP"), strict=True):
+        left = LEFT[block]
+        made.draw(box(left + NORM, y + 26, 50, 78, NOBODY, INK, 1.5))
+        made.draw(text(left + NORM + 25, y + 20, "norm", size=SMALL, anchor="middle"))
+        made.draw(box(left + BLOCK, y + 26, 80, 78, rank_tint(rank, 0.35), rank_color(rank), 2))
+        made.draw(text(left + BLOCK + 40, y + 20, said, size=SMALL, anchor="middle"))
+        made.draw(box(left + BIAS, y + 26, 34, 40, NOBODY, INK, 1.5))
+        made.draw(text(left + BIAS + 17, y + 20, "+ b", size=SMALL, anchor="middle"))
+        made.draw(line(left + 25, y + PIPE - 18, left + 25, y + 104, FAINT))
+        made.draw(line(left + BIAS + 17, y + 66, left + BIAS + 17, y + PIPE - 18, FAINT))
+
+
+def _bars(made: Movie, block: str) -> None:
+    """Draw f and g across both lanes, and their messages."""
+    top, height = _top(0) + 24, _top(1) + 106 - _top(0) - 24
+    middle = TOP + LANE + GAP / 2
+    forward, backward = {"attention": (2.4, 10.0), "mlp": (5.3, 8.1)}[block]
+    for place, name, time, color in ((G_BAR, "g", forward, FORWARD), (F_BAR, "f", backward, BACKWARD)):
+        x = LEFT[block] + place
+        made.draw(box(x, top, 20, height))
+        made.draw(text(x + 10, TOP - 6, name, anchor="middle", bold=True))
+        ends = [arrow(x + 10, middle - 30 * s, x + 10, middle + 30 * s, color, 3, 8) for s in (-1, 1)]
+        made.piece(box(x, top, 20, height, "none", color, 3) + "".join(ends)).show(time).hide(time + 0.9)
+
+
+def _forward(made: Movie, rank: int, seen: dict) -> None:
+    y = _top(rank)
+    streams = (seen["x"], seen["y"], seen["z"])
+    for index, (block, start) in enumerate(zip(BLOCKS, (0.7, 3.6), strict=True)):
+        left, row = LEFT[block], y + ROW
+        before = X if index == 0 else LEFT["attention"] + AFTER - TILE / 2
+        tile = _tile(streams[index], FORWARD, "#FFFFFF")
+        made.piece(tile, before, y + PIPE).show(max(0.1, start - 0.4)).move(
+            start + 1.9, start + 2.3, left + AFTER - TILE - 6
+        ).hide(start + 2.5)
+        made.piece(tile, before, y + PIPE).show(start).move(start + 0.1, start + 0.5, left - 12, row).hide(start + 0.6)
+        normed = _tile(seen["normed"][index], FORWARD, NOBODY)
+        made.piece(normed, left - 12, row).show(start + 0.6).move(start + 0.8, start + 1.2, left + BLOCK + 3).hide(
+            start + 1.2
+        )
+        term = _tile(seen["term"][index], FORWARD, rank_tint(rank, 0.3), dashed=True)
+        made.piece(term, left + BLOCK + 3, row).show(start + 1.3).hide(start + 2.0)
+        total = _tile(seen["sum"][index], FORWARD, NOBODY)
+        made.piece(total, left + G_BAR - 8, row).show(start + 2.0).move(
+            start + 2.1, start + 2.5, left + BIAS + 17 - TILE / 2, y + PIPE
+        ).hide(start + 2.5)
+    z = _tile(seen["z"], FORWARD, "#FFFFFF")
+    made.piece(z, LEFT["mlp"] + AFTER - TILE / 2, y + PIPE).show(6.1).move(6.2, 6.5, Z).hide(6.7)
+
+
+def _backward(made: Movie, rank: int, seen: dict) -> None:
+    """The stream carries the gradient back. On the way, each block adds what f returns."""
+    y = _top(rank)
+    dz = seen["z"]  # because the loss is half of the sum of squares
+    made.piece(_tile(dz, BACKWARD, "#FFFFFF"), Z, y + PIPE).show(6.7).move(6.8, 7.1, LEFT["mlp"] + AFTER - TILE / 2)
+    made.pieces[-1].move(7.9, 8.4, LEFT["mlp"] - 12).hide(8.5)
+    dy = made.piece(_tile(seen["dy"], BACKWARD, "#FFFFFF"), LEFT["mlp"] - 12, y + PIPE).show(8.5)
+    dy.move(8.7, 8.9, LEFT["attention"] + AFTER - TILE / 2).move(9.8, 10.3, LEFT["attention"] - 12).hide(10.4)
+    for index, (block, start) in enumerate((("mlp", 7.1), ("attention", 9.0))):
+        left, row = LEFT[block], y + BACK_ROW
+        around = box(left + BLOCK, y + 26, 80, 78, "none", BACKWARD, 3)
+        made.piece(around).show(start).hide(start + 0.7)
+        partial = _tile(seen["gradient"][index], BACKWARD, rank_tint(rank, 0.3), dashed=True)
+        made.piece(partial, left + BLOCK + 3, row).show(start + 0.4).move(
+            start + 0.5, start + 0.9, left + F_BAR - 27
+        ).hide(start + 1.3)
+        glow = box(left + NORM, y + 26, 50, 78, "none", GOLD, 4) + box(left + BIAS, y + 26, 34, 40, "none", GOLD, 4)
+        made.piece(glow).show(start + 1.5)
+    made.piece(_tile(seen["dx"], BACKWARD, "#FFFFFF"), LEFT["attention"] - 12, y + PIPE).show(10.4).move(10.7, 11.0, X)
+
+
+def _tell(made: Movie) -> None:
+    told = {
+        0.0: "The stream, the same on both ranks.",
+        0.7: "A copy of it goes through the norm and f, without a message.",
+        2.0: "Each rank has a term, and g adds the terms.",
+        2.8: "The bias is added once, and the sum goes back into the stream.",
+        3.6: "The MLP does the same.",
+        6.4: "Backward, the gradient goes straight through g.",
+        7.6: "Each rank has a partial gradient, and f adds the two.",
+        8.8: "The attention does the same.",
+        10.6: "Gold: a full gradient on every rank, without any message.",
+    }
+    made.captions(10, 22, list(told.items()), bold=True)
+    counter = [(0.0, 0), (2.4, 1), (5.3, 2), (8.1, 3), (10.0, 4)]
+    made.captions(WIDTH - 10, 22, [(time, f"messages: {count}") for time, count in counter], anchor="end", bold=True)
+    stills = {0.6: 0.0, 1.6: 0.7, 2.65: 2.0, 3.55: 2.8, 5.55: 3.6, 7.15: 6.4, 8.25: 7.6, 10.15: 8.8, SECONDS: 10.6}
+    for time, start in stills.items():
+        made.frame(time, told[start], top=TOP - 26, height=HEIGHT - TOP + 12)
+
+
+if __name__ == "__main__":
+    movie().write("one_step")
