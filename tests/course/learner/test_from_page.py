@@ -194,7 +194,11 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         assert losses[0] == losses[1], "both ranks have the same loss"
         assert float(losses[0][1]) < float(losses[0][0])
     assert ranks[0]["generate"].partition(" continues ")[2] == ranks[1]["generate"].partition(" continues ")[2] != ""
-    assert all("ok, the same as plain PyTorch" in one[name] for one in ranks for name in ("mlp", "attention", "embedding", "loss"))
+    assert all(
+        "ok, the same as plain PyTorch" in one[name]
+        for one in ranks
+        for name in ("mlp", "attention", "embedding", "loss")
+    )
 
 
 def test_outside_the_learners_folder_nothing_is_claimed(tmp_path, monkeypatch):

@@ -19,8 +19,8 @@ brackets.
 
 A change replaces a text that occurs exactly once in the reference answer. `def Class.method` stands for the body of
 that method, and `*` for the full answer. The new text may be the word *nothing*, or a code block below the line. A
-mistake marked "(fails)" ends in an error or a deadlock in some of the cases, so it can't run beside an answer. It's only
-there to test the check.
+mistake marked "(fails)" ends in an error or a deadlock in some cases, so it can't run beside an answer. It's only there
+to test the check.
 """
 
 import ast

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from my_tp.attention import ParallelAttention
-from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.cross_entropy import vocab_parallel_loss
+from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.mlp import ParallelMLP
 from my_tp.randomness import MixedPrecisionBlock, RNGTracker, checkpoint, stream_seeds
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
@@ -112,6 +112,8 @@ def loss():
     mine = vocab_parallel_loss(logits.chunk(RANKS, -1)[dist.get_rank()], target, vocab_size=vocab_size)
     held = f"has {columns:,} of {RANKS * columns:,} columns and computes a loss of {mine.item():.6f}"
     compare(held, mine, F.cross_entropy(logits[:, :vocab_size], target))
+
+
 def generate():
     """Generate tokens with my GPT. They are the same on every rank."""
     config = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=50, seq_length=16, dropout=0.0)
@@ -167,7 +169,9 @@ def run(rank, name, meeting):
 
 
 def main():
-    known = [name for name in ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate") if name in globals()]
+    known = [
+        name for name in ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate") if name in globals()
+    ]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
