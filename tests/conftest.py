@@ -14,9 +14,10 @@ from functools import cache
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share two cores; set before torch is imported
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn into memory
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # a grammar of URLs that nbformat would load for 1.7 s
 
 import pytest
+
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # a grammar of URLs that nbformat would load for 1.7 s
 
 # A folder for the temporary files of this process and its children, so that a test which looks for what a run left
 # behind does not see the files of another. pytest's own folders stay where they always are.

@@ -128,7 +128,10 @@ RIGHT = [
     RightAnswer("6.4", "one f for both texts side by side", changed("6.4", *ONE_F_FOR_TWO_TEXTS)),
     RightAnswer("6.5", "adds up the gradients of keys and values", changed("6.5", *KEYS_AND_VALUES)),
     RightAnswer("6.5", "adds up the gradients of the keys' weight and of the values' weight one by one", changed("6.5", ("copy_to_region(self.kv.weight, self.group)", "torch.cat([copy_to_region(each, self.group) for each in self.kv.weight.chunk(2)])"))),
-<<<<<<< HEAD
+    RightAnswer("7.1", "gathers nothing, and slices the one-hot vectors itself", changed("7.1", ("scatter_to_region(one_hot)", "copy_to_region(one_hot).split(len(e), -1)[dist.get_rank()]"))),
+    RightAnswer("7.2", "the last row for foreign ids, and zeros by torch.where", changed("7.2", ("(ids - start).masked_fill(foreign, 0)", "(ids - start).masked_fill(foreign, len(weight) - 1)"), ("vectors.masked_fill(foreign.unsqueeze(-1), 0)", "torch.where(foreign[..., None], vectors.new_zeros(()), vectors)"))),
+    RightAnswer("7.3", "names the last wrong id", changed("7.3", ("wrong.nonzero()[0]", "wrong.nonzero()[-1]"))),
+    RightAnswer("7.4", "adds -inf to the logits of padding", changed("7.4", ("logits = logits.masked_fill(padding, -torch.inf)", "logits = logits + torch.zeros(len(weight), dtype=x.dtype, device=x.device).masked_fill(padding, -torch.inf)"))),
     RightAnswer("8.1", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
     RightAnswer("8.1", "gathers pairs of a maximum and a sum", PAIRS),
     RightAnswer("8.1", "adds up the terms in place, outside of autograd, which happens to be right", changed("8.1", ("    return m + reduce_from_region(part, group).log()", "    dist.all_reduce(part, group=group)\n    return m + part.log()"))),
@@ -137,13 +140,6 @@ RIGHT = [
     RightAnswer("10.1", "a tuple", changed("10.1", ('["norm", "f", "block", "g", "bias", "dropout", "add"]', '("norm", "f", "block", "g", "bias", "dropout", "add")'))),
     RightAnswer("10.2", "torch promotes the bias", changed("10.2", ("bias.to(residual.dtype)", "bias"))),
     RightAnswer("10.5", "gathers a candidate from each rank", changed("10.5", GATHERED_CANDIDATES)),
-=======
-    RightAnswer("7.1", "gathers nothing, and slices the one-hot vectors itself", changed("7.1", ("scatter_to_region(one_hot)", "copy_to_region(one_hot).split(len(e), -1)[dist.get_rank()]"))),
-    RightAnswer("7.2", "the last row for foreign ids, and zeros by torch.where", changed("7.2", ("(ids - start).masked_fill(foreign, 0)", "(ids - start).masked_fill(foreign, len(weight) - 1)"), ("vectors.masked_fill(foreign.unsqueeze(-1), 0)", "torch.where(foreign[..., None], vectors.new_zeros(()), vectors)"))),
-    RightAnswer("7.3", "names the last wrong id", changed("7.3", ("wrong.nonzero()[0]", "wrong.nonzero()[-1]"))),
-    RightAnswer("7.4", "adds -inf to the logits of padding", changed("7.4", ("logits = logits.masked_fill(padding, -torch.inf)", "logits = logits + torch.zeros(len(weight), dtype=x.dtype, device=x.device).masked_fill(padding, -torch.inf)"))),
-    RightAnswer("8.2", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
->>>>>>> c07
     RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "returns a tuple, which the text allows", changed("1.1", ("    return chunks", "    return tuple(chunks)"))),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
