@@ -80,7 +80,7 @@ viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tok
 #
 # - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. It returns all the logits on every rank, or only the logits of this rank's own tokens. Either is fine, so take whatever is cheaper.
 #
-# You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. One-hot vectors come from integers, so they need no gradient. The check counts the messages at each end.
+# You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. One-hot vectors come from integers, so they need no gradient. The check counts the messages of each function.
 
 
 # %% exercise="7.1"
@@ -186,14 +186,14 @@ def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
 
 # %% [markdown] hints="7.2"
 # 1. Suppose a rank holds rows 3, 4, and 5, so `start = 3` and `stop = 6`. Which of the ids 2, 3, 5, and 6 are foreign? Write a condition for a single id first. Then decide which row each of the four ids gets, and when the vectors of foreign ids turn into zeros: before or after the sum?
-# 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need it twice, for the rows before the look-up and for the vectors after it. What shape does the mask need the second time?
+# 2. `foreign = (ids < start) | (ids >= stop)` has the same shape as `ids`. `x.masked_fill(mask, 0)` returns a copy of `x` with zeros wherever the mask is true. You need `masked_fill` twice: before the look-up for the row numbers, and after the look-up for the vectors. What shape does the mask need the second time?
 # 3. Compute `rows = (ids - start).masked_fill(foreign, 0)`, then `vectors = F.embedding(rows, weight, padding_row)`, then `vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)`, and return `reduce_from_region(vectors, group)`.
 
 # %% check="7.2"
 check("7.2", parallel_lookup)
 
 # %% [markdown]
-# In the backward pass, nothing is sent. g passes the full gradient of $X$ to every rank, and each rank adds the parts that belong to its own rows. And does row 0 learn from all the foreign ids that borrowed it? A reviewer of DeepSeek-V3's inference code suspected so (pull request 834). But the second `masked_fill` replaces their vectors, so their gradients stop there.
+# The backward pass doesn't need any messages. Every rank already has the full gradient of $X$, so it adds each token's gradient to that token's row, if the row is in its shard. And does row 0 learn from all the foreign ids that borrowed it? A reviewer of DeepSeek-V3's inference code suspected so (pull request 834). But the second `masked_fill` replaces their vectors, so their gradients stop there.
 #
 # ## A vocabulary that can't be divided
 #
@@ -353,14 +353,14 @@ with show_failure():
 predict("7.f", padding_logit=0, chosen=3)
 
 # %% [markdown]
-# Your model would write a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. The pull request that fixed it documents that "zero-padded LM-head weights are not a sampling mask" (tenstorrent/tt-metal 47021). It doesn't help that such rows never learn anything: a logit of 0 gets a share of every softmax.
+# Your model would write a token that doesn't exist. Tenstorrent's sampling code had this bug until June 2026. The pull request that fixed it documents that "zero-padded LM-head weights are not a sampling mask" (tenstorrent/tt-metal 47021). Padding rows never learn anything, but that doesn't make them harmless, because a logit of 0 still gets a share of every softmax.
 
 # %% [markdown] task="7.4" title="Logits, and the token that doesn't exist" difficulty=2 minutes=10
 # Write the output layer for the same table.
 #
 # - Without `gather`, each rank returns the logits of its own rows. With `gather`, every rank returns the logits of all the tokens, without padding.
 #
-# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding should be $-\infty$, so that no softmax and no maximum will ever notice them. In chapter 08, you'll compute the loss from logits that were never gathered, and it should be right, too.
+# - `vocab_size` is the number of tokens. If it's `None`, there's no padding. Otherwise, the logits of padding should be $-\infty$, so that they never affect a softmax or a maximum. In chapter 08, you'll compute the loss from logits that were never gathered, and it should be right, too.
 
 
 # %% exercise="7.4"
@@ -390,7 +390,7 @@ def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
 check("7.4", parallel_logits)
 
 # %% [markdown]
-# Now you have both ends. Here's the way of a single token through all of them, recorded on real ranks. Press Play, and watch for the moment at which rank 0 looks up the wrong row. What does the last step say about the gradient of a row that's used at both ends?
+# Now you have both ends. The picture below follows a single token from one end to the other, recorded on real ranks. Press Play, and watch for the moment when rank 0 looks up the wrong row. What does the last step say about the gradient of a row that's used at both ends?
 
 
 # %%

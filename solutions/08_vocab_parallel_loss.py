@@ -245,7 +245,7 @@ viz.table([{"p = 2": name} | launch(measure, 2, args=(way,))[0] for name, way in
 #
 # - **Ignored tokens.** If a token shouldn't count, for example because it's part of the user's question, its target is `ignore_index`, which is -100 by default. Its loss and its gradient are 0, and the mean is over all tokens that *do* count.
 #
-# **Predict.** Three of eight tokens have the target `ignore_index`. By which number is the sum of the losses divided? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The loss should be the logarithm of which number? What would it be if the padding took part?
+# **Predict.** Three of eight tokens have the target `ignore_index`. By which number is the sum of the losses divided? In a different run, a vocabulary of 15 IDs is padded to 16 columns, and all logits are 0. The loss should be the logarithm of which number? What would the loss be if the softmax included the padding?
 
 # %% predict="8.c"
 predict("8.c", divided_by=5, log_of=15, with_padding=16)
@@ -278,7 +278,7 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, group=
 
 
 # %% [markdown] hints="8.3"
-# 1. Which number can you put into a padding column so that its exponential is exactly 0? An ignored token needs some target that can be looked up. How do you get rid of its loss afterward, and by what do you divide? Compare targets with `vocab_size`, not with the number of columns.
+# 1. Which number can you put into a padding column so that its exponential is exactly 0? An ignored token needs some target that can be looked up. How do you remove its loss afterward, and what do you divide the sum by? Compare targets with `vocab_size`, not with the number of columns.
 # 2. Column $j$ on rank $r$ belongs to ID $r \cdot v/p + j$. Build these IDs with `torch.arange` on the device of the logits, and use `logits.masked_fill(ids >= vocab_size, -torch.inf)`. For ignored tokens, use `target.masked_fill(~counted, 0)` before the lookup, and `loss.masked_fill(~counted, 0)` after it.
 # 3. With `counted = target != ignore_index`, the order is: replace ignored targets, raise the `IndexError` if any target is negative or at least `vocab_size`, mask the padding, call `VocabParallelCrossEntropy.apply(logits, target, group)`, and return `loss.masked_fill(~counted, 0).sum() / counted.sum()`.
 
@@ -474,7 +474,7 @@ def smoothed_loss(logits, target, label_smoothing, *, vocab_size, group=None):
 
 # %% [markdown] hints="8.4"
 # 1. How many IDs does `logits.shape[-1]` count, and how many are there? Over which IDs does `log_probs.mean(-1)` average, and over which ones should it average? Which number per token would a rank need from the others? As for the gradient, every rank subtracts the same log-sum-exp from its own logits. In the backward pass, each rank only sees what its own columns contribute to the gradient of the log-sum-exp. What could you do with it *after* the sum over all ranks instead?
-# 2. The average of the log-probabilities is the average of the logits minus the log-sum-exp. So add up the logits of all ranks with g, divide by `vocab_size`, and subtract `lse` only then. In the padding, the logits are -inf. What should the padding contribute to the sum?
+# 2. The average of the log-probabilities is the average of the logits minus the log-sum-exp. So use g to add up the logits of all ranks, divide the sum by `vocab_size`, and then subtract `lse`. In the padding, the logits are -inf. What should the padding contribute to the sum?
 # 3. Use `vocab_size` in the first line. Compute `total = reduce_from_region(logits.masked_fill(padding, 0).sum(-1), group)`, and then `mean_log_probs = total / vocab_size - lse`.
 
 # %% check="8.4"
@@ -484,7 +484,7 @@ check("8.4", smoothed_loss)
 compare(lambda *given: smoothed_loss(*given, vocab_size=8), logits, target)
 
 # %% [markdown]
-# Every row is the same now, at the price of one more number per token. Did you run into the wrong gradient, too? If each rank subtracts the log-sum-exp from its own logits before the sum, every rank has the same number, but uses it for different columns. You've met this situation in exercise 6.5, where ranks had copies of a weight. The log-sum-exp would need an f, or you subtract it after the sum.
+# Every row is the same now, at the price of one more number per token. Did you run into the wrong gradient, too? If each rank subtracts the log-sum-exp from its own logits before the sum, every rank has the same number, but uses it for different columns. You met this situation in exercise 6.5, where ranks had copies of a weight. The log-sum-exp would need an f, or you subtract it after the sum.
 #
 # The first loss wouldn't have helped you, by the way. If all logits are equal, every average over IDs is the same, no matter which IDs it includes. So compare the losses of different ranks as well, and not only in the first step.
 
@@ -502,7 +502,7 @@ symptoms(8)
 #
 # - **Reinforcement learning** needs the log-probability of each token, which is the negative of your loss. Until August 2026, ms-swift added up the ranks' terms with a plain `all_reduce`, which autograd doesn't follow. The log-probabilities were correct, but ranks that didn't have the target got a wrong gradient, sometimes zero (ms-swift pull request 9947). The fix was to call Megatron-Core's loss, because of its handwritten backward pass.
 #
-# - **PyTorch** has `loss_parallel` in `torch.distributed.tensor.parallel`, in which `F.cross_entropy` accepts DTensors whose vocabulary is sharded.
+# - **PyTorch** has a context manager for this, `loss_parallel` in `torch.distributed.tensor.parallel`. Inside it, `F.cross_entropy` accepts logits that are sharded along the vocabulary.
 #
 # - **No logits at all.** Only the loss ever reads the logits, so they never have to exist all at once. Take a few tokens, compute their logits, loss, and gradient, and forget the logits. Megatron-Core has a kernel for that on its `dev` branch (pull request 2256), and since September 2026, Liger Kernel has one that works across ranks (pull requests 1422 and 1428). The next cell measures the output layer and the loss together, including the logits.
 #

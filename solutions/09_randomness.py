@@ -32,7 +32,7 @@ from tplab.tensor import ColumnParallelLinear, RowParallelLinear, gather_from_re
 # %% [markdown]
 # ## Two ranks roll a die
 #
-# Let's start with a tiny language model. It's a table that says how often each byte follows each other byte in Python's standard library. Two ranks share the table, and each of them holds half of its columns. To write a text, the ranks gather the table's row for the latest byte, and then each rank picks the next byte at random.
+# Let's start with a tiny language model. It's just a table. For each byte, it says which bytes come next in Python's standard library, and how often. Two ranks share the table, and each of them holds half of its columns. To write a text, the ranks gather the table's row for the latest byte, and then each rank picks the next byte at random.
 
 # %%
 text = corpus.python_sources(300_000)
@@ -61,7 +61,7 @@ viz.table(
 #
 # So should all ranks use the same seed, and never draw a number on just one rank? Before you agree, let's look at **dropout**. With a rate of $r$, it sets each element to zero with probability $r$, and it divides the others by $1 - r$. The **mask** says which elements are kept.
 #
-# **Predict.** Inside an MLP with $m = 4096$ on four ranks, each rank has 1024 of the 4096 elements of a token. All ranks draw their masks after the same seed. How many of the 4096 elements are dropped independently of all the others? What's the correlation between the masks of ranks 0 and 1? (It's 1 for identical masks and 0 for unrelated ones.)
+# **Predict.** Inside an MLP with $m = 4096$ on four ranks, each rank has 1024 of the 4096 elements of a token. All ranks draw their masks from the same seed. How many of the 4096 elements are dropped independently of all the others? What's the correlation between the masks of ranks 0 and 1? (It's 1 for identical masks and 0 for unrelated ones.)
 
 # %% predict="9.a"
 predict("9.a", independent=1024, correlation=1)
@@ -109,7 +109,7 @@ def same_or_different() -> dict[str, tuple[str, str]]:
 check("9.1", same_or_different)
 
 # %% [markdown]
-# Here are two rows of your table in a picture. Four ranks have drawn two masks after the same seed. Elements that are kept are filled.
+# Here's a picture of two rows of your table. Four ranks started from the same seed, and each of them drew one mask for each row. The filled elements are kept.
 
 
 # %%
@@ -163,7 +163,7 @@ def stream_seeds(seed, rank, world_size, copy=0):
 
 
 # %% [markdown] hints="9.2"
-# 1. Draw a line of whole numbers, and mark the seeds that all the ranks of replica 0 use. Where may the seeds of replica 1 begin?
+# 1. Draw a line of whole numbers, and mark the seeds that all the ranks of replica 0 use. What's the first seed that replica 1 can use without a collision?
 # 2. The seed of `init` must not depend on the rank or on the replica. The seed of `replicated` depends on the replica, and the seed of `sharded` depends on both. Leave room for 1000 ranks between one replica and the next.
 # 3. With `first = seed + 1 + 2000 * copy`, you can use `seed` for `init`, `first` for `replicated`, and `first + 1 + rank` for `sharded`.
 
@@ -179,7 +179,7 @@ viz.table(
 # %% [markdown]
 # ## Lend torch a state
 #
-# You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, we have to put the stream's state into torch's generator, and afterward, we have to put the previous state back. A state is just a tensor of bytes, and these two functions read and write it.
+# You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, we have to put the stream's state into torch's generator, and afterward, we have to restore the previous state. A state is just a tensor of bytes, and these two functions read and write it.
 
 
 # %% tags=["setup"]
@@ -202,16 +202,16 @@ def set_state(state):
 # x = torch.rand(3)          # draws from the current state, as if nothing had happened
 # ```
 #
-# The next time somebody forks "sharded", the stream has to go on where it stopped. If it started from its seed again, every training step would drop the same elements.
+# The next time somebody forks "sharded", the stream has to pick up where it left off. If it started from its seed again, every training step would drop the same elements.
 #
-# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. An exception in the block comes out of the `yield`.
+# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. If the block raises an exception, it comes out of the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
 # Write the tracker with the help of `get_state` and `set_state`. A separate generator, `torch.Generator(device())`, has the methods `manual_seed(seed)` and `get_state()`.
 #
 # - `add` raises a `ValueError` if the name or the seed is taken, and then it adds nothing. A seed stays taken forever. Adding a stream doesn't change the numbers that torch draws from its current state.
 #
-# - `fork` may be left by an exception, which the caller must see. Even then, the stream has moved on, and the current state is back. Forks of different names may be nested. A name that wasn't added raises an error.
+# - `fork` may be left by an exception, which the caller must see. Even then, the stream has advanced, and the current state is restored. Forks of different names may be nested. A name that wasn't added raises an error.
 #
 # - `state_dict` returns the states as they are now. Nothing that happens later may change what it returned. `load_state_dict` goes on from there, in this tracker or in another one with the same names. The seeds that are taken stay taken.
 
@@ -263,15 +263,15 @@ class RNGTracker:
 
 # %% [markdown] hints="9.3"
 # 1. Before a fork lends a state to torch, it has to remember a different state. Which one, and where? While `fork` waits at its `yield`, the caller's block is running. Which of your lines must run even if that block raises an exception?
-# 2. In `add`, make a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, remember the current state in a local variable, put the stream's state in its place, and `yield`. Then store how far the stream got, and put the remembered state back. The last two steps belong in a `finally`. Since `get_state` returns a new tensor each time, you can store what it returns.
-# 3. Write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns the new dictionary `dict(self.states)`, and `load_state_dict` stores a new dictionary, too.
+# 2. In `add`, make a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, remember the current state in a local variable, put the stream's state in its place, and `yield`. Then store the stream's new state, and restore the state that you remembered. The last two steps belong in a `finally`. Since `get_state` returns a new tensor each time, you can store what it returns.
+# 3. Write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns a copy, `dict(self.states)`, and `load_state_dict` stores a copy, too.
 
 # %% check="9.3"
 check("9.3", RNGTracker)
 
 
 # %% [markdown]
-# Let's try your tracker with your seeds on two ranks. Each of two steps draws a mask from three sources. Between the steps, rank 0 draws an extra number for its log message again.
+# Let's try your tracker with your seeds on two ranks. In each of two steps, every rank draws three masks: one from torch's current state, one from "replicated", and one from "sharded". Between the steps, rank 0 draws an extra number for its log message again.
 #
 # **Predict.** Compare the masks of the two ranks in step 2. Are they the same if they're drawn from torch's current state? If they're drawn from "replicated"? If they're drawn from "sharded"? (Write `True` or `False`.)
 
@@ -499,7 +499,7 @@ check("9.4", MixedPrecisionBlock)
 #
 # The backward pass needs many of the tensors that the forward pass has computed. With **activation checkpointing**, a block keeps only its input, and when the backward pass gets to the block, it runs the block's forward pass a second time.
 #
-# But will the second run drop the same elements? `torch.utils.checkpoint` thinks of that, so it puts torch's current state back before the second run. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, so that the gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
+# But will the second run drop the same elements? `torch.utils.checkpoint` takes care of that: before the second run, it restores the state that torch's generator had before the first run. Let's try it with $y = \mathrm{dropout}(x)^2$ at $x = 1$, so that the gradient is $2\,\mathrm{dropout}(x)^2 = 2y$.
 #
 # **Predict.** The rate is 0.5. Which share of the gradients is right if dropout draws from torch's current state, and which share if it draws from a stream of your tracker? (Write a number between 0 and 1.)
 
@@ -613,7 +613,7 @@ viz.table(
 )
 
 # %% [markdown]
-# A checkpointed block keeps only x, no matter how many ranks there are. In return, each g of the block runs a second time. (Here, even the last g has to run again, because a dropout comes after it. Torch stops the second run as soon as the backward pass has everything it needs.)
+# A checkpointed block keeps only x, no matter how many ranks there are. In return, each g in the block runs a second time. (Here, even the last g has to run again, because a dropout comes after it. Torch stops the second run as soon as the backward pass has everything it needs.)
 
 # %%
 symptoms(9)
@@ -623,7 +623,7 @@ symptoms(9)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, checkpoints, and what "the same model" means</summary>
 #
-# - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it refuses names and seeds that are taken, as yours does. Torch's current state plays the role of "replicated", and the stream of the sharded draws gets `seed + 2718 + rank`, where 2718 is "just for fun". According to its docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process wouldn't do that, but it's less harmful than it would be within a replica.
+# - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it refuses names and seeds that are taken, as yours does. Torch's current state plays the role of "replicated", and the stream of the sharded draws gets `seed + 2718 + rank`, where 2718 is "just for fun". According to its docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use different masks for them. Still, it does less harm to repeat a mask across replicas than within a replica.
 #
 # - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. GPT-3's table with 51,200 padded rows of 12,288 elements takes up 2.52 GB in float32, on every rank. The cheaper method is the row `shard` of exercise 9.1: Megatron-Core draws only the shard, inside a fork of the tracker, with a standard deviation that doesn't depend on the shard's shape. On eight ranks, that takes 0.31 GB. In return, the weight depends on the number of ranks. In tplab, it's the option `per_rank_init=True`.
 #
@@ -631,7 +631,7 @@ symptoms(9)
 #
 # - **PyTorch's DTensor** needs no streams, but a GPU. A GPU's generator computes its numbers from a seed and an offset, so each rank can jump to the offset of its own shard. On a CPU, the class that does this (`OffsetBasedRNGTracker`) raises an error.
 #
-# - **What's "the same model"?** With dropout after g only, our runs for $p$ = 1, 2, and 4 agree to the last digits. With dropout inside, they're three different runs, although nothing is wrong. Two ranks' masks side by side aren't the mask that one rank would have drawn, but they're just as random.
+# - **What's "the same model"?** If dropout only comes after g, our runs for $p$ = 1, 2, and 4 agree to the last digits. If there's also dropout inside the blocks, they're three different runs, although nothing is wrong. Two ranks' masks side by side aren't the mask that one rank would have drawn, but they're just as random.
 #
 # </details>
 #
@@ -645,4 +645,4 @@ from tplab.course import library
 library(9)
 
 # %% [markdown]
-# You own every part of a GPT now. How many lines does it take to put them together? And in which order do the parts have to stand, so that nothing is sent twice?
+# You own every part of a GPT now. How many lines does it take to put them together? And how do you have to order them so that nothing is sent twice?

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · The parallel transformer
 #
-# You own an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them work on several ranks. Between them stand norms, residuals, biases, and dropout. These operations touch every single element, and each of them can be put in a wrong place. What do they have to send?
+# You own an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them work on several ranks. Between them stand norms, residuals, biases, and dropout. These operations apply to every single element, and each of them can end up in the wrong place. What do they have to send?
 #
 # By the end of this chapter, your GPT will train on two processes, with the same loss as plain PyTorch, and it will write some Python. You need chapters 04 to 09. About 75 minutes, plus 10 minutes for an optional section.
 
@@ -32,7 +32,7 @@ from tplab.tensor import load_full_state_dict, reduce_from_region
 #
 # On two ranks, each rank has the full $x$, but only its own term of the block's output. Let's say that $x = [3, 4]$, rank 0 has the term $[1, 0]$, and rank 1 has the term $[0, 2]$. So the new stream should be $[4, 6]$. The operator g adds up the terms. But should you add $x$ after g, or before it? Or before it, but on rank 0 only?
 #
-# **Predict.** What's the new stream if every rank adds $x$ before g? What is it if only rank 0 adds $x$ before g? In the second case, the loss is the sum of the new stream, and on rank 0 its gradient with respect to $x$ is $[1, 1]$. Which value has each element of this gradient on rank 1?
+# **Predict.** What's the new stream if every rank adds $x$ before g? What is it if only rank 0 adds $x$ before g? In the second case, the loss is the sum of the new stream, and on rank 0 its gradient with respect to $x$ is $[1, 1]$. What value does each element of this gradient have on rank 1?
 
 # %% predict="10.a"
 predict("10.a", before_g=(7, 10), rank_0_only=(4, 6), dx_on_rank_1=0)
@@ -162,7 +162,7 @@ for _ in range(64):
 print(stream)
 
 # %% [markdown]
-# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. It costs memory, but no traffic, because f and g are inside the blocks, where an element still takes 2 bytes.
+# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. This costs memory, but no extra traffic. The messages belong to f and g, which are inside the blocks, and each element in there still takes 2 bytes.
 #
 # ## Fix it
 #
@@ -395,7 +395,7 @@ from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel
 # %% [markdown] task="10.4" title="ParallelGPT" difficulty=3 minutes=10
 # Write the `forward` method of a GPT, and `init_std`.
 #
-# - If `self.float32_residual`, convert the sum of both embeddings to float32. After it comes a dropout with the rate `self.config.dropout`, in which all ranks drop the same elements.
+# - If `self.float32_residual`, convert the sum of both embeddings to float32. Then apply dropout with the rate `self.config.dropout`. All ranks drop the same elements.
 #
 # - `parallel_logits(x, weight, group=...)` includes f. It returns this rank's logits, `[b, s, v/p]`, from this rank's rows of the table, `self.embedding.weight`. It needs `x` in the dtype of these rows.
 #
@@ -449,7 +449,7 @@ def init_std(name, num_layers, std=0.02):
 
 
 # %% [markdown] hints="10.4"
-# 1. Go through the table above from top to bottom. Each row is a line or two of `forward`, and the modules do all the sending. For `init_std`, think of the two matrices of an MLP. Which of them is multiplied last?
+# 1. Go through the table above from top to bottom. Each row of the table takes one or two lines of `forward`. You don't have to call f or g yourself, because the modules do. For `init_std`, think of the two matrices of an MLP. Which of them is multiplied last?
 # 2. Add both embeddings, drop, call every layer with the same `rng`, apply the final norm, convert to the dtype of the table, and compute the logits with the embedding's own weight. In `init_std`, the weights that write to the stream are called `attention.out` and `mlp.down`, and each layer has its own.
 # 3. `x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))`, then `dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)`, `layer(x, rng=rng)` for each layer, `self.final_norm(x)`, and `parallel_logits(x, self.embedding.weight, group=self.group)`. For `init_std`, use `name.endswith(("attention.out.weight", "mlp.down.weight"))` and `std / math.sqrt(2 * num_layers)`.
 
@@ -581,7 +581,7 @@ def best_token(logits, vocab_size, group=None):
 
 # %% [markdown] hints="10.5"
 # 1. Only one of a rank's logits can be the largest of all. Which two numbers describe it? How does an index in a rank's shard become an id?
-# 2. Set the logits of the padding to minus infinity and find the rank's own maximum and its index. Then find the maximum over all ranks. Ranks that have this value propose their id, and all other ranks propose something that can't win a minimum.
+# 2. Set the logits of the padding to minus infinity and find the rank's own maximum and its index. Then find the maximum over all ranks. Each rank that has this value proposes its id. All other ranks propose a number that can't be the minimum.
 # 3. `ids = start + arange(v/p)` with `start = dist.get_rank(group) * v/p`, then `largest, index = logits.masked_fill(ids >= vocab_size, -torch.inf).max(dim=1)`. All-reduce a copy of `largest` with `MAX`. All-reduce `torch.where(largest == largest_of_all, start + index, vocab_size)` with `MIN`.
 
 # %% check="10.5"
@@ -589,7 +589,7 @@ check("10.5", best_token)
 
 
 # %% [markdown]
-# Now let it write! Your model was trained on two ranks, and here it continues three prompts on one, two, and four ranks, next to the plain GPT.
+# Now let it write! Your model was trained on two ranks. Here, it continues three prompts on one, two, and four ranks, and so does the plain GPT.
 
 
 # %%
@@ -705,9 +705,9 @@ def gpt2_plan():
 check("10.6", gpt2_plan)
 
 # %% [markdown]
-# A loader that follows your table fits into a few lines.
+# With your table, the loader itself takes only a few lines.
 #
-# **Predict.** Suppose one of the four weights isn't transposed by mistake. For which of them does the loader raise no error? (Write its name.)
+# **Predict.** Suppose you forget to transpose one of the four weights. For which one does the loader raise no error? (Write its name.)
 
 # %% predict="10.h"
 predict("10.h", no_error="attn.c_proj.weight")
@@ -755,7 +755,7 @@ losses = {name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for na
 viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for name, loss in losses.items()])
 
 # %% [markdown]
-# That matrix is square, so its shape doesn't tell. Test a loader by its logits, and not by whether it runs.
+# That matrix is square, so its shape doesn't give the mistake away. Test a loader by its logits, and not by whether it runs.
 #
 # ## In the wild
 #
@@ -763,13 +763,13 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # - **Megatron-Core** has this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`, with `self_attn_bda`, `cross_attn_bda`, and `mlp_bda` after the blocks. "bda" is your `bias_dropout_add`, which lives in `megatron/core/fusions/fused_bias_dropout.py`. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
 #
-# - **The residual on rank 0 only** came back to haunt Mirage. Two months after the fix, its authors found a model that passes something else as the "residual", namely a term of a sum, and now all terms but rank 0's were missing (mirage-project/mirage pull request 753). So a tensor should always say whether it's a term or a full tensor.
+# - **The residual on rank 0 only** came back to haunt Mirage. Two months after the fix, its authors found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (mirage-project/mirage pull request 753). So a tensor should always say whether it's a term or a full tensor.
 #
-# - **A bias before g** shipped in GPT-NeoX. In its variant with parallel blocks, $x + \text{attention} + \text{MLP}$, a single all-reduce serves both blocks, and each rank added both biases before it (EleutherAI/gpt-neox issue 962, from 2023).
+# - **A bias before g** shipped in GPT-NeoX. It has a variant with parallel blocks, $x + \text{attention} + \text{MLP}$, in which a single all-reduce adds up the terms of both blocks. Each rank added both biases before this all-reduce, so the biases were added $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
 # - **Your `best_token`** is newer than it looks. SGLang gathers all the logits on every rank, even if it only needs the largest one. A pull request of August 2026 sends each rank's best candidate instead, with your rule for ties (sgl-project/sglang pull request 35268, still open). In LightLLM, the same idea raised the throughput by 14 % on four H100s (ModelTC/LightLLM pull request 1511).
 #
-# - **To draw the next token at random**, all ranks have to draw the same one. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, their texts drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws on rank 0, and broadcasts the token. It also uses a KV cache.
+# - **If the next token is drawn at random**, all ranks have to get the same token. If each rank just calls `torch.multinomial`, as in openai/gpt-oss issue 270, their texts drift apart. `tplab.gpt.generate` collects the $k$ best candidates of every rank, draws on rank 0, and broadcasts the token. It also uses a KV cache.
 #
 # - **The memory's gradient** is all-reduced once per decoder layer, because every cross-attention has its own f. The contributions of the layers are simply added, and so are the ranks' terms. So you could leave out all of these f's and put a single one where the memory enters the decoder. Can you see why the gradients would stay the same?
 #
@@ -777,7 +777,7 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # <details><summary>Going deeper: float16, and why every rank has to skip the same steps</summary>
 #
-# With float16, people multiply the loss by a large number, such as 65,536, so that small gradients don't round to zero. If a gradient overflows because of that, PyTorch's `GradScaler` skips the step and halves its scale. It decides this separately in each process, from the gradients that this process has.
+# With float16, people multiply the loss by a large number, such as 65,536, so that small gradients don't round to zero. If a gradient overflows because of that, PyTorch's `GradScaler` skips the step and halves its scale. Each process makes this decision by itself, based on its own gradients.
 #
 # With tensor parallelism, a gradient can overflow on just one rank, because every rank has a different shard. We tried it on two ranks, with a column- and a row-parallel layer, and set a single element of rank 0's gradient to infinity. Rank 0 skipped the step and went on with a scale of 32,768. Rank 1 took the step and kept its scale of 65,536. So the bias, which should be the same on every rank, moved by -0.2 on rank 1 and not at all on rank 0. Nobody got an error.
 #
