@@ -80,7 +80,7 @@ def vocab_logsumexp(logits, group=None):
 check("8.1", vocab_logsumexp)
 
 # %% [markdown]
-# The sum of exponentials is the obvious number to add up. But why isn't it enough? Below, each rank computes the log-sum-exp of three logits in float32, in three ways.
+# It's easy to guess that the ranks have to add up their exponentials. But why isn't their sum enough? Below, each rank computes the log-sum-exp of three logits in float32, in three ways.
 
 
 # %%
