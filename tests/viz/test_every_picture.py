@@ -19,7 +19,6 @@ from tests.viz import (
     test_program,
     test_ring_run,
     test_schedule,
-    test_softmax,
     test_training,
 )
 from tests.viz.pictures import assert_texts_apart, assert_texts_inside, text_boxes
@@ -31,7 +30,7 @@ from tplab.trace.rank_trace import RankTrace
 
 FILES = [
     test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,
-    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_softmax, test_training,
+    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_training,
 ]  # fmt: skip
 PICTURES = {
     f"{file.__name__.rpartition('test_')[2]}: {name}": draw for file in FILES for name, draw in file.PICTURES.items()
@@ -102,7 +101,6 @@ REFUSED = [
     (lambda: viz.masks({"a": [torch.ones(3, 33)]}),                     "at most 32 x 32"),
     (lambda: viz.masks({"a": [torch.ones(0, 3)]}),                      "at most 32 x 32"),
     (lambda: viz.schedule([[], []]),                                    "no actions"),
-    (lambda: viz.softmax([{"softmax": [0.5, 0.5]}]),                    "logits"),
     (lambda: viz.overlap({"one": test_overlap.run(0), "two": [RankTrace(0, [])]}), "nothing was traced in 'two'"),
     (lambda: viz.overlap({}),                                           "nothing was traced"),
     (lambda: viz.against({}),                                           "no figures"),

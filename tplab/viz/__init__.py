@@ -27,7 +27,6 @@ name, the list shows it in parentheses:
     masks                        the positions that the dropout of each rank keeps
     layer                        a transformer layer on p ranks, and what its four operators sent
     schedule                     what every rank of a pipeline does when, and where it waits
-    softmax                      one token's softmax, assembled from the ranks' columns
     overlap                      two lanes per rank: when it computed, and when a collective was in flight
     time_bars (costs)            where the time goes, by category
     against (costs)              a model's predictions compared with published values
@@ -60,7 +59,6 @@ from tplab.viz.program import program
 from tplab.viz.ring_run import ring_run
 from tplab.viz.saved_activations import saved_activations
 from tplab.viz.schedule import schedule
-from tplab.viz.softmax import softmax
 from tplab.viz.split import split
 from tplab.viz.table import table
 from tplab.viz.timeline import timeline
@@ -96,7 +94,6 @@ __all__ = [
     "ring_run",
     "scaling",
     "schedule",
-    "softmax",
     "split",
     "table",
     "time_bars",
