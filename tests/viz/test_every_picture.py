@@ -21,7 +21,6 @@ from tests.viz import (
     test_program,
     test_ring_run,
     test_schedule,
-    test_softmax,
     test_token_way,
     test_training,
 )
@@ -34,7 +33,7 @@ from tplab.trace.rank_trace import RankTrace
 
 FILES = [
     test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,
-    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_softmax, test_token_way,
+    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_token_way,
     test_training,
 ]  # fmt: skip
 LABELS_ONLY = {"timeline", "curves", "many", "a run", "two runs", "scaling"}  # titles, ticks and legends
@@ -90,7 +89,6 @@ REFUSED = [
     (lambda: viz.masks({"a": [torch.ones(3)]}),                         r"'a' is \[3\]"),
     (lambda: viz.masks({"a": [torch.ones(3, 33)]}),                     "at most 32 x 32"),
     (lambda: viz.schedule([[], []]),                                    "no actions"),
-    (lambda: viz.softmax([{"softmax": [0.5, 0.5]}]),                    "logits"),
     (lambda: viz.overlap({"one": test_overlap.run(0), "two": [RankTrace(0, [])]}), "nothing was traced in 'two'"),
     (lambda: viz.against({}),                                           "no figures"),
     (lambda: viz.time_bars({"too many": NINE_PARTS}),                   "1 to 8 different parts"),

@@ -28,7 +28,6 @@ name, the list shows it in parentheses:
     layer                        a transformer layer on p ranks, and what its four operators sent
     schedule                     what every rank of a pipeline does when, and where it waits
     token_way                    a token's way through both ends of a model: a picture per step, for play
-    softmax                      one token's softmax, assembled from the ranks' columns
     overlap                      two lanes per rank: when it computed, and when a collective was in flight
     time_bars (costs)            where the time goes, by category
     against (costs)              a model's predictions compared with published values
@@ -61,7 +60,6 @@ from tplab.viz.program import program
 from tplab.viz.ring_run import ring_run
 from tplab.viz.saved_activations import saved_activations
 from tplab.viz.schedule import schedule
-from tplab.viz.softmax import softmax
 from tplab.viz.split import split
 from tplab.viz.table import table
 from tplab.viz.timeline import timeline
@@ -97,7 +95,6 @@ __all__ = [
     "ring_run",
     "scaling",
     "schedule",
-    "softmax",
     "split",
     "table",
     "time_bars",
