@@ -49,7 +49,7 @@ WITHOUT_F = swapped(
 # f where it is called is that of tplab, which no name of the cell leads to
 BY_ITS_MODULE = {}
 for exercise in ("4.1", "7.4"):
-    call = (" copy_to_region(", " mappings.copy_to_region(")
+    call = ("copy_to_region(x,", "mappings.copy_to_region(x,")
     BY_ITS_MODULE |= swapped(exercise, call, before="from tplab.tensor import mappings\n")
 
 TRIED_OUT = """
