@@ -172,7 +172,7 @@ def test_a_package_edited_by_hand_is_refused(libraries):
 
 
 def test_only_what_the_settings_need_is_asked_for():
-    assert len(needed()) == 21
+    assert len(needed()) == 22
     plain = needed(variant(tp=2))
     assert "3.2" in plain
     assert not {"11.3", "12.1", "12.3"} & set(plain)
