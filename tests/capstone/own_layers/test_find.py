@@ -158,7 +158,7 @@ def test_a_package_edited_by_hand_is_refused(libraries):
 
 
 def test_only_what_the_settings_need_is_asked_for():
-    assert len(needed()) == 18
+    assert len(needed()) == 19
     plain = needed(variant(tp=2))
     assert "3.2" in plain
     assert not {"11.3", "12.1", "12.3"} & set(plain)

@@ -1,6 +1,6 @@
 """Which exercises a GPT is built from, and whose code each part of it uses. No answer is run here.
 
-    3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.3 layer  ->  10.4 GPT
+    3.2 f, 3.3 g  ->  4.1, 4.2 linear layers  ->  5.2 MLP        ->  10.2, 10.3 layer  ->  10.4 GPT
                                               ->  6.2 attention  ->
                   ->  7.3 embedding, 7.4 logits                                  ->
                   ->  8.3 loss                                                   ->
@@ -89,6 +89,7 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
         (True, "logits", ["7.4"], matmul),
         (True, "log-sum-exp, and loss of a token", ["8.1", "8.2"], ""),
         (True, "loss", ["8.3"], "gets float32 logits in bfloat16" if settings.precision == "bfloat16" else ""),
+        (True, "bias, dropout and residual", ["10.2"], ""),
         (True, "layer", ["10.3"], ""),
         (True, "GPT", ["10.4"], ""),
         (cut, "sum of the gradients of norms, biases and positions", ["12.3"], ""),
