@@ -92,8 +92,7 @@ def test_once_everything_is_written_nothing_comes_from_tplab_but_copies_of_what_
             assert not any(module.startswith("tplab") for module in modules), path
     given = folder / "given"
     assert 1000 < sum(len(path.read_text().splitlines()) for path in given.glob("*.py")) < 2000
-    assert not list(given.glob("*attention*")) + list(given.glob("*linear*"))
-    assert "class " not in (given / "tensor_embedding.py").read_text(), "chapter 07 gives only the size of the table"
+    assert not list(given.glob("*attention*")) + list(given.glob("*linear*")) + list(given.glob("*embedding*"))
 
 
 def test_every_name_of_a_module_is_defined_and_every_import_is_used(whole):
