@@ -181,9 +181,9 @@ class VocabParallelCrossEntropy(Function):
 check("8.2", VocabParallelCrossEntropy)
 
 # %% [markdown]
-# The backward pass doesn't send a single byte! After the forward pass, every rank knows the log-sum-exp, and that's all it needs to compute its own columns of the softmax. Here's the way of one token, from a real run:
+# The backward pass doesn't send a single byte! After the forward pass, every rank knows the log-sum-exp, and that's all it needs to compute its own columns of the softmax. Here's what happens to a single token, in a real run:
 #
-# ![An animation of one token's loss on two ranks with four logits each. Each rank sends its largest logit, and both get the overall maximum. The bars become exponentials, their sums are added up, and one rank contributes the target's logit. The loss is the same on both ranks. In the backward pass, every bar becomes its element of the gradient in place, and nothing is sent.](pictures/loss.svg)
+# ![An animation of one token's loss on two ranks with five logits each. Each rank sends its largest logit, and both get the overall maximum. The bars become exponentials, their sums are added up, and one rank contributes the target's logit. The loss is the same on both ranks. In the backward pass, every bar becomes its element of the gradient in place, and nothing is sent.](pictures/loss.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #

@@ -36,7 +36,7 @@ def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, title:
         rows = (("attention", "x", "", forward[:1], backward[1:]), ("MLP", "", "z", forward[1:], backward[:1]))
         for number, (name, enters, leaves, ahead, back) in enumerate(rows):
             _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, (ahead, back))
-        note = "grey: the same on every rank    in colour: each rank its own heads, its own columns    "
+        note = "gray: the same on every rank    in color: each rank has its own heads or columns"
         axes.text(0.15, _MIDDLE + _ROW + 0.95, note, fontsize=8.5, color=FAINT, va="center")
     picture.description = f"Attention and MLP, each split over {ranks} ranks between replicated tensors. " + (
         f"One rank has {len(forward)} collectives forward and {len(backward)} backward."

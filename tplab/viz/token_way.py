@@ -45,7 +45,7 @@ def _draw(way: Any, step: int) -> Picture:
     sent = (step >= 4) + (step >= 8)
     with style():
         stage = Lanes(
-            p=p, rows=rows, title=f"a token's way on {p} ranks", caption=_captions(way)[step],
+            p=p, rows=rows, title=f"the path of a token on {p} ranks", caption=_captions(way)[step],
             counter=f"messages so far: {sent}",
         )  # fmt: skip
         stage.words([way.words[i] for i in way.ids], way.ids, way.place)

@@ -143,6 +143,8 @@ def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
 def test_a_file_in_the_librarys_place_is_named_and_nothing_is_claimed(course, book):
     (course.folder / "my_tp").rename(course.folder / "moved")
     (course.folder / "my_tp").write_text("mine")
+    book.run(HELPER)
+    book.run(ANSWER)
     shown = html(book.run(CHECK))
     assert "Your library could not be written: File exists" in shown
     assert "your library, in" not in shown
