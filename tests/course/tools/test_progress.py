@@ -387,11 +387,14 @@ def test_json_holds_what_the_table_says(root, passed, capsys):
 
 def test_quick_commands_do_not_import_torch(root):
     program = f"""
-import sys
+import contextlib, sys
 from tplab.course.tools import cli, doctor
 assert cli.main(["check", "90", "--root", {str(root)!r}]) == 1, "everything is to do"
 for line in ("progress", "solution 90.1 --yes", "hint 90.1", "reset 90 --yes"):
     assert cli.main([*line.split(), "--root", {str(root)!r}]) == 0, line
+for command in ("plan", "grade", "update", "doctor", "start", "lab"):
+    with contextlib.suppress(SystemExit):
+        cli.main([command, "--help"])
 assert not {{"torch", "nbval", "pytest"}} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
