@@ -393,7 +393,7 @@ check("7.4", parallel_logits)
 # Now you have both ends. The picture below follows a single token from one end to the other, recorded on real ranks. Press Play, and watch for the moment when rank 0 looks up the wrong row. What does the last step say about the gradient of a row that's used at both ends?
 
 
-# %%
+# %% tags=["explore"]
 def record_a_token(p, token):
     return viz.token_way(record_token(WORDS, "the cat saw it .", token, p))
 

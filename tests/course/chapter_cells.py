@@ -18,7 +18,7 @@ def _pieces(stem: str) -> list[Piece]:
 def with_what_they_need(stem: str, wanted: Callable[[Piece], bool]) -> list[str]:
     """Ids of the cells that are wanted, of the set-up, and of the cells above whose names these use, in order."""
     pieces = _pieces(stem)
-    last = max(place for place, piece in enumerate(pieces) if wanted(piece))
+    last = max((place for place, piece in enumerate(pieces) if wanted(piece)), default=-1)
     above = pieces[: last + 1]
     needed = {id(piece) for piece in above if piece.role == "setup" or wanted(piece)}
     return [piece.id for piece in with_needs(above, needed)]
