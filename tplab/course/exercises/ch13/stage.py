@@ -272,11 +272,6 @@ QUESTIONS = (
         "autograd does it: which line sets them to something else?",
     ),
     checks.Question(
-        lambda d: UNWAITED in d.names,
-        "channels.send and channels.receive only start a message. When may a received tensor be read? And what must "
-        "have happened to the sends before the function comes back?",
-    ),
-    checks.Question(
         lambda d: "changed" in d.kinds(),
         "The caller goes on using the micro-batches and the weights. Which line writes into one of them?",
     ),
