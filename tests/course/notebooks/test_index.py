@@ -35,12 +35,10 @@ def test_index_has_the_chapters_of_the_readme():
 
 
 def test_index_links_to_every_chapter_and_says_how_much_it_asks():
-    there, minutes, in_all = {}, [], []
+    there, minutes = {}, []
     for path in sources(ROOT):
         chapter = read(path)
-        needed, optional = re.search(r"About (\d+) minutes(?:, plus (\d+) minutes)?", path.read_text()).groups()
-        minutes.append(int(needed))
-        in_all.append(int(needed) + int(optional or 0))
+        minutes.append(int(re.search(r"About (\d+) minutes", path.read_text())[1]))
         exercises = len(chapter.of_role("exercise"))
         there[chapter.number] = (f"{chapter.stem}.ipynb", f"{exercises}, about {minutes[-1]} min")
     linked = {number: (row[1], row[3]) for number, row in rows(TEXT).items() if row[1]}
@@ -51,7 +49,7 @@ def test_index_links_to_every_chapter_and_says_how_much_it_asks():
     assert each in (ROOT / "README.md").read_text()
     assert f"about {sum(minutes) // 60} hours" in TEXT
     chapters = standings(Course(ROOT, ROOT / "chapters"))
-    assert [chapter.minutes_left for chapter in chapters] == in_all, "the progress page counts optional sections, too"
+    assert [chapter.minutes_left for chapter in chapters] == minutes, "the progress page says the same"
 
 
 def test_index_begins_with_the_progress_page_and_fits_its_source():

@@ -114,12 +114,10 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
 
 
 def stated_minutes(reference: list[Cell]) -> int:
-    """Return how many minutes a chapter takes, with optional sections, as its first page says (0: it doesn't)."""
+    """Return how many minutes a chapter takes without optional sections, as its first page says (0: it doesn't)."""
     texts = (cell.source for cell in reference[:6] if cell.kind == "markdown")
-    found = next(
-        filter(None, (re.search(r"About (\d+) minutes(?:, plus (\d+) minutes)?", text) for text in texts)), None
-    )
-    return int(found[1]) + int(found[2] or 0) if found else 0
+    found = next(filter(None, (re.search(r"About (\d+) minutes", text) for text in texts)), None)
+    return int(found[1]) if found else 0
 
 
 def _judge(
