@@ -134,7 +134,7 @@ def test_a_case_that_fails_among_many_is_found_in_three_launches(monkeypatch) ->
     launches: list[int] = []
 
     def counted(program, p, answer, cases, *args, **options):
-        launches.append(len(cases))
+        launches.append(len(cases.cases))
         return run_ranks(program, p, answer, cases, *args, **options)
 
     monkeypatch.setattr(run_answer, "run_ranks", counted)
@@ -152,6 +152,13 @@ def test_a_case_that_fails_among_many_is_found_in_three_launches(monkeypatch) ->
         with pytest.raises(CheckFailed, match="case 23"):
             next(runs)
         assert launches == [40, 23, 1]
+
+
+def test_the_rank_that_raised_says_which_case_failed_even_if_another_one_is_behind(tmp_path) -> None:
+    path = tmp_path / "begun"
+    path.write_bytes(b"".join(index.to_bytes(run_answer.PLACE, "little") for index in (23, 20)))
+    watched = run_answer.Watched(range(40), str(path))
+    assert (watched.reached(2, failed=0), watched.reached(2, failed=None)) == (23, 20)
 
 
 def test_a_failure_that_no_case_has_alone_is_told_as_it_is() -> None:

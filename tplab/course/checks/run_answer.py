@@ -106,17 +106,11 @@ def run_ranks(
 
 
 @dataclass(frozen=True)
-class Watched(Sequence[Any]):
+class Watched:
     """Cases for ranks. While a rank goes through them, it writes the index of each case that it begins into a file."""
 
     cases: Sequence[Any]
     path: str
-
-    def __len__(self) -> int:
-        return len(self.cases)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.cases[index]
 
     def __iter__(self) -> Iterator[Any]:
         with open(self.path, "r+b") as file:
@@ -124,10 +118,11 @@ class Watched(Sequence[Any]):
                 os.pwrite(file.fileno(), index.to_bytes(PLACE, "little"), PLACE * dist.get_rank())
                 yield case
 
-    def reached(self, p: int) -> int:
-        """Return the index of the case that the last of p ranks has begun."""
+    def reached(self, p: int, failed: int | None) -> int:
+        """Return the index of the case that the failed rank had begun, or, if it's None, the last of p ranks."""
         with open(self.path, "rb") as file:
-            return min(int.from_bytes(file.read(PLACE), "little") for _ in range(p))
+            begun = [int.from_bytes(file.read(PLACE), "little") for _ in range(p)]
+        return min(begun) if failed is None else begun[failed]
 
 
 def run_cases(
@@ -167,7 +162,10 @@ def run_cases(
                 seen = run_ranks(program, p, answer, watched, theirs, **asked, note=name, timeout=timeout)
                 failure = None
             except CheckFailed as error:
-                failure, at = error, watched.reached(p)
+                # When one rank raises an exception, another one may not have come as far yet
+                cause = error.__cause__
+                raised = cause.rank if isinstance(cause, RankError) and not isinstance(cause, Deadlock) else None
+                failure, at = error, watched.reached(p, raised)
         if failure is not None:
             parts = (slice(0, at), slice(at, at + 1), slice(at + 1, None)) if len(some) > 1 else ()
             for part in parts:
