@@ -577,7 +577,7 @@ check("9.5", checkpoint)
 table_of(lambda function, x, tracker: checkpoint(function, x, tracker=tracker))
 
 # %% [markdown]
-# Here's the whole chapter as two tapes of random numbers. All masks come from a real run.
+# Here's this chapter as tapes of random numbers, one per stream and one for torch's current state. All masks come from a real run.
 #
 # ![An animation with three tapes of random elements for each of two ranks. Dropout reads the next four elements of a tape. The replicated tapes of both ranks are the same, and the sharded ones differ. When rank 0 draws an extra number, only its own torch tape moves. In the second run of step 2, torch's checkpointing reads on, and the masks are wrong. Yours first goes back to a flag, and the masks are right.](pictures/tapes.svg)
 #

@@ -2,7 +2,7 @@
 
 The model has h = 2. Its first half looks up a sentence in a table whose rows are split over the ranks, and its second
 half computes the logits from the same table. In between, every rank computes the same thing. The loss is the mean
-cross-entropy of the next words. Chapter 08 follows the logits from there to the loss.
+cross-entropy of the next words.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def record_token(words: Sequence[str], sentence: str, token: str, p: int) -> Tok
     unknown = [word for word in spoken if word not in words]
     if unknown or token not in spoken[:-1]:
         what = f"{unknown[0]!r} isn't in the vocabulary" if unknown else f"{token!r} has no next word in {sentence!r}"
-        raise ValueError(f"{what}, so there's no way to record")
+        raise ValueError(f"{what}, so there's nothing to record")
     ids, place = [list(words).index(word) for word in spoken], spoken.index(token)
     ran = list(launch(_run, p, args=(len(words), ids, place)))
     return TokenWay(

@@ -151,6 +151,7 @@ def compare(held, mine, plain):
 
 
 def shapes(weight, out):
+    """Say which shapes this rank's weight and output have."""
     return f"holds {list(weight.shape)} of the first weight and returns {list(out.shape)}"
 
 
