@@ -15,6 +15,7 @@ import nbformat
 from tplab.course.notebooks.numbering import chapter_files
 from tplab.course.notebooks.pictures import FOLDER as PICTURES
 
+HOW_CLOSE = "how_close.md"  # a page that isn't a notebook
 EXPLORE, PLAY = "viz.explore(", "viz.play("
 
 
@@ -34,6 +35,7 @@ def write_pages(root: Path, folder: Path) -> list[Path]:
         pages.append(folder / path.name)
     if (root / "solutions" / PICTURES).is_dir():
         shutil.copytree(root / "solutions" / PICTURES, folder / PICTURES)
+    shutil.copy(root / "chapters" / HOW_CLOSE, folder / HOW_CLOSE)
     return pages
 
 

@@ -71,6 +71,27 @@ def test_it_copies_the_chapters_and_a_second_start_brings_back_only_what_is_miss
     assert start.start(course).new == [NAME]
 
 
+def test_this_folder_may_become_the_course(root, monkeypatch, capsys):
+    (root / "mine").mkdir()
+    monkeypatch.chdir(root / "mine")
+    assert cli.main(["start", "."]) == 0
+    assert "cd " not in capsys.readouterr().out
+    assert (root / "mine" / NAME).exists()
+
+
+def test_a_page_comes_along_and_is_brought_up_to_date_until_the_learner_changes_it(course):
+    shared, mine = course.material / "chapters" / "AGENTS.md", course.folder / "AGENTS.md"
+    seen = []
+    for version in ("first", "second", "third"):
+        shared.write_text(version)
+        start.start(course)
+        seen.append(mine.read_text())
+        if version == "second":
+            mine.write_text("theirs")
+    assert seen == ["first", "second", "theirs"]
+    assert shared.read_text() == "third"
+
+
 def test_a_renamed_notebook_is_found_and_not_made_again(course):
     start.start(course)
     mine = answer(course.folder / NAME)

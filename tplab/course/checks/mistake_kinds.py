@@ -96,7 +96,7 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
         yield (
             "rounded",
             f"almost correct, off by {off:.1g} at most: either rounded, for example by a cast to float32, or something "
-            "tiny was added",
+            "tiny was added. The page how_close.md, beside this notebook, says which differences are normal",
         )
     yield from combinations(seen, context.terms, context.rank, context.p, context.tol)
     for rank, other in enumerate(context.expected):

@@ -41,6 +41,11 @@ class Course:
         return self.folder / MEMORY
 
     @property
+    def bases(self) -> Path:
+        """The folder with the files that the learner's own started from, or were last updated to."""
+        return self.memory / "base"
+
+    @property
     def started(self) -> bool:
         return is_started(self.folder)
 
@@ -78,7 +83,7 @@ class ChapterFiles:
     @property
     def base(self) -> Path:
         """The blank chapter that the learner's notebook started from, or was last updated to."""
-        return self.course.memory / "base" / f"{self.stem[:2] if self.stem[:2].isdigit() else self.stem}.ipynb"
+        return self.course.bases / f"{self.stem[:2] if self.stem[:2].isdigit() else self.stem}.ipynb"
 
     def title(self, reference: list[Cell]) -> str:
         """Return the notebook's heading without its number, falling back to the file name."""

@@ -25,6 +25,7 @@ from tplab.course.notebooks.numbering import INDEX, argument
 from tplab.course.notebooks.pictures import FOLDER as PICTURES
 from tplab.course.notebooks.reference import SHIPPED
 
+PAGES = ("how_close.md", "AGENTS.md")  # about rounding, and for the learner's AI assistant
 LEFTOVERS = (".ipynb_checkpoints", "__pycache__", MEMORY)  # these may be in chapters/, but they aren't worth moving
 
 
@@ -76,6 +77,7 @@ def start(course: Course) -> Report:
         if separate:
             _move_the_rest(course, report)
         _bring_pictures(course)
+        _bring_pages(course)
     return report
 
 
@@ -144,7 +146,7 @@ def _fill_in(files: ChapterFiles, blank: bytes, theirs: dict, where: str, copy: 
 def _move_the_rest(course: Course, report: Report) -> None:
     """Move the learner's other files, and the data that commands stored, out of the repository's own folders."""
     shared = course.material / "chapters"
-    known = {PICTURES, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
+    known = {PICTURES, *PAGES, *(path.name for path in (course.material / "solutions").glob("*.ipynb"))}
     for path in sorted(shared.iterdir()):
         if path.name in LEFTOVERS or path.name in known:
             continue
@@ -170,6 +172,16 @@ def _bring_pictures(course: Course) -> None:
         if not copy.exists() or copy.read_bytes() != data:
             copy.parent.mkdir(exist_ok=True)
             replace(copy, data)
+
+
+def _bring_pages(course: Course) -> None:
+    """Copy the pages that aren't notebooks into the learner's folder. A page that the learner changed stays theirs."""
+    for page in PAGES:
+        path, copy, base = (folder / page for folder in (course.material / "chapters", course.folder, course.bases))
+        if path.exists() and (not copy.exists() or (base.exists() and copy.read_bytes() == base.read_bytes())):
+            base.parent.mkdir(exist_ok=True)
+            replace(base, path.read_bytes())
+            replace(copy, path.read_bytes())
 
 
 def _move(source: Path, target: Path) -> str:

@@ -34,7 +34,7 @@ Nothing in FOLDER is changed, because each notebook runs as a copy. OUT gets gra
 exercise), index.html, and a page per student.
 
 A notebook is a program that runs under your account, and the limits only stop one that is broken. If you don't trust
-your students, run this command in a container without a network, as CONTRIBUTING.md ("Grade a class") shows.
+your students, run this command in a container without a network, as docs/teaching.md ("Grade a class") shows.
 """
 
 
