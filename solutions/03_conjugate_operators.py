@@ -73,7 +73,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # %% [markdown] task="3.1" title="A table of four operators" difficulty=3 minutes=12
 # What should each operator do in the forward and backward passes? You can choose from `"nothing"`, `"all-reduce"` (the sum over all ranks), `"all-gather"` (the slices of all ranks, side by side), and `"my slice"`.
 #
-# Every rank computes the loss from the same full output, but there's still only *one* loss. The check builds small networks with your operators and compares all gradients with those of a single process.
+# Every rank computes the loss from the same full output. These aren't several losses, but *one* loss that every rank computes for itself. The check builds small networks with your operators and compares all gradients with those of a single process.
 
 
 # %% exercise="3.1"
@@ -231,7 +231,7 @@ check("3.2", CopyToRegion)
 #
 # The scatter and gather operators work along the **last** dimension. We've already imported `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` from chapter 02. If the size of this dimension isn't divisible by the number of ranks, `shard` raises an error.
 #
-# On a single rank, all three operators are no-ops, so each operator may return either its input or a copy.
+# On a single rank, all three operators are no-ops. There, each operator may return either its input or a copy, and it makes no difference whether it calls a collective.
 
 
 # %% exercise="3.3"
@@ -408,7 +408,7 @@ viz.matrices(shipped | {"a single process": numbers_of(in_one_process, x, w, a)}
 # The output $z$ is correct, and so is the loss. But the two ranks get different values of $dw$, so after one step, their copies of $w$ differ. And both ranks get the same wrong value of $dx$. Only one line is to blame for both symptoms.
 
 # %% [markdown] task="3.4" title="Fix a residual block" difficulty=3 minutes=12
-# Decide where the region begins and where it ends. The output and the gradients of $x$, $w$ and $a_r$ should be the same as in a single process, and one all-reduce per pass should be enough.
+# Decide where the region begins and where it ends. The output and the gradients of $x$, $w$ and $a_r$ should be the same as in a single process, with only one all-reduce in each pass. The check counts them.
 #
 # Before you write any code, go through all the tensors in the formula, including intermediate results such as $w\,x$. Which of these tensors does every rank use in the same way? Which of them does each rank use in its own way?
 

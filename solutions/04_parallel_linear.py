@@ -373,7 +373,7 @@ viz.table([table_row(p, as_shipped) for p in (1, 2, 4)])
 # This line actually has two bugs. The first bug is the one described in the issue. `xavier_normal_` computes its standard deviation, $\sqrt{2/(\text{in} + \text{out})}$, from the shape of the tensor you pass to it. The function has no way of knowing that this tensor is only a shard of a larger weight. The second bug shows up when all ranks use the same seed, because then they all draw identical shards.
 
 # %% [markdown] task="4.4" title="Fix the initial values" difficulty=2 minutes=8
-# Fix both bugs. No matter how large `p` is, a model should start from exactly the same weights that a single process would draw. Don't communicate, and don't set a seed, because the caller has already set the same seed on every rank.
+# Fix both bugs. No matter how large `p` is, a model should start from exactly the same weights that a single process would draw. Don't communicate, and don't set or restore any random state, because the caller has already set the same seed on every rank.
 
 
 # %% exercise="4.4"
@@ -437,7 +437,7 @@ viz.table([{"four shards concatenated": draw.__name__} | concatenated(draw) for 
 # dict, all tensors are unsharded. Ours contains only the parameters.
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=15
-# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns the full tensors. Saving takes one all-gather per sharded parameter and no communication at all for a replicated one. Both functions should work for the parameters of any module, including one that contains other modules. A parameter may be stored non-contiguously, as a transposed matrix is, but collectives need contiguous tensors. (As in `named_parameters()`, there are no buffers, and a parameter with two names appears only once.)
+# In `load_full_state_dict`, every rank starts with the same full tensors and keeps only its own shards. In `full_state_dict`, every rank starts with its own shards and returns the full tensors. Saving takes one all-gather per sharded parameter and no communication at all for a replicated one. (On a single rank, you may skip the all-gather.) Both functions should work for the parameters of any module, including one that contains other modules. A parameter may be stored non-contiguously, as a transposed matrix is, but collectives need contiguous tensors. (As in `named_parameters()`, there are no buffers, and a parameter with two names appears only once.)
 
 
 # %% exercise="4.5"

@@ -348,7 +348,7 @@ launch(maximum_over_ranks, 2)[0] | {
 # So a MAX or MIN across ranks can silently drop a NaN. Whether the NaN gets dropped may even depend on its position in the tensor. Python's `max` can drop a NaN as well. The maximum of infinity and any number, on the other hand, is always infinity.
 
 # %% [markdown] task="5.3" title="A detector for drifting replicas" difficulty=3 minutes=15
-# Compare each element of each replicated parameter across ranks, and find the largest difference between any two ranks' values. Return this difference as a float that's the same on every rank. If a replicated parameter contains a NaN on any rank, you may return either `nan` or `inf`.
+# Compare each element of each replicated parameter across ranks, and find the largest difference between any two ranks' values. Return this difference as a float that's the same on every rank. If a replicated parameter contains a NaN on any rank, you may return either `nan` or `inf`. (You don't have to think about infinities.)
 #
 # A parameter that has the attribute `tensor_parallel` is a shard. Shards are *supposed* to differ, so skip the shards, and don't send them to other ranks. Your detector must not change any parameters.
 
@@ -474,9 +474,9 @@ viz.table([{name: f"{loss:.4f}" for name, loss in symptom(AsShipped).items()}], 
 predict("5.c", row_0_meets=4, row_8_meets=12)
 
 # %% [markdown] task="5.4" title="Fix a gated MLP" difficulty=3 minutes=10
-# First decide which rows each rank needs, and then repair the layer.
+# First decide which rows of the fused weight each rank needs, and write them down in `fused_rows`. Then repair the layer, which doesn't call `fused_rows`.
 #
-# - `fused_rows` is broken in the same way as the layer. Fix it so that it returns the rows of the fused weight that a rank needs. Take two things into account. The `forward` method below stays as it is. And on rank $r$, `self.down` expects the $r$-th of `p` equal, contiguous blocks of the $m$ features.
+# - `fused_rows` is broken in the same way as the layer. Fix it so that it returns the rows that a rank needs, in order. The `forward` method below stays as it is: it multiplies the first half of the rank's features by the second half. The products are $m$ inner features in all, and `self.down` expects the first $m/p$ of them on rank 0, the next $m/p$ on rank 1, and so on.
 #
 # - `ParallelSwiGLU` should hold exactly these rows on every rank. Keep `self.up` as a single fused layer whose full weight is `[gate; up]`, because that's how checkpoints store it. Your fixed MLP should send exactly as many bytes as your `ParallelMLP`.
 
