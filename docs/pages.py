@@ -35,7 +35,8 @@ def write_pages(root: Path, folder: Path) -> list[Path]:
         pages.append(folder / path.name)
     if (root / "solutions" / PICTURES).is_dir():
         shutil.copytree(root / "solutions" / PICTURES, folder / PICTURES)
-    shutil.copy(root / "chapters" / HOW_CLOSE, folder / HOW_CLOSE)
+    for other in (root / "chapters").glob(HOW_CLOSE):
+        shutil.copy(other, folder)
     return pages
 
 
