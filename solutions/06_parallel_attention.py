@@ -81,7 +81,7 @@ def merge_heads(y):  # [b, n, s, d] -> [b, s, n·d]
 #
 # - `attention_splits` returns four strings, one each for $W_q$, $W_k$, $W_v$, and $W_o$. Each string is either "column" or "row".
 #
-# - `sharded_attention` receives $X$ and this rank's shards. You may call `copy_to_region` (f), `reduce_from_region` (g), `scatter_to_region`, and `gather_from_region`, but no more often than necessary.
+# - `sharded_attention` receives $X$ and this rank's shards. To communicate, call `copy_to_region` (f), `reduce_from_region` (g), `scatter_to_region`, or `gather_from_region`, none of them more often than necessary.
 #
 # The number of heads is divisible by the number of ranks. The check counts the messages in each pass.
 
@@ -547,7 +547,7 @@ viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copi
 predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
-# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is fine, so you only have to decide where the f's go. There are two right answers, and they send different numbers of bytes. The check accepts both of them, but no unnecessary messages.
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is fine, so you only have to decide where the f's go. There are two right answers, which send different numbers of bytes, and the check accepts both. In each of them, every f is necessary, and no two of them could be replaced by a single one.
 
 
 # %% exercise="6.5"
@@ -672,7 +672,7 @@ def qkv_at(attention, x, start):  # x [b, s, h] -> this rank's q [b, n, s, d], k
 #
 # - `append(keys, values)` writes new tokens after the cached ones and returns everything cached so far, as a pair of views. If there isn't enough room, it raises a `ValueError` and writes nothing.
 #
-# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3.
+# - `attend_next(attention, x, cache)` computes the output for the next tokens `x` of a text whose earlier tokens are in the cache. It may use `qkv_at` and your functions from exercise 6.3. As always with grouped keys, the first query heads share key head 0, the next ones share key head 1, and so on.
 #
 # All of this runs under `torch.no_grad()`.
 

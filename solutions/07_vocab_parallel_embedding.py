@@ -78,7 +78,7 @@ viz.lookup(ids, list(launch(one_hot_lookup, 2, args=(ids,))), vocab_size=10, tok
 #
 # - `look_up` receives the one-hot vectors of all tokens and this rank's shard of $E$. Every rank returns the vectors $X$ of all tokens.
 #
-# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. It returns all the logits on every rank, or only the logits of this rank's own tokens. Either is fine, so take whatever is cheaper.
+# - `scores` receives the vectors $Y$, which are the same on every rank, and this rank's shard of $E$. It returns all the logits on every rank, or only the logits of this rank's own tokens. Decide which of the two is cheaper.
 #
 # You may call the four operators from chapter 03, but no more often than necessary. In the backward pass, every rank needs the full gradient of $Y$ and the gradient of its own shard. One-hot vectors come from integers, so they need no gradient. The check counts the messages of each function.
 
@@ -272,7 +272,7 @@ from tplab.tensor import Block, Sharding, init_parameter
 # %% [markdown] task="7.3" title="Fix the id that no rank has" difficulty=3 minutes=12
 # This module is complete except that nothing checks the ids. Fix `forward`. For any id outside the vocabulary, it should raise an `IndexError` whose message names the id and its position, with one number per dimension of `ids`, as in `id 12 at [0, 3]`.
 #
-# You decide which ranks raise the error, and when. No rank should be left waiting for the others. An empty tensor of ids is fine.
+# If several ids are wrong, naming one of them is enough. You decide which ranks look for wrong ids and when the error is raised, but no rank may be left waiting for the others. An empty tensor of ids is fine.
 #
 # (Don't confuse the two kinds of padding: `padding_idx` is a token, with an id and a row of its own.)
 

@@ -52,7 +52,7 @@ predict("8.a", rank_0_needs="exponentials", gathered_bytes=134217728)
 #
 # - In the forward pass, each rank may contribute at most two numbers per token to collectives. The backward pass sends nothing.
 #
-# - Autograd computes the gradient of the logits through your function.
+# - You don't have to write a backward pass, because autograd can compute the gradient of the logits through your function.
 #
 # You may use `reduce_from_region` (g) and `gather_from_region` from chapter 03, and any collective from `dist`. Start with the simplest thing that could work, and let the check tell you what's wrong with it.
 
@@ -445,7 +445,7 @@ compare(as_shipped, logits, target)
 predict("8.f", ranks_agree=True, correct=True)
 
 # %% [markdown] task="8.4" title="Fix label smoothing" difficulty=4 minutes=10
-# Fix the three lines that compute `smoothing` and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. The vocabulary has `vocab_size` IDs, and all columns after that are padding. The backward pass still sends nothing. Don't be surprised if the loss becomes correct before its gradient does.
+# Fix the three lines that compute `smoothing`, `log_probs`, and `mean_log_probs`, so that the loss and its gradient are correct on any number of ranks. You may send one more number per token. The vocabulary has `vocab_size` IDs, and all columns after that are padding. The backward pass still sends nothing. Don't be surprised if the loss becomes correct before its gradient does.
 
 
 # %% exercise="8.4"
