@@ -492,6 +492,13 @@ def test_the_meter_follows_a_training_step() -> None:
     assert 0 < meter.marks[0][0] < meter.marks[1][0] < len(meter.curve)
 
 
+def test_views_of_earlier_tensors_are_no_new_memory_but_literals_are() -> None:
+    earlier = torch.zeros(100, requires_grad=True)
+    with MemoryMeter() as meter:
+        kept = [earlier.view(10, 10).t(), earlier.detach()[5:], torch.tensor([1.0, 2.0]), earlier.double()]
+    assert meter.live == tensor_bytes(kept) - tensor_bytes([earlier]) == 2 * 4 + 100 * 8
+
+
 def test_a_full_device_says_what_was_asked_and_what_is_left() -> None:
     says = r"allocate 400 bytes: 800 of 1,000 bytes are in use, 200 are free"
     with MemoryMeter(capacity=1000) as meter:

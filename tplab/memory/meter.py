@@ -99,8 +99,12 @@ class MemoryMeter(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        # An output may share the memory of an input that was there before the block. But lift_fresh returns the tensor
+        # that torch.tensor has just made.
+        inputs = () if func is torch.ops.aten.lift_fresh.default else (args, kwargs)
+        given = {_key(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and _key(tensor) not in self._sizes:
+            if isinstance(tensor, Tensor) and _key(tensor) not in self._sizes and _key(tensor) not in given:
                 self._born(tensor, str(func))
         return result
 
