@@ -67,7 +67,7 @@ viz.table(
 predict("9.a", independent=1024, correlation=1)
 
 # %% [markdown] task="9.1" title="Same or different?" difficulty=2 minutes=8
-# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. For each random draw below, answer two questions. Must the two ranks of *one* replica draw the same numbers? And must the two replicas draw the same numbers? Write "same" if they must, and "different" if they must not. Together, the four ranks should behave like a single process that trains on all the texts.
+# Suppose two **replicas** of a model train on different texts, and each replica is split across two ranks. For each random draw below, answer two questions. Do the two ranks of *one* replica have to draw the same numbers? And do the two replicas have to draw the same numbers? Write "same" if they have to, and "different" if they must not. Together, the four ranks should behave like a single process that trains on all the texts.
 #
 # | name | what is drawn |
 # |---|---|
@@ -101,8 +101,8 @@ def same_or_different() -> dict[str, tuple[str, str]]:
 
 
 # %% [markdown] hints="9.1"
-# 1. For the first question, look at the tensor's shape. Does every rank of a replica have this tensor in full, or does each rank have its own part? What would go wrong if the ranks dropped different elements of the same tensor? What would go wrong if they dropped the same elements of different parts?
-# 2. For the second question, remember that replicas are copies of *one* set of weights, and that they work on different texts. Which draws decide about the weights, and which draws decide about something that belongs to a text?
+# 1. For the first question, look at the tensor's shape. Does every rank of a replica have this tensor in full, or does each rank have its own part? What would go wrong if the ranks dropped different elements of the same tensor? What would go wrong if they dropped the elements at the same positions of their different parts?
+# 2. For the second question, remember that replicas are copies of *one* set of weights, and that they work on different texts. Which draws affect the weights, and which draws affect something that's computed from a text?
 # 3. Every rank has the full tensor for `norm`, `embedding`, `after_g`, `batch`, and `token`, so these are the same within a replica. Only `norm` and `shard` are about weights, so these two are the same across replicas.
 
 # %% check="9.1"
@@ -124,7 +124,7 @@ viz.masks(
 )
 
 # %% [markdown]
-# The first row is right, because if the ranks dropped different elements of the same tensor, they would go on with different tensors. But the second row is wrong. There, the ranks have different columns of one large tensor, and a single process would draw a number for each of its elements. With one seed, the ranks draw only a quarter of these numbers, and each number decides about four elements. Dropout becomes coarser: the share of a token's elements that is kept varies $\sqrt{p}$ times as much. With one seed per rank, the second row would be right, and the first row would be wrong.
+# The first row is right, because if the ranks dropped different elements of the same tensor, they would go on with different tensors. But the second row is wrong. There, the four ranks have different columns of one large tensor. A single process would draw a separate number for every element of that tensor. With one seed, the ranks draw only a quarter of these numbers, and each number decides about four elements. Dropout becomes coarser: the share of a token's elements that is kept varies $\sqrt{p}$ times as much. With one seed per rank, the second row would be right, and the first row would be wrong.
 #
 # ## Three streams
 #
@@ -147,7 +147,7 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 # On a CPU, torch only uses the last 32 bits of a seed.
 
 # %% [markdown] task="9.2" title="Seeds that never meet" difficulty=2 minutes=8
-# Return the seeds of a rank's three streams. Two streams must have the same seed where the table above says so, and nowhere else. This has to be true for every `seed` from 0 on, for up to 1000 ranks per replica, and for up to 1000 replicas. (So don't use a hash. Among a million hashes, some agree in the last 32 bits.)
+# Return the seeds of a rank's three streams. Two streams must have the same seed where the table above says so, and nowhere else. This has to be true for every nonnegative `seed`, with up to 1000 ranks per replica and up to 1000 replicas. (So don't use a hash. Among a million hashes, some agree in the last 32 bits.)
 
 
 # %% exercise="9.2"
@@ -177,7 +177,7 @@ viz.table(
 )
 
 # %% [markdown]
-# ## Lend torch a state
+# ## Swap the state
 #
 # You can't tell `F.dropout` which stream to use, because it always draws from torch's **current state**. So before dropout, we have to put the stream's state into torch's generator, and afterward, we have to restore the previous state. A state is just a tensor of bytes, and these two functions read and write it.
 
@@ -194,7 +194,7 @@ def set_state(state):
 
 
 # %% [markdown]
-# A **tracker** keeps the states of several streams, and its method `fork` lends one of them to torch:
+# A **tracker** keeps the states of several streams. Inside a `with` block, its method `fork` makes torch draw from one of them:
 #
 # ```python
 # with tracker.fork("sharded"):
@@ -204,14 +204,14 @@ def set_state(state):
 #
 # The next time somebody forks "sharded", the stream has to pick up where it left off. If it started from its seed again, every training step would drop the same elements.
 #
-# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. If the block raises an exception, it comes out of the `yield`.
+# To write such a method, decorate a function that yields once with `contextlib.contextmanager`. The code before the `yield` runs when the `with` block begins, and the code after it runs when the block ends. If the block raises an exception, Python raises that exception at the `yield`.
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=13
 # Write the tracker with the help of `get_state` and `set_state`. A separate generator, `torch.Generator(device())`, has the methods `manual_seed(seed)` and `get_state()`.
 #
 # - `add` raises a `ValueError` if the name or the seed is taken, and then it adds nothing. A seed stays taken forever. Adding a stream doesn't change the numbers that torch draws from its current state.
 #
-# - `fork` may be left by an exception, which the caller must see. Even then, the stream has advanced, and the current state is restored. Forks of different names may be nested. A name that wasn't added raises an error.
+# - The `with` block may end in an exception, which the caller has to see. Even then, `fork` stores how far the stream has advanced, and it restores torch's current state. Forks of different names may be nested. A name that wasn't added raises an error.
 #
 # - `state_dict` returns the states as they are now. Nothing that happens later may change what it returned. `load_state_dict` goes on from there, in this tracker or in another one with the same names. The seeds that are taken stay taken.
 
@@ -262,8 +262,8 @@ class RNGTracker:
 
 
 # %% [markdown] hints="9.3"
-# 1. Before a fork lends a state to torch, it has to remember a different state. Which one, and where? While `fork` waits at its `yield`, the caller's block is running. Which of your lines must run even if that block raises an exception?
-# 2. In `add`, make a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, remember the current state in a local variable, put the stream's state in its place, and `yield`. Then store the stream's new state, and restore the state that you remembered. The last two steps belong in a `finally`. Since `get_state` returns a new tensor each time, you can store what it returns.
+# 1. Setting torch's state overwrites the state that torch had before. What do you have to save first, and where? While `fork` waits at its `yield`, the caller's block is running. Which lines have to run even if that block raises an exception?
+# 2. In `add`, make a generator with `torch.Generator(device()).manual_seed(seed)` and store its `.get_state()`. In `fork`, save the current state in a local variable, put the stream's state in its place, and `yield`. Then store the stream's new state, and restore the state that you saved. The last two steps belong in a `finally`. Since `get_state` returns a new tensor each time, you can store what it returns.
 # 3. Write `outside = get_state()` and `set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns a copy, `dict(self.states)`, and `load_state_dict` stores a copy, too.
 
 # %% check="9.3"
@@ -309,7 +309,7 @@ ranks = launch(two_steps, 2)
 viz.masks({name: [rank[name] for rank in ranks] for name in ranks[0]})
 
 # %% [markdown]
-# That's why "replicated" has a state of its own. Torch's current state starts out the same on all ranks, too, but it's too easy to draw from it on just one of them.
+# That's why "replicated" needs a state of its own. Torch's current state starts out the same on all ranks, too, but sooner or later, somebody draws from it on just one of them.
 
 # %% [markdown]
 # ## Dropout in your block
@@ -444,14 +444,14 @@ viz.table(rows, title=f"with independent masks, the std is {math.sqrt(RATE * (1 
 #
 # ## Fix it
 #
-# In Megatron-Core, the blocks run in two contexts, one for the random state and one for 8-bit numbers. From June 2023 on, the two were combined with a single wrong word. Somebody reported it in July 2024 (NVIDIA/Megatron-LM issue 903). In October, a maintainer wrote that nobody had studied what it did to training, because many of their own models don't use dropout (issue 1256). It only hit models with sequence parallelism, which we'll get to in chapter 12.
+# In Megatron-Core, the blocks run in two contexts, one for the random state and one for 8-bit numbers. In June 2023, somebody combined the two contexts and got a single word wrong. It was reported in July 2024 (NVIDIA/Megatron-LM issue 903). In October, a maintainer wrote that nobody had studied what it did to training, because many of their own models don't use dropout (issue 1256). It only hit models with sequence parallelism, which we'll get to in chapter 12.
 #
 # Below is your block, written the same way. Your tracker and your seeds are fine. Yet on two ranks, both ranks drop the same elements of their own heads and columns.
 
 # %% [markdown] task="9.4" title="Fix the block that forgot its streams" difficulty=2 minutes=8
 # Find out which stream the masks are really drawn from, and why. Then fix `forward`. `self.precision()` returns the context in which the block's four linear layers have to run, such as `torch.autocast("cuda", torch.bfloat16)`. By default, it's a context that does nothing.
 #
-# In eval mode, nothing is dropped. The check also runs the block several times, and once with a rate of 2, for which `F.dropout` raises an exception.
+# In eval mode, nothing is dropped. The check runs the block several times, including once with a rate of 2, which makes `F.dropout` raise an exception.
 
 
 # %% exercise="9.4"
@@ -536,7 +536,7 @@ def table_of(run_again):
 table_of(torchs_own)
 
 # %% [markdown]
-# Half of the gradients are wrong, because only one of the two runs kept the element. Torch doesn't know about your tracker, so in the second run, the streams simply go on. The loss is still right, and a wrong gradient looks like any other gradient. In August 2026, this happened to OLMo-core, which hadn't put torch's own state back. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828).
+# Half of the gradients are wrong. They belong to the elements that were kept in only one of the two runs. Torch doesn't know about your tracker, so in the second run, the streams simply go on. The loss is still right, and a wrong gradient looks like any other gradient. In August 2026, this happened to OLMo-core, which hadn't put torch's own state back. After 150 steps, a model with dropout and checkpointing had a loss of 2.495 instead of 2.195 (allenai/OLMo-core pull request 828).
 #
 # `torch_checkpoint` has an argument for such cases. `context_fn` is a function without arguments that returns two context managers, one for each run. `nullcontext()` is a context manager that does nothing.
 
@@ -625,7 +625,7 @@ symptoms(9)
 #
 # - **Megatron-Core** has your tracker in `megatron/core/tensor_parallel/random.py`. It's called `CudaRNGStatesTracker`, and it refuses names and seeds that are taken, as yours does. Torch's current state plays the role of "replicated", and the stream of the sharded draws gets `seed + 2718 + rank`, where 2718 is "just for fun". According to its docstring, all replicas draw the same numbers from that stream, so they drop the same elements of different texts. A single process would use different masks for them. Still, it does less harm to repeat a mask across replicas than within a replica.
 #
-# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. GPT-3's table with 51,200 padded rows of 12,288 elements takes up 2.52 GB in float32, on every rank. The cheaper method is the row `shard` of exercise 9.1: Megatron-Core draws only the shard, inside a fork of the tracker, with a standard deviation that doesn't depend on the shard's shape. On eight ranks, that takes 0.31 GB. In return, the weight depends on the number of ranks. In tplab, it's the option `per_rank_init=True`.
+# - **Initial values.** In chapter 04, every rank drew the full weight and kept its shard. GPT-3's table with 51,200 padded rows of 12,288 elements takes up 2.52 GB in float32, on every rank. There's a cheaper method, which you met as `shard` in exercise 9.1. In Megatron-Core, each rank draws only its own shard, inside a fork of the tracker. The standard deviation doesn't depend on the shard's shape. On eight ranks, that takes 0.31 GB. In return, the weight depends on the number of ranks. In tplab, it's the option `per_rank_init=True`.
 #
 # - **A checkpoint of a training run** must contain the states of *every* rank's tracker. In August 2026, somebody found that Megatron-LM saved some streams on a single rank and restored them on many others. When a run on 256 ranks was resumed, the stream for experts was wrong on 252 of them (pull request 6858).
 #
@@ -645,4 +645,4 @@ from tplab.course import library
 library(9)
 
 # %% [markdown]
-# You own every part of a GPT now. How many lines does it take to put them together? And how do you have to order them so that nothing is sent twice?
+# You've built every part of a GPT now. How many lines does it take to put them together? And in which order should they go, so that nothing is sent twice?

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · The parallel transformer
 #
-# You own an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them work on several ranks. Between them stand norms, residuals, biases, and dropout. These operations apply to every single element, and each of them can end up in the wrong place. What do they have to send?
+# You've built an attention layer, an MLP, an embedding, a loss, and a tracker for random states, and all of them run on any number of ranks. What's still missing are the operations between them: norms, residuals, biases, and dropout. They look harmless, because they only apply to one element or one token at a time. But it's easy to put one of them in the wrong place. And do they have to send anything?
 #
 # By the end of this chapter, your GPT will train on two processes, with the same loss as plain PyTorch, and it will write some Python. You need chapters 04 to 09. About 75 minutes, plus 10 minutes for an optional section.
 
@@ -32,7 +32,7 @@ from tplab.tensor import load_full_state_dict, reduce_from_region
 #
 # On two ranks, each rank has the full $x$, but only its own term of the block's output. Let's say that $x = [3, 4]$, rank 0 has the term $[1, 0]$, and rank 1 has the term $[0, 2]$. So the new stream should be $[4, 6]$. The operator g adds up the terms. But should you add $x$ after g, or before it? Or before it, but on rank 0 only?
 #
-# **Predict.** What's the new stream if every rank adds $x$ before g? What is it if only rank 0 adds $x$ before g? In the second case, the loss is the sum of the new stream, and on rank 0 its gradient with respect to $x$ is $[1, 1]$. What value does each element of this gradient have on rank 1?
+# **Predict.** What's the new stream if every rank adds $x$ before g? What is it if only rank 0 adds $x$ before g? In the second case, suppose the loss is the sum of the new stream's elements. On rank 0, the gradient of $x$ is $[1, 1]$. What value does each element of this gradient have on rank 1?
 
 # %% predict="10.a"
 predict("10.a", before_g=(7, 10), rank_0_only=(4, 6), dx_on_rank_1=0)
@@ -162,7 +162,7 @@ for _ in range(64):
 print(stream)
 
 # %% [markdown]
-# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. This costs memory, but no extra traffic. The messages belong to f and g, which are inside the blocks, and each element in there still takes 2 bytes.
+# So it's a good idea to keep the stream in float32 and compute the blocks in bfloat16. This costs memory, but no extra traffic. All messages are sent by f and g. Both of them are inside the blocks, where each element still takes 2 bytes.
 #
 # ## Fix it
 #
@@ -204,7 +204,7 @@ viz.table(switched(as_shipped))
 # %% [markdown] task="10.2" title="Fix the switch that did nothing" difficulty=2 minutes=8
 # The switch changes nothing at all! The embedding returned a float32 tensor, but the very first block converted the stream back, until a pull request of February 2026 (NVIDIA/Megatron-LM 3504, merged). The cast wasn't an accident. According to its comment, it kept a pipeline from hanging under automatic mixed precision.
 #
-# Fix it. The stream decides on the dtype, so the result has the dtype of `residual`, and so does every sum on the way to it. All ranks drop the same elements. If `bias` is `None`, there's no bias.
+# Fix it. The result should have the dtype of `residual`. Nothing may be rounded to a smaller dtype on the way, so every sum has to be computed in the dtype of `residual`, too. All ranks drop the same elements. If `bias` is `None`, there's no bias.
 
 
 # %% exercise="10.2"
@@ -250,7 +250,7 @@ viz.table(switched(bias_dropout_add))
 #
 # - A **decoder** layer has a causal mask. GPT consists of these.
 #
-# - A **decoder layer with cross-attention** (chapter 06) has a third block between the other two. It reads a memory, the output of an encoder, and has its own norm and residual. The memory itself isn't normed here, because the encoder has done that already.
+# - A **decoder layer with cross-attention** (chapter 06) has a third block between the other two. It reads the output of an encoder, which we call the memory, and it has its own norm and residual. The memory itself isn't normed here, because the encoder has done that already.
 #
 # In the very first transformer, the norms came after the sums instead (Vaswani et al. 2017). That's called **post-LN**, and ours is **pre-LN**. In a stack of post-LN layers, a norm's output is both what the next block reads and the next residual. So you get post-LN if you keep our norm where it is and take its *output* as the residual. Megatron calls this switch `apply_residual_connection_post_layernorm`.
 
@@ -263,7 +263,7 @@ from tplab.tensor import ParallelAttention, ParallelMLP
 #
 # - `self.attention(x, key_padding_mask=..., rng=...)` is self-attention. `self.cross_attention(x, memory, key_padding_mask=..., rng=...)` reads the memory, or is `None` if the layer has no cross-attention. `self.mlp(x)` takes nothing else.
 #
-# - A `key_padding_mask` is `True` where a *key* is padding. So which of the two masks goes to which attention?
+# - A `key_padding_mask` is `True` where a *key* is padding. So which of the two masks do you pass to `self.attention`, and which one to `self.cross_attention`?
 #
 # - The attention has its own dropout inside, which drops different elements on each rank. It takes the tracker `rng` and chooses its random state itself. For the dropout after each block, use your `bias_dropout_add` with `self.hidden_dropout`.
 #
@@ -314,7 +314,7 @@ class ParallelTransformerLayer(nn.Module):
 # %% [markdown] hints="10.3"
 # 1. Write the layer for a single process first. Which of its tensors are the same on every rank, so that nothing changes for several ranks? In cross-attention, where do the keys come from, so whose padding has to be masked?
 # 2. You need the same four steps two or three times: apply the norm, call the block, choose the residual (the norm's output if `self.post`, and otherwise the norm's input), and call `bias_dropout_add`. The result is the `x` of the next block.
-# 3. `normed = self.attention_norm(x)`, `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`, and `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, do the same with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`. Then do it with `self.mlp_norm` and `self.mlp`.
+# 3. Start with `normed = self.attention_norm(x)`. Then call `y, bias = self.attention(normed.to(self.attention_norm.weight.dtype), key_padding_mask=key_padding_mask, rng=rng)`. Finally, set `x = bias_dropout_add(y, bias, normed if self.post else x, self.hidden_dropout, self.training, rng)`. If there's cross-attention, do the same with `self.cross_norm` and `self.cross_attention(normed, memory, key_padding_mask=memory_padding_mask, rng=rng)`. Then do it with `self.mlp_norm` and `self.mlp`.
 
 # %% check="10.3"
 check("10.3", ParallelTransformerLayer)
@@ -385,7 +385,7 @@ predict("10.e", all_reduces=12, of_bsh=10)
 # %% [markdown]
 # ## Start small at depth
 #
-# Which random values should the weights start with? Usually, they're drawn with a standard deviation of 0.02. But each of the $2L$ blocks adds its output to the stream. If these outputs are independent and have the same variance, the variance of the stream grows like $2L$, so its standard deviation grows like $\sqrt{2L}$. To make up for that, GPT-2 divides the standard deviation of some weights by $\sqrt{2L}$: of those whose output goes straight into the stream.
+# Which random values should the weights start with? Usually, they're drawn with a standard deviation of 0.02. But each of the $2L$ blocks adds its output to the stream. If these outputs are independent and have the same variance, the variance of the stream grows like $2L$, so its standard deviation grows like $\sqrt{2L}$. To make up for that, GPT-2 takes the weights whose output goes straight into the stream, and divides their standard deviation by $\sqrt{2L}$.
 
 # %% tags=["setup"]
 from tplab.gpt import transformer
@@ -395,9 +395,9 @@ from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel
 # %% [markdown] task="10.4" title="ParallelGPT" difficulty=3 minutes=10
 # Write the `forward` method of a GPT, and `init_std`.
 #
-# - If `self.float32_residual`, convert the sum of both embeddings to float32. Then apply dropout with the rate `self.config.dropout`. All ranks drop the same elements.
+# - If `self.float32_residual` is set, convert the sum of the two embeddings to float32. Then apply dropout with the rate `self.config.dropout`. All ranks drop the same elements.
 #
-# - `parallel_logits(x, weight, group=...)` includes f. It returns this rank's logits, `[b, s, v/p]`, from this rank's rows of the table, `self.embedding.weight`. It needs `x` in the dtype of these rows.
+# - `parallel_logits(x, weight, group=...)` includes f. It returns this rank's logits, `[b, s, v/p]`, from this rank's rows of the table, `self.embedding.weight`. `x` must have the same dtype as these rows.
 #
 # - With targets, return the mean loss. `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)` needs to know the real size of the vocabulary, `self.config.vocab_size`, because the table is padded.
 #
@@ -485,7 +485,7 @@ by_depth = {"0.02 for all weights": stds_by_depth(lambda name, num_layers: 0.02)
 viz.curves(by_depth, title="the standard deviation of the stream", xlabel="layer", ylabel="standard deviation")
 
 # %% [markdown]
-# You need the *names* for this, and names change. In July 2026, a user noticed that `transformers` had stopped scaling these weights in new GPT-2 models. The code asked whether a parameter's name was `"c_proj.weight"`, but by then, it got full names such as `"h.0.attn.c_proj.weight"`. There was no error, of course (huggingface/transformers issue 47458).
+# You need the *names* for this, and names change. In July 2026, a user noticed that `transformers` had stopped scaling these weights in new GPT-2 models. The code asked whether a parameter's name was `"c_proj.weight"`, but by then, it got full names such as `"h.0.attn.c_proj.weight"`. Nothing raised an error, of course (huggingface/transformers issue 47458).
 #
 # ## Train it
 #
@@ -707,7 +707,7 @@ check("10.6", gpt2_plan)
 # %% [markdown]
 # With your table, the loader itself takes only a few lines.
 #
-# **Predict.** Suppose you forget to transpose one of the four weights. For which one does the loader raise no error? (Write its name.)
+# **Predict.** Suppose you forget to transpose one of the four weights. Which one does the loader accept without an error? (Write its name.)
 
 # %% predict="10.h"
 predict("10.h", no_error="attn.c_proj.weight")
@@ -755,7 +755,7 @@ losses = {name: launch(loss_without_transposing, 2, args=(gpt2, name))[0] for na
 viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for name, loss in losses.items()])
 
 # %% [markdown]
-# That matrix is square, so its shape doesn't give the mistake away. Test a loader by its logits, and not by whether it runs.
+# That matrix is square, so its shape doesn't give the mistake away. So it isn't enough that a loader runs. Compare the logits of the loaded model with those of the original.
 #
 # ## In the wild
 #
@@ -763,7 +763,7 @@ viz.table([{"not transposed": name or "(your table)", "loss, p = 2": loss} for n
 #
 # - **Megatron-Core** has this layer as `TransformerLayer` in `megatron/core/transformer/transformer_layer.py`, with `self_attn_bda`, `cross_attn_bda`, and `mlp_bda` after the blocks. "bda" is your `bias_dropout_add`, which lives in `megatron/core/fusions/fused_bias_dropout.py`. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
 #
-# - **The residual on rank 0 only** came back to haunt Mirage. Two months after the fix, its authors found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (mirage-project/mirage pull request 753). So a tensor should always say whether it's a term or a full tensor.
+# - **Mirage's fix** broke something else later on. Two months after the authors had moved the residual to rank 0, they found a model whose "residual" isn't a full tensor but a term of a sum. Since only rank 0 added its residual, the terms of all the other ranks were missing (mirage-project/mirage pull request 753). So a tensor should always say whether it's a term or a full tensor.
 #
 # - **A bias before g** shipped in GPT-NeoX. It has a variant with parallel blocks, $x + \text{attention} + \text{MLP}$, in which a single all-reduce adds up the terms of both blocks. Each rank added both biases before this all-reduce, so the biases were added $p$ times (EleutherAI/gpt-neox issue 962, from 2023).
 #
