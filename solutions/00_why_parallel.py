@@ -282,7 +282,7 @@ viz.live_memory(meter, title="a validation loop over 4 batches")
 # %% [markdown] task="0.3" title="Fix a validation loop" difficulty=2 minutes=6
 # Memory use climbs with every batch and never comes back down. Sooner or later, you'd run out of memory in the middle of the validation set. One of the training examples in Google's Brax had this bug (google/brax, pull request 152).
 #
-# Fix the function. Your version should return the same average without changing the model, and use no more memory than necessary.
+# Fix the function. Your version should return the same average, as a float, without changing the model. It shouldn't keep anything alive longer than necessary.
 
 
 # %% exercise="0.3"
@@ -368,7 +368,7 @@ predict("0.e", bytes=23)
 #
 # The first lines are given. They list all the layouts you may use. A head can't be split across ranks, all stages have the same number of layers, and tensor parallelism should stay within one machine. Return the layout with the fewest GPUs. If several layouts need the same number of GPUs, return the one with the smallest `tp`, because it communicates the least.
 #
-# If no layout fits, raise a `ValueError`. The error message should state the smallest value of `gpu_bytes` for which at least one layout would fit, as an exact number of bytes.
+# If no layout fits, raise a `ValueError`. The error message should state the smallest value of `gpu_bytes` for which at least one layout would fit, as an exact number of bytes. (Thousands separators are fine.)
 
 
 # %% exercise="0.4"

@@ -70,7 +70,7 @@ list(launch(count, 4)), counter
 # %% [markdown] task="1.1" title="Scatter and gather from send and receive" difficulty=2 minutes=6
 # Build `scatter` and `gather`. Both have a **root**, the rank that hands out or collects the chunks of a tensor. In `scatter`, the root sends one message to each of the other ranks. In `gather`, the root receives one message from each of the other ranks. The root never sends a message to itself, so it copies its own chunk instead.
 #
-# We've written `scatter` for you. Read it first, and then write `gather`. (If you'd rather return a tuple than a list, that's fine.) The check runs both functions on 1 to 4 ranks with different roots, and it counts the messages.
+# We've written `scatter` for you. Read it first, and then write `gather`, which may return a list or a tuple. The check runs both functions on 1 to 4 ranks with different roots, and it counts the messages.
 
 
 # %% exercise="1.1"
@@ -254,7 +254,7 @@ list(launch(both_at_once, 2))
 # Now look at the picture at the top of the chapter again. In the first step, rank 0 sends its 1, which is its chunk 0. After three steps, chunk 0 is finished, and its value is 1111. Which rank has it?
 
 # %% [markdown] task="1.2" title="Reduce-scatter in a ring" difficulty=4 minutes=13
-# In a reduce-scatter, rank $r$ has to get chunk $r$. In the picture at the top and in the animation, rank $r$ ends up with chunk $r+1$ instead, and the last rank ends up with chunk 0. (At the top, chunk 0 becomes 1111, chunk 1 becomes 2222, and so on.) So on which rank should each chunk start? Make a table for three ranks before you write any code.
+# In a reduce-scatter, rank $r$ has to get chunk $r$. The picture at the top and the animation do something else: there, rank $r$ ends up with chunk $r+1$, and the last rank with chunk 0. (At the top, chunk 0 becomes 1111, chunk 1 becomes 2222, and so on.) So on which rank should each chunk start? Make a table for three ranks before you write any code.
 #
 # Your `x` has the shape `[p, ..]`, and chunk $i$ is `x[i]`. Use $p-1$ steps. In each step, each rank sends a single chunk to its right-hand neighbor. Don't change your caller's `x`.
 
@@ -394,7 +394,7 @@ viz.times(
 #
 # First, write `ring_seconds` and `tree_seconds`, which predict how long an all-reduce of `n` bytes takes. Assume that every rank has its own link, so that messages in the same step don't slow each other down.
 #
-# Then write `ring_wins_from`, which returns the smallest message size, in bytes, at which the ring is at least as fast as the tree. If the ring is never slower than the tree, return 0.
+# Then write `ring_wins_from`, which returns the smallest message size, in bytes, as a real number, at which the ring is at least as fast as the tree. If the ring is never slower than the tree, return 0.
 #
 # Your formulas should hold for any $p \ge 1$, even if $p$ isn't a power of two.
 

@@ -51,7 +51,7 @@ viz.matrices({"rank 0": X[:, :2] @ A[:2], "rank 1": X[:, 2:] @ A[2:], "X @ A": X
 # Both results have the full shape of $Y$, but neither is correct. How can you get $Y$ from the two ranks' results?
 
 # %% [markdown] task="S.1" title="A matmul split by rows" difficulty=1 minutes=4
-# On every rank, your function receives that rank's columns of $X$ and rows of $A$. It should return the full $Y$ on **every** rank. Three lines are enough.
+# On every rank, your function receives that rank's columns of $X$ and rows of $A$. It should return the full $Y$ on **every** rank, and send no more than it has to. Three lines are enough.
 
 
 # %% exercise="S.1"
