@@ -547,7 +547,7 @@ viz.table([measured(AsShipped, p, "first loss", "loss after 40 steps", "K/V copi
 predict("6.h", out=True, dWq=True, dWk=True, dx=False)
 
 # %% [markdown] task="6.5" title="Fix multi-query attention" difficulty=4 minutes=13
-# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is fine, so you only have to decide where the f's go. There are two right answers, which send different numbers of bytes, and the check accepts both. In each of them, every f is necessary, and no two of them could be replaced by a single one.
+# Fix `forward` so that all gradients are correct on any number of ranks. The constructor is fine, so you only have to decide where the f's go. There are two right answers, which send different numbers of bytes. The check accepts both of them, as long as no byte is sent for nothing.
 
 
 # %% exercise="6.5"

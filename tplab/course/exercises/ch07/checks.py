@@ -54,18 +54,18 @@ LOOK_UP, SCORES = "look_up", "scores"
 class Sizes(Case):
     vocab: int = 24
     hidden: int = 4
-    leading: tuple[int, ...] = (2, 3)  # all dimensions of X and Y except the last
+    leading: tuple[int, int] = (2, 3)  # b and s
 
     def describe(self, name: str) -> str:
-        return f"v = {self.vocab}, h = {self.hidden}, Y with {len(self.leading) + 1} dimensions"
+        return f"v = {self.vocab}, h = {self.hidden}, b = {self.leading[0]}, s = {self.leading[1]}"
 
 
 class BothEnds(NamedTuple):
-    one_hot: Tensor  # [.., v]
+    one_hot: Tensor  # [b, s, v]
     table: Tensor  # [v, h]
-    y: Tensor  # [.., h]
-    dx: Tensor  # [.., h], the upstream gradient of the vectors
-    dlogits: Tensor  # [.., v], the upstream gradient of the logits
+    y: Tensor  # [b, s, h]
+    dx: Tensor  # [b, s, h], the upstream gradient of the vectors
+    dlogits: Tensor  # [b, s, v], the upstream gradient of the logits
 
 
 def draw_ends(case: Sizes, generator: torch.Generator, size: int) -> BothEnds:
@@ -151,7 +151,7 @@ exercise(
     "7.1", "One table, two jobs", takes=["table_split", "look_up", "scores"],
     trials=[
         OnRanks(
-            cases=(Sizes(), Sizes(40, 8, (5,)), Sizes(16, 4, (2, 1, 3))), draw=draw_ends, give=give_ends, run=run_ends,
+            cases=(Sizes(), Sizes(40, 8, (1, 5)), Sizes(16, 4, (3, 1))), draw=draw_ends, give=give_ends, run=run_ends,
             right=right_ends, terms=own_terms,
             world_sizes=(2, 4, 1),  # two ranks come first, as they reveal the most about a mistake
         )
