@@ -267,7 +267,7 @@ from tplab.tensor import ParallelAttention, ParallelMLP
 #
 # - The attention has its own dropout inside, which drops different elements on each rank. It takes the tracker `rng` and chooses its random state itself. For the dropout after each block, use your `bias_dropout_add` with `self.hidden_dropout`.
 #
-# - The stream may be in float32 while the weights are in bfloat16. A norm returns the dtype of its input, but the blocks need the dtype of the weights.
+# - The stream may be in float32 while the weights are in bfloat16. A norm returns the dtype of its input, but the blocks need the dtype of the weights. (The memory has it already.)
 
 
 # %% exercise="10.3"
@@ -399,7 +399,7 @@ from tplab.tensor import VocabParallelEmbedding, parallel_logits, vocab_parallel
 #
 # - `parallel_logits(x, weight, group=...)` includes f. It returns this rank's logits, `[b, s, v/p]`, from this rank's rows of the table, `self.embedding.weight`. `x` must have the same dtype as these rows.
 #
-# - With targets, return the mean loss. `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)` needs to know the real size of the vocabulary, `self.config.vocab_size`, because the table is padded.
+# - With targets, return the mean loss. `vocab_parallel_cross_entropy(logits, targets, vocab_size=..., group=...)` computes it. This function needs to know the real size of the vocabulary, `self.config.vocab_size`, because the table is padded.
 #
 # - `init_std` returns the standard deviation with which a weight should start, given its name in `ParallelGPT`, for example `"layers.0.attention.qkv.weight"`.
 
@@ -668,7 +668,7 @@ symptoms(10)
 # A checkpoint of GPT-2 contains the same weights as your GPT, under different names, and its linear weights are stored as `[in, out]`. So for each tensor, you only need to know whether to transpose it and how to split it.
 
 # %% [markdown] task="10.6" title="GPT-2's checkpoint as a table (optional)" difficulty=2 minutes=10
-# Fill in the table. Each value is a pair: whether the tensor has to be transposed first, and how it's split *after* that.
+# Make a table with an entry for each of these tensors: `wte.weight` and `wpe.weight` (the embeddings of tokens and positions), and `attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, and `mlp.c_proj`, each with a `.weight` and a `.bias`. (The norms are left out, because they're replicated, of course.) Each value is a pair: whether the tensor has to be transposed first, and how it's split *after* that.
 #
 # - `"rows"` means that rank $r$ takes the $r$-th block of rows, that is, of dimension 0. `"columns"` means dimension 1.
 #
