@@ -170,28 +170,35 @@ def right_layer(case: Layer, given: Texts, place: Place) -> Observed:
 class WideStream(Case):
     """A layer in float32 with a stream in float64, as bfloat16 and float32 in training, but with smaller errors."""
 
+    post: bool = False
+
     def describe(self, name: str) -> str:
-        return f"{name}({HIDDEN}, {HEADS}, dtype=float32) with x in float64"
+        post = ", apply_residual_connection_post_layernorm=True" * self.post
+        return f"{name}({HIDDEN}, {HEADS}, dtype=float32{post}) with x in float64"
 
 
 FAR = 2.0**20  # what's added to every element of x, which a norm takes away again
 
 
 def run_wide(layer_class: Any, case: WideStream, given: Texts, group: Any) -> Observed:
-    layer = layer_class(HIDDEN, HEADS, device=device(), dtype=torch.float32)
+    post = {"apply_residual_connection_post_layernorm": True} if case.post else {}
+    layer = layer_class(HIDDEN, HEADS, device=device(), dtype=torch.float32, **post)
     load_full_state_dict(layer, {name: value.to(device()) for name, value in given.weights.items()}, group)
     x = given.inputs["x"].to(device()) + FAR
     with record() as section:
         out = layer(x)
+    sent = {"forward traffic": traffic(section)}
+    if case.post:
+        return {"out": portable(out)} | sent
     added = out - x if isinstance(out, Tensor) and out.dtype == x.dtype and out.shape == x.shape else out
-    return {"what the blocks add": portable(added), "forward traffic": traffic(section)}
+    return {"what the blocks add": portable(added)} | sent
 
 
 def right_wide(case: WideStream, given: Texts, place: Place) -> Observed:
     x = given.inputs["x"]
-    out = functional_call(plain_layer(Layer()), given.weights, (x,))
+    out = functional_call(plain_layer(Layer(post=case.post)), given.weights, (x,))
     sent = Traffic(call._replace(dtype="float32") for call in place.traffic(*[("all_reduce", x.numel())] * 2))
-    return {"what the blocks add": out - x, "forward traffic": sent}
+    return ({"out": out} if case.post else {"what the blocks add": out - x}) | {"forward traffic": sent}
 
 
 BUILT = (
@@ -207,8 +214,9 @@ exercise(
             cases=BUILT, draw=draw_texts, run=run_layer, right=right_layer, world_sizes=(2, 4, 1), without=draws_once
         ),
         OnRanks(
-            cases=[WideStream()], draw=lambda case, generator, size: draw_texts(Layer(), generator, size),
-            run=run_wide, right=right_wide, tol=1e-4, world_sizes=(2,), without=tuple(Twin), part="float32 stream",
+            cases=[WideStream(), WideStream(post=True)],
+            draw=lambda case, generator, size: draw_texts(Layer(), generator, size), run=run_wide,
+            right=right_wide, tol=1e-4, world_sizes=(2,), without=tuple(Twin), part="float32 stream",
         ),
     ],
     passed="Each block sends one message in each direction. Norms, biases, dropout, and residuals send nothing.",
