@@ -36,9 +36,9 @@ class Ledger:
             if p not in sizes:
                 sizes.append(p)
 
-    def right_before(self, note: str) -> str:
-        """List the world sizes at which this case has already passed, worded for the headline of a failed check."""
-        sizes = ", ".join(map(str, self.right.get(note, ())))
+    def right_before(self, note: str, p: int) -> str:
+        """List the other world sizes at which this case has passed, worded for the headline of a check that fails at p."""
+        sizes = ", ".join(str(size) for size in self.right.get(note, ()) if size != p)
         return f" (right at p = {sizes})" if sizes else ""
 
     def count_messages(self, collectives: Iterable[Collective]) -> None:

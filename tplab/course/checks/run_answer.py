@@ -102,7 +102,9 @@ def run_ranks(
         start += f", {note}" if note else ""
         report = readable_report(str(error))
         asked = (stuck or shared("stuck")) if waiting else shared("late") if late else _about(report, question)
-        raise CheckFailed(f"{start}: {what}{current().right_before(note)}.", report=report, question=asked) from error
+        raise CheckFailed(
+            f"{start}: {what}{current().right_before(note, p)}.", report=report, question=asked
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def failed(number: str, differences: Differences, names: Sequence[str], ask: str
     if differences.names and all("traffic" in name for name in differences.names):
         how = "right values, but wrong traffic"
     return CheckFailed(
-        f"{where}: {how}{on}{current().right_before(note)}.",
+        f"{where}: {how}{on}{current().right_before(note, p)}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
         question=ask,
