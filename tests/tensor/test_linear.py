@@ -39,25 +39,26 @@ class Spec(NamedTuple):
 
 
 COLUMN, ROW = ColumnParallelLinear, RowParallelLinear
-WHOLE_X, OVERLAP = {"input_is_parallel": False}, {"async_grad_allreduce": True}
+WHOLE_X, GATHERED = {"input_is_parallel": False}, {"gather_output": True}
+OVERLAP, NO_BIAS, APART = {"async_grad_allreduce": True}, {"bias": False}, {"skip_bias_add": True}
 # fmt: off
 SPECIFICATION = [
-    #    layer   options                                                        x      y      forward         backward
-    Spec(COLUMN, {},                                                            FULL,  SLICE, (),             ("sum x",)),
-    Spec(COLUMN, {"bias": False, "stride": 2},                                  FULL,  SLICE, (),             ("sum x",)),
-    Spec(COLUMN, {"gather_output": True},                                       FULL,  FULL,  ("gather y",),  ("sum x",)),
-    Spec(COLUMN, {"stride": 3, "gather_output": True, "skip_bias_add": True},   FULL,  FULL,  ("gather y", "gather b"), ("sum x",)),  # noqa: E501
-    Spec(COLUMN, {"skip_bias_add": True},                                       FULL,  SLICE, (),             ("sum x",)),
-    Spec(COLUMN, {"skip_bias_add": True, "bias": False},                        FULL,  SLICE, (),             ("sum x",)),
-    Spec(COLUMN, OVERLAP,                                                       FULL,  SLICE, (),             ("sum x",)),
-    Spec(COLUMN, {**OVERLAP, "bias": False},                                    FULL,  SLICE, (),             ("sum x",)),
-    Spec(COLUMN, {**OVERLAP, "stride": 2, "gather_output": True},               FULL,  FULL,  ("gather y",),  ("sum x",)),
-    Spec(ROW,    {},                                                            SLICE, FULL,  ("sum y",),     ()),
-    Spec(ROW,    WHOLE_X,                                                       FULL,  FULL,  ("sum y",),     ("gather x",)),  # noqa: E501
-    Spec(ROW,    {"stride": 3},                                                 SLICE, FULL,  ("sum y",),     ()),
-    Spec(ROW,    {"stride": 3, "bias": False, **WHOLE_X},                       FULL,  FULL,  ("sum y",),     ("gather x",)),  # noqa: E501
-    Spec(ROW,    {"skip_bias_add": True},                                       SLICE, FULL,  ("sum y",),     ()),
-    Spec(ROW,    {"skip_bias_add": True, "bias": False},                        SLICE, FULL,  ("sum y",),     ()),
+    #    layer   options                                    x      y      forward                     backward
+    Spec(COLUMN, {},                                        FULL,  SLICE, (),                         ("sum x",)),
+    Spec(COLUMN, {"stride": 2, **NO_BIAS},                  FULL,  SLICE, (),                         ("sum x",)),
+    Spec(COLUMN, GATHERED,                                  FULL,  FULL,  ("gather y",),              ("sum x",)),
+    Spec(COLUMN, {"stride": 3, **GATHERED, **APART},        FULL,  FULL,  ("gather y", "gather b"),   ("sum x",)),
+    Spec(COLUMN, APART,                                     FULL,  SLICE, (),                         ("sum x",)),
+    Spec(COLUMN, {**APART, **NO_BIAS},                      FULL,  SLICE, (),                         ("sum x",)),
+    Spec(COLUMN, OVERLAP,                                   FULL,  SLICE, (),                         ("sum x",)),
+    Spec(COLUMN, {**OVERLAP, **NO_BIAS},                    FULL,  SLICE, (),                         ("sum x",)),
+    Spec(COLUMN, {**OVERLAP, "stride": 2, **GATHERED},      FULL,  FULL,  ("gather y",),              ("sum x",)),
+    Spec(ROW,    {},                                        SLICE, FULL,  ("sum y",),                 ()),
+    Spec(ROW,    WHOLE_X,                                   FULL,  FULL,  ("sum y",),                 ("gather x",)),
+    Spec(ROW,    {"stride": 3},                             SLICE, FULL,  ("sum y",),                 ()),
+    Spec(ROW,    {"stride": 3, **NO_BIAS, **WHOLE_X},       FULL,  FULL,  ("sum y",),                 ("gather x",)),
+    Spec(ROW,    APART,                                     SLICE, FULL,  ("sum y",),                 ()),
+    Spec(ROW,    {**APART, **NO_BIAS},                      SLICE, FULL,  ("sum y",),                 ()),
 ]
 # fmt: on
 PARAMETERS = {COLUMN: {"weight": 0, "bias": 0}, ROW: {"weight": 1, "bias": FULL}}  # the dimension that is cut
@@ -74,7 +75,7 @@ class Run(NamedTuple):
 
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-6}
-USUAL = [spec for spec in SPECIFICATION if spec.options in ({}, OVERLAP, {"gather_output": True}, WHOLE_X)]
+USUAL = [spec for spec in SPECIFICATION if spec.options in ({}, OVERLAP, GATHERED, WHOLE_X)]
 RUNS = [Run(spec) for spec in SPECIFICATION]
 RUNS += [Run(spec, shape) for spec in USUAL for shape in [(), (2, 3), (0,), (2, 0)]]
 RUNS += [Run(spec, dtype=dtype) for spec in SPECIFICATION for dtype in (torch.float32, torch.bfloat16)]
@@ -170,7 +171,6 @@ class Program(NamedTuple):
     tolerance: float = 1e-12
 
 
-GATHERED = {"gather_output": True}
 PROGRAMS = []
 for overlap in ({}, OVERLAP):
     PROGRAMS += [
