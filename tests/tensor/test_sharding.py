@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from tests.reference import cut, random
 from tests.tensor.on_ranks import own_group, refusals
 from tplab import launch
-from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.sharding import (
     Block,
     ShardedModule,
@@ -27,17 +26,6 @@ from tplab.tensor.sharding import (
     shard_ranks,
     unshard,
 )
-
-
-def test_divide_is_exact_division():
-    assert [divide(12, p) for p in (1, 2, 3, 4, 6, 12)] == [12, 6, 4, 3, 2, 1]
-    assert divide(0, 4) == 0
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_ranges_cover_everything_once_in_rank_order(p):
-    ranges = [shard_range(12, rank, p) for rank in range(p)]
-    assert [index for start, stop in ranges for index in range(start, stop)] == list(range(12))
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
@@ -52,13 +40,6 @@ def test_shards_are_the_parts_of_each_block_and_unshard_undoes_them(dim, stride,
         assert sharding.whole_shape(part.shape, p) == [24, 48, 72]
     assert torch.equal(unshard(shards, dim, stride=stride), whole)
     assert torch.equal(sharding.unshard(shards), whole)
-
-
-def test_stride_keeps_fused_matrices_apart():
-    gate, up = random((8, 3), "gate"), random((8, 3), "up")
-    fused = torch.cat([gate, up])
-    assert torch.equal(shard(fused, 0, 1, 2, stride=2), torch.cat([gate[4:], up[4:]]))
-    assert torch.equal(shard(fused, 0, 1, 2), up)  # without it rank 1 holds no gate at all
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -81,22 +62,6 @@ def test_a_shard_is_contiguous_and_shares_no_memory_with_the_whole(dim, p):
     assert torch.equal(whole, before)
 
 
-@pytest.mark.parametrize("p", [1, 2])
-def test_unshard_shares_no_memory_with_the_shards(p):
-    shards = [random((2, 3), rank) for rank in range(p)]
-    before = [part.clone() for part in shards]
-    unshard(shards, 0).zero_()
-    assert all(map(torch.equal, shards, before))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_dtypes_stay(dtype):
-    whole = random((4, 4), "dtype").to(dtype)
-    parts = [shard(whole, 0, rank, 2) for rank in range(2)]
-    assert parts[0].dtype == dtype
-    assert torch.equal(unshard(parts, 0), whole)
-
-
 def test_empty_and_meta_tensors_can_be_cut():
     assert shard(torch.empty(0, 8), 1, 1, 2, stride=2).shape == (0, 4)
     assert shard(torch.empty(0, 8), 0, 1, 2).shape == (0, 8)
@@ -111,25 +76,6 @@ def test_cutting_and_joining_are_differentiable(stride):
     whole = random((4, 8), "gradcheck").requires_grad_()
     assert torch.autograd.gradcheck(lambda x: shard(x, 1, 1, 2, stride=stride), whole)
     assert torch.autograd.gradcheck(lambda x: unshard([x, x * 2], 1, stride=stride), whole)
-
-
-def test_without_a_process_group_there_is_one_rank():
-    assert not dist.is_initialized()
-    assert rank_and_size() == (0, 1)
-
-
-def _places_in_groups():
-    evens, odds = dist.new_group([0, 2]), dist.new_group([3, 1])
-    own, foreign = (evens, odds) if dist.get_rank() % 2 == 0 else (odds, evens)
-    return rank_and_size(), rank_and_size(own), *refusals(lambda: rank_and_size(foreign))
-
-
-def test_rank_and_size_are_those_within_the_group_and_others_are_refused():
-    results = launch(_places_in_groups, 4)
-    # torch sorts the ranks of a group
-    expected = [((0, 4), (0, 2)), ((1, 4), (0, 2)), ((2, 4), (1, 2)), ((3, 4), (1, 2))]
-    assert [result[:2] for result in results] == expected
-    assert all(f"rank {rank} isn't a member" in result[2] for rank, result in enumerate(results))
 
 
 class Half(ShardedModule):
@@ -214,27 +160,6 @@ def test_without_a_process_group_a_shard_is_on_rank_0():
     assert dataclasses.replace(Sharding(1, 3), ranks=(0, 1)) == Sharding(1, 3)  # the ranks don't say how it is split
 
 
-def test_a_deep_copy_has_parameters_of_its_own():
-    module = Half()
-    twin = copy.deepcopy(module)
-    with torch.no_grad():
-        twin.weight.zero_()
-    assert module.weight.sum() == 12
-    assert twin.shardings is not module.shardings
-
-
-def _deepcopy_in_a_group():
-    group = dist.new_group([0, 1])
-    module = Half(group)
-    twin = copy.deepcopy(nn.Sequential(module))[0]
-    return twin.group is group, _sharding(twin), (twin.rank, twin.world_size)
-
-
-def test_a_deep_copy_stays_in_its_process_group():
-    results = launch(_deepcopy_in_a_group, 2)
-    assert list(results) == [(True, Sharding(1, 3), (0, 2)), (True, Sharding(1, 3), (1, 2))]
-
-
 # Blocks of different sizes, in units that stay whole
 
 # 4 heads of Q, 2 of K and of V, 3 rows each; which of them every rank holds, written down by hand
@@ -263,15 +188,6 @@ def test_each_block_is_cut_into_whole_units_and_shared_where_there_are_fewer_tha
     assert torch.equal(whole, before)
 
 
-def test_a_block_knows_its_copies_and_its_length_for_every_p():
-    block = Block(24, unit=4)  # 6 heads
-    assert [(block.copies(p), block.shard_length(p)) for p in (1, 2, 3, 6, 12, 18)] == [
-        (1, 24), (1, 12), (1, 8), (1, 4), (2, 4), (3, 4),
-    ]  # fmt: skip
-    nothing = Block(0, unit=4)
-    assert [(nothing.copies(p), nothing.shard_length(p)) for p in (1, 4)] == [(1, 0), (1, 0)]
-
-
 @pytest.mark.parametrize(("p", "unit", "rows"), [(1, 1, 7), (2, 1, 8), (4, 1, 8), (1, 3, 9), (2, 3, 12), (4, 3, 12)])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_zeros_fill_a_padded_block_up_and_are_in_the_shards_only(dim, p, unit, rows):
@@ -295,12 +211,6 @@ def test_a_sharding_with_and_without_blocks_is_a_value():
     assert len({QKV, copy.deepcopy(QKV), Sharding(0)}) == 2
     assert repr(Sharding(0, 2)) == "Sharding(dim=0, stride=2)"
     assert repr(Sharding(1, blocks=(Block(8, 2),))) == "Sharding(dim=1, blocks=(Block(size=8, unit=2, padded=False),))"
-
-
-def test_cutting_blocks_is_differentiable():
-    whole = random((24, 2), "gradcheck of blocks").requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: QKV.shard(x, 3, 4), whole)
-    assert torch.autograd.gradcheck(lambda x: QKV.unshard([x, x * 2]), random((12, 2), "part").requires_grad_())
 
 
 @pytest.mark.parametrize(
