@@ -252,9 +252,3 @@ def test_the_board_remembers_the_latest_starts_of_each_channel() -> None:
     assert math.isnan(board.start_of(1, "b", STARTS_KEPT + 2) or 0)
     assert math.isnan(board.start_of(0, "a", 1) or 0)
     board.close()
-
-
-def test_ranks_share_a_clock() -> None:
-    before = time.monotonic()
-    times = list(tplab.launch(time.monotonic, 2, backend="gloo"))
-    assert all(before <= one <= time.monotonic() for one in times)

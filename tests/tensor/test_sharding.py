@@ -1,7 +1,6 @@
 """Which part of a tensor is whose: `tplab.tensor.sharding`, against torch.chunk."""
 
 import copy
-import dataclasses
 import pickle
 
 import pytest
@@ -152,12 +151,6 @@ def test_a_sharded_parameter_knows_the_ranks_that_have_its_shards():
         wrong = f"weight [2, 6] has its shards on ranks {list(ranks)}, but group=None means ranks [0, 1, 2, 3]. Pass"
         assert messages[0].startswith(wrong)
         assert f"on ranks [0, 1, 2, 3], but the given group means ranks {list(ranks)}" in messages[1]
-
-
-def test_without_a_process_group_a_shard_is_on_rank_0():
-    assert shard_ranks(Half().weight) == (0,)
-    check_group("weight", Half().weight, None)
-    assert dataclasses.replace(Sharding(1, 3), ranks=(0, 1)) == Sharding(1, 3)  # the ranks don't say how it is split
 
 
 # Blocks of different sizes, in units that stay whole
