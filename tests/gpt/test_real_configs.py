@@ -68,18 +68,21 @@ def test_a_small_model_of_this_configuration_has_the_logits_of_transformers(name
 REFUSED = {
     "gpt2": [
         ("scale_attn_by_inverse_layer_idx", True), ("reorder_and_upcast_attn", True), ("scale_attn_weights", False),
-        ("activation_function", "relu"), ("hidden_size", 769), ("num_hidden_layers", 13),
+        ("activation_function", "relu"), ("hidden_size", 769), ("num_hidden_layers", 13), ("resid_pdrop", 0.2),
     ],
     "SmolLM2-135M": [
         ("rope_interleaved", True), ("is_llama_config", False), ("use_mrope", True), ("mlp_bias", True),
         ("attention_bias", True), ("head_dim", 32), ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
         ("hidden_act", "gelu"), ("partial_rotary_factor", 0.5), ("transformers_weights", "other.safetensors"),
+        ("attention_dropout", 0.1), ("sliding_window", 4), ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "default", "mscale": 2.0}),
+        ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
     ],
     "Qwen2.5-0.5B": [("use_mrope", True), ("rope_interleaved", True)],
     "Mistral-7B": [("head_dim", 64), ("use_mrope", True)],
 }  # fmt: skip
 REFUSED_BY_ALL = [
-    ("is_causal", False), ("is_causal", None), ("is_encoder_decoder", True), ("add_cross_attention", True),
+    ("model_type", "gemma"), ("is_causal", False), ("is_causal", None), ("is_encoder_decoder", True), ("add_cross_attention", True),
     ("tie_encoder_decoder", True), ("cross_attention_hidden_size", 8), ("pruned_heads", {"0": [1]}),
     ("quantization_config", {"bits": 4}), ("quantization", {"group_size": 64, "bits": 4}), ("a_new_field", 1),
 ]  # fmt: skip
@@ -88,7 +91,14 @@ REFUSED_BY_ALL = [
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_value_that_would_change_the_results_is_refused_by_its_name(name):
     for field, value in REFUSED[name] + REFUSED_BY_ALL:
-        with pytest.raises(ValueError, match=field if field != "rope_scaling" else "linear"):
+        says = (
+            list(value.values())[-2]
+            if field == "rope_scaling"
+            else list(value)[-1]
+            if field == "rope_parameters"
+            else field
+        )
+        with pytest.raises(ValueError, match="dropouts of" if field == "resid_pdrop" else says):
             gpt_config(REAL[name] | {field: value})
 
 

@@ -362,26 +362,3 @@ def test_rows_are_taken_a_few_at_a_time_and_none_is_left_out():
 def test_what_does_not_fit_is_refused_with_the_numbers(change, message):
     with pytest.raises(ValueError, match=message):
         vocab_parallel_cross_entropy(**{"logits": whole_logits(), "target": targets(), **change})
-
-
-# Compiled
-
-
-COMPILED_CASES = [case(), case(vocab_size=17), case(reduction="none", label_smoothing=0.1, vocab_size=17)]
-
-
-def _compiled():
-    compiled = torch.compile(vocab_parallel_cross_entropy, backend="aot_eager", fullgraph=True)
-    outcomes = []
-    for logits, target, dloss, options in COMPILED_CASES:
-        z = shard(logits, *rank_and_size()).requires_grad_()
-        compiled(z, target, **options).backward(dloss)
-        outcomes.append((compiled(z, target, **options).detach(), z.grad))
-    return outcomes, refusals(lambda: compiled(z, torch.full(SHAPE, 17), **options), kind=RuntimeError)
-
-
-def test_compiled_in_one_graph_it_gives_the_same_and_refuses_the_same():
-    results = launch(_compiled, 2, timeout=240)
-    for number, (*given, options) in enumerate(COMPILED_CASES):
-        assert_equals([outcomes[number] for outcomes, _ in results], *plain(*given, **options), 1e-10)
-    assert all("target outside the vocabulary: its 17 ids are 0 to 16" in refused for _, (refused,) in results)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.gpu import real_gpu
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import on_ranks, refusals, results_of, traffic
+from tests.tensor.on_ranks import on_ranks, results_of, traffic
 from tests.tensor.on_ranks import train as train_sgd
 from tplab import launch, record
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
@@ -327,19 +327,3 @@ def test_on_meta_shapes_work_without_memory_and_a_module_says_what_it_holds():
 def test_what_does_not_fit_is_refused_with_the_numbers(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-# Compiled
-
-
-def _compiled():
-    module = parallel({"multiple": 1, "padding_idx": 11})
-    module.compile(backend="aot_eager", fullgraph=True)
-    (refused,) = refusals(lambda: module(torch.full(FULL, VOCAB)), kind=RuntimeError)
-    return train(module)[0], refused
-
-
-def test_compiled_in_one_graph_it_gives_the_same_and_refuses_the_same():
-    results = launch(_compiled, 2, timeout=240)
-    assert_equals_plain([result for result, _ in results], {"multiple": 1, "padding_idx": 11})
-    assert all("id outside the vocabulary: its 21 ids are 0 to 20" in refused for _, refused in results)

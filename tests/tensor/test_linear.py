@@ -139,77 +139,36 @@ def test_outputs_gradients_steps_and_traffic_equal_a_plain_linear_for_all_option
             assert all(result[number][1] == sent for result in results), run
 
 
-# Two layers in a program
-
-
-def used_several_times(column, row, x):
-    return row(column(row(column(x)))) + column(x)
-
-
-def one_after_the_other(column, row, x):
-    return row(torch.tanh(column(x)))
-
-
-def compiled_in_one_graph(column, row, x):
-    return torch.compile(nn.Sequential(column, nn.Tanh(), row), backend="aot_eager", fullgraph=True)(x)
-
-
-def under_autocast(column, row, x):
-    with torch.autocast("cpu", torch.bfloat16):
-        return row(torch.tanh(column(x)))
-
-
-class Program(NamedTuple):
-    """A program of a column layer and a row layer, on the ranks and on one process."""
-
-    parallel: Callable
-    plain: Callable
-    width: int  # between the layers
-    column: dict
-    row: dict
-    dtype: torch.dtype = torch.float64
-    tolerance: float = 1e-12
-
-
-PROGRAMS = []
-for overlap in ({}, OVERLAP):
-    PROGRAMS += [
-        Program(used_several_times, used_several_times, IN, GATHERED | overlap, WHOLE_X),
-        Program(compiled_in_one_graph, one_after_the_other, OUT, GATHERED | overlap | {"stride": 2}, WHOLE_X),
-        Program(under_autocast, under_autocast, OUT, overlap, {}, torch.float32, 2**-6),
-    ]
-
-
-def outcome(program, column, row, dtype):
-    """The output, and the gradients of the input and of all parameters."""
-    x = random((5, IN), "x", dtype=dtype).requires_grad_()
-    y = program(column, row, x)
-    y.backward(random((5, IN), "dy", dtype=y.dtype))
+def used_several_times(column, row):
+    """The output of a program that uses both layers more than once, and the gradients of x and all parameters."""
+    x = random((5, IN), "x").requires_grad_()
+    y = row(column(row(column(x)))) + column(x)
+    y.backward(random((5, IN), "dy"))
     gradients = {name: p.grad for name, p in nn.ModuleDict({"column": column, "row": row}).named_parameters()}
     return {"y": y.detach(), "x": x.grad, **gradients}
 
 
-def _run_programs():
+def filled(column, row):
+    """Both layers, square, with the weights of the tests."""
+    load_full_state_dict(column, weights(out_features=IN))
+    load_full_state_dict(row, weights(in_features=IN, out_features=IN))
+    return column, row
+
+
+def _several_times():
     outcomes = []
-    for program in PROGRAMS:
-        column = ColumnParallelLinear(IN, program.width, **program.column, dtype=program.dtype)
-        row = RowParallelLinear(program.width, IN, **program.row, dtype=program.dtype)
-        load_full_state_dict(column, weights(out_features=program.width))
-        load_full_state_dict(row, weights(in_features=program.width, out_features=IN))
-        outcomes.append(outcome(program.parallel, column, row, program.dtype))
+    for overlap in ({}, OVERLAP):
+        column = ColumnParallelLinear(IN, IN, **GATHERED, **overlap, dtype=torch.float64)
+        row = RowParallelLinear(IN, IN, **WHOLE_X, dtype=torch.float64)
+        outcomes.append(used_several_times(*filled(column, row)))
     return outcomes
 
 
-def test_two_layers_in_a_program_have_the_output_and_gradients_of_plain_layers():
-    results = launch(_run_programs, 2)
-    for number, program in enumerate(PROGRAMS):
-        column, row = (nn.Linear(*size, dtype=program.dtype) for size in ((IN, program.width), (program.width, IN)))
-        column.load_state_dict(weights(out_features=program.width))
-        row.load_state_dict(weights(in_features=program.width, out_features=IN))
-        stride = program.column.get("stride", 1)
-        cuts = {"column.weight": (0, stride), "column.bias": (0, stride), "row.weight": (1, 1)}
-        expected = outcome(program.plain, column, row, program.dtype)
-        assert_shards([result[number] for result in results], expected, cuts, program.tolerance)
+def test_layers_that_are_used_several_times_have_the_gradients_of_plain_layers():
+    expected = used_several_times(*filled(*(nn.Linear(IN, IN, dtype=torch.float64) for _ in range(2))))
+    cuts = {"column.weight": (0, 1), "column.bias": (0, 1), "row.weight": (1, 1)}
+    for results in zip(*launch(_several_times, 2), strict=True):
+        assert_shards(results, expected, cuts)
 
 
 class Order(TorchDispatchMode):

@@ -144,21 +144,13 @@ def test_options_reach_the_first_layer_which_is_four_times_as_wide_unless_told_o
     assert ParallelMLP(6, activation="swiglu").up.weight.shape == (48, 6)
 
 
-def _compiled_and_refused():
-    outcomes = []
-    for activation in ("gelu", "swiglu"):
-        model = make(activation, async_grad_allreduce=activation == "gelu")
-        model.compile(backend="aot_eager", fullgraph=True)
-        outcomes.append(steps(model)[0])
-    return outcomes, refusals(*(partial(ParallelMLP, 6, 9, activation) for activation in ("gelu", "swiglu", "relu")))
+def _uneven():
+    return refusals(*(partial(ParallelMLP, 6, 9, activation) for activation in ("gelu", "swiglu", "relu")))
 
 
-def test_compiled_in_one_graph_it_gives_the_same_and_what_does_not_fit_is_refused():
-    results = launch(_compiled_and_refused, 2, timeout=240)
-    for number, activation in enumerate(("gelu", "swiglu")):
-        assert_equals_plain([outcomes[number] for outcomes, _ in results], activation, tolerance=1e-10)
+def test_a_width_that_cannot_be_divided_and_an_unknown_activation_are_refused():
     assert_refused(
-        [refused for _, refused in results],
+        launch(_uneven, 2),
         "out_features=9 can't be divided over 2 ranks",
         "out_features/2=9 can't be",
         "activation='relu' is not one of 'gelu', 'gelu_tanh', 'swiglu'",
