@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.data import small_net
 from tests.data.small_net import Net, batch, gradients, loss_of, plain_gradients, uneven_batch, whole_batch
@@ -45,17 +44,6 @@ def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may():
             filled = sum(8 * parameter.numel() for parameter in bucket)
             assert filled <= size or len(bucket) == 1
             assert behind is None or filled + 8 * behind[0].numel() > size
-
-
-def test_each_dtype_has_buckets_of_its_own():
-    parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in [torch.float32, torch.bfloat16] * 2]
-    dtypes = [[p.dtype for p in bucket] for bucket in in_buckets(parameters)]
-    assert dtypes == [[torch.bfloat16] * 2, [torch.float32] * 2]
-
-
-def test_a_bucket_without_room_is_refused():
-    with pytest.raises(ValueError, match="bucket_bytes=0"):
-        in_buckets(Net().parameters(), 0)
 
 
 # Gradients
@@ -113,13 +101,6 @@ def _trained():
             optimizer.step()
         found.append({name: parameter.detach() for name, parameter in model.named_parameters()})
     return found
-
-
-def _of_ddp():
-    model, rank = Net(dist.get_rank()), dist.get_rank()
-    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    loss_of(wrapped, batch(rank, 0)).backward()
-    return gradients(model)
 
 
 def _everything():
@@ -184,11 +165,6 @@ def test_steps_are_those_of_one_process(runs):
         for result in runs:
             for name, weight in wanted.items():
                 assert_close(result[3][number][name], weight)
-
-
-def test_torchs_own_gives_the_same(runs):
-    for first, _, _, _, theirs, *_ in runs:
-        assert_same_gradients(first[0][0], theirs)
 
 
 # What is not used

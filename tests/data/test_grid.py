@@ -29,12 +29,6 @@ def test_ranks_are_numbered_like_the_entries_of_an_array(sizes):
             assert all(grid.group(rank, name) == group for rank in group)
 
 
-def test_tensor_parallel_ranks_are_neighbours():
-    assert Grid(2, 2, 2).groups("tp") == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert Grid(2, 2, 2).groups("pp") == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert Grid(2, 2, 2).groups("dp") == [[0, 4], [1, 5], [2, 6], [3, 7]]
-
-
 def test_how_many_nodes_a_group_reaches_over():
     grid = Grid(dp=2, pp=4, tp=8)
     assert [grid.nodes(name, 8) for name in DIMENSIONS] == [2, 4, 1]

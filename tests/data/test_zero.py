@@ -77,13 +77,6 @@ def test_shards_and_pieces_of_a_vector_are_all_of_it_once(p):
         assert_close(values, view.flatten())
 
 
-def test_a_vector_of_two_dtypes_or_none_is_refused():
-    with pytest.raises(ValueError, match="one dtype, got .*bfloat16.*float32"):
-        Flat([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))])
-    with pytest.raises(ValueError, match="none at all"):
-        Flat([])
-
-
 # Steps
 
 
@@ -307,28 +300,6 @@ def test_16_bytes_a_parameter_in_mixed_precision_and_a_float32_optimizer_behind_
 
 
 # torch's own
-
-
-def _torchs_zero_1():
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = Net()
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.02, weight_decay=0.1)
-
-    def average():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
-
-    steps(model, optimizer, own_batches(), after_backward=average)
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def test_torchs_zero_redundancy_optimizer_makes_the_same_steps(runs):
-    for result in runs:
-        for name, weight in result[2].items():
-            assert_close(result[0][1, "AdamW"]["weights"][name], weight)
 
 
 def _blocks():
