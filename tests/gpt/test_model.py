@@ -25,7 +25,7 @@ from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.rng import seed_all
 
 WORLD_SIZES = (1, 2, 4)
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 HIDDEN, HEADS, FFN, VOCAB, LENGTH, LAYERS = 16, 4, 24, 37, 12, 2
 BATCH, SEQUENCE, STEPS = 2, 9, 10
 SHARED = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "attn_implementation": "sdpa"}
@@ -295,12 +295,11 @@ def test_the_sum_of_both_embeddings_is_dropped_alike_on_every_rank(p):
 
 
 def test_a_target_that_is_to_be_ignored_counts_for_nothing():
-    model = make(*gpt2())
     ids, targets = tokens(0)[0], tokens(1)[1].clamp(min=0)
     ignored = targets[0, 0].item()
     logits = expected(CASES[0])["logits"]
     right = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignored)
-    assert_close(model(ids, targets, ignore_index=ignored), right, 1e-9)
+    assert_close(make(*gpt2())(ids, targets, ignore_index=ignored), right, 1e-9)
 
 
 # The same model for every p
@@ -359,7 +358,7 @@ def _in_groups(state, config, seed, dtype):
 
 
 def test_two_groups_side_by_side_are_two_models():
-    case = CASES[3]
+    case = CASES[2]
     theirs = expected(case)
     for rank, result in enumerate(launch(_in_groups, 4, args=given(*case))):
         assert_close(result["logits"], theirs["logits"], 1e-9)

@@ -30,11 +30,6 @@ def test_a_function_of_a_cell_runs_and_uses_what_other_cells_defined(book: Noteb
     assert "[0.0, 10.0, 20.0]" in cell.text
 
 
-def test_a_class_of_a_cell_comes_back_as_itself(book: Notebook) -> None:
-    book.run("class Mine:\n    pass")
-    assert "[True, True]" in book.run("[isinstance(r, Mine) for r in tplab.launch(Mine, 2)]").text
-
-
 def test_an_error_shows_the_cell_and_line_and_nothing_of_the_launcher(book: Notebook) -> None:
     cell = book.run("def bad():\n    x = 1\n    raise ValueError('boom')\ntplab.launch(bad, 2)")
     assert cell.error.startswith("RankError: ranks 0, 1 failed:")
@@ -136,21 +131,14 @@ def test_a_semicolon_hides_the_value_under_the_magic(book: Notebook) -> None:
         assert cell.text == (f"[rank 0] {shown[code]}\n" if code in shown else "")
 
 
-def test_an_error_under_the_magic_shows_the_line_of_the_cell(book: Notebook) -> None:
-    cell = book.run("%%ranks 2\ny = 1\nraise ValueError('boom')")
-    number = cell.number
-    assert f"  cell [{number}], line 3, in <module>\n    raise ValueError('boom')" in cell.error
-
-
-def test_a_syntax_error_under_the_magic_names_the_cell(book: Notebook) -> None:
+def test_errors_and_warnings_under_the_magic_name_the_cell_and_its_line(book: Notebook) -> None:
+    cell = book.run("%%ranks 2\nimport warnings\nwarnings.warn('careful')\nraise ValueError('boom')")
+    assert f"  cell [{cell.number}], line 4, in <module>\n    raise ValueError('boom')" in cell.error
+    assert f"[rank 1] cell [{cell.number}]:3: UserWarning: careful" in cell.text
     cell = book.run("%%ranks 2\nx = = 1")
     assert f"Cell In[{cell.number}], line 2" in cell.error
     assert "ipykernel_" not in cell.error
-
-
-def test_a_warning_names_the_cell(book: Notebook) -> None:
-    cell = book.run("%%ranks 2\nimport warnings\nwarnings.warn('careful')")
-    assert f"[rank 1] cell [{cell.number}]:3: UserWarning: careful" in cell.text
+    assert "needs a number of ranks, such as %%ranks 4; got 'many'" in book.run("%%ranks many\n1").error
 
 
 @pytest.mark.parametrize("end", ["restart", "kill"])

@@ -103,21 +103,6 @@ def test_dropout_is_torchs_but_for_the_state_it_draws_from():
 # Forks
 
 
-def test_a_fork_ends_as_it_should_after_an_exception_too():
-    tracker = seed_all(SEED)
-    x = torch.ones(SIZE)
-
-    def draw_and_fail():
-        with tracker.fork():
-            F.dropout(x, 0.5)
-            raise KeyError("an exception of the function")
-
-    with pytest.raises(KeyError, match="an exception of the function"):
-        draw_and_fail()
-    assert_same([F.dropout(x, 0.5)], drawn(SEED, 1))
-    assert_same([dropout(x, sharded=True, rng=tracker)], drawn(SEED + 2718, 2)[1:])
-
-
 def test_forks_within_each_other_each_go_on_where_their_state_was_left():
     tracker = seed_all(SEED)
     x = torch.ones(SIZE)
