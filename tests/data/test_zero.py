@@ -1,4 +1,4 @@
-"""ZeRO 1, 2 and 3 train like one process, hold and send what the paper says, and do as torch's own do."""
+"""ZeRO 1, 2 and 3 train like one process, and hold and send what the paper says."""
 
 from contextlib import nullcontext
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from tests.data.small_net import HIDDEN, Block, Net, batch, loss_of, plain_training, whole_batch
 from tests.reference import assert_close, random
@@ -117,7 +115,7 @@ CASES = {
 def _everything():
     runs = {(stage, name): _train(stage, **case) for stage in STAGES for name, case in CASES.items()}
     runs[3, "AdamW", "again"] = _train(3, again=True)
-    return runs, _with_groups(), _torchs_zero_3()
+    return runs, _with_groups()
 
 
 @pytest.fixture(scope="module", params=[3])
@@ -283,53 +281,6 @@ def test_16_bytes_a_parameter_in_mixed_precision_and_a_float32_optimizer_behind_
             assert held == on_paper(stage, unit_sizes(stage, torch.bfloat16), p)
             for name, weight in wanted.items():
                 assert_close(weights[name], weight, 0)
-
-
-# torch's own
-
-
-def _blocks():
-    blocks = nn.Sequential(Block(), Block(), Block()).double()
-    with torch.no_grad():
-        for name, parameter in blocks.named_parameters():
-            parameter.copy_(random(tuple(parameter.shape), name))
-    return blocks
-
-
-def _torchs_zero_3():
-    p, rank = dist.get_world_size(), dist.get_rank()
-    theirs, ours = _blocks(), _blocks()
-    mesh = init_device_mesh("cpu", (p,))
-    for block in theirs:
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    fully_shard(theirs, mesh=mesh)
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.02)
-    zero = ZeRO3(ours, list(ours), torch.optim.AdamW, lr=0.02)
-    sent = []
-    for step in range(3):
-        x = random((4, HIDDEN), "x", rank, step)
-        for model, training in ((theirs, optimizer), (ours, zero)):
-            training.zero_grad()
-            with record() as section:
-                model(x).square().mean().backward()
-                training.step()
-            sent.append(section.totals())
-    with zero.gathered():
-        pairs = zip(theirs.parameters(), ours.parameters(), strict=True)
-        return [(a.full_tensor().detach(), b.detach().clone()) for a, b in pairs], sent[-2:]
-
-
-def test_torchs_fully_shard_makes_the_same_steps_and_sends_as_much(runs):
-    for result in runs:
-        pairs, (theirs, ours) = result[2]
-        for weight, own in pairs:
-            assert_close(own, weight)
-        # torch's pads each parameter to whole rows for each rank, ours pads the vector of all
-        shapes, p = [parameter.shape for parameter in _blocks().parameters()], len(runs)
-        whole_rows = sum(padded([shape[0]], p) * shape[1:].numel() for shape in shapes)
-        of_all = 3 * padded([sum(shape.numel() for shape in shapes) // 3], p)
-        for sent, size in ((theirs, whole_rows), (ours, of_all)):
-            assert sent == {"all_gather": (6, 2 * 8 * size), "reduce_scatter": (3, 8 * size)}
 
 
 # Other groups, one process, and what can't be

@@ -241,26 +241,30 @@ def test_lower_precisions_are_summed_and_returned_in_float32(p):
 # Targets that are not in the vocabulary
 
 
-def _wrong_targets(check_target, wrong):
-    target = targets(SHAPE, 17)
-    target[1, 3] = target[2, 4] = wrong
-    return ours(whole_logits(), target, reduction="none", vocab_size=17, check_target=check_target)
+WRONG = [-1, 17, 24, 10**6]
 
 
-def _refused_targets(wrong):
-    return refusals(*(partial(_wrong_targets, check, wrong) for check in (None, True)), kind=IndexError)
+def _wrong_targets():
+    """For each wrong target, the message, and the loss and the gradient without a check."""
+    found = []
+    for wrong in WRONG:
+        target = targets(SHAPE, 17)
+        target[1, 3] = target[2, 4] = wrong
+        run = partial(ours, whole_logits(), target, reduction="none", vocab_size=17)
+        messages = refusals(run, partial(run, check_target=True), kind=IndexError)
+        found.append((messages, run(check_target=False)))
+    return found
 
 
-@pytest.mark.parametrize("wrong", [-1, 17, 18, 24, 10**6])
-def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan(wrong):
-    place = "at [1, 3] of [3, 5] is outside the vocabulary: its 17 ids are 0 to 16"
-    assert list(launch(_refused_targets, 2, args=(wrong,))) == [[f"target {wrong} {place}"] * 2] * 2
-    target = targets(SHAPE, 17)
-    loss, gradient = plain(whole_logits(), target, reduction="none", vocab_size=17)
+def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan():
+    loss, gradient = plain(whole_logits(), targets(SHAPE, 17), reduction="none", vocab_size=17)
     for spoiled in [(1, 3), (2, 4)]:
         loss[spoiled] = NAN
         gradient[spoiled][:17] = NAN
-    assert_equals(launch(_wrong_targets, 2, args=(False, wrong)), loss, gradient)
+    for wrong, results in zip(WRONG, zip(*launch(_wrong_targets, 2), strict=True), strict=True):
+        place = "at [1, 3] of [3, 5] is outside the vocabulary: its 17 ids are 0 to 16"
+        assert all(messages == [f"target {wrong} {place}"] * 2 for messages, _ in results)
+        assert_equals([outcome for _, outcome in results], loss, gradient)
 
 
 # Memory, and a second backward
@@ -281,26 +285,19 @@ def _twice(overwrite_logits):
     return unread, kept, [place for place, _ in seen], [gradient for _, gradient in seen], second, leaf
 
 
-def test_a_second_backward_is_right():
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_backward_is_right_or_refused_where_the_gradient_overwrote_the_logits(overwrite):
     _, gradient = plain(whole_logits(), targets())
-    for rank, (unread, kept, places, gradients, second, _) in enumerate(launch(_twice, 2, args=(False,))):
-        assert unread
-        assert kept
-        assert places == [False, False]
-        assert second == "no error"
+    for rank, (unread, kept, places, gradients, second, leaf) in enumerate(launch(_twice, 2, args=(overwrite,))):
+        assert (unread, kept) == (not overwrite, not overwrite)  # overwriting, the forward left exponentials
+        assert places == ([True] if overwrite else [False, False])
         assert_close(gradients[0], shard(gradient, rank, 2))
-        assert_close(gradients[1], 3 * shard(gradient, rank, 2))
-
-
-def test_overwriting_writes_the_gradient_into_the_logits_and_refuses_what_it_would_spoil():
-    _, gradient = plain(whole_logits(), targets())
-    for rank, (unread, kept, places, gradients, second, leaf) in enumerate(launch(_twice, 2, args=(True,))):
-        assert not unread  # the forward left exponentials
-        assert not kept
-        assert places == [True]
-        assert_close(gradients[0], shard(gradient, rank, 2))
-        assert "modified by an inplace operation" in second
         assert "overwrite_logits would destroy logits that are a leaf" in leaf
+        if overwrite:
+            assert "modified by an inplace operation" in second
+        else:
+            assert second == "no error"
+            assert_close(gradients[1], 3 * shard(gradient, rank, 2))
 
 
 N, WIDTH = 256, 8192  # a shard of 8 MB
