@@ -249,7 +249,8 @@ def every_way() -> dict[str, Any]:
 def test_every_way_to_communicate_is_recorded_once_with_the_callers_line_and_what_is_not_kept_is_forgotten() -> None:
     results = tplab.launch(every_way, 2)
     for found in results:
-        assert found["DTensor"] == [("all_reduce", 8)] * 2  # one forward, one backward, b*h elements each
+        sums = [call for call in found["DTensor"] if call[0] == "all_reduce"]  # besides what distributes the weights
+        assert sums == [("all_reduce", 8)] * 2  # one forward, one backward, b*h elements each
         assert found["compiled"] == found["compiled again"] == [("all_reduce", 3)]  # when it runs, not when it's traced
         assert found["batched"] == [("recv", 2), ("send", 2)]
         file, line, function = found["where"].rsplit(":", 2)
