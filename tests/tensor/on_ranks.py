@@ -60,6 +60,12 @@ def assert_refused(results: Iterable[list[str]], *expected: str) -> None:
             assert words in message
 
 
+def assert_refused_on(p: int, *cases: tuple[Callable, str]) -> None:
+    """On each of p ranks, each call raises a ValueError that has the expected words."""
+    calls, words = zip(*cases, strict=True)
+    assert_refused(launch(refusals, p, args=calls), *words)
+
+
 def traffic(*sections: Iterable) -> list[list[tuple]]:
     return [[(call.kind, call.op, call.bytes) for call in section] for section in sections]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.reference import assert_close, cut, random
-from tests.tensor.on_ranks import GROUPS, assert_refused, on_ranks, refusals, results_of
+from tests.tensor.on_ranks import GROUPS, assert_refused_on, on_ranks, results_of
 from tests.tensor.on_ranks import train as train_sgd
 from tplab import launch
 from tplab.plain import Attention
@@ -215,55 +215,43 @@ def test_numbers_of_another_dtype_may_be_added(dtype):
 # What is refused
 
 
-def _refusals():
-    self_attention, cross = ParallelAttention(16, 8), ParallelAttention(16, 8, attention_type="cross")
-    x = torch.ones(2, 3, 16)
-    return refusals(
-        lambda: ParallelAttention(24, 12, 6),
-        lambda: ParallelAttention(24, 6),
-        lambda: ParallelAttention(16, 8, 3),
-        lambda: ParallelAttention(16, 8, 0),
-        lambda: ParallelAttention(16, 0),
-        lambda: ParallelAttention(20, 8),
-        lambda: ParallelAttention(16, 8, attention_type="flash"),
-        lambda: ParallelAttention(16, 8, attention_type="cross", causal=True),
-        lambda: ParallelAttention(16, 8, attention_type="cross", rotary_base=1e4),
-        lambda: ParallelAttention(16, 8, dropout=1.0),
-        lambda: ParallelAttention(24, 8, rotary_base=1e4)(torch.ones(1, 2, 24)),
-        lambda: self_attention(x[0]),
-        lambda: self_attention(x[..., :8]),
-        lambda: self_attention(x, x),
-        lambda: cross(x),
-        lambda: cross(x, x[..., :8]),
-        lambda: self_attention(x, attn_mask=torch.ones(3, 3, dtype=torch.bool)),
-        lambda: self_attention(x, attn_mask=torch.ones(2, 2, 3, 3)),
-        lambda: self_attention(x, key_padding_mask=torch.ones(2, 3)),
-        lambda: self_attention(x, key_padding_mask=torch.ones(3, 2, dtype=torch.bool)),
-    )
+def self_attention(*args, **options):
+    return ParallelAttention(16, 8)(*args, **options)
+
+
+def cross(*args):
+    return ParallelAttention(16, 8, attention_type="cross")(*args)
+
+
+X = torch.ones(2, 3, 16)
 
 
 def test_what_cannot_be_is_refused_with_the_numbers_and_what_would_work():
-    assert_refused(
-        launch(_refusals, 4),
-        "num_kv_heads=6 can't be divided over 4 ranks, nor copied to them evenly. Use p in 1, 2, 3, 6, 12.",
-        "num_heads=6 can't be divided over 4 ranks: each rank takes whole heads, and as many as any other. "
-        "Use p in 1, 2, 3, 6.",
-        "num_heads=8 can't share num_kv_heads=3 evenly",
-        "num_heads=8 can't share num_kv_heads=0 evenly",
-        "num_heads=0 can't share num_kv_heads=0 evenly",
-        "hidden_size=20 can't be divided into num_heads=8 heads of one size",
-        "attention_type='flash' is not 'self' or 'cross'",
-        "cross-attention has no causal mask and no rotary positions",
-        "cross-attention has no causal mask and no rotary positions",
-        "dropout=1.0 should be in [0, 1)",
-        "head_dim=3 is odd",
-        "x [3, 16] should be [b, s, 16]",
-        "x [2, 3, 8] should be [b, s, 16]",
-        "self-attention has no memory",
-        "cross-attention needs its memory once",
-        "memory [2, 3, 8] should be [b, s, 16]",
-        "torch's own functions disagree on what True means",
-        "attn_mask [2, 2, 3, 3] should be [3, 3] or [2, 8, 3, 3]",
-        "key_padding_mask should be bool [2, 3], True for padding, got torch.float32 [2, 3]",
-        "key_padding_mask should be bool [2, 3], True for padding, got torch.bool [3, 2]",
+    kv_heads = "num_kv_heads=6 can't be divided over 4 ranks, nor copied to them evenly. Use p in 1, 2, 3, 6, 12."
+    heads = (
+        "num_heads=6 can't be divided over 4 ranks: each rank takes whole heads, and as many as any other. Use p in 1"
+    )
+    positions = "cross-attention has no causal mask and no rotary positions"
+    assert_refused_on(
+        4,
+        (lambda: ParallelAttention(24, 12, 6), kv_heads),
+        (lambda: ParallelAttention(24, 6), heads),
+        (lambda: ParallelAttention(16, 8, 3), "num_heads=8 can't share num_kv_heads=3 evenly"),
+        (lambda: ParallelAttention(16, 8, 0), "num_heads=8 can't share num_kv_heads=0 evenly"),
+        (lambda: ParallelAttention(16, 0), "num_heads=0 can't share num_kv_heads=0 evenly"),
+        (lambda: ParallelAttention(20, 8), "hidden_size=20 can't be divided into num_heads=8 heads of one size"),
+        (lambda: ParallelAttention(16, 8, attention_type="flash"), "attention_type='flash' is not 'self' or 'cross'"),
+        (lambda: ParallelAttention(16, 8, attention_type="cross", causal=True), positions),
+        (lambda: ParallelAttention(16, 8, attention_type="cross", rotary_base=1e4), positions),
+        (lambda: ParallelAttention(16, 8, dropout=1.0), "dropout=1.0 should be in [0, 1)"),
+        (lambda: ParallelAttention(24, 8, rotary_base=1e4)(torch.ones(1, 2, 24)), "head_dim=3 is odd"),
+        (lambda: self_attention(X[0]), "x [3, 16] should be [b, s, 16]"),
+        (lambda: self_attention(X[..., :8]), "x [2, 3, 8] should be [b, s, 16]"),
+        (lambda: self_attention(X, X), "self-attention has no memory"),
+        (lambda: cross(X), "cross-attention needs its memory once"),
+        (lambda: cross(X, X[..., :8]), "memory [2, 3, 8] should be [b, s, 16]"),
+        (lambda: self_attention(X, attn_mask=torch.ones(3, 3).bool()), "disagree on what True means"),
+        (lambda: self_attention(X, attn_mask=torch.ones(2, 2, 3, 3)), "[2, 2, 3, 3] should be [3, 3] or [2, 8, 3, 3]"),
+        (lambda: self_attention(X, key_padding_mask=torch.ones(2, 3)), "should be bool [2, 3], True for padding, got"),
+        (lambda: self_attention(X, key_padding_mask=torch.ones(3, 2).bool()), "got torch.bool [3, 2]"),
     )

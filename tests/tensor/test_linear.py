@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.reference import assert_close, cut, random
 from tests.tensor import operators as ops
-from tests.tensor.on_ranks import assert_refused, assert_shards, on_ranks, refusals, results_of, train
+from tests.tensor.on_ranks import assert_refused_on, assert_shards, on_ranks, results_of, train
 from tplab import launch, record
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
@@ -287,32 +287,29 @@ def test_layers_are_made_on_meta_without_memory_and_filled_later_and_say_what_th
         assert f"in_features=12, out_features=24, bias=True, rank {rank} of 2 holds [24, 6]" in text
 
 
-def _refusals():
-    return refusals(
-        lambda: ColumnParallelLinear(12, 10),
-        lambda: RowParallelLinear(10, 12),
-        lambda: ColumnParallelLinear(12, 20, stride=2, bias=False),
-        lambda: ColumnParallelLinear(12, 16, stride=3),
-        lambda: RowParallelLinear(12, 12, stride=0),
-        lambda: RowParallelLinear(12, 8)(torch.ones(5, 12)),
-        lambda: RowParallelLinear(12, 8, input_is_parallel=False)(torch.ones(5, 3)),
-        lambda: ColumnParallelLinear(12, 8)(torch.ones(5, 3)),
-        lambda: ColumnParallelLinear(12, 8)(torch.tensor(1.0)),
-    )
-
-
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
-    results = launch(_refusals, 4)
-    assert_refused(
-        results,
-        "out_features=10 can't be divided over 4 ranks: each rank takes whole columns of A",
-        "in_features=10 can't be divided over 4 ranks: each rank takes whole rows of A",
-        "out_features/2=10 can't be divided over 4 ranks",
-        "out_features=16 can't be cut into stride=3 equal blocks",
-        "in_features=12 can't be cut into stride=0 equal blocks",
-        "x [5, 12] should be [.., 3] with input_is_parallel=True, in_features=12 and 4 ranks",
-        "x [5, 3] should be [.., 12] with input_is_parallel=False",
-        "x [5, 3] should be [.., 12]: each rank needs all of x",
-        "x [] should be [.., 12]",
+    assert_refused_on(
+        4,
+        (
+            lambda: ColumnParallelLinear(12, 10),
+            "out_features=10 can't be divided over 4 ranks: each rank takes whole co",
+        ),
+        (lambda: ColumnParallelLinear(12, 10), "Use p in 1, 2, 5, 10."),
+        (lambda: RowParallelLinear(10, 12), "in_features=10 can't be divided over 4 ranks: each rank takes whole rows"),
+        (lambda: ColumnParallelLinear(12, 20, stride=2), "out_features/2=10 can't be divided over 4 ranks"),
+        (lambda: ColumnParallelLinear(12, 16, stride=3), "out_features=16 can't be cut into stride=3 equal blocks"),
+        (lambda: RowParallelLinear(12, 12, stride=0), "in_features=12 can't be cut into stride=0 equal blocks"),
+        (
+            lambda: RowParallelLinear(12, 8)(torch.ones(5, 12)),
+            "x [5, 12] should be [.., 3] with input_is_parallel=True",
+        ),
+        (
+            lambda: RowParallelLinear(12, 8, **WHOLE_X)(torch.ones(5, 3)),
+            "x [5, 3] should be [.., 12] with input_is_par",
+        ),
+        (
+            lambda: ColumnParallelLinear(12, 8)(torch.ones(5, 3)),
+            "x [5, 3] should be [.., 12]: each rank needs all of x",
+        ),
+        (lambda: ColumnParallelLinear(12, 8)(torch.tensor(1.0)), "x [] should be [.., 12]"),
     )
-    assert all("Use p in 1, 2, 5, 10." in messages[0] for messages in results)

@@ -12,7 +12,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import assert_refused, assert_shards, on_ranks, refusals, results_of, train
+from tests.tensor.on_ranks import (
+    assert_refused,
+    assert_refused_on,
+    assert_shards,
+    on_ranks,
+    refusals,
+    results_of,
+    train,
+)
 from tplab import launch, plain
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
@@ -144,14 +152,10 @@ def test_options_reach_the_first_layer_which_is_four_times_as_wide_unless_told_o
     assert ParallelMLP(6, activation="swiglu").up.weight.shape == (48, 6)
 
 
-def _uneven():
-    return refusals(*(partial(ParallelMLP, 6, 9, activation) for activation in ("gelu", "swiglu", "relu")))
-
-
 def test_a_width_that_cannot_be_divided_and_an_unknown_activation_are_refused():
-    assert_refused(
-        launch(_uneven, 2),
-        "out_features=9 can't be divided over 2 ranks",
-        "out_features/2=9 can't be",
-        "activation='relu' is not one of 'gelu', 'gelu_tanh', 'swiglu'",
+    assert_refused_on(
+        2,
+        (lambda: ParallelMLP(6, 9), "out_features=9 can't be divided over 2 ranks"),
+        (lambda: ParallelMLP(6, 9, "swiglu"), "out_features/2=9 can't be"),
+        (lambda: ParallelMLP(6, 8, "relu"), "activation='relu' is not one of 'gelu', 'gelu_tanh', 'swiglu'"),
     )
