@@ -156,6 +156,17 @@ def test_elementwise_optimizers_are_accepted_with_all_their_options(name):
     check_mesh_shards(ELEMENTWISE[name], as_groups(parameters()), {}, PIPELINE)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_of_low_precision_are_judged_in_float32(dtype):
+    assert check_everywhere(optim.AdamW, parameters(dtype)) == ["no error", "no error"]
+    assert "no error" not in check_everywhere(optim.Adafactor, parameters(dtype))
+
+
+def test_a_wrong_option_raises_the_optimizers_own_error():
+    for message in check_everywhere(optim.AdamW, lr=-1.0):
+        assert message == "Invalid learning rate: -1.0"
+
+
 @pytest.mark.parametrize("name", NEEDS_WHOLE_MATRICES)
 def test_optimizers_that_need_whole_matrices_are_refused(name):
     kind = NEEDS_WHOLE_MATRICES[name]

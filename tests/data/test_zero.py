@@ -53,6 +53,13 @@ def weights_of(zero, model):
 # A vector and its shards
 
 
+def test_a_vector_of_two_dtypes_or_none_is_refused():
+    with pytest.raises(ValueError, match="one dtype, got .*bfloat16.*float32"):
+        Flat([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))])
+    with pytest.raises(ValueError, match="none at all"):
+        Flat([])
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 7])
 def test_shards_and_pieces_of_a_vector_are_all_of_it_once(p):
     parameters = [nn.Parameter(random(shape, shape)) for shape in [(3, 2), (), (5,), (0,), (2, 2, 2)]]

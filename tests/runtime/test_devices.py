@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tplab
 from tplab.runtime import devices, torchrun
 
 
@@ -65,6 +66,12 @@ def test_ranks_share_gpus_over_nccl_if_the_environment_says_so(machine, monkeypa
         devices.choose("auto", 8)
 
 
+def test_without_a_gpu_there_is_nothing_to_share(machine) -> None:
+    machine(0)
+    with pytest.raises(ValueError, match="share_gpus=True needs a GPU"):
+        tplab.launch(dist.get_rank, 2, share_gpus=True)
+
+
 @pytest.mark.parametrize(("gpus", "own", "host"), [(0, None, None), (4, "cuda:3", None), (2, "cuda:1", "tplab-rank-3")])
 def test_a_rank_takes_its_gpu_and_names_a_host_of_its_own_where_it_shares(
     gpus: int, own: str | None, host: str | None, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +85,17 @@ def test_a_rank_takes_its_gpu_and_names_a_host_of_its_own_where_it_shares(
     assert taken == (own and torch.device(own))
     assert devices.device() == torch.device(own or "cpu")
     assert os.environ.get("NCCL_HOSTID") == host
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [(8, "nccl"), (2, "gloo")])
+def test_more_ranks_than_the_course_has_do_not_move_to_another_device(gpus: int, chosen: str, machine) -> None:
+    machine(gpus)
+    assert devices.choose("auto", 2)[0] == chosen
+    if chosen == "gloo":
+        assert devices.choose("auto", 16) == ("gloo", 0)
+    else:
+        with pytest.raises(ValueError, match="16 ranks, but this machine shows 8 .* set TPLAB_BACKEND=gloo to run on"):
+            devices.choose("auto", 16)
 
 
 def test_the_learner_chooses_the_device_with_a_variable(
@@ -98,6 +116,12 @@ def test_the_learner_chooses_the_device_with_a_variable(
     monkeypatch.setenv("TPLAB_BACKEND", "gpu")
     with pytest.raises(ValueError, match="TPLAB_BACKEND must be gloo or nccl, but it is 'gpu'"):
         devices.choose("auto", 2)
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl"), (8, "nccl")])
+def test_a_program_with_one_number_of_ranks_takes_the_gpus_if_they_are_enough(gpus: int, backend: str, machine) -> None:
+    machine(gpus)
+    assert devices.backend_for(2) == backend
 
 
 NONE = "there is no GPU"

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -172,8 +173,10 @@ TENSORS = {
 
 def test_tensors_of_every_kind_travel_both_ways() -> None:
     results = tplab.launch(lambda x: {"nested": [(x,)]}, 2, args=(TENSORS,))
-    (computed,) = tplab.launch(lambda w: (w * 2).sum(), 1, args=(torch.ones(3, requires_grad=True),))
-    assert not computed.requires_grad
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.note = "split along dim 0"
+    ((computed, note),) = tplab.launch(lambda w: ((w * 2).sum(), w.note), 1, args=(parameter,))
+    assert (computed.requires_grad, note) == (False, "split along dim 0")
     for returned in results:
         for name, tensor in returned["nested"][0][0].items():
             torch.testing.assert_close(tensor, TENSORS[name])
@@ -188,8 +191,8 @@ def leave_something_behind() -> tuple[bool, torch.dtype]:
 
 
 def test_each_launch_starts_in_fresh_processes() -> None:
-    for _ in range(2):
-        assert tplab.launch(leave_something_behind, 2) == [(False, torch.float32)] * 2
+    for p in (2, numpy.int64(2)):  # the number of ranks may be any kind of whole number
+        assert tplab.launch(leave_something_behind, p) == [(False, torch.float32)] * 2
 
 
 def test_a_rank_sees_the_parents_environment_folder_and_import_path(
@@ -204,12 +207,14 @@ def test_a_rank_sees_the_parents_environment_folder_and_import_path(
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(modules)
 
-    def look() -> tuple[str, str, int]:
+    def look() -> list[str]:
         import only_here
 
-        return os.environ["TPLAB_TEST_VARIABLE"], os.getcwd(), only_here.answer
+        variables = ("TPLAB_TEST_VARIABLE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return [os.getcwd(), only_here.answer, *(os.environ[name] for name in variables)]
 
-    assert tplab.launch(look, 2) == [("set later", str(folder), 42)] * 2
+    expected = [[str(folder), 42, "set later", rank, rank, "2", "2"] for rank in "01"]
+    assert tplab.launch(look, 2) == expected
 
 
 def test_random_numbers_of_numpy_differ_between_ranks_although_the_server_has_imported_it() -> None:

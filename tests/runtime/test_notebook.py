@@ -47,6 +47,13 @@ def test_a_deadlock_shows_the_cell_and_line_of_every_rank(book: Notebook) -> Non
     assert "called at cell [" in cell.error
 
 
+def test_a_notebook_that_torchrun_started_says_so(book: Notebook) -> None:
+    book.run("os.environ.update(TORCHELASTIC_RUN_ID='none', RANK='0', WORLD_SIZE='2')")
+    error = book.run("tplab.launch(dist.get_rank, 2)").error
+    book.run("for name in ('TORCHELASTIC_RUN_ID', 'RANK', 'WORLD_SIZE'): del os.environ[name]")
+    assert "this notebook was started by torchrun, as rank 0 of 2" in error
+
+
 STUCK = {
     "asleep": "time.sleep(1000)",
     "in a loop": "while True: pass",
