@@ -1,4 +1,4 @@
-"""Data parallelism equals one process with the whole batch, and torch's DistributedDataParallel."""
+"""Data parallelism equals one process with the whole batch."""
 
 from contextlib import nullcontext
 
@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.data import small_net
 from tests.data.small_net import Net, batch, gradients, loss_of, plain_gradients, uneven_batch, whole_batch
@@ -36,7 +35,7 @@ def assert_same_gradients(actual, expected):
 # Buckets
 
 
-def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may():
+def test_buckets_hold_the_last_parameters_first_of_one_dtype_and_no_more_than_they_may():
     model = Net()
     for size in (1, 500, 1000, 10**9):
         buckets = in_buckets(model.parameters(), size)
@@ -45,17 +44,13 @@ def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may():
             filled = sum(8 * parameter.numel() for parameter in bucket)
             assert filled <= size or len(bucket) == 1
             assert behind is None or filled + 8 * behind[0].numel() > size
-
-
-def test_each_dtype_has_buckets_of_its_own():
-    parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in [torch.float32, torch.bfloat16] * 2]
-    dtypes = [[p.dtype for p in bucket] for bucket in in_buckets(parameters)]
-    assert dtypes == [[torch.bfloat16] * 2, [torch.float32] * 2]
-
-
-def test_a_bucket_without_room_is_refused():
     with pytest.raises(ValueError, match="bucket_bytes=0"):
-        in_buckets(Net().parameters(), 0)
+        in_buckets(model.parameters(), 0)
+    parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in [torch.float32, torch.bfloat16] * 2]
+    assert [[p.dtype for p in bucket] for bucket in in_buckets(parameters)] == [
+        [torch.bfloat16] * 2,
+        [torch.float32] * 2,
+    ]
 
 
 # Gradients
@@ -68,9 +63,9 @@ def _mean(bucket_bytes, group=None):
     with record() as sent:
         loss_of(model, batch(rank, 0)).backward()
         data.finish()
-    bytes_of = [collective.bytes for collective in sent]
     kinds = {(collective.kind, collective.op, len(collective.group)) for collective in sent}
-    return gradients(model), bytes_of, kinds, [sum(8 * p.numel() for p in bucket) for bucket in data.buckets]
+    assert [collective.bytes for collective in sent] == [sum(8 * p.numel() for p in bucket) for bucket in data.buckets]
+    return gradients(model), [collective.bytes for collective in sent], kinds
 
 
 def _unequal_counts():
@@ -85,46 +80,18 @@ def _unequal_counts():
     return gradients(model), total, loss
 
 
-def _accumulated():
-    """Three backwards, of which one or none sends."""
-    rank, found = dist.get_rank(), []
-    for last_sends in (True, False):
-        model = Net()
-        data = DataParallel(model, bucket_bytes=500)
-        with record() as sent:
-            for k in range(3):
-                with nullcontext() if k == 2 and last_sends else data.no_sync():
-                    (loss_of(model, batch(rank, k), spare=True) / 3).backward()
-            before = data.started
-            data.finish()
-        found.append((gradients(model), len(sent), len(data.buckets), before))
-    return found
-
-
-def _trained():
-    rank, found = dist.get_rank(), []
-    for make in OPTIMIZERS:
-        model = Net(rank)
-        data, optimizer = DataParallel(model, bucket_bytes=500), make(model)
-        for step in range(3):
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
-            loss_of(model, batch(rank, 10 * step), spare=True).backward()
-            data.finish()
-            optimizer.step()
-        found.append({name: parameter.detach() for name, parameter in model.named_parameters()})
-    return found
-
-
-def _of_ddp():
-    model, rank = Net(dist.get_rank()), dist.get_rank()
-    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    loss_of(wrapped, batch(rank, 0)).backward()
+def _accumulated(last_sends):
+    """Three backwards, of which one or none sends; each bucket leaves once."""
+    model = Net()
+    data = DataParallel(model, bucket_bytes=500)
+    with record() as sent:
+        for k in range(3):
+            with nullcontext() if k == 2 and last_sends else data.no_sync():
+                (loss_of(model, batch(dist.get_rank(), k), spare=True) / 3).backward()
+        assert (data.started > 0) == last_sends
+        data.finish()
+    assert len(sent) == len(data.buckets)
     return gradients(model)
-
-
-def _everything():
-    first = [_mean(size) for size in BUCKETS]
-    return first, _unequal_counts(), _accumulated(), _trained(), _of_ddp(), _unused(), _overlap(), _second_backward()
 
 
 OPTIMIZERS = [
@@ -133,101 +100,29 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[3])
-def runs(request):
-    results = launch(_everything, request.param, timeout=200)
-    assert len(results) == request.param
-    return results
-
-
-def test_the_mean_of_the_gradients_is_that_of_the_whole_batch(runs):
-    wanted = plain_gradients(range(len(runs)))
-    for first, *_ in runs:
-        for found, *_ in first:
-            assert_same_gradients(found, wanted)
-
-
-def test_a_step_sends_every_gradient_once(runs):
-    for first, *_ in runs:
-        for _, bytes_of, kinds, of_buckets in first:
-            assert kinds == {("all_reduce", "sum", len(runs))}
-            assert bytes_of == of_buckets
-            assert sum(bytes_of) == 8 * sum(parameter.numel() for parameter in trained(Net()))
-        one_each, some, all_at_once = (len(bytes_of) for _, bytes_of, *_ in first)
-        assert one_each == len(trained(Net())) > some > all_at_once == 1
-
-
-def test_every_token_counts_the_same_where_ranks_have_different_numbers(runs):
-    wanted = plain_gradients(range(len(runs)), of_rank=uneven_batch)
-    whole_loss = loss_of(Net(), whole_batch(range(len(runs)), 0, uneven_batch)).detach()
-    for _, (found, total, loss), *_ in runs:
-        assert total == sum(4 - rank for rank in range(len(runs)))
-        assert_close(loss, whole_loss)
-        assert_same_gradients(found, wanted)
-
-
-def test_accumulated_gradients_are_sent_once(runs):
-    wanted: dict = {}
-    for k in range(3):
-        for name, gradient in plain_gradients(range(len(runs)), k, spare=True).items():
-            wanted[name] = gradient if gradient is None else gradient / 3 + wanted.get(name, 0)
-    for _, _, (one_sends, none_sends), *_ in runs:
-        for found, sent, buckets, _ in (one_sends, none_sends):
-            assert sent == buckets
-            assert_same_gradients(found, wanted)
-        assert one_sends[3] > none_sends[3] == 0
-
-
-def test_steps_are_those_of_one_process(runs):
-    for number, make in enumerate(OPTIMIZERS):
-        wanted, _ = small_net.plain_training(range(len(runs)), 3, make, spare=True)
-        for result in runs:
-            for name, weight in wanted.items():
-                assert_close(result[3][number][name], weight)
-
-
-def test_torchs_own_gives_the_same(runs):
-    for first, _, _, _, theirs, *_ in runs:
-        assert_same_gradients(first[0][0], theirs)
-
-
-# What is not used
-
-
-def _unused():
-    """Gradients where no rank uses the spare layer, and where only rank 1 does."""
-    rank, found = dist.get_rank(), []
-    for used in (False, rank == 1):
-        model = Net()
-        data = DataParallel(model, bucket_bytes=500)
-        loss_of(model, batch(rank, 0), spare=used).backward()
+def _trained(make):
+    rank = dist.get_rank()
+    model = Net(rank)
+    data, optimizer = DataParallel(model, bucket_bytes=500), make(model)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        loss_of(model, batch(rank, 10 * step), spare=True).backward()
         data.finish()
-        found.append(gradients(model))
-    return found
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def test_a_parameter_that_no_rank_uses_gets_a_gradient_of_zero(runs):
-    for *_, (unused, _), _, _ in runs:
-        assert not any(unused[name].any() for name in ("spare.weight", "spare.bias"))
-        assert unused["frozen.weight"] is None
-
-
-def test_a_parameter_that_only_some_ranks_use_gets_the_mean_on_all(runs):
-    wanted: dict = {}
-    for rank in range(len(runs)):
-        for name, gradient in plain_gradients([rank], spare=rank == 1).items():
-            wanted[name] = wanted.get(name, 0) + (0 if gradient is None else gradient / len(runs))
-    for result in runs:
-        for name, gradient in result[5][1].items():
-            if not name.startswith("frozen"):
-                assert_close(gradient, wanted[name])
-
-
-# While backward runs
+def _used_by(ranks):
+    """Gradients where only these ranks use the spare layer."""
+    model, rank = Net(), dist.get_rank()
+    data = DataParallel(model, bucket_bytes=500)
+    loss_of(model, batch(rank, 0), spare=rank in ranks).backward()
+    data.finish()
+    return gradients(model)
 
 
 def _overlap():
-    """How many buckets have left when backward comes to the first layer, and what those gradients are then."""
+    """Full buckets leave while backward runs, and their gradients are gone then."""
     model, seen = Net(), []
     data = DataParallel(model, bucket_bytes=500)
     x, target = batch(dist.get_rank(), 0)
@@ -237,20 +132,13 @@ def _overlap():
         x = model.frozen(z @ model.scale)
         for block in model.blocks:
             x = block(x)
-        loss = F.cross_entropy(model.last(model.spare(x)), target)
-        loss.backward()
-        after = data.started
+        F.cross_entropy(model.last(model.spare(x)), target).backward()
+        assert data.started == len(data.buckets)
         data.finish()
-    return seen, after, len(data.buckets), data.started, len(sent)
-
-
-def test_full_buckets_leave_while_backward_runs(runs):
-    for result in runs:
-        ((at_the_first_layer, early),), after, buckets, at_the_end, sent = result[6]
-        assert 0 < at_the_first_layer < buckets
-        assert early == [None] * len(early)
-        assert after == buckets == sent
-        assert at_the_end == 0
+    ((at_the_first_layer, early),) = seen
+    assert 0 < at_the_first_layer < len(data.buckets) == len(sent)
+    assert early == [None] * len(early)
+    assert data.started == 0
 
 
 def _second_backward():
@@ -264,8 +152,76 @@ def _second_backward():
     return messages
 
 
+def _everything():
+    _overlap()
+    return {
+        "mean": [_mean(size) for size in BUCKETS],
+        "unequal counts": _unequal_counts(),
+        "accumulated": [_accumulated(last_sends) for last_sends in (True, False)],
+        "trained": [_trained(make) for make in OPTIMIZERS],
+        "unused": _used_by([]),
+        "used by rank 1": _used_by([1]),
+        "refused": _second_backward(),
+    }
+
+
+@pytest.fixture(scope="module")
+def runs():
+    results = launch(_everything, 3, timeout=200)
+    assert len(results) == 3
+    return results
+
+
+def test_the_mean_of_the_gradients_is_that_of_the_whole_batch_and_a_step_sends_every_gradient_once(runs):
+    wanted, size = plain_gradients(range(3)), 8 * sum(parameter.numel() for parameter in trained(Net()))
+    for found in (run["mean"] for run in runs):
+        for own, bytes_of, kinds in found:
+            assert_same_gradients(own, wanted)
+            assert kinds == {("all_reduce", "sum", 3)}
+            assert sum(bytes_of) == size
+        one_each, some, all_at_once = (len(bytes_of) for _, bytes_of, _ in found)
+        assert one_each == len(trained(Net())) > some > all_at_once == 1
+
+
+def test_every_token_counts_the_same_where_ranks_have_different_numbers(runs):
+    wanted = plain_gradients(range(3), of_rank=uneven_batch)
+    whole_loss = loss_of(Net(), whole_batch(range(3), 0, uneven_batch)).detach()
+    for found, total, loss in (run["unequal counts"] for run in runs):
+        assert total == 4 + 3 + 2
+        assert_close(loss, whole_loss)
+        assert_same_gradients(found, wanted)
+
+
+def test_accumulated_gradients_and_steps_are_those_of_one_process(runs):
+    wanted: dict = {}
+    for k in range(3):
+        for name, gradient in plain_gradients(range(3), k, spare=True).items():
+            wanted[name] = gradient if gradient is None else gradient / 3 + wanted.get(name, 0)
+    for run in runs:
+        for found in run["accumulated"]:
+            assert_same_gradients(found, wanted)
+    for number, make in enumerate(OPTIMIZERS):
+        weights, _ = small_net.plain_training(range(3), 3, make, spare=True)
+        for run in runs:
+            for name, weight in weights.items():
+                assert_close(run["trained"][number][name], weight)
+
+
+def test_a_parameter_that_no_rank_uses_gets_zero_and_one_that_some_ranks_use_gets_the_mean_on_all(runs):
+    wanted: dict = {}
+    for rank in range(3):
+        for name, gradient in plain_gradients([rank], spare=rank == 1).items():
+            wanted[name] = wanted.get(name, 0) + (0 if gradient is None else gradient / 3)
+    for run in runs:
+        assert not any(run["unused"][name].any() for name in ("spare.weight", "spare.bias"))
+        assert run["unused"]["frozen.weight"] is None
+        for name, gradient in run["used by rank 1"].items():
+            if not name.startswith("frozen"):
+                assert_close(gradient, wanted[name])
+
+
 def test_a_second_backward_and_an_update_before_finish_are_refused(runs):
-    for *_, (second, update) in runs:
+    for second, update in (run["refused"] for run in runs):
         assert "got a second gradient before finish()" in second
         assert "no_sync()" in second
         assert "can't update the weights" in update

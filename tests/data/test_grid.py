@@ -29,19 +29,6 @@ def test_ranks_are_numbered_like_the_entries_of_an_array(sizes):
             assert all(grid.group(rank, name) == group for rank in group)
 
 
-def test_tensor_parallel_ranks_are_neighbours():
-    assert Grid(2, 2, 2).groups("tp") == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert Grid(2, 2, 2).groups("pp") == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert Grid(2, 2, 2).groups("dp") == [[0, 4], [1, 5], [2, 6], [3, 7]]
-
-
-def test_how_many_nodes_a_group_reaches_over():
-    grid = Grid(dp=2, pp=4, tp=8)
-    assert [grid.nodes(name, 8) for name in DIMENSIONS] == [2, 4, 1]
-    assert Grid(tp=16).nodes("tp", 8) == 2
-    assert Grid(tp=6, dp=2).nodes("tp", 4) == 2  # ranks 0 to 3 | 4, 5
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -51,7 +38,6 @@ def test_how_many_nodes_a_group_reaches_over():
         (lambda: Grid(2, 2, 2).rank(pp=2), "there is no pp 2 in dp=2 · pp=2 · tp=2: they are 0 to 1"),
         (lambda: Grid().groups("size"), "no dimension 'size': use one of dp, pp, tp"),
         (lambda: Grid().group(0, "cp"), "no dimension 'cp'"),
-        (lambda: Grid().nodes("tp", 0), "gpus_per_node=0"),
         (lambda: mesh(), "call it on ranks that tplab.launch started"),
     ],
 )

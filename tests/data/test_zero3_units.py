@@ -21,8 +21,6 @@ from tplab.data.zero3 import ZeRO3
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.sequence.gpt import SequenceParallelGPT
-from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import seed_all
 
 N = 6
@@ -296,23 +294,3 @@ def test_blocks_and_linear_layers_can_be_units_of_zero_3_and_of_fully_shard():
     for found in launch(_small_units, 4, timeout=200):
         assert len(found) == 9
         assert found == pytest.approx(dict.fromkeys(found, expected), rel=1e-12)
-
-
-@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
-def test_a_bias_that_the_caller_adds_has_memory_of_its_own(kind):
-    for options in ({}, {"gather_output": True} if kind is ColumnParallelLinear else {"input_is_parallel": False}):
-        layer = kind(N, N, skip_bias_add=True, **options)
-        y, bias = layer(torch.ones(2, N))
-        assert bias.data_ptr() != layer.bias.data_ptr()
-        (y + 2 * bias).sum().backward()
-        assert_close(bias.detach(), layer.bias.detach(), 0)
-        assert_close(layer.bias.grad, torch.full((N,), 4.0), 0)
-
-
-def test_an_mlp_alone_can_be_a_unit():
-    mlp = ParallelMLP(N, skip_bias_add=True)
-    nn.init.normal_(mlp.down.bias)
-    expected = (mlp(torch.ones(2, N))[0] + mlp.down.bias).detach()
-    ZeRO3(mlp, [], torch.optim.SGD)
-    z, bias = mlp(torch.ones(2, N))
-    assert_close((z + bias).detach(), expected, 1e-6)

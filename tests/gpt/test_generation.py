@@ -1,11 +1,11 @@
 """`tplab.gpt.generation`, against Hugging Face's `generate` and a single-process loop over all the logits."""
 
-from functools import cache
-
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.gpt.test_hugging_face_folder import HIDDEN, LAYERS, NEW, PROMPT, VOCAB
+from tests.gpt.test_hugging_face_folder import hugging_face as random_model
 from tests.gpt.test_model import make
 from tests.tensor.on_ranks import GROUPS, own_group, traffic
 from tplab import launch, record
@@ -13,26 +13,13 @@ from tplab.gpt.generation import candidates, generate
 from tplab.gpt.hugging_face import gpt_config
 
 WORLD_SIZES = (1, 2, 4)
-HIDDEN, HEADS, LENGTH, LAYERS = 16, 4, 24, 2
-VOCAB = 300  # with 2 ranks the best id is now on one, now on the other
-BATCH, PROMPT, NEW = 3, 5, 12
+BATCH = 3
 
 
-@cache
 def hugging_face(kind):
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # here: the ranks need none
-
-    torch.manual_seed(3)
-    shared = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": None, "initializer_range": 0.4}
-    if kind == "gpt2":
-        options = GPT2Config(n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, n_positions=LENGTH, **shared)
-        model = GPT2LMHeadModel(options)
-    else:
-        shared |= {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "intermediate_size": 24}
-        shared |= {"num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}
-        options = LlamaConfig(**shared)
-        model = LlamaForCausalLM(options)
-    return model.double().eval(), gpt_config(options.to_dict())
+    """Their model "gpt2" or "llama", and its configuration."""
+    model = random_model({"llama": "llama 3.1"}.get(kind, kind))
+    return model, gpt_config(model.config.to_dict())
 
 
 def prompt():
@@ -66,8 +53,17 @@ def test_greedy_tokens_are_hugging_faces(kind, p):
 def _uneven(state, config):
     lengths = [5, 2, 3]
     model = make(state, config)
-    together = generate(model, prompt(), NEW, prompt_lengths=lengths)
+    ids = prompt()
+    together = generate(model, ids, NEW, prompt_lengths=lengths)
+    assert torch.equal(ids, prompt())
+    assert torch.equal(generate(model.eval(), ids, 0), ids)  # nothing new is asked for
+    assert not model.training  # as it was before
     alone = [generate(model, prompt()[i : i + 1, :n], PROMPT + NEW - n) for i, n in enumerate(lengths)]
+    stop = prompt()[0, 3].item()  # known, and behind the place where the others already go on: it stops nothing
+    stopped = generate(model, prompt(), NEW, prompt_lengths=lengths, stop_id=stop)
+    first = generate(model, prompt()[:1], NEW, stop_id=stop)
+    assert first.shape[1] > PROMPT + 1
+    assert torch.equal(stopped[0, : first.shape[1]], first[0])
     return together, torch.cat(alone)
 
 
@@ -93,20 +89,6 @@ def test_behind_a_stop_token_a_text_is_filled_up_and_all_end_when_all_have_stopp
         assert torch.equal(row[:end], whole[:end])
         assert (row[end:] == stop).all()
     assert one.shape == (1, PROMPT + first + 1)  # nothing is left to do
-
-
-def _stop_in_the_prompt(state, config):
-    model, lengths = make(state, config), [5, 2, 3]
-    stop = prompt()[0, 3].item()  # known, and behind the place where the others already go on
-    texts = generate(model, prompt(), NEW, prompt_lengths=lengths, stop_id=stop)
-    alone = generate(model, prompt()[:1], NEW, stop_id=stop)
-    return texts[0, : alone.shape[1]], alone[0]
-
-
-def test_a_stop_token_within_a_prompt_stops_nothing():
-    text, alone = launch(_stop_in_the_prompt, 2, args=given("llama"))[0]
-    assert torch.equal(text, alone)
-    assert len(alone) > PROMPT + 1
 
 
 def _sample(state, config, temperature, top_k, seed_by_rank):
@@ -206,14 +188,6 @@ def test_two_groups_side_by_side_write_their_own_texts():
     drawn = [text for _, text in results]
     assert all(torch.equal(drawn[first], drawn[second]) for first, second in GROUPS)
     assert not torch.equal(drawn[0], drawn[1])
-
-
-def test_nothing_new_is_asked_for_nothing_is_written_and_the_prompt_stays_as_it_is():
-    model, ids = make(*given("gpt2")).eval(), prompt()
-    assert torch.equal(generate(model, ids, 0), prompt())
-    assert not model.training  # as it was before
-    generate(model, ids, 3, prompt_lengths=[1, 2, 3])
-    assert torch.equal(ids, prompt())
 
 
 @pytest.mark.parametrize(

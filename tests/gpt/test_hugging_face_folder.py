@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.reference import assert_close
-from tests.tensor.on_ranks import GROUPS, own_group
-from tplab import launch
+from tests.tensor.on_ranks import results_of
 from tplab.gpt.generation import generate
 from tplab.gpt.hugging_face import to_hugging_face
 from tplab.gpt.hugging_face_config import gpt_config
@@ -132,12 +131,12 @@ class Slice(Spy):
         return part
 
 
-def _load_and_run(folders, in_groups=False):
+def _load_and_run(group, folders):
     import safetensors
 
     plain = safetensors.safe_open
     safetensors.safe_open = lambda *args, **options: Spy(plain(*args, **options))
-    group, results = own_group() if in_groups else None, {}
+    results = {}
     for kind, folder in folders.items():
         config = config_of_folder(folder)
         model = ParallelGPT(config, device="meta", dtype=torch.float64, group=group).to_empty(device="cpu")
@@ -200,23 +199,10 @@ def assert_like_theirs(results):
             assert most <= largest  # no slice is larger than the largest shard
 
 
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_logits_gradients_and_text_are_transformers_and_a_rank_reads_only_its_slices(p, folders):
-    results = launch(_load_and_run, p, args=(folders,), timeout=200)
-    assert len(results) == p
-    assert_like_theirs(results)
-
-
-def test_each_group_loads_a_model_of_its_own(folders):
-    results = launch(_load_and_run, 4, args=(folders, True), timeout=200)
-    for members in GROUPS:
-        assert_like_theirs([results[rank] for rank in members])
-
-
-def test_at_four_ranks_a_rank_reads_about_a_quarter():
-    for kind in KINDS[2:]:
-        parts = [bytes_of_rank(kind, rank, 4) for rank in range(4)]
-        assert sum(parts) < 1.5 * sum(p.nbytes for p in hugging_face(kind).parameters())
+@pytest.mark.parametrize(("p", "in_groups"), [(1, False), (2, False), (4, False), (4, True)])
+def test_logits_gradients_and_text_are_transformers_and_a_rank_reads_only_its_slices(p, in_groups, folders):
+    for results in results_of(_load_and_run, p, in_groups, folders):
+        assert_like_theirs(results)
 
 
 @pytest.mark.parametrize("kind", KINDS)

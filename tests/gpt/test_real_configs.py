@@ -69,11 +69,18 @@ REFUSED = {
     "gpt2": [
         ("scale_attn_by_inverse_layer_idx", True), ("reorder_and_upcast_attn", True), ("scale_attn_weights", False),
         ("activation_function", "relu"), ("hidden_size", 769), ("num_hidden_layers", 13),
+        ("resid_pdrop", 0.2, "dropouts of"),
     ],
     "SmolLM2-135M": [
         ("rope_interleaved", True), ("is_llama_config", False), ("use_mrope", True), ("mlp_bias", True),
-        ("attention_bias", True), ("head_dim", 32), ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
-        ("hidden_act", "gelu"), ("partial_rotary_factor", 0.5), ("transformers_weights", "other.safetensors"),
+        ("attention_bias", True), ("head_dim", 32), ("hidden_act", "gelu"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "'linear'"),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "'yarn'"),
+        ("partial_rotary_factor", 0.5), ("transformers_weights", "other.safetensors"),
+        ("attention_dropout", 0.1), ("sliding_window", 4),
+        ("rope_parameters", {"rope_type": "default", "mscale": 2.0}, "mscale=2.0"),
+        ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("rope_parameters", {"rope_type": "llama3", "rope_theta": 5e5}, "'llama3'"),
     ],
     "Qwen2.5-0.5B": [("use_mrope", True), ("rope_interleaved", True)],
     "Mistral-7B": [("head_dim", 64), ("use_mrope", True)],
@@ -82,13 +89,14 @@ REFUSED_BY_ALL = [
     ("is_causal", False), ("is_causal", None), ("is_encoder_decoder", True), ("add_cross_attention", True),
     ("tie_encoder_decoder", True), ("cross_attention_hidden_size", 8), ("pruned_heads", {"0": [1]}),
     ("quantization_config", {"bits": 4}), ("quantization", {"group_size": 64, "bits": 4}), ("a_new_field", 1),
+    ("model_type", "gemma"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_value_that_would_change_the_results_is_refused_by_its_name(name):
-    for field, value in REFUSED[name] + REFUSED_BY_ALL:
-        with pytest.raises(ValueError, match=field if field != "rope_scaling" else "linear"):
+    for field, value, *words in REFUSED[name] + REFUSED_BY_ALL:
+        with pytest.raises(ValueError, match=words[0] if words else field):
             gpt_config(REAL[name] | {field: value})
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import GROUPS, assert_shards, own_group, traffic
+from tests.tensor.on_ranks import assert_shards, on_ranks, results_of, traffic
 from tplab import launch, record
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
@@ -89,35 +89,23 @@ def run_layer(layer, kind, *sizes, part=lambda whole: whole):
     return {"out": out.detach(), **gradients}, traffic(forward, backward)
 
 
-def _run_all(cases):
-    return [run_layer(make(kind, **options), kind) for kind, options in cases]
-
-
 CASES = [(kind, options) for kind in KINDS for options in ({}, {"async_grad_allreduce": True})]
 
 
-@pytest.fixture(scope="module", params=WORLD_SIZES)
-def ran(request):
-    results = launch(_run_all, request.param, args=(CASES,))
-    assert len(results) == request.param
-    return results
+def _run_all(group):
+    return [run_layer(make(kind, group, **options), kind) for kind, options in CASES]
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{kind}-{len(options)}" for kind, options in CASES])
-def test_outputs_and_all_gradients_equal_the_plain_layers(number, ran):
-    kind = CASES[number][0]
-    assert_shards([result[number][0] for result in ran], run_plain(kind), cuts(kind))
-
-
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{kind}-{len(options)}" for kind, options in CASES])
-def test_the_traffic_is_two_all_reduces_each_way_and_with_cross_attention_three(number, ran):
-    kind, p = CASES[number][0], len(ran)
+@on_ranks
+def test_outputs_all_gradients_and_traffic_are_those_of_the_plain_layer(p, in_groups):
     text, memory = (("all_reduce", "sum", 8 * BATCH * length * HIDDEN) for length in (SEQUENCE, MEMORY))
-    forward = [text] * (3 if kind == "decoder" else 2) if p > 1 else []
-    backward = sorted([*forward, memory] if kind == "decoder" and p > 1 else forward)
-    for result in ran:
-        sent = result[number][1]
-        assert [sent[0], sorted(sent[1])] == [forward, backward]
+    for results in results_of(_run_all, p, in_groups):
+        for number, (kind, _) in enumerate(CASES):
+            assert_shards([result[number][0] for result in results], run_plain(kind), cuts(kind))
+            forward = [text] * (3 if kind == "decoder" else 2)
+            backward = sorted([*forward, memory] if kind == "decoder" else forward)
+            for sent in (result[number][1] for result in results):
+                assert [sent[0], sorted(sent[1])] == ([forward, backward] if len(results) > 1 else [[], []])
 
 
 # Post-LN
@@ -184,17 +172,12 @@ def test_what_a_block_adds_is_dropped_as_in_the_plain_layer_alike_on_every_rank_
     expected, dx, kept = plain_with_dropout(3, kind, 0.4)
     assert not torch.equal(expected[0], expected[1])  # a second call draws another mask
     for p in WORLD_SIZES:
-        for outs, gradient, quiet, _ in launch(_with_dropout, p, args=(3, kind, 0.4, 0.0)):
+        for outs, gradient, quiet, moved in launch(_with_dropout, p, args=(3, kind, 0.4, 0.0)):
+            assert not moved
             assert_close(outs[0], expected[0])
             assert_close(outs[1], expected[1])
             assert_close(gradient, dx)
             assert_close(quiet, kept)  # none in evaluation
-
-
-@pytest.mark.parametrize("kind", ["causal", "decoder"])
-def test_all_that_is_dropped_is_drawn_from_the_tracker(kind):
-    for *_, moved in launch(_with_dropout, 2, args=(3, kind, 0.4, 0.3)):
-        assert not moved
 
 
 def _attention_masks(seed):
@@ -271,49 +254,19 @@ def test_a_residual_in_float32_stays_there_and_is_nearer_to_the_truth():
     assert fine[2] == torch.bfloat16
 
 
-@pytest.mark.parametrize(("norm", "plain"), [("layer", nn.LayerNorm), ("rms", nn.RMSNorm)])
-def test_a_norm_computes_in_the_dtype_of_the_residual_not_of_its_weight(norm, plain):
-    layer = ParallelTransformerLayer(HIDDEN, HEADS, norm=norm, dtype=torch.bfloat16)
-    x = random((BATCH, SEQUENCE, HIDDEN), "x").float()
+@pytest.mark.parametrize(("norm", "plain", "bias"), [("layer", nn.LayerNorm, True), ("rms", nn.RMSNorm, False)])
+def test_a_norm_computes_in_the_dtype_of_the_residual_not_of_its_weight(norm, plain, bias):
+    layer = ParallelTransformerLayer(HIDDEN, HEADS, norm=norm, norm_eps=1e-3, bias=bias, dtype=torch.bfloat16)
+    assert bias or not [name for name, _ in layer.named_parameters() if name.endswith("bias")]
+    x, right = random((BATCH, SEQUENCE, HIDDEN), "x").float(), plain(HIDDEN, eps=1e-3)
+    right.weight.data = random((HIDDEN,), "norm").bfloat16().float()
+    layer.mlp_norm.weight.data = right.weight.data.bfloat16()
     normed = layer.mlp_norm(x).detach()
     assert normed.dtype == torch.float32
-    assert_close(normed, plain(HIDDEN, eps=1e-5)(x).detach(), 1e-6)
+    assert_close(normed, right(x).detach(), 1e-6)
 
 
-def _autocast():
-    layer = make("causal", dtype=torch.float32)
-    x = inputs("causal")[0].float()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x)
-    out.sum().backward()
-    return out.detach(), all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-
-
-def test_under_autocast_it_computes_in_bfloat16_with_a_residual_in_float32():
-    out, finite = launch(_autocast, 2)[0]
-    assert out.dtype == torch.float32
-    assert finite
-    assert_close(out, run_plain("causal")["out"].float(), 2**-5)
-
-
-# Ranks and groups, first values, misuse
-
-
-def _in_groups():
-    return run_layer(make("decoder", own_group()), "decoder")
-
-
-def test_two_groups_side_by_side_are_two_layers():
-    results = launch(_in_groups, 4)
-    for members in GROUPS:
-        assert_shards([results[rank][0] for rank in members], run_plain("decoder"), cuts("decoder"))
-
-
-def test_without_a_process_group_it_is_the_plain_layer_and_sends_nothing():
-    for kind in KINDS:
-        result, sent = run_layer(make(kind), kind)
-        assert_shards([result], run_plain(kind), cuts(kind))
-        assert sent == [[], []]
+# First values, options, misuse
 
 
 def _fresh():
@@ -329,15 +282,6 @@ def test_first_values_are_the_same_for_every_p():
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[name], expected[name]) for name in expected)
             assert then == after
-
-
-def test_rms_norm_without_biases_is_what_torchs_rms_norm_gives():
-    layer = ParallelTransformerLayer(HIDDEN, HEADS, norm="rms", norm_eps=1e-3, bias=False, dtype=torch.float64)
-    assert not [name for name, _ in layer.named_parameters() if name.endswith("bias")]
-    plain = nn.RMSNorm(HIDDEN, eps=1e-3, dtype=torch.float64)
-    plain.weight.data = layer.mlp_norm.weight.data = random((HIDDEN,), "rms")
-    x = random((2, 3, HIDDEN), "x")
-    assert_close(layer.mlp_norm(x).detach(), plain(x).detach())
 
 
 def test_every_option_reaches_the_blocks():
@@ -366,13 +310,6 @@ def test_masks_and_positions_reach_attention():
     rotary = make("causal", rotary_base=50.0)
     assert_close(rotary(x, positions=torch.arange(SEQUENCE)), rotary(x))
     assert (rotary(x, positions=2 * torch.arange(SEQUENCE)) - rotary(x)).abs().max() > 1e-3
-
-
-def test_a_cache_has_the_room_and_the_dtype_that_were_asked_for():
-    layer = ParallelTransformerLayer(HIDDEN, HEADS, cross_attention=True)
-    cache = layer.new_cache(BATCH, SEQUENCE, MEMORY, torch.bfloat16)
-    assert (cache.text.max_length, cache.memory.max_length) == (SEQUENCE, MEMORY)
-    assert cache.text.keys.dtype == cache.memory.keys.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

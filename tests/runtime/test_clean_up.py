@@ -148,14 +148,6 @@ def test_ranks_end_with_the_program_that_launched_them(
     assert len(gone) == 3
 
 
-def test_the_fork_server_is_replaced_when_it_was_killed() -> None:
-    tplab.launch(all_reduce_once, 2)
-    server = fork_server()._process
-    server.kill()
-    server.wait()
-    assert tplab.launch(dist.get_rank, 2) == [0, 1]
-
-
 def spares() -> list[psutil.Process]:
     """The processes that the idle fork server keeps ready, once they are all there."""
     tplab.launch(all_reduce_once, 2, backend="gloo")
@@ -163,34 +155,25 @@ def spares() -> list[psutil.Process]:
     return psutil.Process(fork_server()._process.pid).children()
 
 
-def test_spares_wait_for_the_next_launch_and_become_its_ranks() -> None:
+def test_spares_become_the_ranks_of_the_next_launch_are_replaced_and_end_with_the_fork_server() -> None:
     ready = {process.pid for process in spares()}
     assert len(ready) == SPARES
     ranks = set(tplab.launch(os.getpid, 2, backend="gloo"))
     assert ranks < ready
-    assert not ranks & {process.pid for process in spares()}, "a rank's process was used again"
-
-
-def test_a_launch_of_more_ranks_than_there_are_spares_forks_the_rest() -> None:
     ready = {process.pid for process in spares()}
-    ranks = set(tplab.launch(os.getpid, 6, backend="gloo"))
+    assert not ranks & ready, "a rank's process was used again"
+    ranks = set(tplab.launch(os.getpid, 6, backend="gloo"))  # more than there are spares
     assert len(ranks) == 6
     assert ready < ranks
-
-
-def test_a_spare_that_was_killed_is_replaced() -> None:
     server = fork_server()
     for process in spares():
         process.kill()
     settled()
     assert tplab.launch(dist.get_rank, 2, backend="gloo") == [0, 1]
     assert fork_server() is server
-
-
-def test_spares_end_with_the_fork_server() -> None:
-    ready = spares()
-    fork_server().stop()
-    _, alive = psutil.wait_procs(ready, timeout=10)
+    remaining = spares()
+    server.stop()
+    _, alive = psutil.wait_procs(remaining, timeout=60)
     assert not alive
 
 

@@ -120,14 +120,6 @@ def test_a_rank_that_waits_for_a_key_is_stuck_if_no_other_can_set_it(waits, retu
     assert "rank 0 is waiting in store.wait for key 'ready'" in explain(states)
 
 
-def test_a_key_that_was_there_is_forgotten(boards: list[Board]) -> None:
-    enter(boards, 0, key(0), wait=False)
-    for rank in (1, 2):
-        boards[0].set_state(rank, "returned")
-    assert deadlocked(snapshot(boards[0])) == []
-    assert "waiting" not in explain(snapshot(boards[0]))
-
-
 def test_entries_that_were_overwritten_still_count(boards: list[Board]) -> None:
     for number in range(1, 10 * SLOTS):
         for rank in WORLD:

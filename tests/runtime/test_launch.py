@@ -1,6 +1,5 @@
 """launch(): what it runs, what travels, what it refuses. The reference is what plain Python would have done."""
 
-import fnmatch
 import os
 import subprocess
 import sys
@@ -8,13 +7,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
-from tplab.runtime import devices, inside, transport
+from tplab.runtime import devices, inside
 
 
 def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -38,21 +38,6 @@ def test_lambdas_closures_and_keyword_arguments() -> None:
         return float(x * factor + plus + dist.get_rank())
 
     assert tplab.launch(scale, 2, args=(2.0,), kwargs={"plus": 1.0}) == [7.0, 8.0]
-    assert tplab.launch(lambda: dist.get_world_size(), 3) == [3, 3, 3]
-
-
-class Point:
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
-
-    def moved(self) -> "Point":
-        return Point(self.x + dist.get_rank())
-
-
-def test_bound_methods_and_objects_travel() -> None:
-    results = tplab.launch(Point(torch.ones(2)).moved, 2)
-    assert [type(result) for result in results] == [Point, Point]
-    torch.testing.assert_close(results[1].x, torch.full((2,), 2.0))
 
 
 NOTEBOOKS = {  # what the cells of a notebook define, and what `program` returns on two ranks
@@ -172,11 +157,6 @@ def test_all_code_of_a_notebook_keeps_its_file_and_lines() -> None:
     assert tplab.launch(notebook["program"], 1) == [expected]
 
 
-def test_a_modules_cached_function_travels_by_name() -> None:
-    cached = fnmatch._compile_pattern  # type: ignore[attr-defined]
-    assert transport.loads(transport.dumps(cached)) is cached
-
-
 TENSORS = {
     "bfloat16": torch.randn(5, 3).bfloat16(),
     "float64": torch.randn(2, 2, dtype=torch.float64),
@@ -193,48 +173,26 @@ TENSORS = {
 
 def test_tensors_of_every_kind_travel_both_ways() -> None:
     results = tplab.launch(lambda x: {"nested": [(x,)]}, 2, args=(TENSORS,))
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.note = "split along dim 0"
+    ((computed, note),) = tplab.launch(lambda w: ((w * 2).sum(), w.note), 1, args=(parameter,))
+    assert (computed.requires_grad, note) == (False, "split along dim 0")
     for returned in results:
         for name, tensor in returned["nested"][0][0].items():
             torch.testing.assert_close(tensor, TENSORS[name])
             assert (type(tensor), tensor.requires_grad) == (type(TENSORS[name]), TENSORS[name].requires_grad), name
 
 
-def test_a_computed_tensor_comes_back_detached_and_can_be_written() -> None:
-    (loss,) = tplab.launch(lambda w: (w * 2).sum(), 1, args=(torch.ones(3, requires_grad=True),))
-    assert not loss.requires_grad
-    loss += 1
-    assert loss.item() == 7
-
-
-def test_attributes_of_a_parameter_travel() -> None:
-    parameter = torch.nn.Parameter(torch.ones(2))
-    parameter.note = "split along dim 0"
-    assert tplab.launch(lambda w: w.note, 2, args=(parameter,)) == ["split along dim 0"] * 2
-
-
-def test_100_megabytes_travel_both_ways() -> None:
-    big = torch.arange(25_000_000, dtype=torch.float32)
-    results = tplab.launch(lambda x: x + dist.get_rank(), 2, args=(big,))
-    assert torch.equal(results[1], big + 1)
-
-
-def test_a_rank_does_not_share_memory_with_the_parent() -> None:
-    x = torch.zeros(3)
-    tplab.launch(lambda t: t.add_(1), 2, args=(x,))
-    assert torch.equal(x, torch.zeros(3))
-
-
-def leave_something_behind() -> bool:
-    seen = hasattr(torch, "left_behind")
+def leave_something_behind() -> tuple[bool, torch.dtype]:
+    seen = hasattr(torch, "left_behind"), torch.get_default_dtype()
     torch.left_behind = True
     torch.set_default_dtype(torch.float64)
-    return seen or torch.get_default_dtype() is not torch.float64
+    return seen
 
 
 def test_each_launch_starts_in_fresh_processes() -> None:
-    assert tplab.launch(leave_something_behind, 2) == [False, False]
-    assert tplab.launch(leave_something_behind, 2) == [False, False]
-    assert tplab.launch(torch.get_default_dtype, 2) == [torch.float32, torch.float32]
+    for p in (2, numpy.int64(2)):  # the number of ranks may be any kind of whole number
+        assert tplab.launch(leave_something_behind, p) == [(False, torch.float32)] * 2
 
 
 def test_a_rank_sees_the_parents_environment_folder_and_import_path(
@@ -249,23 +207,14 @@ def test_a_rank_sees_the_parents_environment_folder_and_import_path(
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(modules)
 
-    def look() -> tuple[str, str, int]:
+    def look() -> list[str]:
         import only_here
 
-        return os.environ["TPLAB_TEST_VARIABLE"], os.getcwd(), only_here.answer
+        variables = ("TPLAB_TEST_VARIABLE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return [os.getcwd(), only_here.answer, *(os.environ[name] for name in variables)]
 
-    assert tplab.launch(look, 2) == [("set later", str(folder), 42)] * 2
-
-
-def test_torchs_own_variables_tell_rank_and_world_size() -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    results = tplab.launch(lambda: [os.environ[name] for name in names], 2)
-    assert results == [["0", "0", "2", "2"], ["1", "1", "2", "2"]]
-
-
-def test_the_device_is_the_cpu_without_nccl() -> None:
-    assert tplab.device() == torch.device("cpu")
-    assert tplab.launch(tplab.device, 2, backend="gloo") == [torch.device("cpu")] * 2
+    expected = [[str(folder), 42, "set later", rank, rank, "2", "2"] for rank in "01"]
+    assert tplab.launch(look, 2) == expected
 
 
 def test_random_numbers_of_numpy_differ_between_ranks_although_the_server_has_imported_it() -> None:
@@ -279,20 +228,16 @@ def test_random_numbers_of_numpy_differ_between_ranks_although_the_server_has_im
     ("call", "error", "says"),
     [
         ({"world_size": 0}, ValueError, "between 1 and 64"),
-        ({"world_size": -1}, ValueError, "got -1"),
         ({"world_size": 2.5}, TypeError, "whole number of ranks, got 2.5"),
         ({"world_size": True}, TypeError, "whole number of ranks, got True"),
         ({"world_size": 65}, ValueError, "got 65"),
         ({"backend": "mpi"}, ValueError, "one of auto, gloo, nccl, got 'mpi'"),
         ({"timeout": "5"}, TypeError, "timeout must be a number of seconds or None, got '5'"),
         ({"timeout": float("nan")}, ValueError, "positive number of seconds"),
-        ({"timeout": 0}, ValueError, "positive number of seconds"),
         ({"args": (1, 2, 3)}, TypeError, "can't be called with args=(1, 2, 3)"),
         ({"args": "x"}, TypeError, "args=(x,)"),
         ({"kwargs": {"unknown": 1}}, TypeError, "unknown"),
-        ({"kwargs": [1]}, TypeError, "kwargs must be a dict of arguments by name, got [1]"),
         ({"kwargs": {1: 2}}, TypeError, "kwargs must be a dict of arguments by name, got {1: 2}"),
-        ({"args": 5}, TypeError, "args=(x,)"),
         ({"fn": 3}, TypeError, "launch(fn), not launch(fn())"),
     ],
 )
@@ -307,15 +252,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert says in str(caught.value)
 
 
-def test_the_number_of_ranks_may_be_any_kind_of_whole_number() -> None:
-    import numpy
-
-    assert tplab.launch(dist.get_rank, numpy.int64(2)) == [0, 1]  # type: ignore[arg-type]
-
-
-def test_more_ranks_than_a_machine_should_start_are_refused_but_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="between 1 and 64"):
-        tplab.launch(dist.get_rank, 72)
+def test_more_ranks_than_a_machine_should_start_may_run_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "80"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="launch asks for 72 ranks, but torchrun started 80"):
@@ -370,23 +307,11 @@ def test_windows_is_told_to_use_wsl2(monkeypatch: pytest.MonkeyPatch) -> None:
         tplab.launch(dist.get_rank, 2)
 
 
-def test_more_ranks_than_gpus_are_refused_with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match=r"2 ranks, but this machine shows 1 GPU"):
-        tplab.launch(dist.get_rank, 2, backend="nccl")
-
-
 def test_it_says_once_which_backend_it_chose_and_why() -> None:
     script = "import tplab, torch.distributed as d; [tplab.launch(d.get_rank, 2) for _ in range(2)]"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert done.stderr.count("2 processes") == 1
-
-
-def test_launch_inside_a_rank_is_refused() -> None:
-    with pytest.raises(tplab.RankError, match="the ranks are running already"):
-        tplab.launch(lambda: tplab.launch(dist.get_rank, 2), 2)
 
 
 PLAIN_SCRIPT = """

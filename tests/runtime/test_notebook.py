@@ -30,38 +30,6 @@ def test_a_function_of_a_cell_runs_and_uses_what_other_cells_defined(book: Noteb
     assert "[0.0, 10.0, 20.0]" in cell.text
 
 
-def test_a_redefined_function_is_the_one_that_runs(book: Notebook) -> None:
-    book.run("def g(): return 1")
-    book.run("def g(): return 2")
-    assert "[2, 2]" in book.run("tplab.launch(g, 2)").text
-
-
-def test_a_class_of_a_cell_comes_back_as_itself(book: Notebook) -> None:
-    book.run("class Mine:\n    pass")
-    assert "[True, True]" in book.run("[isinstance(r, Mine) for r in tplab.launch(Mine, 2)]").text
-
-
-def test_output_is_one_area_in_rank_order(book: Notebook) -> None:
-    cell = book.run("def talk():\n    print('hello from', dist.get_rank())\nr = tplab.launch(talk, 3)")
-    assert "[rank 0] hello from 0\n[rank 1] hello from 1\n[rank 2] hello from 2\n" in cell.text
-
-
-def test_output_is_live(book: Notebook) -> None:
-    source = "def slow():\n    print('first words')\n    time.sleep(60)\ntplab.launch(slow, 2, timeout=None)"
-    request = book.start(source)
-    book.wait_until_shown(request, "[rank 1] first words")  # a minute before the run would end
-    book.manager.interrupt_kernel()
-    book.finish(request)
-
-
-def test_a_flood_does_not_flood_the_notebook(book: Notebook) -> None:
-    cell = book.run("def flood():\n    for i in range(100_000): print(i)\nr = tplab.launch(flood, 2)")
-    assert not cell.error
-    shown = [message for message in cell.messages if message["msg_type"] in ("display_data", "update_display_data")]
-    assert all(len(message["content"]["data"]["text/plain"].splitlines()) <= 162 for message in shown)
-    assert "[rank 1] 99999" in cell.text
-
-
 def test_an_error_shows_the_cell_and_line_and_nothing_of_the_launcher(book: Notebook) -> None:
     cell = book.run("def bad():\n    x = 1\n    raise ValueError('boom')\ntplab.launch(bad, 2)")
     assert cell.error.startswith("RankError: ranks 0, 1 failed:")
@@ -77,6 +45,13 @@ def test_a_deadlock_shows_the_cell_and_line_of_every_rank(book: Notebook) -> Non
     assert "rank 0 never joined all_reduce #1 ([3] float32, sum); rank 1 is waiting in it." in cell.error
     assert "line 3 in skip:  dist.all_reduce(torch.ones(3))" in cell.error
     assert "called at cell [" in cell.error
+
+
+def test_a_notebook_that_torchrun_started_says_so(book: Notebook) -> None:
+    book.run("os.environ.update(TORCHELASTIC_RUN_ID='none', RANK='0', WORLD_SIZE='2')")
+    error = book.run("tplab.launch(dist.get_rank, 2)").error
+    book.run("for name in ('TORCHELASTIC_RUN_ID', 'RANK', 'WORLD_SIZE'): del os.environ[name]")
+    assert "this notebook was started by torchrun, as rank 0 of 2" in error
 
 
 STUCK = {
@@ -163,50 +138,14 @@ def test_a_semicolon_hides_the_value_under_the_magic(book: Notebook) -> None:
         assert cell.text == (f"[rank 0] {shown[code]}\n" if code in shown else "")
 
 
-def test_an_error_under_the_magic_shows_the_line_of_the_cell(book: Notebook) -> None:
-    cell = book.run("%%ranks 2\ny = 1\nraise ValueError('boom')")
-    number = cell.number
-    assert f"  cell [{number}], line 3, in <module>\n    raise ValueError('boom')" in cell.error
-
-
-def test_a_syntax_error_under_the_magic_names_the_cell(book: Notebook) -> None:
+def test_errors_and_warnings_under_the_magic_name_the_cell_and_its_line(book: Notebook) -> None:
+    cell = book.run("%%ranks 2\nimport warnings\nwarnings.warn('careful')\nraise ValueError('boom')")
+    assert f"  cell [{cell.number}], line 4, in <module>\n    raise ValueError('boom')" in cell.error
+    assert f"[rank 1] cell [{cell.number}]:3: UserWarning: careful" in cell.text
     cell = book.run("%%ranks 2\nx = = 1")
     assert f"Cell In[{cell.number}], line 2" in cell.error
     assert "ipykernel_" not in cell.error
-
-
-def test_a_warning_names_the_cell(book: Notebook) -> None:
-    cell = book.run("%%ranks 2\nimport warnings\nwarnings.warn('careful')")
-    assert f"[rank 1] cell [{cell.number}]:3: UserWarning: careful" in cell.text
-
-
-def test_information_is_not_shown_like_an_error() -> None:
-    with notebook() as book:
-        cell = book.run("tplab.launch(dist.get_rank, 2)")
-    streams = {m["content"]["name"]: m["content"]["text"] for m in cell.messages if m["msg_type"] == "stream"}
-    assert "tplab: 2 processes" in streams["stdout"]
-    assert "stderr" not in streams
-
-
-def test_a_tutorials_variables_do_not_stop_a_notebook_and_torchruns_do() -> None:
-    with notebook() as book:
-        book.run("os.environ.update(RANK='0', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')")
-        assert "[0, 1]" in book.run("tplab.launch(dist.get_rank, 2, timeout=20)").text
-        book.run("os.environ['TORCHELASTIC_RUN_ID'] = 'none'")
-        error = book.run("tplab.launch(dist.get_rank, 2, timeout=20)").error
-    assert "this notebook was started by torchrun, as rank 0 of 2" in error
-
-
-def test_the_magic_refuses_what_is_no_number(book: Notebook) -> None:
     assert "needs a number of ranks, such as %%ranks 4; got 'many'" in book.run("%%ranks many\n1").error
-
-
-def test_two_notebooks_at_once_do_not_disturb_each_other(book: Notebook) -> None:
-    with notebook() as other:
-        source = "def f():\n    time.sleep(1)\n    return sum(range(5))\nprint(tplab.launch(f, 2))"
-        requests = book.start(source), other.start(source)
-        assert "[10, 10]" in book.finish(requests[0]).text
-        assert "[10, 10]" in other.finish(requests[1]).text
 
 
 @pytest.mark.parametrize("end", ["restart", "kill"])

@@ -29,16 +29,6 @@ def test_output_is_prefixed_and_in_rank_order_every_time(capsys: pytest.CaptureF
     assert results.output[1] == "out 1\nerr 1\nfrom C\nchild of 1\nno newline"
 
 
-def test_what_a_rank_printed_before_it_failed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    def program() -> None:
-        print("last words")
-        os._exit(1)
-
-    with pytest.raises(tplab.RankError):
-        tplab.launch(program, 1)
-    assert "[rank 0] last words" in capsys.readouterr().out
-
-
 def test_bytes_that_are_no_text_do_no_harm() -> None:
     for data in (b"\xff\xfe ok", b"\xff ok"):
         (text,) = tplab.launch(lambda data=data: os.write(1, data) and None, 1).output

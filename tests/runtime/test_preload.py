@@ -94,12 +94,6 @@ def test_what_came_with_another_module_is_not_imported_again(module) -> None:
     assert sys.modules.pop("also_to_be_preloaded")
 
 
-def test_another_file_of_the_same_name_is_not_taken_for_it(module) -> None:
-    name, _ = module("value = 1")
-    wants((name, "/somewhere/else.py")).import_next()
-    assert name not in sys.modules
-
-
 def test_installed_modules_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(sys.modules)
     for name, file in {

@@ -113,11 +113,6 @@ def test_torchs_operators_can_be_sent(operator: object) -> None:
     assert transport.loads(transport.dumps(operator)) is operator
 
 
-def test_a_function_that_uses_an_operator_can_be_launched() -> None:
-    add = torch.ops.aten.add.Tensor
-    assert tplab.launch(lambda: float(add(ones(1), ones(1))), 2) == [2.0, 2.0]
-
-
 def test_a_call_may_be_larger_than_one_read_or_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux transfers at most 2 GiB at a time."""
     write = os.write
@@ -186,17 +181,6 @@ def test_a_rank_that_others_wait_for_is_named_once(
 
 
 # Processes and files
-
-
-def test_a_process_that_has_not_started_yet_survives_the_question_where_it_is() -> None:
-    tplab.launch(dist.get_rank, 2)
-    server = psutil.Process(fork_server()._process.pid)
-    while not (spares := server.children()):
-        time.sleep(0.05)
-    for spare in spares:
-        spare.send_signal(signal.SIGUSR1)
-    assert tplab.launch(dist.get_rank, 2) == [0, 1]
-    assert all(spare.is_running() for spare in spares[:-2])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says which signals a process ignores")

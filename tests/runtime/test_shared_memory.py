@@ -39,13 +39,18 @@ def taken(program):
         shared_memory._Slots.all_reduce = original
 
 
+def sharing(program, *args):
+    """Call the program on a rank whose all-reduces up to LARGEST bytes go through shared memory."""
+    assert share_memory(None, LARGEST)
+    return program(*args)
+
+
 def terms(p, *shape, dtype):
     """Return the tensor of each rank, the same list on every rank."""
     return [torch.randn(*shape, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(p)]
 
 
 def summed(dtype, size):
-    assert share_memory(None, LARGEST)
     p, rank = dist.get_world_size(), dist.get_rank()
     given = terms(p, size, dtype=dtype)
     x = given[rank].clone()
@@ -56,17 +61,21 @@ def summed(dtype, size):
     return x, count
 
 
+def sums():
+    """Of all dtypes and of several sizes, and which of the latter went through the slots."""
+    dtypes = torch.float32, torch.float64, torch.bfloat16, torch.float16
+    found = [summed(dtype, 10_001) for dtype in dtypes]
+    return found, [summed(torch.float32, size)[1] for size in (0, 1, LARGEST // 4, LARGEST // 4 + 1)]
+
+
 @pytest.mark.parametrize("p", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_the_sum_is_right_and_has_the_same_bits_on_every_rank(p, dtype):
-    results = tplab.launch(summed, p, args=(dtype, 10_001))
-    assert [count for _, count in results] == [1] * p
-    assert all(torch.equal(x, results[0][0]) for x, _ in results)
-
-
-@pytest.mark.parametrize(("size", "through"), [(0, 1), (1, 1), (LARGEST // 4, 1), (LARGEST // 4 + 1, 0)])
-def test_only_messages_up_to_the_limit_are_taken(size, through):
-    assert [count for _, count in tplab.launch(summed, 2, args=(torch.float32, size))] == [through] * 2
+def test_the_sum_is_right_and_has_the_same_bits_on_every_rank_up_to_the_limit(p):
+    results = tplab.launch(sharing, p, args=(sums,))
+    for found, through in results:
+        assert through == [1, 1, 1, 0]
+        for (x, count), (first, _) in zip(found, results[0][0], strict=True):
+            assert count == 1
+            assert torch.equal(x, first)
 
 
 def extremes(p, rank):
@@ -90,7 +99,7 @@ def most_and_least():
 @pytest.mark.parametrize("p", [2, 3])
 def test_maxima_and_minima_are_right_and_have_the_same_bits_on_every_rank(p):
     every = torch.stack([extremes(p, rank) for rank in range(p)])
-    results = tplab.launch(most_and_least, p)
+    results = tplab.launch(sharing, p, args=(most_and_least,))
     for count, largest, least in results:
         assert count == 2
         torch.testing.assert_close(largest, every.amax(0), rtol=0, atol=0, equal_nan=True)
@@ -100,19 +109,13 @@ def test_maxima_and_minima_are_right_and_have_the_same_bits_on_every_rank(p):
 
 
 def others():
-    assert share_memory(None, LARGEST)
     x = torch.full((9000,), float(dist.get_rank() + 1))
     product, whole = x.clone(), x.long()
     _, count = taken(lambda: (dist.all_reduce(product, dist.ReduceOp.PRODUCT), dist.all_reduce(whole)))
     return count, product[0].item(), whole[-1].item()
 
 
-def test_products_and_integers_still_go_through_gloo():
-    assert list(tplab.launch(others, 3)) == [(0, 6.0, 6)] * 3
-
-
 def in_place(layout):
-    assert share_memory(None, LARGEST)
     given = terms(dist.get_world_size(), 90, 110, dtype=torch.float32)
     buffer = torch.zeros(2, 90, 110)
     x = buffer[1] if layout == "slice" else buffer[1].T if layout == "transposed" else buffer[1].T.contiguous().T
@@ -124,13 +127,7 @@ def in_place(layout):
     return count, buffer[0].abs().max().item()
 
 
-@pytest.mark.parametrize("layout", ["slice", "transposed", "columns"])
-def test_the_tensor_is_overwritten_in_its_own_memory_and_layout(layout):
-    assert list(tplab.launch(in_place, 2, args=(layout,))) == [(1, 0.0)] * 2
-
-
 def many_at_once():
-    assert share_memory(None, LARGEST)
     rank, p = dist.get_rank(), dist.get_world_size()
     tensors = [torch.full((5000,), float(10**turn * (rank + 1))) for turn in range(7)]
     works = [dist.all_reduce(x, async_op=True) for x in tensors]
@@ -140,14 +137,8 @@ def many_at_once():
     return [(x[0] / (10**turn * p * (p + 1) / 2)).item() for turn, x in enumerate(tensors)]
 
 
-def test_several_asynchronous_sums_may_be_on_their_way():
-    for found in tplab.launch(many_at_once, 3):
-        assert found == pytest.approx([1.0] * 7)
-
-
 def with_a_slow_reader():
     """Rank 1 reads each set of slots only after a pause, in which rank 0 goes on as far as it can."""
-    assert share_memory(None, LARGEST)
     rank = dist.get_rank()
     if rank == 1:
 
@@ -162,12 +153,7 @@ def with_a_slow_reader():
     return [x[0].item() for x in tensors]
 
 
-def test_no_rank_overwrites_what_a_slow_rank_has_not_read_yet():
-    assert list(tplab.launch(with_a_slow_reader, 2)) == [[2.0 * turn for turn in range(8)]] * 2
-
-
 def functional(way):
-    assert share_memory(None, LARGEST)
     given = terms(dist.get_world_size(), 90, 110, dtype=torch.float32)
     x = given[dist.get_rank()].clone()
 
@@ -186,13 +172,7 @@ def functional(way):
     return count, [(call.kind, call.bytes) for call in section]
 
 
-@pytest.mark.parametrize("way", ["eager", "aot_eager", "DTensor"])
-def test_functional_all_reduces_are_taken_too(way):
-    assert list(tplab.launch(functional, 2, args=(way,))) == [(1, [("all_reduce", 90 * 110 * 4)])] * 2
-
-
 def after_inference():
-    assert share_memory(None, LARGEST)
     with torch.inference_mode():
         for _ in range(2):  # once per set of slots
             dist.all_reduce(torch.ones(5))
@@ -201,12 +181,7 @@ def after_inference():
     return count, x[-1].item()
 
 
-def test_training_may_follow_inference():
-    assert list(tplab.launch(after_inference, 2)) == [(1, 2.0)] * 2
-
-
 def unusual_calls():
-    assert share_memory(None, LARGEST)
     own = torch.full((5,), dist.get_rank() + 1.0)
     wrapped = funcol.all_reduce(own, "sum", dist.group.WORLD)  # an AsyncCollectiveTensor has no memory of its own
     dist.all_reduce(wrapped)
@@ -215,12 +190,7 @@ def unusual_calls():
     return wrapped[-1].item(), single.item()
 
 
-def test_tensors_that_wrap_others_and_calls_without_options_use_gloo():
-    assert list(tplab.launch(unusual_calls, 2)) == [(6.0, 3.0)] * 2
-
-
 def compiled_with_a_graph_break():
-    assert share_memory(None, LARGEST)
 
     @torch.compile(backend="aot_eager")
     def program(x):
@@ -231,13 +201,8 @@ def compiled_with_a_graph_break():
     return [program(torch.ones(size))[-1].item() for size in (5, 6, 7, 9000, 9001)]
 
 
-def test_compiled_programs_may_break_at_an_asynchronous_all_reduce_of_any_size():
-    assert list(tplab.launch(compiled_with_a_graph_break, 2)) == [[5.0] * 5] * 2
-
-
 def never_waited_for():
     """A functional all-reduce that nobody waits for, and then one through gloo into the same memory."""
-    assert share_memory(None, LARGEST)
     x, large = torch.ones(5000), torch.ones(LARGEST // 2)
     torch.ops._c10d_functional.all_reduce_(large[:5000].view(-1), "sum", dist.group.WORLD.group_name)
     y = torch.ops._c10d_functional.all_reduce_(large, "sum", dist.group.WORLD.group_name)
@@ -246,22 +211,13 @@ def never_waited_for():
     return x[0].item(), large[-1].item()
 
 
-def test_a_functional_all_reduce_that_nobody_waits_for_is_not_taken_for_a_later_one():
-    assert list(tplab.launch(never_waited_for, 2)) == [(2.0, 2.0)] * 2
-
-
 def metered():
-    assert share_memory(None, LARGEST)
     x = torch.ones(9000)
     with MemoryMeter() as meter:
         works = [dist.all_reduce(x.clone(), async_op=True) for _ in range(2)]
         for work in works:
             work.wait()
     return meter.peak
-
-
-def test_a_meter_counts_the_tensors_and_not_the_slots():
-    assert list(tplab.launch(metered, 2)) == [2 * 9000 * 4] * 2
 
 
 def two_groups():
@@ -311,10 +267,6 @@ def changed_and_stopped():
         assert share_memory(None, largest) == (largest > 0)
         counts.append(taken(lambda: dist.all_reduce(x))[1])
     return counts, x[0].item()
-
-
-def test_the_limit_may_change_and_0_ends_it():
-    assert list(tplab.launch(changed_and_stopped, 2)) == [([1, 0, 0, 1], 16.0)] * 2
 
 
 def without_hooks():
@@ -427,7 +379,6 @@ def test_a_rank_waits_only_as_long_as_its_group_says():
 
 
 def saved_for_backward():
-    assert share_memory(None, LARGEST)
     x = torch.ones(5000, requires_grad=True)
     y = x * 3
     z = y.exp()  # saves z
@@ -436,6 +387,29 @@ def saved_for_backward():
     return x.grad[0].item()
 
 
-def test_autograd_sees_as_much_of_it_as_of_gloos():
-    """Neither notices that a saved tensor was overwritten, so a program doesn't depend on the transport."""
-    assert list(tplab.launch(saved_for_backward, 2)) == pytest.approx([2 * 3 * torch.e**3] * 2)
+PROGRAMS = {  # the number of ranks, the program, its arguments, and what it returns on every rank
+    "products and integers go through gloo": (3, others, (), (0, 6.0, 6)),
+    **{
+        f"{layout}: the tensor is overwritten in its own memory and layout": (2, in_place, (layout,), (1, 0.0))
+        for layout in ("slice", "transposed", "columns")
+    },
+    "several asynchronous sums may be on their way": (3, many_at_once, (), pytest.approx([1.0] * 7)),
+    "a slow rank can still read": (2, with_a_slow_reader, (), [2.0 * turn for turn in range(8)]),
+    **{
+        f"functional, {way}": (2, functional, (way,), (1, [("all_reduce", 90 * 110 * 4)]))
+        for way in ("eager", "aot_eager", "DTensor")
+    },
+    "training may follow inference": (2, after_inference, (), (1, 2.0)),
+    "wrapped tensors and calls without options use gloo": (2, unusual_calls, (), (6.0, 3.0)),
+    "compiled programs may break at it": (2, compiled_with_a_graph_break, (), [5.0] * 5),
+    "one that nobody waits for isn't taken for a later one": (2, never_waited_for, (), (2.0, 2.0)),
+    "a meter counts the tensors and not the slots": (2, metered, (), 2 * 9000 * 4),
+    "autograd notices as little as with gloo": (2, saved_for_backward, (), pytest.approx(2 * 3 * torch.e**3)),
+    "the limit may change, and 0 ends it": (2, changed_and_stopped, (), ([1, 0, 0, 1], 16.0)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_do_what_they_would_do_with_gloo(name):
+    p, program, args, right = PROGRAMS[name]
+    assert list(tplab.launch(sharing, p, args=(program, *args))) == [right] * p

@@ -19,7 +19,7 @@ from tplab.cost import collective as formulas
 from tplab.runtime import hooks
 from tplab.runtime.board import STARTS_KEPT, Board, anonymous_file, board_bytes
 from tplab.runtime.slow_link import SlowLink, on_link, slow_link
-from tplab.trace import RankTrace, trace_rank
+from tplab.trace import trace_rank
 
 ALPHA, BANDWIDTH = 0.25, 100.0
 
@@ -154,38 +154,20 @@ def test_the_clock_starts_with_the_latest_member() -> None:
 
 def real() -> dict[str, Any]:
     """One rank is late. Everything is compared with the real clock, and only from below."""
-    rank, seen = dist.get_rank(), {}
-    x = torch.ones(64, 64)
-    if rank == 1:
+    x, z = torch.ones(64, 64), torch.ones(3)
+    if dist.get_rank() == 1:
         time.sleep(0.05)
     with slow_link(alpha=0.02, bandwidth=16384 / 0.03) as link, tplab.record() as section, trace_rank() as trace:
         began = time.monotonic()
-        work = dist.all_reduce(x, async_op=True)
-        y = torch.randn(64, 64) @ torch.randn(64, 64)
-        work.wait()
-        seen["times"] = began, time.monotonic()
-        dist.all_reduce(x)
-        z = torch.ones(3)
-        future = dist.all_reduce(z, async_op=True).get_future()
-        future.wait()
-        seen["future"] = z.tolist() == [2, 2, 2]
-        z = torch.full((3,), float(rank))
-        if rank == 0:
-            dist.send(z, 1)
-        else:
-            dist.recv(z, 0)
-        dist.broadcast(z, 1)
-        group = dist.new_group()
-        dist.all_reduce(z, group=group)
-    assert y.isfinite().all()
+        dist.all_reduce(x, async_op=True).wait()
+        times = began, time.monotonic()
+        dist.all_reduce(z, async_op=True).get_future().wait()
+        assert z.tolist() == [2, 2, 2]
+        dist.all_reduce(z, group=dist.new_group())
+    assert bool((x == 2).all())
+    assert z.tolist() == [4, 4, 4]
     transfers = [(one.kind, one.bytes, one.transfer.start, one.transfer.end, one.end) for one in section]
-    return seen | {
-        "x": bool((x == 4).all()),
-        "z": z.tolist(),
-        "transfers": transfers,
-        "trace": trace,
-        "text": link.text,
-    }
+    return {"times": times, "transfers": transfers, "trace": trace, "text": link.text}
 
 
 def test_on_the_real_clock_nothing_ends_too_early() -> None:
@@ -193,14 +175,10 @@ def test_on_the_real_clock_nothing_ends_too_early() -> None:
     link = SlowLink(0.02, 16384 / 0.03)
     latest = max(seen["times"][0] for seen in run)
     for seen in run:
-        assert seen["x"]
-        assert seen["future"]
-        assert seen["z"] == [0, 0, 0]
         assert seen["times"][1] >= latest + link.seconds("all_reduce", 16384, 2)
         for kind, size, begin, end, done in seen["transfers"]:
             assert end <= done
             assert end - begin == pytest.approx(link.seconds(kind, size, 2))
-        assert isinstance(seen["trace"], RankTrace)
         assert seen["trace"].link == seen["text"] == link.text
         spans = [span for span in seen["trace"].lane("communicate") if span.about["link"] == link.text]
         ends = sorted(transfer[3] for transfer in seen["transfers"])
@@ -252,9 +230,3 @@ def test_the_board_remembers_the_latest_starts_of_each_channel() -> None:
     assert math.isnan(board.start_of(1, "b", STARTS_KEPT + 2) or 0)
     assert math.isnan(board.start_of(0, "a", 1) or 0)
     board.close()
-
-
-def test_ranks_share_a_clock() -> None:
-    before = time.monotonic()
-    times = list(tplab.launch(time.monotonic, 2, backend="gloo"))
-    assert all(before <= one <= time.monotonic() for one in times)

@@ -69,13 +69,6 @@ def skips_and_returns_nothing(read: Any) -> None:
         dist.all_reduce(torch.ones(4))
 
 
-def skips_and_returns_a_tensor(read: Any) -> Tensor:
-    x = torch.ones(4)
-    if dist.get_rank() == 0:
-        dist.all_reduce(x)
-    return x
-
-
 def skips_while_the_other_reads(read: Any) -> float:
     x = torch.ones(4)
     if dist.get_rank() == 0:
@@ -117,7 +110,6 @@ def blocks_before_there_is_a_work(read: Any) -> None:
 FLAT = "([4] float32, sum)"
 DEADLOCKS = {
     skips_and_returns_nothing: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
-    skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
     skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 is waiting in it.",
     skips_one_of_several: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 is waiting in it.",
     two_groups_in_another_order: f"never joined all_reduce #1 {FLAT} of ",

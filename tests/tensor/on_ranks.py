@@ -1,13 +1,14 @@
-"""What the layer tests share: two groups side by side, error messages, SGD steps, and comparing shards."""
+"""What the layer tests share: the ways to run a program on ranks, error messages, SGD steps, and comparing shards."""
 
 from collections.abc import Callable, Iterable, Mapping
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.reference import assert_close, cut
-from tplab import record
+from tplab import launch, record
 
 GROUPS = ([0, 2], [1, 3])
 
@@ -15,6 +16,29 @@ GROUPS = ([0, 2], [1, 3])
 def own_group() -> dist.ProcessGroup:
     """This rank's group, out of the two in GROUPS. Every rank creates both."""
     return [dist.new_group(members) for members in GROUPS][dist.get_rank() % 2]
+
+
+ON_RANKS = [(0, False), (1, False), (2, False), (4, False), (4, True)]
+on_ranks = pytest.mark.parametrize(
+    ("p", "in_groups"), ON_RANKS, ids=["no process group", "1 rank", "2 ranks", "4 ranks", "2 groups"]
+)
+
+
+def results_of(program: Callable, p: int, in_groups: bool, *args: object) -> list[list]:
+    """What program(group, *args) returns on each rank of each group.
+
+    p:          the number of ranks. 0 calls the program in this process, without a process group
+    in_groups:  four ranks are the two groups in GROUPS. Otherwise, all ranks are one group, and `group` is None
+    """
+    if p == 0:
+        return [[program(None, *args)]]
+    results = launch(_on_a_rank, p, args=(program, in_groups, args), timeout=240)
+    assert len(results) == p
+    return [[results[rank] for rank in members] for members in (GROUPS if in_groups else [range(p)])]
+
+
+def _on_a_rank(program: Callable, in_groups: bool, args: tuple) -> object:
+    return program(own_group() if in_groups else None, *args)
 
 
 def refusals(*calls: Callable, kind: type[Exception] = ValueError) -> list[str]:
@@ -34,6 +58,12 @@ def assert_refused(results: Iterable[list[str]], *expected: str) -> None:
     for messages in results:
         for message, words in zip(messages, expected, strict=True):
             assert words in message
+
+
+def assert_refused_on(p: int, *cases: tuple[Callable, str]) -> None:
+    """On each of p ranks, each call raises a ValueError that has the expected words."""
+    calls, words = zip(*cases, strict=True)
+    assert_refused(launch(refusals, p, args=calls), *words)
 
 
 def traffic(*sections: Iterable) -> list[list[tuple]]:

@@ -131,14 +131,17 @@ def outcomes(cases: Sequence[Case], p: int, groups: Sequence[Sequence[int]] | No
     ]
 
 
-def assert_right(cases: Sequence[Case], p: int, groups=None, tolerance: float = 1e-12) -> None:
-    for case, ranks in outcomes(cases, p, groups):
+def assert_right(cases: Sequence[Case], p: int, groups=None, tolerance: float = 1e-12) -> list:
+    """Compare the `outcomes`, and return them."""
+    found = outcomes(cases, p, groups)
+    for case, ranks in found:
         operator = case.operator
         ys = operator.forward([rank["x"] for rank in ranks], operator.dim, case.stride)
         dxs = operator.backward([rank["dy"] for rank in ranks], operator.dim, case.stride)
         for rank, y, dx in zip(ranks, ys, dxs, strict=True):
             assert_close(rank["y"], y, tolerance)
             assert_close(rank["dx"], dx, tolerance)
+    return found
 
 
 def assert_adjoint(cases: Sequence[Case], p: int) -> None:

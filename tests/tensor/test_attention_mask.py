@@ -38,20 +38,13 @@ def test_causal_queries_are_the_last_of_the_positions(s, t, rows):
     assert torch.equal(visible(s, t, causal=True)[0], drawn(*rows))
 
 
-def test_without_a_mask_all_is_visible():
-    assert torch.equal(visible(2, 3, causal=False)[0], drawn("xxx", "xxx"))
-
-
 PADDING = torch.tensor([[False, False, False, False], [True, True, False, False]])  # the second text begins later
 
 
-def test_padding_is_hidden_from_all_queries_of_its_text():
+def test_padding_and_causal_go_together_and_a_query_that_sees_nothing_gets_zeros():
     everything = visible(2, 4, False, PADDING)
     assert torch.equal(everything[0], drawn("xxxx", "xxxx"))
     assert torch.equal(everything[1], drawn("..xx", "..xx"))
-
-
-def test_padding_and_causal_go_together_and_a_query_that_sees_nothing_gets_zeros():
     masked = visible(4, 4, True, PADDING)
     assert torch.equal(masked[0], drawn("x...", "xx..", "xxx.", "xxxx"))
     assert torch.equal(masked[1], drawn("....", "....", "..x.", "..xx"))
@@ -77,8 +70,8 @@ def test_where_no_mask_is_needed_none_is_built_so_that_the_fast_kernels_stay():
     assert attention_mask(4, 9, False, None, None, CPU) == (None, False)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 7, 8, 20])
-@pytest.mark.parametrize(("s", "t"), [(8, 8), (3, 8), (1, 8), (1, 1), (4, 5)])
+@pytest.mark.parametrize("window", [1, 3, 8, 20])
+@pytest.mark.parametrize(("s", "t"), [(8, 8), (3, 8), (1, 8), (1, 1)])
 def test_a_sliding_window_hides_what_lies_too_far_back(s, t, window):
     padding = torch.zeros(2, t, dtype=torch.bool)
     padding[1, 0] = True

@@ -51,34 +51,55 @@ def _draw(method, dim, stride, per_rank, seed=5):
     return parameter.detach(), torch.rand(4)
 
 
+CUTS = [(0, 1), (0, 3), (1, 2)]
+
+
+def _draw_from_master():
+    return [_draw(nn.init.xavier_normal_, dim, stride, False) for dim, stride in CUTS]
+
+
 @pytest.mark.parametrize("p", [1, 2, 4])
-@pytest.mark.parametrize(("dim", "stride"), [(0, 1), (0, 3), (1, 2)])
-def test_from_a_master_weight_every_rank_has_its_part_of_the_same_matrix(dim, stride, p):
+def test_from_a_master_weight_every_rank_has_its_part_of_the_same_matrix(p):
     torch.manual_seed(5)
     whole = nn.init.xavier_normal_(torch.empty(OUT, IN))
     afterwards = torch.rand(4)
-    results = launch(_draw, p, args=(nn.init.xavier_normal_, dim, stride, False))
-    assert len(results) == p
-    for rank, (part, rank_afterwards) in enumerate(results):
-        assert torch.equal(part, cut(whole, dim, rank, p, stride))
-        assert torch.equal(rank_afterwards, afterwards)
+    for rank, draws in enumerate(launch(_draw_from_master, p)):
+        for (part, rank_afterwards), (dim, stride) in zip(draws, CUTS, strict=True):
+            assert torch.equal(part, cut(whole, dim, rank, p, stride))
+            assert torch.equal(rank_afterwards, afterwards)
 
 
-def _draw_all(dim):
-    return [_draw(method, dim, 1, per_rank=True) for method in METHODS]
+def _draw_all():
+    """Each method, by rows and by columns; a replicated parameter; and methods that need the whole matrix."""
+    drawn = [[_draw(method, dim, 1, per_rank=True) for method in METHODS] for dim in (0, 1)]
+    replicated = []
+    for per_rank in (False, True):
+        torch.manual_seed(5)
+        replicated.append(nn.Parameter(torch.empty(OUT)))
+        init_parameter(replicated[-1], nn.init.normal_, per_rank=per_rank)
+    methods = (nn.init.orthogonal_, nn.init.eye_, _copy_ones, _nothing)
+    refused = refusals(*(partial(init_parameter, _shard(0), method, per_rank=True) for method in methods))
+    return drawn, [parameter.detach() for parameter in replicated], refused
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_drawn_per_rank_shards_have_the_std_of_the_whole_and_differ_from_rank_to_rank(dim):
-    results = launch(_draw_all, 4, args=(dim,))
-    for method, std, draws in zip(METHODS, METHODS.values(), zip(*results, strict=True), strict=True):
-        parts = [part for part, _ in draws]
-        for part in parts:  # 60,000 numbers: 2 % is seven standard errors, and a wrong fan gives 13 % or more
-            assert abs(part.std().item() / std - 1) < 0.02, method.__name__
-        for first in range(4):
-            for second in range(first):
-                assert (parts[first] == parts[second]).float().mean() < 0.001, method.__name__
-        assert all(torch.equal(afterwards, draws[0][1]) for _, afterwards in draws)
+def test_drawn_per_rank_shards_have_the_std_of_the_whole_and_differ_from_rank_to_rank():
+    torch.manual_seed(5)
+    expected = nn.init.normal_(torch.empty(OUT))
+    results = launch(_draw_all, 4)
+    for dim in (0, 1):
+        for number, (method, std) in enumerate(METHODS.items()):
+            draws = [drawn[dim][number] for drawn, _, _ in results]
+            parts = [part for part, _ in draws]
+            for part in parts:  # 60,000 numbers: 2 % is seven standard errors, and a wrong fan gives 13 % or more
+                assert abs(part.std().item() / std - 1) < 0.02, method.__name__
+            for first in range(4):
+                for second in range(first):
+                    assert (parts[first] == parts[second]).float().mean() < 0.001, method.__name__
+            assert all(torch.equal(afterwards, draws[0][1]) for _, afterwards in draws)
+    for _, replicated, refused in results:
+        assert all(torch.equal(parameter, expected) for parameter in replicated)
+        assert_refused([refused], *["per_rank_init can't draw a shard with this init_method"] * 4)
+        assert all("or per_rank_init=False" in message for message in refused)
 
 
 def _copy_ones(weight):
@@ -87,17 +108,6 @@ def _copy_ones(weight):
 
 def _nothing(weight):
     pass
-
-
-def _refusals():
-    methods = (nn.init.orthogonal_, nn.init.eye_, _copy_ones, _nothing)
-    return refusals(*(partial(init_parameter, _shard(0), method, per_rank=True) for method in methods))
-
-
-def test_methods_that_need_the_whole_matrix_cannot_draw_a_shard_and_say_so():
-    results = launch(_refusals, 2)
-    assert_refused(results, *["per_rank_init can't draw a shard with this init_method"] * 4)
-    assert_refused(results, *["or per_rank_init=False"] * 4)
 
 
 def _truncated():
@@ -111,21 +121,6 @@ def _truncated():
 def test_a_truncated_normal_is_drawn_right_or_refused():
     for outcome in launch(_truncated, 2):
         assert "can't draw a shard" in outcome if isinstance(outcome, str) else abs(outcome / 0.88 - 1) < 0.02
-
-
-def _replicated(per_rank):
-    torch.manual_seed(5)
-    parameter = nn.Parameter(torch.empty(OUT))
-    init_parameter(parameter, nn.init.normal_, per_rank=per_rank)
-    return parameter.detach()
-
-
-@pytest.mark.parametrize("per_rank", [False, True])
-def test_a_replicated_parameter_is_the_same_on_every_rank(per_rank):
-    torch.manual_seed(5)
-    expected = nn.init.normal_(torch.empty(OUT))
-    results = launch(_replicated, 2, args=(per_rank,))
-    assert all(torch.equal(result, expected) for result in results)
 
 
 @pytest.mark.parametrize("per_rank", [False, True])

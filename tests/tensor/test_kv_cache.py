@@ -1,6 +1,5 @@
 """Generation: `tplab.tensor.kv_cache` and ParallelAttention with it, against attention over the whole text at once."""
 
-import math
 from functools import partial
 
 import pytest
@@ -104,17 +103,6 @@ def test_a_truncated_cache_goes_on_from_there():
         assert_close(model(x, cache=cache).clone(), expected.clone())
 
 
-def test_the_dtype_is_the_weights_unless_told_otherwise():
-    model = ParallelAttention(HIDDEN, HEADS, dtype=torch.bfloat16)
-    assert model.new_cache(1, 4).keys.dtype == torch.bfloat16
-    assert model.new_cache(1, 4, torch.float32).keys.dtype == torch.float32
-
-
-def test_the_bytes_are_those_of_the_formula():
-    cache = KVCache(3, 4, 10, 8, dtype=torch.bfloat16)
-    assert cache.nbytes == 2 * math.prod((3, 4, 10, 8)) * 2
-
-
 def test_keys_and_values_are_kept_apart_in_place_and_no_more_than_there_are_is_returned():
     cache = KVCache(1, 1, 5, 2)
     place = cache.keys.untyped_storage().data_ptr()
@@ -123,6 +111,10 @@ def test_keys_and_values_are_kept_apart_in_place_and_no_more_than_there_are_is_r
     assert keys[0, 0, :, 0].tolist() == [1, 2, 3]
     assert values[0, 0, :, 0].tolist() == [-1, -2, -3]
     assert keys.untyped_storage().data_ptr() == place
+    assert KVCache(3, 4, 10, 8, dtype=torch.bfloat16).nbytes == 2 * (3 * 4 * 10 * 8) * 2
+    model = ParallelAttention(HIDDEN, HEADS, dtype=torch.bfloat16)
+    assert model.new_cache(1, 4).keys.dtype == torch.bfloat16
+    assert model.new_cache(1, 4, torch.float32).keys.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -130,11 +122,8 @@ def test_keys_and_values_are_kept_apart_in_place_and_no_more_than_there_are_is_r
     [
         (lambda c, t: (c.append(t, t), c.append(t, t)), r"3 tokens are cached, and 3 more don't fit into max_length=5"),
         (lambda c, t: c.append(t[:1], t[:1]), r"takes keys and values \[2, 4, 3, 6\], got \[1, 4, 3, 6\]"),
-        (lambda c, t: c.append(t[:1], t), r"got \[1, 4, 3, 6\] and \[2, 4, 3, 6\]"),
         (lambda c, t: c.append(t, t[:, :, :2]), r"\[2, 4, 3, 6\] and \[2, 4, 2, 6\]"),
-        (lambda c, t: c.append(t[:, :1], t[:, :1]), r"takes keys and values \[2, 4, 3, 6\], got \[2, 1, 3, 6\]"),
         (lambda c, t: c.truncate(1), "can't keep 1 of 0 cached tokens"),
-        (lambda c, t: c.truncate(-1), "can't keep -1 of 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(call, message):

@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
+from tests.tensor.on_ranks import on_ranks, refusals, results_of, traffic
 from tplab import launch, record
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.meter import MemoryMeter, saved_for_backward
 from tplab.tensor.linear_cross_entropy import default_tokens_at_once, parallel_linear_cross_entropy
 
-WORLD_SIZES = (1, 2, 4)
 COLUMNS, HIDDEN, SHAPE = 24, 6, (3, 5)
 N = 15
 OPTIONS = [
@@ -68,55 +67,44 @@ def assert_equals(results, loss: Tensor, dx: Tensor, dweight: Tensor, tolerance:
         assert_close(got_dweight, dweight.chunk(len(results))[rank], tolerance)
 
 
-def _all_options():
+def _all_options(group):
     outcomes = []
     for options, block in itertools.product(OPTIONS, BLOCKS):
         target = targets(options["vocab_size"], options["ignore_index"])
-        outcomes.append(ours(*inputs(), target, random((), "dloss"), tokens_at_once=block, **options))
+        outcomes.append(ours(*inputs(), target, random((), "dloss"), group, tokens_at_once=block, **options))
     return outcomes
 
 
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_loss_gradients_and_traffic_for_every_combination_of_options(p):
-    results = launch(_all_options, p)
-    assert len(results) == p
-    for number, (options, block) in enumerate(itertools.product(OPTIONS, BLOCKS)):
-        target = targets(options["vocab_size"], options["ignore_index"])
-        sent = []
-        for first in range(0, N, block):
-            tokens = min(block, N - first)
-            sent += [("all_reduce", "max", 8 * tokens), ("all_reduce", "sum", 8 * (tokens + 1))]
-        wanted = plain(*inputs(), target, random((), "dloss"), **options)
-        assert_equals([result[number] for result in results], *wanted)
-        expected = [sent, [("all_reduce", "sum", 8 * N * HIDDEN)]] if p > 1 else [[], []]
-        assert all(result[number][3] == expected for result in results)
+@on_ranks
+def test_loss_gradients_and_traffic_for_every_combination_of_options(p, in_groups):
+    for results in results_of(_all_options, p, in_groups):
+        for number, (options, block) in enumerate(itertools.product(OPTIONS, BLOCKS)):
+            target = targets(options["vocab_size"], options["ignore_index"])
+            sent = []
+            for first in range(0, N, block):
+                tokens = min(block, N - first)
+                sent += [("all_reduce", "max", 8 * tokens), ("all_reduce", "sum", 8 * (tokens + 1))]
+            wanted = plain(*inputs(), target, random((), "dloss"), **options)
+            assert_equals([result[number] for result in results], *wanted)
+            expected = [sent, [("all_reduce", "sum", 8 * N * HIDDEN)]] if len(results) > 1 else [[], []]
+            assert all(result[number][3] == expected for result in results)
 
 
-@pytest.mark.parametrize(
-    ("device", "columns", "tokens"),
-    [
-        ("cpu", 1024, 4096),
-        ("cpu", 8192, 512),
-        ("cpu", 16032, 512),
-        ("cpu", 1, 2**22),
-        ("cuda", 16384, 2048),
-        ("cuda", 2**18, 512),
-    ],
-)
-def test_default_blocks_have_4_or_34_million_logits_or_512_tokens(device, columns, tokens):
-    assert default_tokens_at_once(columns, torch.device(device)) == tokens
+def _blocks_that_are_sent():
+    found = []
+    for columns in (8192, 1024):
+        x, weight = torch.zeros(1025, 2), torch.zeros(columns, 2)
+        with record() as sent:
+            parallel_linear_cross_entropy(x, weight, torch.zeros(1025, dtype=torch.long))
+        found.append(len(sent))
+    return found
 
 
-def _blocks_that_are_sent(columns):
-    x, weight = torch.zeros(1025, 2), torch.zeros(columns, 2)
-    with record() as sent:
-        parallel_linear_cross_entropy(x, weight, torch.zeros(1025, dtype=torch.long))
-    return len(sent)
-
-
-def test_ranks_send_twice_per_default_block():
-    assert launch(_blocks_that_are_sent, 2, args=(8192,)) == [2 * 3] * 2
-    assert launch(_blocks_that_are_sent, 2, args=(1024,)) == [2] * 2
+def test_ranks_send_twice_per_default_block_of_4_or_34_million_logits_or_512_tokens():
+    assert launch(_blocks_that_are_sent, 2) == [[2 * 3, 2]] * 2
+    sizes = {("cpu", 1024): 4096, ("cpu", 16032): 512, ("cuda", 16384): 2048, ("cuda", 2**18): 512}
+    for (device, columns), tokens in sizes.items():
+        assert default_tokens_at_once(columns, torch.device(device)) == tokens
 
 
 def _odd_inputs():
@@ -155,28 +143,23 @@ def test_strided_frozen_empty_and_ignored_inputs_give_what_torch_gives():
         assert not ignored[2].any()
 
 
-def _lower(dtype):
-    return ours(*inputs(dtype), targets(None), tokens_at_once=4)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-5)])
-def test_lower_precisions_differ_by_rounding_and_the_loss_is_in_float32(dtype, tolerance):
-    loss, dx, dw = plain(*(tensor.double() for tensor in inputs(dtype)), targets(None))
-    assert_equals(launch(_lower, 2, args=(dtype,)), loss.float(), dx.to(dtype), dw.to(dtype), tolerance)
-
-
-def _under_autocast():
+def _lower():
+    """In float32 and bfloat16; then float32 and bfloat16 inputs under autocast, with a weight in float32."""
+    found = [ours(*inputs(dtype), targets(None), tokens_at_once=4) for dtype in (torch.float32, torch.bfloat16)]
     x, weight = inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        return [ours(given, weight, targets(None), tokens_at_once=4) for given in (x, x.bfloat16())]
+        return found + [ours(given, weight, targets(None), tokens_at_once=4) for given in (x, x.bfloat16())]
 
 
-def test_under_autocast_it_multiplies_in_the_lower_precision_and_gives_gradients_in_those_of_the_inputs():
-    x, weight = inputs(torch.float32)
-    results = launch(_under_autocast, 2)
-    for number, given in enumerate((x, x.bfloat16())):
-        loss, dx, dw = plain(given.float(), weight, targets(None))
-        assert_equals([result[number] for result in results], loss, dx.to(given.dtype), dw, 2**-6)
+def test_lower_precisions_differ_by_rounding_and_gradients_have_the_dtypes_of_the_inputs():
+    results = launch(_lower, 2)
+    cases = [(torch.float32, torch.float32, 1e-5), (torch.bfloat16, torch.bfloat16, 2**-5)]
+    cases += [(torch.float32, torch.float32, 2**-6), (torch.bfloat16, torch.float32, 2**-6)]
+    for number, (dtype, weight_dtype, tolerance) in enumerate(cases):
+        x, weight = inputs(dtype)[0], inputs(weight_dtype)[1]
+        loss, dx, dw = plain(x.double(), weight.double(), targets(None))
+        wanted = loss.float(), dx.to(dtype), dw.to(weight_dtype)
+        assert_equals([result[number] for result in results], *wanted, tolerance)
 
 
 SCALED = [(2048, 4096, 2.0**16), (2048, 4096, 2.0**20), (1, 64, 1.0), (1, 64, 2.0**8)]  # tokens, ids, loss scale
@@ -218,49 +201,23 @@ def test_in_float16_a_second_backward_gives_the_same():
     assert all(map(torch.equal, first, second))
 
 
-def test_in_float16_evaluation_takes_one_matmul_and_training_four():
-    found = {}
-    for name, context in (("training", nullcontext()), ("no_grad", torch.no_grad())):
-        x, weight = (tensor.half().requires_grad_() for tensor in inputs())
-        with context, FlopCounterMode(display=False) as flops:
-            loss = parallel_linear_cross_entropy(x, weight, targets(None))
+@pytest.mark.parametrize(
+    ("dtype", "matmuls"),
+    [
+        (torch.float64, {"training": 3, "frozen table": 2, "no_grad": 1, "inference_mode": 1}),
+        (torch.float16, {"training": 4, "no_grad": 1}),
+    ],
+)
+def test_training_takes_three_matmuls_in_float16_four_and_evaluation_one(dtype, matmuls):
+    for name, number in matmuls.items():
+        x, weight = (tensor.to(dtype).requires_grad_() for tensor in inputs())
+        weight.requires_grad_(name != "frozen table")
+        context = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(name, nullcontext)
+        with context(), FlopCounterMode(display=False) as flops:
+            loss = parallel_linear_cross_entropy(x, weight, targets(None))  # in one block
             if loss.requires_grad:
                 loss.backward()
-        found[name] = flops.get_total_flops() / (2 * x.numel() * len(weight))
-    assert found == {"training": 4, "no_grad": 1}
-
-
-def _in_groups():
-    x, weight = inputs()
-    return ours(x * (dist.get_rank() % 2 + 1), weight, targets(None), group=own_group())
-
-
-def test_two_groups_side_by_side_are_two_losses():
-    results = launch(_in_groups, 4)
-    x, weight = inputs()
-    for number, members in enumerate(GROUPS):
-        assert_equals([results[rank] for rank in members], *plain(x * (number + 1), weight, targets(None)))
-
-
-def _matmuls():
-    x, weight = (tensor.requires_grad_() for tensor in inputs())
-    frozen = weight.detach()
-    found = {}
-
-    def count(name, weight, context):
-        with context, FlopCounterMode(display=False) as flops:
-            parallel_linear_cross_entropy(x, weight, targets(None))  # in one block
-        found[name] = flops.get_total_flops() / (2 * x.numel() * len(weight))
-
-    count("training", weight, nullcontext())
-    count("frozen table", frozen, nullcontext())
-    count("no_grad", weight, torch.no_grad())
-    count("inference_mode", weight, torch.inference_mode())
-    return found
-
-
-def test_evaluation_takes_one_matmul_and_training_three():
-    assert _matmuls() == {"training": 3, "frozen table": 2, "no_grad": 1, "inference_mode": 1}
+        assert flops.get_total_flops() / (2 * x.numel() * len(weight)) == number, name
 
 
 TOKENS, WIDTH, BLOCK = 320, 16384, 64  # all logits of a rank: 21 MB; those of a block: 4 MB
@@ -306,12 +263,6 @@ def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan():
         assert dx[1, 3].isnan().all()
         assert int(dx.isnan().any(-1).sum()) == 1
         assert dw.isnan().all()
-
-
-def test_without_a_process_group_it_is_a_plain_output_layer_and_loss():
-    result = ours(*inputs(), targets(None), tokens_at_once=4)
-    assert_equals([result], *plain(*inputs(), targets(None)))
-    assert result[3] == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,6 @@ def test_a_row_parallel_layer_learns_what_a_plain_one_learns(p):
         assert found["losses"] == pytest.approx(plain["losses"], rel=1e-4)
         torch.testing.assert_close(found["weight"], plain["weight"].chunk(p, dim=1)[rank], rtol=1e-4, atol=1e-5)
         assert regression.loss_in_one_process(ranks, bias_of=rank) == pytest.approx(plain["losses"][-1], rel=1e-4)
-
-
-def test_the_loss_in_one_process_depends_on_whose_bias_is_loaded():
-    ranks = launch(regression.fit, 2, args=(RowParallelLinear,))
-    ranks[1]["bias"] = torch.zeros(4)
-    assert regression.loss_in_one_process(ranks, 0) < 0.1
-    assert regression.loss_in_one_process(ranks, 1) > 3
+    if p == 2:
+        ranks[1]["bias"] = torch.zeros(4)
+        assert regression.loss_in_one_process(ranks, bias_of=1) > 3

@@ -11,21 +11,19 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
-from tests.tensor.on_ranks import GROUPS, assert_shards, own_group, refusals, traffic
+from tests.tensor.on_ranks import assert_shards, on_ranks, refusals, results_of, traffic
 from tplab import launch, plain, record
 from tplab.tensor import rng as rng_module
 from tplab.tensor.attention import ParallelAttention
-from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
 
-WORLD_SIZES = (1, 2, 4)
 SEED = 5
 SIZE = 10_000  # numbers that are dropped or not: two independent masks agree in half of them, give or take 1.5 %
 
@@ -51,8 +49,9 @@ def assert_unlike(masks):
 # Seeds
 
 
-def _draw_in_turn(in_groups=False):
-    tracker = seed_all(SEED + 10_000 * (dist.get_rank() % 2), own_group()) if in_groups else seed_all(SEED)
+def _draw_in_turn(group):
+    seed = SEED if group is None else SEED + 10_000 * (dist.get_rank() % 2)
+    tracker = seed_all(seed, group)
     if tracker.rank == 0:
         with tracker.fork("replicated"):
             pass  # a fork in which nothing is drawn changes nothing
@@ -73,58 +72,12 @@ def assert_drawn_as_documented(results, seed):
     assert_unlike([masks[0] for masks in results[0].values()])
 
 
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_replicated_dropout_is_alike_on_all_ranks_and_for_every_p_and_sharded_dropout_nowhere(p):
-    results = launch(_draw_in_turn, p)
-    assert len(results) == p
-    assert_drawn_as_documented(results, SEED)
-
-
-def test_ranks_are_counted_within_their_group():
-    results = launch(_draw_in_turn, 4, args=(True,))
-    for members, seed in zip(GROUPS, (SEED, SEED + 10_000), strict=True):
-        assert_drawn_as_documented([results[rank] for rank in members], seed)
-    assert_unlike([result["sharded"][0] for result in results])
-
-
-def test_without_a_process_group_there_is_one_rank():
-    assert_drawn_as_documented([_draw_in_turn()], SEED)
-
-
-def _draw_more_on_rank_0():
-    tracker = seed_all(SEED)
-    if tracker.rank == 0:
-        torch.rand(7)
-    return [dropout(torch.ones(SIZE), 0.5, sharded=False, rng=tracker)], torch.rand(3)
-
-
-def test_replicated_dropout_stays_alike_when_a_rank_draws_more_from_the_current_state():
-    results = launch(_draw_more_on_rank_0, 2)
-    for masks, _ in results:
-        assert_same(masks, drawn(SEED + 1359, 1))
-    assert not torch.equal(results[0][1], results[1][1])
-
-
-def _first_values():
-    results = []
-    for per_rank_init in (False, True):
-        tracker = seed_all(SEED)
-        state = full_state_dict(ParallelMLP(8, 16, per_rank_init=per_rank_init))
-        results.append((list(state.values()), torch.rand(3), dropout(torch.ones(SIZE), sharded=True, rng=tracker)))
-    return results
-
-
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_first_values_come_from_the_current_state_for_every_p_and_move_no_other(p):
-    torch.manual_seed(SEED)
-    plain = [nn.Linear(8, 16), nn.Linear(16, 8)]
-    expected = [parameter for layer in plain for parameter in layer.parameters()]
-    afterwards = torch.rand(3)
-    results = launch(_first_values, p)
-    for rank, (master, per_rank) in enumerate(results):
-        assert_same([*master[0], master[1]], [*expected, afterwards])
-        assert_same([*per_rank[0], per_rank[1]], [*results[0][1][0], results[0][1][1]])  # alike on all ranks
-        assert_same([master[2], per_rank[2]], drawn(SEED + 2718 + rank, 1) * 2)
+@on_ranks
+def test_replicated_dropout_is_alike_on_all_ranks_and_for_every_p_and_sharded_dropout_nowhere(p, in_groups):
+    groups = results_of(_draw_in_turn, p, in_groups)
+    for seed, results in zip((SEED, SEED + 10_000), groups, strict=False):
+        assert_drawn_as_documented(results, seed)
+    assert_unlike([result["sharded"][0] for results in groups for result in results])
 
 
 # Dropout
@@ -148,21 +101,6 @@ def test_dropout_is_torchs_but_for_the_state_it_draws_from():
 
 
 # Forks
-
-
-def test_a_fork_ends_as_it_should_after_an_exception_too():
-    tracker = seed_all(SEED)
-    x = torch.ones(SIZE)
-
-    def draw_and_fail():
-        with tracker.fork():
-            F.dropout(x, 0.5)
-            raise KeyError("an exception of the function")
-
-    with pytest.raises(KeyError, match="an exception of the function"):
-        draw_and_fail()
-    assert_same([F.dropout(x, 0.5)], drawn(SEED, 1))
-    assert_same([dropout(x, sharded=True, rng=tracker)], drawn(SEED + 2718, 2)[1:])
 
 
 def test_forks_within_each_other_each_go_on_where_their_state_was_left():
@@ -225,12 +163,6 @@ def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on
         assert "the last 32 bits): choose another seed" in wrapped
         assert apart == ["no error"] * 4
     assert _add_pairs()[1:] == ["no error"] * 7  # one rank has one seed
-
-
-def test_of_a_seed_the_cpu_takes_the_last_32_bits():
-    """The reason for which seeds that far apart are refused; should torch change it, they need not be."""
-    assert_same(drawn(3 + 2**32, 1), drawn(3, 1))
-    assert_same(drawn(2 - 2**32, 1), drawn(2, 1))
 
 
 # Saved and gone on from
@@ -307,26 +239,6 @@ def test_a_state_of_another_rank_is_refused_and_more_ranks_than_were_saved_start
     assert_unlike([sharded[0] for _, sharded in more])
 
 
-def _save_distributed(path):
-    tracker = seed_all(SEED)
-    _go_on(tracker)
-    dcp.save({"rng": tracker.state_dict()}, checkpoint_id=path)
-
-
-def _load_distributed(path):
-    tracker = seed_all(SEED)
-    state = {"rng": tracker.state_dict()}
-    dcp.load(state, checkpoint_id=path, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
-    tracker.load_state_dict(state["rng"])
-    return _go_on(tracker)
-
-
-def test_torchs_distributed_checkpoint_saves_the_states_of_all_ranks_and_loads_them_on_fewer_and_more(tmp_path):
-    launch(_save_distributed, 2, args=(str(tmp_path),))
-    for p in WORLD_SIZES:
-        assert_went_on(launch(_load_distributed, p, args=(str(tmp_path),)), 2)
-
-
 # Run again in backward. Where x is 1, dropout(x)² has the gradient 2 dropout(x)², if both runs dropped the same places
 
 STATES = [("current",), ("replicated",), ("sharded",), ("sharded", "current", "replicated", "sharded")]
@@ -359,15 +271,6 @@ def test_run_again_it_drops_the_same_and_leaves_no_trace(states):
     for name, state in tracker.state_dict().items():
         assert torch.equal(state["cpu"], afterwards[0][name]["cpu"])
     assert torch.equal(torch.get_rng_state(), afterwards[1])
-
-
-@pytest.mark.parametrize("states", STATES)
-def test_torchs_own_checkpoint_lays_back_the_current_state_only(states):
-    x = ones()
-    out = torch.utils.checkpoint.checkpoint(squared, x, states, seed_all(SEED), use_reentrant=False)
-    out.sum().backward()
-    right = float((x.grad == 2 * out.detach()).double().mean())
-    assert right == 1 if states == ("current",) else right < 0.95
 
 
 def test_what_happens_inside_is_freed_and_done_again():
@@ -445,16 +348,15 @@ STEPS = 2
 
 
 class Layer(nn.Module):
-    def __init__(self, ends_with_dropout=True):
+    def __init__(self):
         super().__init__()
         self.attention = ParallelAttention(HIDDEN, HEADS, dropout=RATE, dtype=torch.float64)
         self.mlp = ParallelMLP(HIDDEN, dtype=torch.float64)
-        self.ends_with_dropout = ends_with_dropout
 
-    def forward(self, x, rng):
+    def forward(self, x, rng, ends_with_dropout=True):
         x = x + dropout(self.attention(x, rng=rng), RATE, sharded=False, rng=rng)
         y = self.mlp(x)
-        return x + (dropout(y, RATE, sharded=False, rng=rng) if self.ends_with_dropout else y)
+        return x + (dropout(y, RATE, sharded=False, rng=rng) if ends_with_dropout else y)
 
 
 def plain_blocks():
@@ -512,12 +414,30 @@ def assert_equals_plain(results):
         assert_shards([result[step] for result in results], expected, CUTS)
 
 
-@pytest.mark.parametrize("p", WORLD_SIZES)
-@pytest.mark.parametrize("run_again", [False, True])
-def test_a_layers_outputs_and_gradients_equal_a_plain_ones_with_the_masks_of_all_ranks(run_again, p):
-    results = launch(_layer_steps, p, args=(run_again,))
-    assert len(results) == p
-    assert_equals_plain(results)
+def _both_ways():
+    """A layer that keeps everything, one that is run again in backward, and what both send."""
+    tracker, layer = seed_all(SEED), Layer()
+    counts = []
+    for run_again, ends_with_dropout in ((False, True), (True, True), (True, False)):
+        x = random((BATCH, SEQUENCE, HIDDEN), "x").requires_grad_()
+        with record() as forward:
+            given = x, tracker, ends_with_dropout
+            out = checkpoint(layer, *given, tracker=tracker) if run_again else layer(*given)
+        with record() as backward:
+            out.sum().backward()
+        counts.append(traffic(forward, backward))
+    return _layer_steps(False), _layer_steps(True), counts
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_a_layers_outputs_and_gradients_equal_a_plain_ones_with_the_masks_of_all_ranks(p):
+    keeping, again, counts = zip(*launch(_both_ways, p), strict=True)
+    assert_equals_plain(keeping)
+    assert_equals_plain(again)
+    one = ("all_reduce", "sum", BATCH * SEQUENCE * HIDDEN * 8)
+    for sent in counts:  # run again, a layer sends its forward again but for a last g
+        backward = [2, 4, 3] if p > 1 else [0, 0, 0]
+        assert sent == [[[one] * (2 if p > 1 else 0), [one] * number] for number in backward]
 
 
 def _compiled_layers():
@@ -542,26 +462,6 @@ def test_compiled_layers_and_checkpoints_within_a_compiled_model_draw_the_same()
         assert_equals_plain([compiled[number] for compiled, _ in results])
     expected = plain_steps(2)[0]
     assert_shards([around for _, around in results], {name: expected[name] for name in ("out", "x")}, {})
-
-
-def _layer_traffic(ends_with_dropout):
-    tracker, layer = seed_all(SEED), Layer(ends_with_dropout)
-    counts = []
-    for run_again in (False, True):
-        x = random((BATCH, SEQUENCE, HIDDEN), "x").requires_grad_()
-        with record() as forward:
-            out = checkpoint(layer, x, rng=tracker, tracker=tracker) if run_again else layer(x, tracker)
-        with record() as backward:
-            out.sum().backward()
-        counts.append(traffic(forward, backward))
-    return counts
-
-
-def test_running_a_layer_again_sends_its_forward_again_but_for_a_last_g():
-    one = ("all_reduce", "sum", BATCH * SEQUENCE * HIDDEN * 8)
-    for ends_with_dropout, again in ((True, 2), (False, 1)):
-        for counts in launch(_layer_traffic, 2, args=(ends_with_dropout,)):
-            assert counts == [[[one] * 2, [one] * 2], [[one] * 2, [one] * (2 + again)]]
 
 
 # On a GPU

@@ -1,7 +1,6 @@
 """Which part of a tensor is whose: `tplab.tensor.sharding`, against torch.chunk."""
 
 import copy
-import dataclasses
 import pickle
 
 import pytest
@@ -13,9 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.reference import cut, random
-from tests.tensor.on_ranks import own_group, refusals
-from tplab import launch
-from tplab.collectives.by_hand import rank_and_size
+from tests.tensor.on_ranks import GROUPS, refusals, results_of
 from tplab.tensor.sharding import (
     Block,
     ShardedModule,
@@ -27,17 +24,6 @@ from tplab.tensor.sharding import (
     shard_ranks,
     unshard,
 )
-
-
-def test_divide_is_exact_division():
-    assert [divide(12, p) for p in (1, 2, 3, 4, 6, 12)] == [12, 6, 4, 3, 2, 1]
-    assert divide(0, 4) == 0
-
-
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_ranges_cover_everything_once_in_rank_order(p):
-    ranges = [shard_range(12, rank, p) for rank in range(p)]
-    assert [index for start, stop in ranges for index in range(start, stop)] == list(range(12))
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
@@ -52,13 +38,6 @@ def test_shards_are_the_parts_of_each_block_and_unshard_undoes_them(dim, stride,
         assert sharding.whole_shape(part.shape, p) == [24, 48, 72]
     assert torch.equal(unshard(shards, dim, stride=stride), whole)
     assert torch.equal(sharding.unshard(shards), whole)
-
-
-def test_stride_keeps_fused_matrices_apart():
-    gate, up = random((8, 3), "gate"), random((8, 3), "up")
-    fused = torch.cat([gate, up])
-    assert torch.equal(shard(fused, 0, 1, 2, stride=2), torch.cat([gate[4:], up[4:]]))
-    assert torch.equal(shard(fused, 0, 1, 2), up)  # without it rank 1 holds no gate at all
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -81,22 +60,6 @@ def test_a_shard_is_contiguous_and_shares_no_memory_with_the_whole(dim, p):
     assert torch.equal(whole, before)
 
 
-@pytest.mark.parametrize("p", [1, 2])
-def test_unshard_shares_no_memory_with_the_shards(p):
-    shards = [random((2, 3), rank) for rank in range(p)]
-    before = [part.clone() for part in shards]
-    unshard(shards, 0).zero_()
-    assert all(map(torch.equal, shards, before))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_dtypes_stay(dtype):
-    whole = random((4, 4), "dtype").to(dtype)
-    parts = [shard(whole, 0, rank, 2) for rank in range(2)]
-    assert parts[0].dtype == dtype
-    assert torch.equal(unshard(parts, 0), whole)
-
-
 def test_empty_and_meta_tensors_can_be_cut():
     assert shard(torch.empty(0, 8), 1, 1, 2, stride=2).shape == (0, 4)
     assert shard(torch.empty(0, 8), 0, 1, 2).shape == (0, 8)
@@ -113,38 +76,14 @@ def test_cutting_and_joining_are_differentiable(stride):
     assert torch.autograd.gradcheck(lambda x: unshard([x, x * 2], 1, stride=stride), whole)
 
 
-def test_without_a_process_group_there_is_one_rank():
-    assert not dist.is_initialized()
-    assert rank_and_size() == (0, 1)
-
-
-def _places_in_groups():
-    evens, odds = dist.new_group([0, 2]), dist.new_group([3, 1])
-    own, foreign = (evens, odds) if dist.get_rank() % 2 == 0 else (odds, evens)
-    return rank_and_size(), rank_and_size(own), *refusals(lambda: rank_and_size(foreign))
-
-
-def test_rank_and_size_are_those_within_the_group_and_others_are_refused():
-    results = launch(_places_in_groups, 4)
-    # torch sorts the ranks of a group
-    expected = [((0, 4), (0, 2)), ((1, 4), (0, 2)), ((2, 4), (1, 2)), ((3, 4), (1, 2))]
-    assert [result[:2] for result in results] == expected
-    assert all(f"rank {rank} isn't a member" in result[2] for rank, result in enumerate(results))
-
-
 class Half(ShardedModule):
     """A module with a shard, a replicated parameter and an absent one."""
 
-    def __init__(self, group=None, device=None):
+    def __init__(self, group=None):
         super().__init__(group)
-        self.register_shard("weight", nn.Parameter(torch.ones(2, 6, device=device)), Sharding(1, 3))
-        self.scale = nn.Parameter(torch.ones(2, device=device))
+        self.register_shard("weight", nn.Parameter(torch.ones(2, 6)), Sharding(1, 3))
+        self.scale = nn.Parameter(torch.ones(2))
         self.register_parameter("bias", None)
-
-
-def _sharding(module):
-    assert not hasattr(module.scale, "tensor_parallel")
-    return getattr(module.weight, "tensor_parallel", None)
 
 
 def _assign(module):
@@ -157,33 +96,32 @@ def _tie(module):
     return module
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda module: module,
-        copy.deepcopy,
-        copy.copy,
-        lambda module: pickle.loads(pickle.dumps(module)),
-        lambda module: copy.deepcopy(nn.ModuleList([module]))[0],
-        lambda module: module.double(),
-        lambda module: module.to("meta"),
-        lambda module: Half(device="meta").to_empty(device="cpu"),
-        _assign,
-        _tie,
-    ],
-    ids=["nothing", "deepcopy", "copy", "pickle", "deepcopy-outside", "double", "to-meta", "to_empty", "assign", "tie"],
-)
-def test_a_sharded_parameter_says_so_after(change):
-    assert _sharding(change(Half())) == Sharding(dim=1, stride=3)
+CHANGES = {
+    "nothing": lambda module: module,
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "deepcopy of a container": lambda module: copy.deepcopy(nn.ModuleList([module]))[0],
+    "double": lambda module: module.double(),
+    "to meta": lambda module: module.to("meta"),
+    "to_empty": lambda module: module.to("meta").to_empty(device="cpu"),
+    "assign": _assign,
+    "tie": _tie,
+}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, "pickle"])
+def test_a_sharded_parameter_says_so_after(name):
+    module = pickle.loads(pickle.dumps(Half())) if name == "pickle" else CHANGES[name](Half())
+    assert module.weight.tensor_parallel == Sharding(dim=1, stride=3)
+    assert not hasattr(module.scale, "tensor_parallel")
 
 
 def _fully_shard(module):
     return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
-def _ranks_in_groups(changes):
-    group = own_group()
-    found = [shard_ranks(change(Half(group)).weight) for change in changes]
+def _ranks_in_groups(group):
+    found = [shard_ranks(change(Half(group)).weight) for change in CHANGES.values()]
     sharded = _fully_shard(Half(group))
     assert isinstance(sharded.weight, DTensor)
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
@@ -198,41 +136,13 @@ def _ranks_in_groups(changes):
 
 
 def test_a_sharded_parameter_knows_the_ranks_that_have_its_shards():
-    changes = [lambda module: module, copy.deepcopy, copy.copy, lambda module: module.double(), _assign, _tie]
-    for rank, (found, others, messages) in enumerate(launch(_ranks_in_groups, 4, args=(changes,))):
-        ranks = (0, 2) if rank % 2 == 0 else (1, 3)
-        assert found == [ranks] * 7
-        assert others == [(0, 1, 2, 3), (rank,), None, None]  # unknown for a layer without a group, none if replicated
-        wrong = f"weight [2, 6] has its shards on ranks {list(ranks)}, but group=None means ranks [0, 1, 2, 3]. Pass"
-        assert messages[0].startswith(wrong)
-        assert f"on ranks [0, 1, 2, 3], but the given group means ranks {list(ranks)}" in messages[1]
-
-
-def test_without_a_process_group_a_shard_is_on_rank_0():
-    assert shard_ranks(Half().weight) == (0,)
-    check_group("weight", Half().weight, None)
-    assert dataclasses.replace(Sharding(1, 3), ranks=(0, 1)) == Sharding(1, 3)  # the ranks don't say how it is split
-
-
-def test_a_deep_copy_has_parameters_of_its_own():
-    module = Half()
-    twin = copy.deepcopy(module)
-    with torch.no_grad():
-        twin.weight.zero_()
-    assert module.weight.sum() == 12
-    assert twin.shardings is not module.shardings
-
-
-def _deepcopy_in_a_group():
-    group = dist.new_group([0, 1])
-    module = Half(group)
-    twin = copy.deepcopy(nn.Sequential(module))[0]
-    return twin.group is group, _sharding(twin), (twin.rank, twin.world_size)
-
-
-def test_a_deep_copy_stays_in_its_process_group():
-    results = launch(_deepcopy_in_a_group, 2)
-    assert list(results) == [(True, Sharding(1, 3), (0, 2)), (True, Sharding(1, 3), (1, 2))]
+    for ranks, results in zip(GROUPS, results_of(_ranks_in_groups, 4, True), strict=True):
+        for rank, (found, others, (without, wrong)) in zip(ranks, results, strict=True):
+            assert found == [tuple(ranks)] * (len(CHANGES) + 1)
+            assert others == [(0, 1, 2, 3), (rank,), None, None]  # unknown without a group, none if replicated
+            held = f"weight [2, 6] has its shards on ranks {ranks}, but group=None means ranks [0, 1, 2, 3]. Pass"
+            assert without.startswith(held)
+            assert f"on ranks [0, 1, 2, 3], but the given group means ranks {ranks}" in wrong
 
 
 # Blocks of different sizes, in units that stay whole
@@ -263,15 +173,6 @@ def test_each_block_is_cut_into_whole_units_and_shared_where_there_are_fewer_tha
     assert torch.equal(whole, before)
 
 
-def test_a_block_knows_its_copies_and_its_length_for_every_p():
-    block = Block(24, unit=4)  # 6 heads
-    assert [(block.copies(p), block.shard_length(p)) for p in (1, 2, 3, 6, 12, 18)] == [
-        (1, 24), (1, 12), (1, 8), (1, 4), (2, 4), (3, 4),
-    ]  # fmt: skip
-    nothing = Block(0, unit=4)
-    assert [(nothing.copies(p), nothing.shard_length(p)) for p in (1, 4)] == [(1, 0), (1, 0)]
-
-
 @pytest.mark.parametrize(("p", "unit", "rows"), [(1, 1, 7), (2, 1, 8), (4, 1, 8), (1, 3, 9), (2, 3, 12), (4, 3, 12)])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_zeros_fill_a_padded_block_up_and_are_in_the_shards_only(dim, p, unit, rows):
@@ -297,12 +198,6 @@ def test_a_sharding_with_and_without_blocks_is_a_value():
     assert repr(Sharding(1, blocks=(Block(8, 2),))) == "Sharding(dim=1, blocks=(Block(size=8, unit=2, padded=False),))"
 
 
-def test_cutting_blocks_is_differentiable():
-    whole = random((24, 2), "gradcheck of blocks").requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: QKV.shard(x, 3, 4), whole)
-    assert torch.autograd.gradcheck(lambda x: QKV.unshard([x, x * 2]), random((12, 2), "part").requires_grad_())
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -310,22 +205,18 @@ def test_cutting_blocks_is_differentiable():
         (lambda: divide(12, 8, name="num_heads", unit="heads"), r"Use p in 1, 2, 3, 4, 6, 12\."),
         (lambda: divide(5040, 11), r"Use p in 1, 2, 3, 4, .*, 16, 18, \.\.\., 5040\."),
         (lambda: divide(12, 0), "at least one rank"),
-        (lambda: divide(12, -2), "at least one rank"),
         (lambda: shard_range(12, -1, 4), "numbered 0 to 3"),
-        (lambda: shard_range(12, 4, 4), "numbered 0 to 3"),
         (lambda: shard(torch.ones(10, 4), 0, 0, 4), "size=10 can't be divided over 4 ranks"),
         (lambda: shard(torch.ones(12, 4), 0, 0, 4, stride=2), "size=6 can't be divided over 4 ranks"),
         (lambda: shard(torch.ones(9, 4), 0, 0, 1, stride=2), "a size of 9 isn't stride=2 equal blocks"),
         (lambda: shard(torch.ones(8, 4), 0, 0, 1, stride=0), "stride=0"),
         (lambda: shard(torch.ones(8, 4), 2, 0, 2), r"dim=2 doesn't exist in a tensor of shape \(8, 4\)"),
-        (lambda: shard(torch.tensor(1.0), 0, 0, 2), "dim=0 doesn't exist"),
         (lambda: unshard([], 0), "got none"),
         (lambda: unshard([torch.ones(2, 4), torch.ones(3, 4)], 0), r"same shape, got \[\(2, 4\), \(3, 4\)\]"),
         (lambda: unshard([torch.ones(3), torch.ones(3)], 0, stride=2), "a size of 3 isn't stride=2 equal blocks"),
         (lambda: Block(10, 4), "size=10 isn't made of whole units of 4"),
         (lambda: Block(8, 0), "whole units of 0"),
         (lambda: Block(24, 4).copies(4), "6 units of 4 can't be divided over 4 ranks, nor copied to them evenly"),
-        (lambda: Block(24, 4).shard_length(4), "a p that divides the number of units, or a multiple of it"),
         (lambda: QKV.shard(torch.ones(12, 2), 0, 2), r"blocks of \[12, 6, 6\] make 24 entries, got 12"),
     ],
 )

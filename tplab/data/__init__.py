@@ -15,7 +15,7 @@ from tplab.data.grad_norm import clip, clip_grad_norm, grad_norm
 from tplab.data.grid import Grid, mesh
 from tplab.data.zero import ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
-from tplab.data.zero_cost import ring_volume, zero_memory, zero_traffic
+from tplab.data.zero_cost import zero_memory, zero_traffic
 from tplab.data.zero_state import FullOptimizer
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "clip_grad_norm",
     "grad_norm",
     "mesh",
-    "ring_volume",
     "tokens_of_all",
     "zero_memory",
     "zero_traffic",

@@ -81,12 +81,6 @@ class Grid:
         firsts = [rank for rank in range(self.size) if getattr(self.place(rank), dimension) == 0]
         return [self.group(rank, dimension) for rank in firsts]
 
-    def nodes(self, dimension: Dimension, gpus_per_node: int) -> int:
-        """Return how many nodes the widest group of a dimension spans, if ranks fill one node after another."""
-        if gpus_per_node < 1:
-            raise ValueError(f"gpus_per_node={gpus_per_node}: a node has one GPU at least")
-        return max(len({rank // gpus_per_node for rank in group}) for group in self.groups(dimension))
-
     def __str__(self) -> str:
         return " · ".join(f"{name}={getattr(self, name)}" for name in DIMENSIONS)
 

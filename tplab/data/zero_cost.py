@@ -11,8 +11,6 @@ rank sends (p-1)/p of each Ψ in the table. Weights and gradients are sent in th
 section 3 and figure 1 for the memory, section 7 for the traffic with m = 1.)
 """
 
-from fractions import Fraction
-
 from tplab.memory.memory_bill import ADAM, Recipe
 
 STAGES = (0, 1, 2, 3)
@@ -35,13 +33,6 @@ def zero_traffic(stage: int, parameters: int, micro_batches: int = 1) -> dict[st
         2: {"reduce_scatter": micro_batches * parameters, "all_gather": parameters},
         3: {"reduce_scatter": micro_batches * parameters, "all_gather": 2 * micro_batches * parameters},
     }[stage]
-
-
-def ring_volume(traffic: dict[str, int], p: int) -> Fraction:
-    """Return how many elements each rank of a ring sends: (p-1)/p of each message, and twice that for an all-reduce."""
-    return sum(
-        (Fraction((2 if kind == "all_reduce" else 1) * n * (p - 1), p) for kind, n in traffic.items()), Fraction()
-    )
 
 
 def _check(stage: int, dp: int) -> None:

@@ -23,14 +23,13 @@ If all ranks set the same seed before creating layers, the matrix is the same fo
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.initialization import InitMethod, init_linear
 from tplab.tensor.mappings import gather_from_region, scatter_to_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region
@@ -58,7 +57,7 @@ class LayerOptions(TypedDict, total=False):
 
 
 class _ParallelLinear(ShardedModule):
-    """Base class of both layers. Shards a weight along `dim`, initializes it, and converts from and to `nn.Linear`."""
+    """Base class of both layers. Shards a weight along `dim`, and initializes it."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -99,23 +98,6 @@ class _ParallelLinear(ShardedModule):
     def reset_parameters(self) -> None:
         """Reinitialize the parameters as `nn.Linear` does, or the weight with `init_method` and the bias with zeros."""
         init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
-        """Shard an `nn.Linear` that is equal on all ranks, without communication. For options, see the constructor."""
-        options.setdefault("dtype", linear.weight.dtype)
-        device = options.pop("device", linear.weight.device)
-        bias = linear.bias is not None
-        layer = cls(linear.in_features, linear.out_features, bias, **options, device="meta").to_empty(device=device)
-        load_full_state_dict(layer, linear.state_dict(), layer.group)
-        return layer.requires_grad_(linear.weight.requires_grad).train(linear.training)
-
-    def to_linear(self) -> nn.Linear:
-        """Return the full layer as an `nn.Linear` on every rank. All ranks must call this to gather the shards."""
-        bias, weight = self.bias is not None, self.weight
-        linear = nn.Linear(self.in_features, self.out_features, bias, device="meta", dtype=weight.dtype)
-        linear.load_state_dict(full_state_dict(self, self.group), assign=True)
-        return linear.requires_grad_(weight.requires_grad).train(self.training)
 
     def _bias_to_add(self) -> Tensor | None:
         """Return a copy of the bias that the caller has to add, or None if there is nothing to add.
