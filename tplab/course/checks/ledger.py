@@ -37,7 +37,7 @@ class Ledger:
                 sizes.append(p)
 
     def right_before(self, note: str, p: int) -> str:
-        """List the other world sizes at which this case has passed, worded for the headline of a check that fails at p."""
+        """List the other world sizes at which this case has passed, for the headline of a check that fails at p."""
         sizes = ", ".join(str(size) for size in self.right.get(note, ()) if size != p)
         return f" (right at p = {sizes})" if sizes else ""
 
