@@ -140,7 +140,7 @@ RIGHT = [
     RightAnswer("10.1", "a tuple", changed("10.1", ('["norm", "f", "block", "g", "bias", "dropout", "add"]', '("norm", "f", "block", "g", "bias", "dropout", "add")'))),
     RightAnswer("10.2", "torch promotes the bias", changed("10.2", ("bias.to(residual.dtype)", "bias"))),
     RightAnswer("10.5", "gathers a candidate from each rank", changed("10.5", GATHERED_CANDIDATES)),
-    RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
+    RightAnswer("12.1", "applies the norm's weights itself", changed("12.1", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "returns a tuple, which the text allows", changed("1.1", ("    return chunks", "    return tuple(chunks)"))),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
     RightAnswer("8.1", "a maximum with the memory layout of the logits", changed("8.1", ("logits.detach().amax(-1)", "torch.maximum(logits.detach()[..., 0] + 0, logits.detach().amax(-1))"))),

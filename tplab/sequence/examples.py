@@ -49,8 +49,8 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))  # [b, a/p, s, d]
         q, k = self.q_norm(q), self.k_norm(k)
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # [b, a/p, s, s]
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        future = torch.full_like(scores[0, 0], -torch.inf).triu(1)  # [s, s], added because a mask would be saved
+        weights = (scores + future).softmax(-1)
         weights = dropout(weights, self.rate, self.training, sharded=True, rng=rng)
         return F.linear((weights @ v).transpose(1, 2).flatten(2), self.out.weight)  # [b, s, h], a term
 
