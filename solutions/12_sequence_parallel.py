@@ -537,7 +537,11 @@ def with_dtensor(say_it):
 
 
 for say_it in (False, True):
-    print("with" if say_it else "without", "grad_placements, the bias has the gradients", launch(with_dtensor, 2, args=(say_it,)))
+    print(
+        "with" if say_it else "without",
+        "grad_placements, the bias has the gradients",
+        launch(with_dtensor, 2, args=(say_it,)),
+    )
 
 # %% [markdown]
 # ## Your library so far

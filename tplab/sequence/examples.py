@@ -4,8 +4,8 @@
     SmallModel              x [b, s, h]   -> + positions -> scatter -> a block of attention       [b, s/p, h]
 
 `inner` is the part with the matmuls: Attention or MLP. Both get all tokens [b, s, h], and both return this rank's term
-of the output, without the final bias, because a bias has to be added after the sum. Unlike the layers in `tplab.tensor`,
-they contain no operator, so the block decides how its tokens get in and out.
+of the output, without the final bias, because a bias has to be added after the sum. They contain no operator, unlike
+the layers in `tplab.tensor`, so the block decides how its tokens get in and out.
 """
 
 from collections.abc import Callable

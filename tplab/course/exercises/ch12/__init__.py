@@ -1,4 +1,4 @@
-"""The exercises of chapter 12: a block on s/p tokens (12.1), two operators (12.2), gradients (12.3), and a repair (12.4).
+"""The exercises of chapter 12: a block on s/p tokens (12.1), two operators (12.2), gradients (12.3), a repair (12.4).
 
 Importing this package registers the checks of these exercises. The package also contains the chapter's prediction
 questions and its table of symptoms, which lists what a learner may see and which mistakes cause it.

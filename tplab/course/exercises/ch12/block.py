@@ -1,8 +1,8 @@
 """The check of exercise 12.1, a block that works on s/p tokens wherever no matmul needs all of them.
 
 The check provides the block's `inner`: two matmuls, split by columns and by rows, without any communication. What's
-right is the same block in a single process. Each rank's gradient of the norm and of the bias is only a part, and how the
-ranks share it is up to the answer, so the check sums these gradients over the ranks and compares the sums.
+right is the same block in a single process. Each rank's gradient of the norm and of the bias is only a part, and how
+the ranks share it is up to the answer, so the check sums these gradients over the ranks and compares the sums.
 """
 
 from dataclasses import dataclass
