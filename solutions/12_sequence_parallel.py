@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 · Sequence parallel
 #
-# You've split every large matrix of your GPT, and yet each rank still saves the full input of every layer. In GPT-3 on 8 GPUs, these inputs are almost half of what a layer saves for the backward pass, and more GPUs won't make them any smaller. Between the matmuls, all ranks hold the same activations and do the same work. Could each of them do just its share? Yes, and the trick is to stop every all-reduce halfway. It costs no extra communication, says everybody. We'll see.
+# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. On 8 GPUs, these activations are almost half of what a layer of GPT-3 saves for the backward pass, and adding GPUs won't make them any smaller. Could each rank do just its share? Yes, and the trick is to stop every all-reduce halfway. Everybody says that this costs no extra communication. We'll see.
 #
 # By the end of this chapter, you'll train a small GPT whose activations are split between the blocks as well. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
@@ -61,13 +61,13 @@ def between_two_matmuls(take_a_break):
 
 
 runs = {answer: launch(between_two_matmuls, 4, args=(answer == "yes",))[0] for answer in ("no", "yes")}
-print("the same output:", torch.equal(*(run.pop("out") for run in runs.values())))
-viz.table([{"a break": answer} | run for answer, run in runs.items()])
+same = torch.equal(*(run.pop("out") for run in runs.values()))
+viz.table([{"a break": answer} | run for answer, run in runs.items()], title=f"the same output: {same}")
 
 # %% [markdown]
-# Here's the whole break from a real run. Watch the memory bars.
+# The next picture shows the break in a real run. Watch the small squares on the right.
 #
-# ![An animation with four ranks and four tokens. Three steps of a reduce-scatter finish one token on each rank. Then everything stops, bias, dropout, residual and norm are applied to one token per rank, and the memory bars drop to a quarter. Three steps of an all-gather bring all tokens to every rank. The counter of bytes sent ends at the same number as that of an all-reduce without a break.](pictures/pause.svg)
+# ![An animation with four ranks and four tokens. Three steps of a reduce-scatter finish one token on each rank. Then everything stops. Each rank applies bias, dropout, residual and norm to one token, and it saves one token instead of four. Three steps of an all-gather bring all tokens to every rank. The counter of bytes sent ends at the same number as that of an all-reduce without a break.](pictures/pause.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -274,12 +274,12 @@ check("12.3", partial_gradients, allreduce_sequence_gradients)
 # %% [markdown]
 # The norm and the bias see this rank's tokens only, so it's no surprise that their gradients are parts. The norms of the queries and keys are trickier. They see *all* the tokens, but only this rank's heads. So their gradients have to be summed even if you never split the sequence at all!
 #
-# People really forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that skipped it, and described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX's first version of sequence parallelism had hooks for it, but they never ran, and the loss got stuck around 8. Once they ran, they turned out to average the gradients instead of summing them (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+# People really forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that skipped it, and described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). While GPT-NeoX was getting its sequence parallelism, the sum was missing at first, and the loss got stuck around 8. The hooks that were supposed to add it never ran, and when somebody fixed that, they also had to replace a mean by a sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
 
 # %% [markdown]
 # ## Train it
 #
-# Let's train a small GPT on Python code, made of your blocks, with norms for queries and keys. Each rank embeds its own tokens, adds their positions, and computes their logits and their part of the loss. So in this model, every replicated parameter meets only a part, *including* the positions and the embedding, and `train` marks all of them.
+# Let's train a small GPT on Python code. It's made of your blocks, and its attention normalizes queries and keys. Each rank embeds its own tokens, adds their positions, and computes their logits and their part of the loss. So in this model, every replicated parameter meets only a part, *including* the positions and the embedding, and `train` marks all of them.
 
 # %%
 CONTEXT, BATCH, STEPS, HIDDEN, HEADS = 32, 8, 40, 64, 4
@@ -426,7 +426,7 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
 # %% [markdown]
 # In this layer, $5as/h = 20$, so $(34 + 20)/4 = 13.5$ would be the ideal. Your blocks save more than that, although they send exactly as much as before. Why? The first matmul of each block reads *all* the tokens, and its weight's gradient needs them again. So autograd saves the gathered tensor, twice per layer.
 #
-# To get rid of it, the third block saves only this rank's tokens, and gathers the others a second time in the backward pass. That's two more all-gathers per layer, so it sends ten halves instead of eight. In other words, to have *everything* shrink with $p$, you do send 25 % more. Megatron gathers again, too. It overlaps these messages with a matmul, as you did in exercise 11.2.
+# To get rid of it, the third block saves only this rank's tokens, and gathers the others a second time in the backward pass. That's two more all-gathers per layer, so it sends ten halves instead of eight. In other words, to have *everything* shrink with $p$, you do send 25 % more. Megatron gathers again, too. It overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #
@@ -483,7 +483,7 @@ class RowParallelMatmul(Function):
 check("12.4", RowParallelMatmul)
 
 # %% [markdown]
-# Whoever gathers *results* gets results from different weights. If you gather the gradient first, a single message serves both matmuls.
+# If you gather *results*, each of them was computed with a different rank's weight. If you gather the gradient first, a single message serves both matmuls.
 #
 # ## Break it
 #
@@ -517,7 +517,7 @@ symptoms(12)
 #
 # - **Transformers** has a parallel style of its own for the norms of queries and keys. In the plan for Qwen3, they're called `replicated_with_grad_allreduce`.
 #
-# - **Serving.** The next token of a single text can't be split. But a server generates for many requests at a time, so it has one token for each of them. vLLM has a compiler pass that replaces all-reduces by the two halves (pull request 16155, merged in 2025).
+# - **Serving.** The next token of a single text can't be split. But a server generates for many requests at a time, so it has one token for each of them. vLLM has a compiler pass that replaces all-reduces by the two halves (pull request 16155, from April 2025).
 #
 # - **DTensor** knows how each tensor is split, so it can sum such gradients by itself. But it can forget them, too. If you take a local tensor out with `to_local()`, you have to say what its gradient will be. TorchTitan forgot to say it for its mixtures of experts (pytorch/torchtitan issue 1805, October 2025), and for the weights of norms (pull request 2532, March 2026). The next cell does both.
 #
@@ -546,7 +546,7 @@ for say_it in (False, True):
 # %% [markdown]
 # ## Your library so far
 #
-# It can now split what tensor parallelism leaves on every rank. Try `python -m my_tp sequence`, which prints how much your block saves on 1, 2, and 4 processes.
+# Your library can now split the activations that tensor parallelism leaves on every rank.
 
 # %%
 from tplab.course import library
