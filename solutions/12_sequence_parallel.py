@@ -56,13 +56,13 @@ def between_two_matmuls(take_a_break):
         out = F.layer_norm(y + 0.5, (32,))  # add a bias, and normalize
         if take_a_break:
             out = collectives.ring_all_gather(out)  # [s, b, h]
-    sent = sum(call.bytes for call in section if call.kind == "send")
+    sent = section.totals()["send"].bytes
     return {"out": out, "tokens that a rank normalizes": y.shape[0] * y.shape[1], "bytes that it sends": sent}
 
 
 runs = {answer: launch(between_two_matmuls, 4, args=(answer == "yes",))[0] for answer in ("no", "yes")}
-same = torch.equal(*(run.pop("out") for run in runs.values()))
-viz.table([{"a break": answer} | run for answer, run in runs.items()], title=f"the same output: {same}")
+print("the same output:", torch.equal(*(run.pop("out") for run in runs.values())))
+viz.table([{"a break": answer} | run for answer, run in runs.items()])
 
 # %% [markdown]
 # The next picture shows the break in a real run. Watch the small squares on the right.
@@ -274,7 +274,7 @@ check("12.3", partial_gradients, allreduce_sequence_gradients)
 # %% [markdown]
 # The norm and the bias see this rank's tokens only, so it's no surprise that their gradients are parts. The norms of the queries and keys are trickier. They see *all* the tokens, but only this rank's heads. So their gradients have to be summed even if you never split the sequence at all!
 #
-# People really forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that skipped it, and described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). While GPT-NeoX was getting its sequence parallelism, the sum was missing at first, and the loss got stuck around 8. The hooks that were supposed to add it never ran, and when somebody fixed that, they also had to replace a mean by a sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+# People really forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that skipped it, and described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had hooks that were supposed to compute the sum. At first, they never ran, and what they would have computed was a mean (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
 
 # %% [markdown]
 # ## Train it
@@ -282,16 +282,8 @@ check("12.3", partial_gradients, allreduce_sequence_gradients)
 # Let's train a small GPT on Python code. It's made of your blocks, and its attention normalizes queries and keys. Each rank embeds its own tokens, adds their positions, and computes their logits and their part of the loss. So in this model, every replicated parameter meets only a part, *including* the positions and the embedding, and `train` marks all of them.
 
 # %%
-CONTEXT, BATCH, STEPS, HIDDEN, HEADS = 32, 8, 40, 64, 4
+CONTEXT, BATCH, STEPS, HIDDEN = 32, 8, 40, 64
 text = corpus.python_sources(6000)[3000:]
-
-
-def layers(block_class, h, heads, number=1, **options):
-    """A list of blocks, two for each layer."""
-    rate, place = options.pop("rate", 0.0), options | {"device": device()}
-    inner = [make() for _ in range(number) for make in (lambda: Attention(h, heads, rate=rate, qk_norm=True, **place),
-                                                        lambda: MLP(h, **place))]  # fmt: skip
-    return nn.ModuleList([block_class(h, each, hidden_dropout=rate, **place) for each in inner])
 
 
 class ByteGPT(nn.Module):
@@ -301,7 +293,10 @@ class ByteGPT(nn.Module):
         super().__init__()
         place = {"device": device(), "dtype": torch.float64}
         self.embedding, self.positions = nn.Embedding(256, HIDDEN, **place), nn.Embedding(CONTEXT, HIDDEN, **place)
-        self.blocks = layers(block_class, HIDDEN, HEADS, 2, dtype=torch.float64)
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            for inner in (Attention(HIDDEN, 4, qk_norm=True, **place), MLP(HIDDEN, **place)):
+                self.blocks.append(block_class(HIDDEN, inner, **place))
         self.norm, self.head = nn.LayerNorm(HIDDEN, **place), nn.Linear(HIDDEN, 256, **place)
 
     def forward(self, ids, positions):
@@ -436,9 +431,9 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
 #
 # ## Fix it
 #
-# On January 26, 2024, somebody who was reading nanotron's code asked a polite question: is the backward pass of its row-parallel layer correct (huggingface/nanotron issue 46)? To save time, it multiplied while a message was under way. In May, another user answered with a test. On four ranks, only a quarter of the input's gradient was right. No test had ever looked at it. The repair was merged on July 30 (pull request 172).
+# On January 26, 2024, somebody who was reading nanotron's code asked a polite question: is the backward pass of its row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still under way. In May, another user answered with a new test, which compared the gradient of the layer's input. No test had done that before. On four ranks, only a quarter of this gradient was right. The repair was merged on July 30 (pull request 172).
 #
-# **Predict.** You'll find the bug below, without the overlap. Is the gradient of the layer's *own* weight right? And how many times does this backward pass send something? (Write True or False, and a number.)
+# **Predict.** In the next exercise, you'll find the bug, but without the overlap. Is the gradient of the layer's *own* weight right? And how many times does this backward pass send something? (Write True or False, and a number.)
 
 # %% predict="12.d"
 predict("12.d", own_weight=True, messages=2)
@@ -515,7 +510,7 @@ symptoms(12)
 #
 # - **Padding.** If $p$ doesn't divide the number of tokens, the text has to be padded.
 #
-# - **Transformers** has a parallel style of its own for the norms of queries and keys. In the plan for Qwen3, they're called `replicated_with_grad_allreduce`.
+# - **Transformers** has a parallel style of its own for the norms of queries and keys. In its plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
 #
 # - **Serving.** The next token of a single text can't be split. But a server generates for many requests at a time, so it has one token for each of them. vLLM has a compiler pass that replaces all-reduces by the two halves (pull request 16155, from April 2025).
 #
