@@ -104,26 +104,19 @@ class TensorParallelBlock(nn.Module):
 class SmallModel(nn.Module):
     """x [b, s, h], replicated -> this rank's tokens [b, s/p, h], through positions and a block of attention.
 
-    It has nine parameters, and each of them sees different tokens and different heads. Without `sequence_parallel`, it
-    returns all tokens, [b, s, h].
+    Its nine parameters see different tokens and different heads.
     """
 
-    def __init__(
-        self, s: int, h: int, heads: int, *, sequence_parallel: bool = True, group: ProcessGroup | None = None,
-        **options: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, s: int, h: int, heads: int, *, group: ProcessGroup | None = None, **options: Any) -> None:
         super().__init__()
         self.positions = nn.Parameter(torch.zeros(s, h, **options))
         self.norm = nn.LayerNorm(h, **options)
         self.attention = Attention(h, heads, qk_norm=True, group=group, **options)
         self.bias = nn.Parameter(torch.zeros(h, **options))
-        self.sequence_parallel, self.group = sequence_parallel, group
+        self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.positions  # [b, s, h]
-        if not self.sequence_parallel:
-            y = copy_to_region(self.norm(x), self.group)
-            return x + reduce_from_region(self.attention(y), self.group) + self.bias
         x = scatter_to_sequence_region(x, self.group)  # [b, s/p, h]
         y = gather_from_sequence_region(self.norm(x), self.group)  # [b, s, h]
         y = reduce_scatter_to_sequence_region(self.attention(y), self.group)  # [b, s/p, h]
