@@ -91,6 +91,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python -m pictures.moving.fg
 	$(BIN)/python -m pictures.moving.joined
 	$(BIN)/python -m pictures.moving.layers
+	$(BIN)/python -m pictures.moving.pause
 	$(BIN)/python -m pictures.moving.poster
 	$(BIN)/python -m pictures.moving.loss
 	$(BIN)/python -m pictures.moving.one_step

@@ -9,12 +9,9 @@
 # %% [markdown]
 # # 12 · Sequence parallel
 #
-# **The question.** Tensor parallelism cuts the matrices. Norms, dropout and residuals it leaves alone: `p` ranks hold the same `[b, s, h]` and compute the same with it. Can every rank have a `p`-th of that too, without sending a byte more?
+# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. On 8 GPUs, these activations are almost half of what a layer of GPT-3 saves for the backward pass, and adding GPUs won't make them any smaller. Could each rank do just its share? Yes, and the trick is to stop every all-reduce halfway. Everybody says that this costs no extra communication. We'll see.
 #
-# **What you will have built.** The pair of mappings that replaces f and g; a block that holds `s/p` tokens wherever no matrix needs all of them; the one all-reduce that its gradients then need; and the formula for what a layer keeps in memory, for every way to run it. At the end a small GPT made of your blocks trains
-# with the loss of one process.
-#
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `a` attention heads, `p` number of ranks. **f** (nothing forward, all-reduce backward) and **g** (all-reduce forward, nothing backward) are those of chapter 03. About 75 minutes.
+# By the end of this chapter, you'll train a small GPT whose activations are split between the blocks as well. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
 # %% tags=["setup"]
 from functools import partial
@@ -25,206 +22,156 @@ from torch import nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from tplab import device, launch, memory, record, viz
+from tplab import collectives, device, launch, memory, record, viz
 from tplab.common import corpus
-from tplab.course import check, predict, show_failure, symptoms
+from tplab.course import check, predict, symptoms
 from tplab.memory import saved_for_backward
 from tplab.sequence import gather_from_sequence_region, gather_linear_again, reduce_scatter_to_sequence_region
-from tplab.tensor import (
-    ColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-    checkpoint,
-    copy_to_region,
-    dropout,
-    load_full_state_dict,
-    reduce_from_region,
-    seed_all,
-    shard,
-)
+from tplab.sequence.examples import MLP, Attention, TensorParallelBlock
+from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 
 # %% [markdown]
-# ## 1 · What tensor parallelism leaves whole
+# ## Time for a break
 #
-# Here is one half of a transformer layer, the MLP with what stands around it, on real ranks: a norm, the column-parallel and the row-parallel product, and behind g the bias, dropout and the residual. The picture is drawn from the shapes that each rank held and from its record. A filled frame: the rank has the whole tensor. A band:
-# it has a part, some rows (tokens) or some columns (features). Move `sequence_parallel` to True and compare what is filled, and what is sent.
-
-
-# %%
-B, S, H = 2, 16, 32  # b, s, h of the small examples
-
-
-def half_a_layer(sequence_parallel):
-    """What this rank holds from step to step, and what it sends: forward through norm, MLP, bias and residual."""
-    torch.manual_seed(0)
-    rank, p = dist.get_rank(), dist.get_world_size()
-    norm, up = nn.LayerNorm(H, device=device()), ColumnParallelLinear(H, 4 * H, device=device())
-    down = RowParallelLinear(4 * H, H, device=device())
-    x = torch.randn(B, S, H, device=device())
-    if sequence_parallel:
-        x = shard(x, 1, rank, p)  # [b, s/p, h]
-    steps = []
-
-    def step(name, function, *given, width=H, summand=False):
-        with record() as section:
-            y = function(*given)
-        part = tuple(y.shape[1:])  # tokens, features
-        steps.append({"name": name, "part": part, "whole": (S, width), "summand": summand, "sent": list(section)})
-        return y
-
-    enter = gather_from_sequence_region if sequence_parallel else copy_to_region
-    leave = reduce_scatter_to_sequence_region if sequence_parallel else reduce_from_region
-    y = step("norm(x)", norm, x)
-    y = step("up reads", enter, y)
-    y = step("down reads", lambda y: F.gelu(F.linear(y, up.weight, up.bias)), y, width=4 * H)
-    y = step("down gives", F.linear, y, down.weight, summand=p > 1)
-    y = step("sum", leave, y)
-    step("+ bias, + x", lambda y: x + y + down.bias, y)
-    return steps
-
-
-# %% tags=["explore"]
-def show_half(p, sequence_parallel):
-    steps = launch(half_a_layer, p, args=(sequence_parallel,))[0]
-    kind = "with the sequence cut" if sequence_parallel else "tensor parallelism alone"
-    return viz.layouts(steps, ranks=p, title=f"{kind}, p = {p}: [tokens, features] of one of b = {B} sequences")
-
-
-viz.explore(show_half, p=(2, 4), sequence_parallel=(False, True))
-
-# %% [markdown]
-# Between g and the next f every rank does the same with the same numbers. That costs nothing in traffic, and chapter 10 was glad of it. But it costs memory: autograd keeps the norm's input, the input of `up` and dropout's mask on *every* rank, and no `p` makes them smaller. And it is the same work, `p` times.
+# Two ranks have just multiplied by their halves of an MLP's second weight. There are two tokens with one feature each. Rank 0 has the terms 1 and 2, and rank 1 has the terms 10 and 20. Now g adds them up, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize. They do exactly the same work on exactly the same numbers, and both of them save the results for the backward pass.
 #
-# All that stands there works on each token alone: a norm takes mean and variance over the `h` numbers of one token, dropout and the residual work on single numbers. So let each rank have `s/p` of the tokens there. This is **sequence parallelism** (Korthikanti et al. 2022). It goes together with tensor parallelism, on the same ranks: where a
-# matrix is, the work is cut by columns or heads; elsewhere by tokens.
+# How does g get there? In chapter 01, you built an all-reduce from two halves. After the **reduce-scatter**, rank 0 has finished token 0, whose sum is 11, and rank 1 has finished token 1, whose sum is 22. Then the **all-gather** copies the finished sums to every rank. So in the middle of every all-reduce, there's a moment when each token is finished on exactly one rank.
 #
-# How much is at stake? What one layer of GPT-3 keeps for the backward pass, for one sequence, by the formula that you write in exercise 12.4. Turn `p` first, then `sequence_parallel`.
-
-
-# %% tags=["explore"]
-PARTS = {
-    "attention scores": ("attention scores",),
-    "inside attention and MLP": (
-        "Q, K and V",
-        "input of the attention's output layer",
-        "input of the activation",
-        "input of the second linear layer",
-    ),
-    "between them": (
-        "input of the attention norm",
-        "input of Q, K and V",
-        "dropout mask behind attention",
-        "input of the MLP norm",
-        "input of the MLP",
-        "dropout mask behind the MLP",
-        "input of the layer",
-    ),
-}
-GPT3 = memory.PRESETS["GPT-3 175B"]
-
-
-def gpt3_layer(p, **options):
-    kept = memory.layer_activations(GPT3, tp=p, **options)
-    return {name: sum(kept.get(one, 0) for one in ones) for name, ones in PARTS.items()}
-
-
-def show_layer(p, sequence_parallel):
-    bars = {
-        f"computed again: {recompute}": gpt3_layer(p, sequence_parallel=sequence_parallel, recompute=recompute)
-        for recompute in ("nothing", "attention", "layers")
-    }
-    scale = sum(gpt3_layer(1).values())
-    return viz.saved_activations(
-        bars, scale=scale, title=f"one layer of GPT-3 on one of p = {p} ranks, bytes kept for backward"
-    )
-
-
-viz.explore(show_layer, p=(1, 2, 4, 8), sequence_parallel=(False, True), start={"p": 4})
-
-# %% [markdown]
-# The dark part, the scores, and the hatched part shrink with `p`. The dotted part shrinks only when the sequence is cut. Section 5 says what the other two bars are.
+# Bias, dropout, residual, and norm treat each token on its own. So let's take a break at this moment! Each rank does all of this work for its own tokens only, and the second half of the all-reduce waits until the next matmul needs all the tokens. This is called **sequence parallelism** (Korthikanti et al. 2022).
 #
-# ## 2 · The two halves of an all-reduce
-#
-# Chapter 01 built a ring all-reduce from two rounds: a reduce-scatter, after which each rank has one part of the sum, and an all-gather, which brings the parts together. g does both at once. If each rank only needs *its tokens* of the sum, g can stop half-way; and the second half is done later, where the next matrix needs all tokens:
-#
-# | | where the matrices end | in between | where the next ones begin |
-# |---|---|---|---|
-# | tensor parallelism | g: all-reduce | `[b, s, h]` on every rank | f: nothing |
-# | and sequence parallelism | **reduce-scatter** | `[b, s/p, h]` | **all-gather** |
-#
-# Backward, the same pair. Take the all-gather first: $y = [x_0, x_1, \dots]$, all tokens on every rank. Behind it, rank `r` computes its own columns, so its gradient $\partial L/\partial y$ is one term, for all tokens. The gradient of $x_r$ is the sum of these terms, taken at the tokens of rank `r`: a reduce-scatter. Then the
-# reduce-scatter: $y_r$ are the tokens of rank `r` in the sum of all ranks' $x$. Each rank's $x$ went into every $y_r$ with the factor 1, so its gradient is all $\partial L/\partial y_r$ put together: an all-gather. Each is the other's backward.
-#
-# **Predict.** One block, forward, `p = 4`, `b = 2`, `s = 16`, `h = 32`, float32, with rings as in chapter 01: how many bytes does each rank send for one all-reduce of `[b, s, h]`, and how many for an all-gather and a reduce-scatter of it together?
+# **Predict.** Four ranks have terms of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does it send if it takes a break between the reduce-scatter and the all-gather?
 
 # %% predict="12.a"
 predict("12.a", all_reduce=6144, gather_and_scatter=6144)
 
+
 # %%
-RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # rounds of p - 1 steps, each with 1/p of the message
+def between_two_matmuls(take_a_break):
+    torch.manual_seed(dist.get_rank())
+    term = torch.randn(16, 2, 32).to(device())  # [s, b, h], so that a rank's tokens are contiguous
+    with record() as section:
+        y = collectives.ring_reduce_scatter(term)  # [s/p, b, h]
+        if not take_a_break:
+            y = collectives.ring_all_gather(y)  # [s, b, h]
+        out = F.layer_norm(y + 0.5, (32,))  # add a bias, and normalize
+        if take_a_break:
+            out = collectives.ring_all_gather(out)  # [s, b, h]
+    sent = section.totals()["send"].bytes
+    return {"out": out, "tokens that a rank normalizes": y.shape[0] * y.shape[1], "bytes that it sends": sent}
 
 
-def sent_in_rings(calls, p):
-    """Bytes that a rank sends for these collectives, each done as a ring."""
-    return sum(RING[call.kind] * call.bytes * (p - 1) // p for call in calls)
-
-
-rows = []
-for sequence_parallel in (False, True):
-    steps = launch(half_a_layer, 4, args=(sequence_parallel,))[0]
-    calls = [call for step in steps for call in step["sent"]]
-    rows.append(
-        {
-            "the sequence is cut": sequence_parallel,
-            "collectives": ", ".join(call.kind for call in calls),
-            "bytes of the messages": sum(call.bytes for call in calls),
-            "bytes that a rank sends in rings": sent_in_rings(calls, 4),
-        }
-    )
-viz.table(rows, title="half a layer, forward, p = 4")
+runs = {answer: launch(between_two_matmuls, 4, args=(answer == "yes",))[0] for answer in ("no", "yes")}
+print("the same output:", torch.equal(*(run.pop("out") for run in runs.values())))
+viz.table([{"a break": answer} | run for answer, run in runs.items()])
 
 # %% [markdown]
-# The messages are counted twice in the second row, since the tensor takes part in two collectives; on the links it is the same.
-
-# %% [markdown] task="12.1" title="Gather and reduce-scatter along the sequence" difficulty=3 minutes=20
-# The sequence is dimension 1 of `[b, s, h]`. Both operators send in both directions, so both of their methods do something.
+# The next picture shows the break in a real run. Watch the small squares on the right.
 #
-# - `dist.all_gather(parts, mine)` fills a list of `p` tensors in rank order. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one for each rank, and writes the sum of those meant for this rank into `total`. `p` is `dist.get_world_size()`.
-# - Collectives want contiguous memory. A piece of dimension 1 is no contiguous piece of memory if `b > 1`; and a gradient may be laid out in any way.
-# - Leave what you are given as it is.
+# ![An animation with four ranks and four tokens. Three steps of a reduce-scatter finish one token on each rank. Then everything stops. Each rank applies bias, dropout, residual and norm to one token, and it saves one token instead of four. Three steps of an all-gather bring all tokens to every rank. The counter of bytes sent ends at the same number as that of an all-reduce without a break.](pictures/pause.svg)
+#
+# <details><summary>All frames, one by one</summary>
+#
+# ![The same animation as numbered stills](pictures/pause_frames.svg)
+#
+# </details>
+#
+# Now it's your turn to take f and g apart. Here's a block as you know it from chapter 10. Its `inner` is either attention or an MLP. It needs all tokens and returns this rank's *term* of the output, without the final bias.
+#
+# ```python
+# def forward(self, x, rng=None):          # x [b, s, h], the same on every rank
+#     y = self.norm(x)
+#     y = copy_to_region(y, self.group)    # f
+#     y = self.inner(y, rng)               # [b, s, h], a term
+#     y = reduce_from_region(y, self.group)  # g
+#     y = y + self.bias
+#     y = dropout(y, self.hidden_dropout, self.training, sharded=False, rng=rng)
+#     return x + y
+# ```
+
+# %% [markdown] task="12.1" title="Take f and g apart" difficulty=3 minutes=15
+# Write `forward` for a block that receives only this rank's tokens and returns only this rank's tokens. In place of f and g, you have two other operators:
+#
+# - `gather_from_sequence_region(x, group)` collects the tokens of all ranks: [b, s/p, h] → [b, s, h].
+#
+# - `reduce_scatter_to_sequence_region(x, group)` adds up the terms of all ranks and returns this rank's tokens of the sum: [b, s, h] → [b, s/p, h].
+#
+# You decide where they go, and which lines work on all the tokens. Also think about dropout. With `sharded=True`, every rank draws from a stream of its own, and with `sharded=False`, all ranks draw the same mask (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and the full tensors `[b, s, h]` that your block saves for the backward pass.
 
 
 # %% exercise="12.1"
+class SequenceParallelBlock(TensorParallelBlock):
+    """A block between whose matmuls each rank has only its own tokens: x [b, s/p, h] -> [b, s/p, h]."""
+
+    def forward(self, x, rng=None):
+        """x [b, s/p, h], this rank's tokens -> [b, s/p, h], this rank's tokens."""
+        ### BEGIN SOLUTION
+        y = self.norm(x)  # [b, s/p, h]
+        y = gather_from_sequence_region(y, self.group)  # [b, s, h]
+        y = self.inner(y, rng)  # [b, s, h], a term
+        y = reduce_scatter_to_sequence_region(y, self.group)  # [b, s/p, h]
+        y = y + self.bias
+        y = dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)
+        return x + y  # [b, s/p, h]
+        ### END SOLUTION
+
+
+# %% [markdown] hints="12.1"
+# 1. Go through the eight lines of the block above. Next to each line, write down whether it could work on a single token, or whether it needs all of them. Where do all the tokens have to be together, and where can the ranks part ways again?
+# 2. Only `inner` needs all the tokens, so gather right before it, and reduce-scatter right after it. Every rank has the bias and its own part of the residual, so you have to add them after the sum. After the reduce-scatter, no other rank has the same tokens. So should two ranks draw the same mask?
+# 3. Norm, `gather_from_sequence_region(y, self.group)`, `self.inner(y, rng)`, `reduce_scatter_to_sequence_region(y, self.group)`, bias, `dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)`, and finally `x + y`.
+
+# %% check="12.1"
+check("12.1", SequenceParallelBlock)
+
+# %% [markdown]
+# Did you gather before the norm at first? All the values would be right, but each rank would keep a full tensor that it doesn't need. That's the treacherous part of this chapter. Most mistakes in it don't produce an error, and some don't even produce a wrong number.
+#
+# ## The pair
+#
+# You've used two operators that came ready-made. What do they do in the backward pass? The operators f and g each had one pass in which they sent nothing. These two send something in both.
+
+# %% [markdown] task="12.2" title="Gather and reduce-scatter" difficulty=3 minutes=12
+# Write both operators. The tokens are dimension 1 of `x`, which may have any number of dimensions after that.
+#
+# - `dist.all_gather(parts, x)` fills a list of `p` tensors, one from each rank. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one *for* each rank, and writes the sum of all the tensors for this rank into `total`.
+#
+# - Collectives send elements in the order in which they're stored, so give them contiguous tensors. The tokens of one rank aren't contiguous if $b > 1$, and a gradient can have any memory layout.
+#
+# - Don't change `x` or `grad_output`.
+#
+# There are four methods, but only two different things to do. Decide which method does which.
+
+
+# %% exercise="12.2"
 class GatherFromSequence(Function):
-    """gather: x [b, s/p, ..], this rank's tokens -> y [b, s, ..], all tokens."""
+    """x [b, s/p, ..], this rank's tokens -> y [b, s, ..], all tokens, on every rank."""
 
     @staticmethod
     def forward(ctx, x):
-        """x [b, s/p, ..] -> the tokens of all ranks in rank order [b, s, ..]."""
+        """x [b, s/p, ..] -> [b, s, ..]: the tokens of all ranks, in the order of the ranks."""
         ### BEGIN SOLUTION
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]  # p of [b, s/p, ..]
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]  # p times [b, s/p, ..]
         dist.all_gather(parts, x)
         return torch.cat(parts, dim=1)  # [b, s, ..]
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [b, s, ..], this rank's term -> dx [b, s/p, ..], this rank's tokens of the sum over the ranks."""
+        """grad_output [b, s, ..] -> dx [b, s/p, ..]. Each rank has used y for its own heads or columns."""
         ### BEGIN SOLUTION
         return ReduceScatterToSequence.apply(grad_output)
         ### END SOLUTION
 
 
 class ReduceScatterToSequence(Function):
-    """reduce-scatter: x [b, s, ..], this rank's term -> y [b, s/p, ..], this rank's tokens of the sum."""
+    """x [b, s, ..], this rank's term -> y [b, s/p, ..], this rank's tokens of the sum over all ranks."""
 
     @staticmethod
     def forward(ctx, x):
-        """x [b, s, ..] -> this rank's tokens of the sum over the ranks [b, s/p, ..]."""
+        """x [b, s, ..] -> [b, s/p, ..]: this rank's tokens of the sum."""
         ### BEGIN SOLUTION
-        parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]  # p of [b, s/p, ..]
+        parts = [part.contiguous() for part in x.chunk(dist.get_world_size(), dim=1)]  # p times [b, s/p, ..]
         total = torch.empty_like(parts[0])
         dist.reduce_scatter(total, parts)
         return total  # [b, s/p, ..]
@@ -232,257 +179,76 @@ class ReduceScatterToSequence(Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [b, s/p, ..], of this rank's tokens -> dx [b, s, ..], of all tokens."""
+        """grad_output [b, s/p, ..], the gradient of this rank's tokens -> dx [b, s, ..]."""
         ### BEGIN SOLUTION
         return GatherFromSequence.apply(grad_output)
         ### END SOLUTION
 
 
-# %% [markdown] hints="12.1"
-# 1. Four methods, and only two different things to do: bring all tokens together, or add up and keep your own. Which method does which? And when one of them is written, who may call it?
-# 2. Together: all-gather into a list of `p` tensors like `x`, then `torch.cat` along dimension 1. Add up: cut `x` into `p` pieces along dimension 1 with `x.chunk(p, dim=1)`, make each contiguous, reduce-scatter the list into a new tensor like one piece. Each backward is the other class, `.apply`.
-# 3. `x = x.contiguous()`, `parts = [torch.empty_like(x) for _ in range(p)]`, `dist.all_gather(parts, x)`, `return torch.cat(parts, dim=1)`; and `parts = [part.contiguous() for part in x.chunk(p, dim=1)]`, `total = torch.empty_like(parts[0])`, `dist.reduce_scatter(total, parts)`, `return total`. Backward: `return ReduceScatterToSequence.apply(grad_output)`, and the other way round.
-
-# %% check="12.1"
-check("12.1", GatherFromSequence, ReduceScatterToSequence)
-
-# %% [markdown]
-# See both at work on real ranks, with numbers small enough to follow: two ranks, four tokens, one number a token. Each rank has two tokens; all four are gathered; each rank multiplies by its own weight, 1 on rank 0 and 10 on rank 1, and the results are added up and shared out again. Backward, each token's gradient is the sum of both weights.
-
-
-# %%
-def through_both():
-    rank = dist.get_rank()
-    mine = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[rank].view(1, 2, 1).to(device()).requires_grad_()  # [1, s/p, 1]
-    everything = GatherFromSequence.apply(mine)  # [1, s, 1]
-    term = everything * (1.0, 10.0)[rank]  # [1, s, 1], this rank's term
-    out = ReduceScatterToSequence.apply(term)  # [1, s/p, 1]
-    out.sum().backward()
-    return {
-        "my tokens": mine.flatten().tolist(),
-        "gathered": everything.flatten().tolist(),
-        "my term": term.flatten().tolist(),
-        "my tokens of the sum": out.flatten().tolist(),
-        "gradient of my tokens": mine.grad.flatten().tolist(),
-    }
-
-
-viz.table(
-    [
-        {"rank": rank} | {name: str(value) for name, value in held.items()}
-        for rank, held in enumerate(launch(through_both, 2))
-    ]
-)
-
-# %% [markdown]
-# ## 3 · A block on its tokens
-#
-# A transformer layer is twice the same: norm, something with matrices in the middle, bias, dropout, residual. Only the middle differs. So here are the two middles, for all tokens `[b, s, h]`, and each gives this rank's *summand* `[b, s, h]` of its output, without the last bias and without any operator: attention over this rank's heads,
-# and the MLP with this rank's columns. The attention is written out, scores and softmax and all, since section 5 looks at its memory. `multiply` is how the first matrix takes its input; leave it alone until then.
-
-
-# %% tags=["setup"]
-class Attention(nn.Module):
-    """All tokens [b, s, h] -> this rank's summand [b, s, h], over its a/p heads, without the last bias."""
-
-    def __init__(self, h, heads, *, rate=0.0, recompute=False, group=None, device=None, dtype=None):
-        super().__init__()
-        options = {"group": group, "device": device, "dtype": dtype}
-        self.qkv = QKVParallelLinear(h, heads, heads, h // heads, **options)  # weight [3h/p, h]
-        self.out = RowParallelLinear(h, h, bias=False, **options)  # weight [h, h/p]
-        self.heads, self.rate, self.recompute = self.qkv.heads[0], rate, recompute
-
-    def forward(self, x, rng=None, multiply=F.linear):
-        qkv = multiply(x, self.qkv.weight, self.qkv.bias)  # [b, s, 3h/p]
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))  # [b, a/p, s, d]
-        if self.recompute:
-            y = checkpoint(self.core, q, k, v, rng, tracker=rng)
-        else:
-            y = self.core(q, k, v, rng)
-        return F.linear(y.transpose(1, 2).flatten(2), self.out.weight)  # [b, s, h], a summand
-
-    def core(self, q, k, v, rng):
-        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # [b, a/p, s, s]
-        future = torch.full(scores.shape[-2:], -torch.inf, device=q.device, dtype=q.dtype).triu(1)
-        probabilities = (scores + future).softmax(-1)  # [b, a/p, s, s]
-        return dropout(probabilities, self.rate, self.training, sharded=True, rng=rng) @ v  # [b, a/p, s, d]
-
-
-class MLP(nn.Module):
-    """All tokens [b, s, h] -> this rank's summand [b, s, h], over its 4h/p columns, without the last bias."""
-
-    def __init__(self, h, *, group=None, device=None, dtype=None):
-        super().__init__()
-        options = {"group": group, "device": device, "dtype": dtype}
-        self.up = ColumnParallelLinear(h, 4 * h, **options)  # weight [4h/p, h]
-        self.down = RowParallelLinear(4 * h, h, bias=False, **options)  # weight [h, 4h/p]
-
-    def forward(self, x, rng=None, multiply=F.linear):
-        x = F.gelu(multiply(x, self.up.weight, self.up.bias))  # [b, s, 4h/p]
-        return F.linear(x, self.down.weight)  # [b, s, h], a summand
-
-
-class TensorParallelBlock(nn.Module):
-    """What chapter 10 has: x [b, s, h] replicated -> [b, s, h] replicated, with f and g around `inner`."""
-
-    def __init__(self, h, inner, *, hidden_dropout=0.0, group=None, device=None, dtype=None):
-        super().__init__()
-        self.norm = nn.LayerNorm(h, device=device, dtype=dtype)
-        self.inner = inner
-        self.bias = nn.Parameter(torch.zeros(h, device=device, dtype=dtype))  # added behind the sum
-        self.hidden_dropout, self.group = hidden_dropout, group
-
-    def forward(self, x, rng=None):
-        y = copy_to_region(self.norm(x), self.group)  # f: [b, s, h]
-        y = reduce_from_region(self.inner(y, rng), self.group)  # g: [b, s, h]
-        return x + dropout(y + self.bias, self.hidden_dropout, self.training, sharded=False, rng=rng)
-
-
-# %% [markdown]
-# The last class is the block as you know it from chapter 10. Now the same on `s/p` tokens. What was drawn in section 1 for the MLP holds for attention too: a rank computes whole heads, its queries look at the keys of *all* tokens, and so all tokens have to come together before it.
-
-# %% [markdown] task="12.2" title="A block on s/p tokens" difficulty=3 minutes=15
-# The constructor is that of `TensorParallelBlock`; write `forward`. The mappings are ready made (so this exercise does not wait for 12.1): `gather_from_sequence_region(x, group)` and `reduce_scatter_to_sequence_region(x, group)` of `tplab.sequence.regions`. Leave their other argument, `partial_grad=True`, as it is: section 6 says what it is for.
-#
-# - The norm, the bias, dropout and the residual work on this rank's tokens, `inner` on all.
-# - Dropout: `dropout(.., sharded=True or False, rng=rng)` draws from the state `"sharded"`, another one on every rank, or `"replicated"`, the same on all (chapter 09). With `rng=None` it draws from torch's current state. Which tokens does this rank hold there, and does another rank hold them too?
-# - `self.inner(x, rng)` has dropouts of its own, in the attention.
-
-
-# %% exercise="12.2"
-class SequenceParallelBlock(TensorParallelBlock):
-    """x -> norm -> gather -> inner -> reduce-scatter -> + bias, dropout, + residual.
-
-    in:  x, this rank's tokens    [b, s/p, h]
-    out:    this rank's tokens    [b, s/p, h]
-    One all-gather and one reduce-scatter of b·s·h numbers forward, and again backward.
-    """
-
-    def forward(self, x, rng=None):
-        ### BEGIN SOLUTION
-        y = self.norm(x)  # [b, s/p, h]
-        y = gather_from_sequence_region(y, self.group)  # [b, s, h]
-        y = self.inner(y, rng)  # [b, s, h], a summand
-        y = reduce_scatter_to_sequence_region(y, self.group)  # [b, s/p, h]
-        return x + dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng)
-        ### END SOLUTION
-
-
 # %% [markdown] hints="12.2"
-# 1. Take the forward of `TensorParallelBlock` and write beside each line which tokens it needs. Between which two steps do all tokens have to come together, and where do they part again?
-# 2. Norm; gather; `inner`; reduce-scatter; bias; dropout; residual. The tokens behind the reduce-scatter are on no other rank, so their mask has to be this rank's own.
-# 3. `y = gather_from_sequence_region(self.norm(x), self.group)`, `y = reduce_scatter_to_sequence_region(self.inner(y, rng), self.group)`, and `x + dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng)`.
+# 1. Start with the two forward methods. Then ask the questions from exercise 3.1 about each backward method: whose outputs depend on this rank's x, and does this rank already have all of their gradients? For example, every rank multiplies the gathered tokens by its own columns of a weight.
+# 2. In the backward pass of the gather, each rank has one term of the gradient for all the tokens, but needs the sum for its own tokens. Which of the two forward methods computes exactly that? In the backward pass of the reduce-scatter, this rank's term went into the sums of all tokens, and each rank has the gradient for its own tokens. Which forward method collects them?
+# 3. Gather: `parts = [torch.empty_like(x) for _ in range(p)]` with a contiguous `x`, `dist.all_gather(parts, x)`, and `torch.cat(parts, dim=1)`. Reduce-scatter: `parts = [part.contiguous() for part in x.chunk(p, dim=1)]`, `total = torch.empty_like(parts[0])`, `dist.reduce_scatter(total, parts)`, and return `total`. Each backward method returns `.apply(grad_output)` of the other class.
 
 # %% check="12.2"
-check("12.2", SequenceParallelBlock)
+check("12.2", GatherFromSequence, ReduceScatterToSequence)
 
 # %% [markdown]
-# A layer is two of these. Here are two layers in both forms, with the same weights: do they give the same, and what did they send, forward and backward?
-
-
-# %%
-def two_layers(block_class, h, heads, *, rate=0.0, group=None, recompute=False, dtype=None):
-    """Attention and MLP, twice, each in a block."""
-    place = {"group": group, "device": device(), "dtype": dtype}
-    blocks = []
-    for _ in range(2):
-        for inner in (Attention(h, heads, rate=rate, recompute=recompute, **place), MLP(h, **place)):
-            blocks.append(block_class(h, inner, hidden_dropout=rate, **place))
-    return nn.ModuleList(blocks)
-
-
-def through_two_layers(block_class):
-    torch.manual_seed(0)
-    rank, p = dist.get_rank(), dist.get_world_size()
-    blocks = two_layers(block_class, H, 4, dtype=torch.float64)
-    whole, upstream = torch.randn(2, B, S, H, dtype=torch.float64).to(device())
-    x, dy = whole, upstream
-    if block_class is SequenceParallelBlock:
-        x, dy = shard(whole, 1, rank, p), shard(upstream, 1, rank, p)  # [b, s/p, h]
-    leaf = x.clone().requires_grad_()
-    with record() as section:
-        out = leaf
-        for block in blocks:
-            out = block(out)
-        out.backward(dy)
-    return {"out": out.detach(), "dx": leaf.grad, "sent": list(section)}
-
-
-results = {
-    cls.__name__: launch(through_two_layers, 4, args=(cls,)) for cls in (TensorParallelBlock, SequenceParallelBlock)
-}
-one, other = results.values()
-off = {name: (torch.cat([rank[name] for rank in other], 1) - one[0][name]).abs().max().item() for name in ("out", "dx")}
-print(f"largest difference of the ranks' tokens, put together: output {off['out']:.0e}, input gradient {off['dx']:.0e}")
-rows = []
-for name, ranks in results.items():
-    kinds = [call.kind for call in ranks[0]["sent"]]
-    rows.append(
-        {"two layers of": name}
-        | {kind: kinds.count(kind) for kind in RING}
-        | {"bytes that a rank sends in rings": sent_in_rings(ranks[0]["sent"], 4)}
-    )
-viz.table(rows, title="p = 4, forward and backward, float64")
-
-# %% [markdown]
-# Every all-reduce has become one all-gather and one reduce-scatter. The same numbers, the same bytes.
+# So each operator is the backward pass of the other one. An all-reduce in the forward pass has become a reduce-scatter and an all-gather, and so has an all-reduce in the backward pass. That's why the traffic stays the same.
 #
-# ## 4 · Whose gradient is it now?
+# ## Whose gradient is it?
 #
-# In chapter 10 the norms sent nothing: every rank saw all tokens, so every rank computed the whole gradient of the norm's weight. Now each rank's copy of that weight sees `s/p` tokens.
+# Now for the part that people forget. Take the final bias, which a block adds to each of its tokens. Its gradient is the sum of the upstream gradients of all these tokens.
 #
-# **Predict.** Which gradients on a rank are only one term now (True or False)? And how many bytes has one all-reduce of all of them, the norm's bias included, for one block with `h = 32` in float32?
+# **Predict.** There are four tokens with one feature, and their upstream gradients are 1, 2, 3, and 4. Rank 0 has the first two tokens, and rank 1 has the other two. What's the gradient of the bias on each rank? The bias is 0 on both ranks, and then they take a step of SGD with a learning rate of 0.1. What's the bias on each rank after the step? (Write pairs, with rank 0 first.)
 
 # %% predict="12.b"
-predict("12.b", norm_weight=True, last_bias=True, up_bias=False, bytes=384)
-
-
-# %%
-def gradients_of_a_block(block_class):
-    torch.manual_seed(0)
-    block = block_class(H, MLP(H, device=device()), device=device())
-    x, dy = torch.randn(2, B, S, H, device=device())
-    if block_class is SequenceParallelBlock:
-        x, dy = (shard(t, 1, dist.get_rank(), dist.get_world_size()) for t in (x, dy))  # [b, s/p, h]
-    block(x).backward(dy)
-    return {name: param.grad for name, param in block.named_parameters()}
-
-
-right, cut = (launch(gradients_of_a_block, 2, args=(cls,)) for cls in (TensorParallelBlock, SequenceParallelBlock))
-rows = []
-for name in ("norm.weight", "norm.bias", "bias", "inner.up.weight", "inner.up.bias", "inner.down.weight"):
-    row = {"gradient of": name}
-    for rank in (0, 1):
-        row |= {f"rank {rank} off by": f"{(cut[rank][name] - right[rank][name]).abs().max().item():.0e}"}
-    row["their sum off by"] = f"{(cut[0][name] + cut[1][name] - right[0][name]).abs().max().item():.0e}"
-    rows.append(row)
-viz.table(rows, title="a block on its tokens against the block of chapter 10, p = 2, float32")
+predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 
 # %% [markdown]
-# The first three are off on both ranks, and their sum is right. The last three are right on each rank as they are; there a sum would be wrong.
+# A single process would have the gradient 10, and a bias of -1. Our two ranks have neither, and what used to be two copies of one bias are now two different biases. So after each backward pass, we have to add up the gradients of such parameters across ranks. But of which ones, exactly?
 #
-# So the three have to be added up over the ranks, once a step, after the backward pass and before the optimizer uses them. Such a parameter says so itself: `param.sequence_parallel = True` (Megatron has the same attribute). These lines mark them:
-
-
-# %% tags=["setup"]
-def mark(model):
-    """Mark every parameter that is whole on each rank and sees only the rank's own tokens; returns the model."""
-    for param in model.parameters():
-        param.sequence_parallel = not hasattr(param, "tensor_parallel")
-    return model
-
-
-# %% [markdown] task="12.3" title="Add up what each rank's tokens gave" difficulty=3 minutes=15
-# Replace the gradient of every marked parameter by its sum over the ranks of `group`. Do it in **one** all-reduce for all of them together: they are small, and each message costs its latency, whatever its size (chapter 01).
+# Here's a model to find out. In addition to a block of attention, it has a table of positions. And like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share them.
 #
-# - Marked means that `param.sequence_parallel` is True; it may be False, or missing.
-# - A parameter may have no gradient, `param.grad is None`. Leave it alone. (All ranks then have none.) At least one marked parameter has a gradient.
-# - All gradients have the same dtype; any of them may lie transposed in memory, perhaps on some ranks only.
+# ```python
+# def forward(self, x):                     # x [b, s, h], the same on every rank
+#     x = x + self.positions                # [s, h]
+#     x = scatter_to_sequence_region(x)     # this rank's tokens [b, s/p, h]
+#     y = self.norm(x)
+#     y = gather_from_sequence_region(y)    # [b, s, h]
+#     q, k, v = self.attention.qkv(y)       # this rank's heads, [b, a/p, s, d] each
+#     q, k = self.attention.q_norm(q), self.attention.k_norm(k)
+#     y = self.attention.out(attend(q, k, v))   # [b, s, h], a term
+#     y = reduce_scatter_to_sequence_region(y)  # [b, s/p, h]
+#     return x + y + self.bias
+# ```
+#
+# In the backward pass, `scatter_to_sequence_region` gathers the gradients of all the tokens.
+
+# %% [markdown] task="12.3" title="Which gradients are only a part?" difficulty=3 minutes=15
+# The model has nine parameters. The weight and the bias of `attention.qkv` and the weight of `attention.out` are shards, and every rank has its own copy of the others.
+#
+# - `partial_gradients` returns the names of the parameters whose gradient on a rank is only one term of a sum over the ranks.
+#
+# - `allreduce_sequence_gradients` computes such sums. In its `module`, `param.sequence_parallel` is True for the parameters that need one. For all others, it's False or missing. The tensors are small, and every message has its latency, so use **one** all-reduce for all of them. If a gradient is None, leave it alone. A gradient may be transposed in memory.
+#
+# The check runs the model with your names, and then compares all nine gradients with plain PyTorch.
 
 
 # %% exercise="12.3"
+def partial_gradients():
+    """Return a set of those of the nine names whose gradient on each rank is only a part of a sum.
+
+    positions, norm.weight, norm.bias, attention.qkv.weight, attention.qkv.bias, attention.q_norm.weight,
+    attention.k_norm.weight, attention.out.weight, bias
+    """
+    ### BEGIN SOLUTION
+    return {"norm.weight", "norm.bias", "attention.q_norm.weight", "attention.k_norm.weight", "bias"}
+    ### END SOLUTION
+
+
 def allreduce_sequence_gradients(module, group=None):
-    """Add up over the ranks the gradients of all parameters of `module` that are marked `sequence_parallel`.
+    """Replace the gradient of each parameter that's marked `sequence_parallel` by its sum over the ranks of `group`.
 
     One all-reduce. Nothing is returned: the sums are in param.grad.
     """
@@ -498,16 +264,22 @@ def allreduce_sequence_gradients(module, group=None):
 
 
 # %% [markdown] hints="12.3"
-# 1. Which tensors are summed, in which order do you lay them one behind the other, and how does each come back to its place?
-# 2. A list of the gradients; `torch.cat` of each `flatten()`ed; one `dist.all_reduce`; `split` with the list of their numbers of elements; copy each part back into its gradient, in its shape.
-# 3. `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]`, `total = torch.cat([g.flatten() for g in gradients])`, `dist.all_reduce(total, group=group)`, then `g.copy_(part.view_as(g))` for each `part` of `total.split([g.numel() for g in gradients])`.
+# 1. For each parameter, ask which tokens it meets on a rank, and which heads. If it meets all of them on every rank, its gradient is complete. If it meets only some, and another rank holds the same elements and uses them for the rest, the gradient is a part. For the sum, which list of tensors do you concatenate, and how does each part of the result get back to its place?
+# 2. Norm and bias are used between the operators, on this rank's tokens only. The positions are added before the scatter, to all tokens. The norms of queries and keys see all the tokens, but of how many heads? For the sum, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
+# 3. The names are `norm.weight`, `norm.bias`, `bias`, and the weights of both `q_norm` and `k_norm`. Let `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]` and `total = torch.cat([g.flatten() for g in gradients])`. After `dist.all_reduce(total, group=group)`, run `g.copy_(part.view_as(g))` for each `part` of `total.split([g.numel() for g in gradients])`.
 
 # %% check="12.3"
-check("12.3", allreduce_sequence_gradients)
+check("12.3", partial_gradients, allreduce_sequence_gradients)
 
 # %% [markdown]
-# Now train. A small GPT on bytes of the Python standard library, as in chapter 10: embedding and positions, two layers, a final norm, scores for 256 bytes. Embedding and output layer are whole on every rank here, and since they work on each token alone, each rank uses them for its own tokens: so they are marked too. A rank's loss is the sum over its
-# tokens divided by the number of *all* tokens. The twin is the same model on one process.
+# The norm and the bias see this rank's tokens only, so it's no surprise that their gradients are parts. The norms of the queries and keys are trickier. They see *all* the tokens, but only this rank's heads. So their gradients have to be summed even if you never split the sequence at all!
+#
+# People really forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that skipped it, and described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had hooks that were supposed to compute the sum. At first, they never ran, and what they would have computed was a mean (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+
+# %% [markdown]
+# ## Train it
+#
+# Let's train a small GPT on Python code. It's made of your blocks, and its attention normalizes queries and keys. Each rank embeds its own tokens, adds their positions, and computes their logits and their part of the loss. So in this model, every replicated parameter meets only a part, *including* the positions and the embedding, and `train` marks all of them.
 
 # %%
 CONTEXT, BATCH, STEPS, HIDDEN = 32, 8, 40, 64
@@ -515,146 +287,106 @@ text = corpus.python_sources(6000)[3000:]
 
 
 class ByteGPT(nn.Module):
-    """This rank's tokens [b, s/p] at these places [s/p] -> scores [b, s/p, 256]."""
+    """This rank's tokens [b, s/p], at these positions [s/p] -> logits [b, s/p, 256]."""
 
-    def __init__(self, block_class, **options):
+    def __init__(self, block_class):
         super().__init__()
         place = {"device": device(), "dtype": torch.float64}
         self.embedding, self.positions = nn.Embedding(256, HIDDEN, **place), nn.Embedding(CONTEXT, HIDDEN, **place)
-        self.blocks = two_layers(block_class, HIDDEN, 4, dtype=torch.float64, **options)
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            for inner in (Attention(HIDDEN, 4, qk_norm=True, **place), MLP(HIDDEN, **place)):
+                self.blocks.append(block_class(HIDDEN, inner, **place))
         self.norm, self.head = nn.LayerNorm(HIDDEN, **place), nn.Linear(HIDDEN, 256, **place)
 
-    def forward(self, ids, places, rng=None):
-        x = self.embedding(ids) + self.positions(places)  # [b, s/p, h]
+    def forward(self, ids, positions):
+        x = self.embedding(ids) + self.positions(positions)  # [b, s/p, h]
         for block in self.blocks:
-            x = block(x, rng)  # [b, s/p, h]
+            x = block(x)
         return self.head(self.norm(x))  # [b, s/p, 256]
 
 
-def plain_start():
-    """The first values of all weights, whole, from one process."""
+def train(block_class, add_up, start):
+    torch.set_num_threads(1)
+    rank, p = dist.get_rank(), dist.get_world_size()
+    model = ByteGPT(block_class)
+    load_full_state_dict(model, start)
+    for param in model.parameters():
+        param.sequence_parallel = not hasattr(param, "tensor_parallel")
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0), []
+    for batch in corpus.byte_batches(text, CONTEXT, BATCH, STEPS, seed=1):
+        ids, targets = (shard(each.to(device()), 1, rank, p) for each in batch)  # [b, s/p]
+        logits = model(ids, shard(torch.arange(CONTEXT, device=device()), 0, rank, p))
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / (BATCH * CONTEXT)
+        optimizer.zero_grad()
+        loss.backward()
+        add_up(model)
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)  # each rank has the loss of its own tokens
+        losses.append(total.item())
+    copies = torch.cat([param.detach().flatten() for param in model.parameters() if param.sequence_parallel])
+    lowest, highest = copies.clone(), copies
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    return {"losses": losses, "drift": (highest - lowest).max().item()}
+
+
+def first_weights():
     torch.manual_seed(0)
     return ByteGPT(TensorParallelBlock).state_dict()
 
 
-start = launch(plain_start, 1)[0]
-
-
-def train(block_class, steps, add_up=None, rate=0.0, recompute=False):
-    """The loss of every step, and how far the ranks' copies of what is whole are apart in the end."""
-    torch.set_num_threads(1)
-    rank, p = dist.get_rank(), dist.get_world_size()
-    model = mark(ByteGPT(block_class, rate=rate, recompute=recompute))
-    load_full_state_dict(model, start)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0)
-    rng, losses = seed_all(3), []
-    for batch in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
-        ids, targets = (shard(t.to(device()), 1, rank, p) for t in batch)  # [b, s/p]
-        places = shard(torch.arange(CONTEXT, device=device()), 0, rank, p)  # [s/p]
-        scores = model(ids, places, rng)
-        loss = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum") / (BATCH * CONTEXT)
-        optimizer.zero_grad()
-        loss.backward()
-        if add_up:
-            add_up(model)
-        optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        losses.append(total.item())
-    copies = [param for param in model.parameters() if param.sequence_parallel]
-    apart = torch.cat([param.detach().flatten() for param in copies])
-    largest, smallest = apart.clone(), apart.clone()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
-    return {"losses": losses, "drift": (largest - smallest).max().item()}
-
-
-plain_losses = launch(train, 1, args=(TensorParallelBlock, STEPS), timeout=300)[0]["losses"]
-mine = launch(train, 2, args=(SequenceParallelBlock, STEPS, allreduce_sequence_gradients), timeout=300)
-viz.curves({"one process": plain_losses, "your blocks, p = 2": mine[0]["losses"]}, title=f"{STEPS} steps on real text")
+start = launch(first_weights, 1)[0]
+plain = launch(train, 1, args=(TensorParallelBlock, lambda model: None, start))[0]
+mine = launch(train, 2, args=(SequenceParallelBlock, allreduce_sequence_gradients, start))[0]
+viz.curves({"single process": plain["losses"], "your blocks, p = 2": mine["losses"]}, title=f"{STEPS} steps on bytes")
 
 # %%
-four = launch(train, 4, args=(SequenceParallelBlock, STEPS // 4, allreduce_sequence_gradients), timeout=300)
-rows = []
-for p, run in ((2, mine), (4, four)):
-    losses = run[0]["losses"]
-    apart = max(abs(a - b) for a, b in zip(losses, plain_losses, strict=False))
-    rows.append(
-        {
-            "your blocks": f"p = {p}",
-            "steps": len(losses),
-            "last loss": f"{losses[-1]:.6f}",
-            "that of one process": f"{plain_losses[len(losses) - 1]:.6f}",
-            "largest difference in any step": f"{apart:.0e}",
-            "replicas apart by": f"{run[0]['drift']:.0e}",
-        }
-    )
-viz.table(rows)
+apart = max(abs(a - b) for a, b in zip(plain["losses"], mine["losses"], strict=True))
+print(f"largest difference between the two losses: {apart:.0e}; ranks apart by {mine['drift']:.0e}")
 
 # %% [markdown]
-# ## 5 · What a layer keeps
+# ## The bill
 #
-# Now the gain. Chapter 00 added up what autograd keeps of a layer on one process: $sbh(34 + 5as/h)$ bytes with 16-bit numbers and one byte for each place of a dropout mask. Row by row, in bytes for each of the `s·b·h` numbers:
+# So how much memory did we gain? In chapter 00, you worked out what a layer saves for the backward pass in 16 bits: $34 + 5as/h$ bytes per element of $[b, s, h]$. Tensor parallelism divides everything that belongs to heads or columns by $p$, which is 24 of the 34 bytes and all of the $5as/h$ for the attention scores. The other 10 bytes, for the inputs of norms and matmuls and for the masks of the hidden dropout, are what this chapter is about.
 #
-# | kept | bytes | | kept | bytes |
-# |---|---|---|---|---|
-# | input of the first norm | 2 | | input of the second norm | 2 |
-# | input of Q, K and V | 2 | | input of `up` | 2 |
-# | Q, K and V | 6 | | input of GELU, `[b, s, 4h]` | 8 |
-# | softmax of the scores, mask, scores after dropout | $5as/h$ | | input of `down`, `[b, s, 4h]` | 8 |
-# | input of the output layer | 2 | | mask | 1 |
-# | mask | 1 | | | |
-#
-# With tensor parallelism some of these rows are divided by `p`, and with the sequence cut, all of them. Two rows need care. The matrices `qkv` and `up` read *all* tokens, and their weight's gradient needs that input again: so autograd keeps the gathered `[b, s, h]`, 2 bytes that are not divided, twice in a layer. Your block does so too.
-# The way out: keep only this rank's `s/p` tokens, and **gather them once more** in the backward pass. `gather_linear_again` of `tplab.sequence.linear` is the gather and the product in one, with such a backward; the second all-gather travels while the gradient of the input is computed. It costs one more all-gather for each block, and with it
-# really all is divided by `p`.
-#
-# The scores are another matter. They are the largest part where `s` is long: $5as/h = 80$ for GPT-3. And they are cheap to compute again, since Q, K and V are there: two matrix products, small ones as long as `s` is not much larger than `h`. So keep Q, K and V, and compute scores, softmax and dropout once more in the backward pass. This is **selective recomputation** (Korthikanti et
-# al. 2022); `Attention(.., recompute=True)` above does it, with the `checkpoint` of chapter 09, which drops the same places again. Full recomputation, the alternative, keeps the layer's input alone and runs all of the layer again.
-#
-# **Predict.** GPT-3, `p = 8`: how many bytes does a rank keep for each of a layer's `s·b·h` numbers, with tensor parallelism alone, with the sequence cut (and gathered again in backward), and with selective recomputation on top?
+# **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$, how many bytes per element does each rank save with tensor parallelism alone? How many does it save if the 10 bytes are divided by 8 as well? And how many if it also recomputes the attention scores in the backward pass instead of saving them?
 
 # %% predict="12.c"
 predict("12.c", tensor_parallel=23, and_sequence=14.25, and_selective=4.25)
 
-# %% [markdown] task="12.4" title="The bytes of a layer" difficulty=2 minutes=15
-# Bytes that autograd keeps of one layer on one of `p` ranks, with 16-bit numbers and masks of one byte; the mean and the spread of the norms are left out. With `sequence_parallel`, what the matrices read is gathered again in backward, not kept. All sizes can be divided by `p`.
-#
-# `recompute`: `"nothing"`; `"attention"`, selective recomputation; or `"layers"`, where only the layer's input is kept.
-#
-# The check builds a layer with the shapes that a rank has, runs it, and counts what autograd really kept.
+# %% tags=["explore"]
+GPT3 = memory.PRESETS["GPT-3 175B"]
+BETWEEN = ("norm", "dropout mask", "input of Q, K and V", "input of the MLP")
 
 
-# %% exercise="12.4"
-def layer_bytes(b, s, h, a, p, *, sequence_parallel=False, recompute="nothing"):
-    """Bytes that one layer keeps for the backward pass on one of p ranks."""
-    ### BEGIN SOLUTION
-    tokens = s // p if sequence_parallel else s  # of this rank, between attention and MLP
-    if recompute == "layers":
-        return 2 * tokens * b * h
-    kept = 10 * tokens * b * h  # inputs of the norms, of Q, K, V and of up, 2 each; two masks
-    kept += 24 * s * b * h // p  # Q, K, V: 6; input of the output layer: 2; inputs of GELU and of down: 8 each
-    if recompute == "nothing":
-        kept += 5 * s * s * b * a // p  # softmax, mask, scores after dropout, of a/p heads
-    return kept
-    ### END SOLUTION
+def part(name):
+    if name == "attention scores":
+        return name
+    return "between the matmuls" if any(word in name for word in BETWEEN) else "inside attention and MLP"
 
 
-# %% [markdown] hints="12.4"
-# 1. Three groups of rows: what is computed with matrices or heads (divided by `p` in any case), what stands between (divided only if the sequence is cut), and the scores. Which row belongs where?
-# 2. Between: four inputs of 2 bytes and two masks of 1, so 10. With the matrices: 6 + 2 + 8 + 8 = 24. Scores: 5 bytes for each of `b·a·s·s`, divided by `p`. Selective recomputation leaves the last term out; `"layers"` keeps 2 bytes of what stands between two layers.
-# 3. `tokens = s // p if sequence_parallel else s`; `2 * tokens * b * h` for `"layers"`; else `10 * tokens * b * h + 24 * s * b * h // p`, and `+ 5 * s * s * b * a // p` for `"nothing"`.
+def show_layer(p, sequence_parallel):
+    bars = {}
+    for title, recompute in (("nothing recomputed", "nothing"), ("scores recomputed", "attention")):
+        bars[title] = dict.fromkeys(("attention scores", "inside attention and MLP", "between the matmuls"), 0)
+        kept = memory.layer_activations(GPT3, tp=p, sequence_parallel=sequence_parallel, recompute=recompute)
+        for name, size in kept.items():
+            bars[title][part(name)] += size
+    scale = sum(memory.layer_activations(GPT3).values())
+    return viz.saved_activations(bars, scale=scale, title=f"a layer of GPT-3 on each of p = {p} ranks: bytes saved")
 
-# %% check="12.4"
-check("12.4", layer_bytes)
+
+viz.explore(show_layer, p=(1, 2, 4, 8), sequence_parallel=(False, True), start={"p": 8})
 
 # %% [markdown]
-# Now on real ranks, with your block, in bfloat16. A GPU keeps one byte for each place of a dropout mask. PyTorch's `F.dropout` keeps as many bytes as `x` has, on a CPU; `torch.native_dropout` keeps one byte everywhere and takes its place here, on the ranks, for this measurement.
+# That's the theory. Now let's measure a layer made of *your* blocks, and find the catch.
 
 
 # %%
 class GatherAgain(SequenceParallelBlock):
-    """The same, but of what the first matrix reads only this rank's tokens are kept, and gathered again in backward."""
+    """The same block, but it saves only this rank's tokens of what `inner` reads, and gathers them again."""
 
     def forward(self, x, rng=None):
         y = self.inner(self.norm(x), rng, multiply=partial(gather_linear_again, group=self.group))
@@ -662,314 +394,159 @@ class GatherAgain(SequenceParallelBlock):
         return x + dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng)
 
 
-def one_byte_dropout(x, p=0.5, training=True):
-    return torch.native_dropout(x, p, True)[0] if training and p else x
-
-
-def kept_and_sent(block_class, recompute, b, s, h, heads):
-    """Bytes that one layer keeps on this rank, and what it sends forward and backward."""
-    F.dropout = one_byte_dropout  # on this rank, which ends with the launch
-    tracker = seed_all(1)
-    layer = two_layers(block_class, h, heads, rate=0.1, recompute=recompute == "attention", dtype=torch.bfloat16)[:2]
+def saved_and_sent(block_class, b=2, s=64, h=64):
+    F.dropout = lambda x, rate, training=True: torch.native_dropout(x, rate, training)[0]  # masks of 1 byte, as on GPUs
     tokens = s if block_class is TensorParallelBlock else s // dist.get_world_size()
-    x = torch.randn(b, tokens, h, device=device(), dtype=torch.bfloat16, requires_grad=True)
-
-    def run(x):
-        for block in layer:
-            x = block(x, tracker)
-        return x
-
+    options = {"device": device(), "dtype": torch.bfloat16}
+    inner = Attention(h, 4, rate=0.1, **options), MLP(h, **options)
+    layer = nn.ModuleList([block_class(h, each, hidden_dropout=0.1, **options) for each in inner])
+    x = torch.randn(b, tokens, h, requires_grad=True, **options)
+    rng = seed_all(1)
     with record() as section:
         with saved_for_backward(layer) as kept:
-            out = checkpoint(run, x, tracker=tracker) if recompute == "layers" else run(x)
-        out.backward(torch.ones_like(out))
-    sizes = [size for shape, _, size in kept.pieces if shape != (b, tokens, 1)]  # without the norms' mean and spread
-    return {"kept": sum(sizes), "sent": list(section)}
+            y = layer[1](layer[0](x, rng), rng)
+        y.sum().backward()
+    saved = sum(size for shape, _, size in kept.pieces if shape[-1] > 1)  # without the norms' mean and variance
+    kinds = [call.kind for call in section]
+    halves = sum(2 if kind == "all_reduce" else 1 for kind in kinds)  # each sends (p - 1)/p of the tensor in a ring
+    return {"bytes saved per element": saved / (b * s * h)} | {
+        name: kinds.count(name) for name in ("all_reduce", "all_gather", "reduce_scatter")
+    } | {"halves of an all-reduce": halves}  # fmt: skip
 
 
-b, s, h, a = 2, 64, 64, 4
-WAYS = {
-    "tensor parallel": TensorParallelBlock,
-    "the sequence cut": SequenceParallelBlock,
-    "and gathered again": GatherAgain,
-}
-p = 4
-measured = {
-    (name, recompute): launch(kept_and_sent, p, args=(cls, recompute, b, s, h, a))[0]
-    for name, cls in WAYS.items()
-    for recompute in ("nothing", "attention", "layers")
-}
-rows = []
-for (name, recompute), seen in measured.items():
-    cut = name != "tensor parallel"
-    formula = layer_bytes(b, s, h, a, p, sequence_parallel=cut, recompute=recompute)
-    if name == "the sequence cut" and recompute != "layers":
-        formula += 2 * 2 * (s - s // p) * b * h  # two inputs [b, s, h], whole
-    rows.append(
-        {
-            "p = 4": name,
-            "computed again": recompute,
-            "bytes kept": f"{seen['kept']:,}",
-            "your formula": f"{formula:,}",
-            "collectives": len(seen["sent"]),
-            "bytes sent in rings": f"{sent_in_rings(seen['sent'], p):,}",
-        }
-    )
-viz.table(rows, title="one layer, forward and backward: b = 2, s = 64, h = 64, a = 4, bfloat16")
+viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] for name, block_class in
+           (("tensor parallel", TensorParallelBlock), ("yours", SequenceParallelBlock), ("gathered again", GatherAgain))],
+          title="a layer with b = 2, s = h = 64 and 4 heads on 4 ranks, forward and backward")  # fmt: skip
 
 # %% [markdown]
-# To the byte. (For "the sequence cut" the table adds the two gathered inputs to your formula.) Read it as a price list. Cutting the sequence costs nothing here; once a step comes the small all-reduce of exercise 12.3. Gathering again costs two more all-gathers a layer; each sends half of what an all-reduce sends, so it is a quarter more in all. Selective recomputation sends nothing. Full recomputation sends all that the forward pass sent a second time.
+# In this layer, $5as/h = 20$, so $(34 + 20)/4 = 13.5$ would be the ideal. Your blocks save more than that, although they send exactly as much as before. Why? The first matmul of each block reads *all* the tokens, and its weight's gradient needs them again. So autograd saves the gathered tensor, twice per layer.
 #
-# What does it cost in arithmetic? PyTorch can count: `FlopCounterMode` adds up the floating-point operations of all matrix products. One rank, forward and backward:
-
-# %%
-from torch.utils.flop_counter import FlopCounterMode
-
-
-def flops(recompute, s):
-    tracker = seed_all(1)
-    layer = two_layers(TensorParallelBlock, 64, 4, recompute=recompute == "attention")[:2]
-    x = torch.randn(1, s, 64, device=device(), requires_grad=True)
-
-    def run(x):
-        for block in layer:
-            x = block(x, tracker)
-        return x
-
-    with FlopCounterMode(display=False) as counter:
-        out = checkpoint(run, x, tracker=tracker) if recompute == "layers" else run(x)
-        out.sum().backward()
-    return counter.get_total_flops()
-
-
-def flops_of_all():
-    return {(s, recompute): flops(recompute, s) for s in (64, 256) for recompute in ("nothing", "attention", "layers")}
-
-
-counted = launch(flops_of_all, 1)[0]
-rows = []
-for s in (64, 256):
-    base = counted[s, "nothing"]
-    extra = 2 * s * s * 64  # one product of s·s·h multiplications and additions
-    rows.append(
-        {"s": s, "h": 64, "flops of a layer": f"{base:,}"}
-        | {f"again: {name}": f"+{counted[s, name] / base - 1:.1%}" for name in ("attention", "layers")}
-        | {"2·s·s·h, of all": f"+{extra / base:.1%}"}
-    )
-viz.table(rows, title="matrix products, forward and backward, b = 1")
-
-# %%
-s, h = GPT3.seq_length, GPT3.hidden_size
-base = 3 * (24 * s * h * h + 4 * s * s * h)  # forward, and twice as much backward
-print(f"GPT-3: selective recomputation computes {2 * s * s * h / base:.1%} more and keeps {80 / 114:.0%} less")
-
-# %% [markdown]
-# Attention has two products forward, the scores and their product with V, and only the first shows up again: backward needs the *inputs* of the second, not its result, and PyTorch ends the second run as soon as everything that backward asked for is there. That is $2s^2h$ operations for each sequence. (Korthikanti et al. name 2.7 % for GPT-3: their equation 8 adds $12s^2h$, both products and their backward pass.) (For the same reason full
-# recomputation stops here before the last product of the layer: nothing after it is kept. With dropout, as in the table above, its mask is asked for too, and the whole layer runs again.) The smaller `s/h` is, the cheaper. For GPT-3 it is a bargain: most of the memory for hardly any work. FlashAttention (chapter 00) does the same within one GPU kernel, and where it is used nothing is left to recompute: its layers keep little more than the 34 bytes from the start.
+# To get rid of it, the third block saves only this rank's tokens, and gathers the others a second time in the backward pass. That's two more all-gathers per layer, so it sends ten halves instead of eight. In other words, to have *everything* shrink with $p$, you do send 25 % more. Megatron gathers again, too. It overlaps these messages with a matmul, as you did in chapter 11.
 #
-# Does recomputation change the training? It must not, and not with dropout either. Ten steps, dropout 0.1, on two ranks, from the same seed:
-
-# %%
-losses = {
-    recompute: launch(train, 2, args=(SequenceParallelBlock, 10, allreduce_sequence_gradients, 0.1, recompute))[0][
-        "losses"
-    ]
-    for recompute in (False, True)
-}
-apart = max(abs(a - b) for a, b in zip(losses[False], losses[True], strict=True))
-print(
-    f"loss after 10 steps: {losses[False][-1]:.6f}, recomputed {losses[True][-1]:.6f}; largest difference {apart:.0e}"
-)
-
-# %% [markdown]
-# ## 6 · Break it
+# <details><summary>Going deeper: selective recomputation</summary>
 #
-# **First.** Forget exercise 12.3. Before you run it: will the first loss be right? Will the ranks report different losses?
-
-# %%
-forgotten = launch(train, 2, args=(SequenceParallelBlock, STEPS, None), timeout=300)
-viz.curves(
-    {"one process": plain_losses, "gradients not added up": forgotten[0]["losses"]},
-    title="each rank trains its norms, biases and embedding on its own tokens",
-)
-
-# %%
-viz.table(
-    [
-        {
-            "gradients": name,
-            "first loss": f"{run[0]['losses'][0]:.6f}",
-            "last loss": f"{run[0]['losses'][-1]:.6f}",
-            "replicas apart by": f"{run[0]['drift']:.0e}",
-        }
-        for name, run in (("added up", mine), ("not added up", forgotten))
-    ]
-)
-
-# %% [markdown]
-# The first loss is right, the ranks report the same one in every step (`train` adds up their parts), no error is raised, and the model learns. But the ranks' copies of everything that is whole are no longer the same: rank 0 has an embedding for the first half of a text, rank 1 one for the second half. What sees it is the last column, the detector of chapter 05.
+# The attention scores are the largest part of GPT-3's bill, and they're cheap to recompute, because their inputs Q, K, and V are saved anyway. Korthikanti et al. recommended it in the same paper as sequence parallelism, under the name of **selective recomputation**. You can do it with `checkpoint` from chapter 09. Today, most libraries use FlashAttention instead (chapter 00), which never saves the scores and does the recomputation inside its own kernel. So the option matters less than it used to, but the 34 bytes per element are still there.
 #
-# **Second.** The argument that exercise 12.2 told you to leave alone. With `partial_grad=False` the backward of the gather takes this rank's slice of its own gradient and sends nothing. That is right where all ranks do the *same* with the gathered tensor: then each has the whole gradient already. In front of a cut matrix each has one term.
-
-
-# %%
-class OwnTermOnly(SequenceParallelBlock):
-    def forward(self, x, rng=None):
-        y = gather_from_sequence_region(self.norm(x), self.group, partial_grad=False)
-        y = reduce_scatter_to_sequence_region(self.inner(y, rng), self.group)
-        return x + dropout(y + self.bias, self.hidden_dropout, self.training, sharded=True, rng=rng)
-
-
-broken = launch(train, 2, args=(OwnTermOnly, STEPS // 2, allreduce_sequence_gradients), timeout=300)
-viz.table(
-    [
-        {
-            "gather": name,
-            "first loss": f"{run[0]['losses'][0]:.6f}",
-            f"loss after {STEPS // 2} steps": f"{run[0]['losses'][STEPS // 2 - 1]:.6f}",
-            "replicas apart by": f"{run[0]['drift']:.0e}",
-        }
-        for name, run in (("its backward adds up", mine), ("its backward takes a slice", broken))
-    ]
-)
-
-# %% [markdown]
-# Again the first loss is right. This time even the replicas agree, since exercise 12.3 gives all of them the same sum, though of wrong terms. Only a comparison with one process, or of the traffic, tells.
+# </details>
 #
-# **Third.** A text of 33 tokens on two ranks.
+# ## Fix it
+#
+# On January 26, 2024, somebody who was reading nanotron's code asked a polite question: is the backward pass of its row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still under way. In May, another user answered with a new test, which compared the gradient of the layer's input. No test had done that before. On four ranks, only a quarter of this gradient was right. The repair was merged on July 30 (pull request 172).
+#
+# **Predict.** In the next exercise, you'll find the bug, but without the overlap. Is the gradient of the layer's *own* weight right? And how many times does this backward pass send something? (Write True or False, and a number.)
 
-# %%
-with show_failure():
+# %% predict="12.d"
+predict("12.d", own_weight=True, messages=2)
 
-    def odd():
-        x = torch.randn(B, 33, H, device=device())
-        return reduce_scatter_to_sequence_region(x)
 
-    launch(odd, 2)
+# %% [markdown] task="12.4" title="Gathered too late" difficulty=2 minutes=8
+# This is a row-parallel matmul that ends with a reduce-scatter. In `backward`, each rank receives the gradient of its own tokens. Both `x` and `weight` are right here, and so is the forward pass.
+#
+# Repair `backward`, and don't send more than you have to. (Autograd doesn't look inside a `Function`, so here, the two operators are nothing but collectives.) The check compares both gradients with plain PyTorch, and it counts the messages.
+
+
+# %% exercise="12.4"
+class RowParallelMatmul(Function):
+    """x [b, s, i/p], this rank's columns, and weight [o, i/p] -> this rank's tokens of the sum [b, s/p, o]."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return reduce_scatter_to_sequence_region(x @ weight.T)  # [b, s/p, o]
+
+    @staticmethod
+    def backward(ctx, dy):
+        """dy [b, s/p, o], the gradient of this rank's tokens -> dx [b, s, i/p] and dweight [o, i/p]."""
+        x, weight = ctx.saved_tensors
+        ### BEGIN SOLUTION
+        dy = gather_from_sequence_region(dy)  # [b, s, o]
+        dx = dy @ weight  # [b, s, i/p]
+        ### BROKEN
+        # dx = gather_from_sequence_region(dy @ weight)
+        # dy = gather_from_sequence_region(dy)
+        ### END SOLUTION
+        dweight = dy.flatten(0, 1).T @ x.flatten(0, 1)
+        return dx, dweight
+
+
+# %% [markdown] hints="12.4"
+# 1. Take two ranks and two tokens. Which rows of `dy` does rank 0 have, and whose weight does it multiply them by? Now look at the gathered result on rank 0. Which weight was used for the row that came from rank 1, and which weight should have been used?
+# 2. Rank 0 needs `dx` for its own columns of x, for all the tokens. So its own weight has to meet all the rows of `dy`. Which tensor has to be gathered, and before which line?
+# 3. Gather first, with `dy = gather_from_sequence_region(dy)`. Then `dx = dy @ weight`, and the gradient of the weight uses the same gathered `dy`.
+
+# %% check="12.4"
+check("12.4", RowParallelMatmul)
 
 # %% [markdown]
-# Texts are padded to a multiple of `p`. The next token of a text that is being generated is a single one and can't be cut: generation uses the blocks of chapter 10, with the same weights.
+# If you gather *results*, each of them was computed with a different rank's weight. If you gather the gradient first, a single message serves both matmuls.
+#
+# ## Break it
+#
+# Finally, let's do what NeMo RL did, and leave out the sum from exercise 12.3.
+#
+# **Predict.** Is the first loss right? Does anything raise an error? Does the model still learn, so that its last loss is less than half of the first one? (Write True or False, three times.)
+
+# %% predict="12.e"
+predict("12.e", first_loss_right=True, error=False, learns=True)
+
+# %%
+forgotten = launch(train, 2, args=(SequenceParallelBlock, lambda model: None, start))
+viz.table([{"gradients": name, "first loss": f"{run['losses'][0]:.6f}", "last loss": f"{run['losses'][-1]:.6f}",
+            "ranks apart by": f"{run['drift']:.0e}"}
+           for name, run in (("single process", plain), ("added up", mine), ("not added up", forgotten[0]))])  # fmt: skip
+
+# %% [markdown]
+# If you didn't have the other two rows, you'd be perfectly happy with this run. But by now, the ranks' copies of the same parameter are up to 0.2 apart. Rank 0's embedding has learned from the first half of each text, and rank 1's embedding from the second half, although a checkpoint can contain only one of them. Your detector from exercise 5.3 would have noticed after the very first step.
 
 # %%
 symptoms(12)
 
 # %% [markdown]
-# ## 7 · Measure it
+# ## In the wild
 #
-# What the price list of section 5 means for whole models: activations of all layers for one sequence, on one of 8 ranks (of 5 for GPT-2, whose 25 heads can't be shared by 8), by your formula.
-
-# %%
-rows = []
-for name in ("GPT-3 175B", "GPT-2 1.5B"):
-    config = memory.PRESETS[name]
-    p = 8 if config.num_heads % 8 == 0 else 5  # GPT-2 has 25 heads
-    sizes = (1, config.seq_length, config.hidden_size, config.num_heads, p)
-    row = {"model": name, "p": p, "5as/h": f"{5 * config.num_heads * config.seq_length / config.hidden_size:.0f}"}
-    for label, options in {
-        "tensor parallel": {},
-        "and the sequence cut": {"sequence_parallel": True},
-        "and selective": {"sequence_parallel": True, "recompute": "attention"},
-        "tensor parallel, full recomputation": {"recompute": "layers"},
-    }.items():
-        row[label] = f"{config.num_layers * layer_bytes(*sizes, **options) / 1e9:.1f}"
-    rows.append(row)
-viz.table(rows, title="GB of activations of all layers, one sequence, 16-bit numbers")
-
-# %%
-viz.saved_activations(
-    {
-        "tensor parallel": gpt3_layer(8),
-        "the sequence cut": gpt3_layer(8, sequence_parallel=True),
-        "and selective": gpt3_layer(8, sequence_parallel=True, recompute="attention"),
-    },
-    title="one layer of GPT-3 on one of 8 ranks",
-)
-
-# %% [markdown]
-# And what travels, for two layers of yours on two ranks, forward and backward: as many bytes in all-gathers as in reduce-scatters.
-
-# %%
-viz.traffic(
-    launch(through_two_layers, 2, args=(SequenceParallelBlock,)),
-    title="two layers of your blocks, forward and backward",
-)
-
-# %% [markdown]
-# ## 8 · In the wild
+# <details><summary>Going deeper: Megatron-Core, padding, serving, and a DTensor that forgets</summary>
 #
-# **Megatron-Core**: `sequence_parallel=True` in its configuration. The mappings are `gather_from_sequence_parallel_region` and `reduce_scatter_to_sequence_parallel_region` in `megatron/core/tensor_parallel/mappings.py`; the argument `partial_grad` is called `tensor_parallel_output_grad` there. Its tensors are `[s, b, h]`, so that a part of the sequence is one
-# contiguous piece of memory and nothing has to be copied. `ColumnParallelLinear` gathers by itself, and again in backward (`LinearWithGradAccumulationAndAsyncCommunication` in `layers.py`). Exercise 12.3 is `_allreduce_layernorm_grads` (newer: `_allreduce_non_tensor_model_parallel_grads`; the old name is an alias) in `megatron/core/distributed/finalize_model_grads.py`. Selective recomputation is `recompute_granularity="selective"`.
+# - **Megatron-Core** has the option `sequence_parallel=True`. Its tensors are `[s, b, h]`, so that the tokens of a rank are contiguous, and no copy is necessary before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`, and the sum of exercise 12.3 is `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py`.
 #
-# **PyTorch**: `SequenceParallel()` for the norms, `ColwiseParallel(input_layouts=Shard(1))` and `RowwiseParallel(output_layouts=Shard(1))` for the matrices, in a plan for `parallelize_module`. Here is the MLP in that form, with what it sends:
+# - **Padding.** If $p$ doesn't divide the number of tokens, the text has to be padded.
+#
+# - **Transformers** has a parallel style of its own for the norms of queries and keys. In its plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
+#
+# - **Serving.** The next token of a single text can't be split. But a server generates for many requests at a time, so it has one token for each of them. vLLM has a compiler pass that replaces all-reduces by the two halves (pull request 16155, from April 2025).
+#
+# - **DTensor** knows how each tensor is split, so it can sum such gradients by itself. But it can forget them, too. If you take a local tensor out with `to_local()`, you have to say what its gradient will be. TorchTitan forgot to say it for its mixtures of experts (pytorch/torchtitan issue 1805, October 2025), and for the weights of norms (pull request 2532, March 2026). The next cell does both.
+#
+# </details>
 
 
 # %%
-def with_dtensor(state, x):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+def with_dtensor(say_it):
+    from torch.distributed.tensor import Partial, Replicate, distribute_tensor, init_device_mesh
 
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.up, self.down = nn.LayerNorm(H), nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
-
-        def forward(self, x):
-            return self.down(F.gelu(self.up(self.norm(x))))
-
-    rank, p = dist.get_rank(), dist.get_world_size()
-    theirs = Plain().to(device())
-    theirs.load_state_dict(state)
-    plan = {
-        "norm": SequenceParallel(),
-        "up": ColwiseParallel(input_layouts=Shard(1)),
-        "down": RowwiseParallel(output_layouts=Shard(1)),
-    }
-    parallelize_module(theirs, init_device_mesh(device().type, (p,)), plan)
-    mine = SequenceParallelBlock(H, MLP(H, device=device()), device=device())
-    names = {"norm.weight": "norm.weight", "norm.bias": "norm.bias", "inner.up.weight": "up.weight"}
-    names |= {"inner.up.bias": "up.bias", "inner.down.weight": "down.weight", "bias": "down.bias"}
-    load_full_state_dict(mine, {ours: state[name] for ours, name in names.items()})
-    tokens = shard(x.to(device()), 1, rank, p)  # [b, s/p, h]
-    results = []
-    for name, run in (("yours", lambda x: mine(x) - x), ("PyTorch's", theirs)):
-        with record() as section:
-            out = run(tokens)
-            out.sum().backward()
-        kinds = [call.kind for call in section]
-        results.append({"name": name, "out": out.detach(), "sent": ", ".join(kinds)})
-    placement = repr(theirs.norm.weight.grad.placements[0])
-    with record() as section:
-        torch.optim.SGD(theirs.parameters(), lr=0.1).step()
-    return results, placement, [f"{call.kind} of {call.numel}" for call in section]
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    bias = distribute_tensor(torch.zeros(1, device=device()), mesh, [Replicate()]).requires_grad_()
+    local = bias.to_local(grad_placements=[Partial()]) if say_it else bias.to_local()
+    upstream = shard(torch.tensor([1.0, 2.0, 3.0, 4.0], device=device()), 0, dist.get_rank(), dist.get_world_size())
+    ((local + torch.zeros_like(upstream)) * upstream).sum().backward()  # the four tokens of prediction 12.b
+    return bias.grad.full_tensor().item()
 
 
-torch.manual_seed(0)
-plain = nn.ModuleDict({"norm": nn.LayerNorm(H), "up": nn.Linear(H, 4 * H), "down": nn.Linear(4 * H, H)})
-(yours, torchs), placement, step = launch(with_dtensor, 2, args=(plain.state_dict(), torch.randn(B, S, H)))[0]
-print(
-    f"PyTorch's gradient of the norm's weight after backward: {placement}; its optimizer step sends: {', '.join(step)}"
-)
-print(f"largest difference of the outputs: {(yours['out'] - torchs['out']).abs().max().item():.0e}")
-viz.table([{"block": run["name"], "collectives, forward and backward": run["sent"]} for run in (yours, torchs)])
-
-# %% [markdown]
-# PyTorch's DTensor knows of every tensor how it lies on the ranks. After the backward pass the gradient of the norm's weight says that it is a term of a sum, and the sum is taken where the optimizer uses it: one all-reduce of `h` numbers for the weight, one for the bias. Exercise 12.3 puts them into one message; in return DTensor can't forget them.
-#
-# ## 9 · Recap
-#
-# 1. An all-reduce is a reduce-scatter and an all-gather. Between the two each rank has its own tokens, and norms, dropout and residuals need no more.
-# 2. The pair: the backward of the gather is a reduce-scatter, the backward of the reduce-scatter is an all-gather. Traffic: the same bytes as with f and g.
-# 3. Memory of a layer: from $sbh(10 + 24/p + 5as/(hp))$ to $sbh(34/p + 5as/(hp))$, if the inputs of the matrices are gathered again in backward, which sends a quarter more; selective recomputation takes the last term away.
-# 4. What is whole on every rank and sees only the rank's tokens has a gradient that is one term: one small all-reduce a step, and nothing tells if you forget it.
-# 5. All of this is within one layer, on ranks with fast links between them. Next, chapter 13 cuts the model between its layers.
+for say_it in (False, True):
+    print(
+        "with" if say_it else "without",
+        "grad_placements, the bias has the gradients",
+        launch(with_dtensor, 2, args=(say_it,)),
+    )
 
 # %% [markdown]
 # ## Your library so far
 #
-# It can split what was left whole, the activations between the blocks, along the sequence.
+# Your library can now split the activations that tensor parallelism leaves on every rank.
 
 # %%
 from tplab.course import library
 
 library(12)
+
+# %% [markdown]
+# All of this stays inside one machine, on the fastest wires there are. What if every machine got its own layers instead? You'd send almost nothing. And three out of four machines would sit idle. In the next chapter, you'll keep them busy.

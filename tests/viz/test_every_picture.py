@@ -11,7 +11,6 @@ from tests.viz import (
     test_costs,
     test_heads,
     test_layer,
-    test_layouts,
     test_lookup,
     test_masks,
     test_memory,
@@ -32,7 +31,7 @@ from tplab.memory.meter import MemoryMeter
 from tplab.trace.rank_trace import RankTrace
 
 FILES = [
-    test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,
+    test_collectives, test_costs, test_heads, test_layer, test_lookup, test_masks, test_memory, test_mesh,
     test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_token_way,
     test_training,
 ]  # fmt: skip
@@ -80,7 +79,6 @@ REFUSED = [
     (lambda: viz.table([{"p": 1}, {"q": 1}]),                           "the same columns"),
     (lambda: viz.heads([{"q": [0], "k": [0]}, {"q": [1]}]),             "rank 1 has"),
     (lambda: viz.layer([SMALL], [SMALL] * 2, ranks=2),                  "a layer communicates twice"),
-    (lambda: viz.layouts(test_layouts.steps(2)[:1], ranks=2),           "got 1"),
     (lambda: viz.saved_activations({"too many": NINE_PARTS}),           "up to 5 parts"),
     (lambda: viz.live_memory(MemoryMeter()),                            "the meter saw no tensor"),
     (lambda: viz.parallelism("model", 2),                               "model.* on 2"),

@@ -20,12 +20,10 @@ def empty(like: str, options: str) -> tuple[str, str]:
     return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
 
 
-BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
+BUFFERS = {"13.4": "template"}
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
-    ("12.2", [("x + dropout(y", "x + dropout(y.double()")]),
-    ("12.3", [("torch.cat([gradient.flatten()", "torch.cat([gradient.double().flatten()")]),
 ]  # fmt: skip
 
 NAMES_THE_CPU: list[Changed] = [
@@ -45,9 +43,6 @@ ONLY_TWO = (
 )
 NOT_BFLOAT16: list[Changed] = [
     ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
-    ("12.1", [("torch.empty_like(parts[0])", half("torch.empty_like(parts[0])"))]),
-    ("12.2", [("y + self.bias", f"{half('y')} + self.bias")]),
-    ("12.3", [("if param.grad is not None]", "if param.grad is not None and param.grad.dtype in (torch.float32, torch.float64)]")]),
     ("13.4", [("y.backward(", "y.numpy(force=True)\n            y.backward(")]),
     ("14.1", [("param.grad.flatten() for param in bucket", "torch.from_numpy(param.grad.numpy()).flatten() for param in bucket")]),
     ("14.2", [("length].clone())", "length].clone().float() if flat.dtype == torch.bfloat16 else flat[rank * self.length : (rank + 1) * self.length].clone())")]),
@@ -56,7 +51,6 @@ NOT_BFLOAT16: list[Changed] = [
 LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
-    ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
 ]  # fmt: skip
 
@@ -76,7 +70,6 @@ COMBINES_OR_SKIPS: list[Changed] = [
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
-    ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
@@ -110,7 +103,6 @@ SIZES_AND_LAYOUTS: list[Changed] = [
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [
-    ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "keeps its value between calls"),
 ]  # fmt: skip
 
 CLASSES = (

@@ -3,6 +3,7 @@
 regions   the operators that replace f and g: all-gather and reduce-scatter along the sequence
 linear    a column-parallel matmul that can gather its input again in the backward pass
 gpt       a GPT whose sequence is sharded over p ranks, and the all-reduce of its replicated parameters' gradients
+examples  a small layer in pieces, in which chapter 12 shows what each rank computes, saves and sends
 """
 
 from tplab.sequence.gpt import (

@@ -18,7 +18,6 @@ name, the list shows it in parentheses:
     ring_run                     a recorded ring all-reduce: a picture per step, with the bytes per link, for play
     times                        seconds over bytes: measured points and lines, on logarithmic axes
     heads                        the attention heads on each rank, with the K and V heads below their queries
-    layouts                      which tokens and columns each rank has in each step, and whether they must be summed
     saved_activations            what autograd saves for a layer, by category
     bill (memory)                what a GPU has to store, by category, compared with its memory
     live_memory (memory)         the memory in use at each moment of a run
@@ -47,7 +46,6 @@ from tplab.viz.costs import against, time_bars
 from tplab.viz.curves import curves
 from tplab.viz.heads import heads
 from tplab.viz.layer import layer
-from tplab.viz.layouts import layouts
 from tplab.viz.lookup import lookup
 from tplab.viz.masks import masks
 from tplab.viz.matrices import matrices
@@ -78,7 +76,6 @@ __all__ = [
     "curves",
     "explore",
     "heads",
-    "layouts",
     "saved_activations",
     "layer",
     "live_memory",

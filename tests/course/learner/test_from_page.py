@@ -181,6 +181,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         "loss": ["8.3", "8.1", "8.2", "3.3"],
         "dropout": ["9.2", "9.3", "9.4", "9.5", "4.1", "4.2", "3.2", "3.3"],
         "generate": ["10.2", "10.3", "10.4", "10.5"],
+        "sequence": ["12.1"],
     }
     pass_all(course, needs["mlp"])
     assert "def attention(" not in (course.folder / "my_tp" / "demo.py").read_text(), "it can't run yet"
@@ -195,6 +196,9 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         losses = [one[name].rpartition(": ")[2].split(" -> ") for one in ranks]
         assert losses[0] == losses[1], "both ranks have the same loss"
         assert float(losses[0][1]) < float(losses[0][0])
+    full, gathered, gelu = 2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 2 * 64 * 256 * 4  # bytes in float32
+    saved = [int(one["sequence"].split(" saves ")[1].split()[0].replace(",", "")) for one in ranks]
+    assert saved == [full // 2 + gathered + gelu // 2 + 2 * 2 * 32 * 4] * 2, "with the mean and spread of a norm"
     assert ranks[0]["generate"].partition(" continues ")[2] == ranks[1]["generate"].partition(" continues ")[2] != ""
     assert all(
         "ok, the same as plain PyTorch" in one[name]

@@ -81,7 +81,7 @@ def _gpt(
         model.get_submodule("positions").register_forward_pre_hook(
             lambda table, places: (shard(places[0], -1, rank, p),)  # [s] -> [s/p]
         )
-        for parameter in model.parameters():  # as chapter 12's `mark` does
+        for parameter in model.parameters():  # as chapter 12 marks them
             parameter.sequence_parallel = not hasattr(parameter, "tensor_parallel")  # type: ignore[attr-defined]
         finish = partial(my_tp.sequence.allreduce_sequence_gradients, model, group)
 

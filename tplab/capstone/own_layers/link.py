@@ -5,7 +5,7 @@
                   ->  7.3 embedding, 7.4 logits                                  ->
                   ->  8.3 loss                                                   ->
 
-With `sequence_parallel`, f becomes the all-gather of 12.1, and g its reduce-scatter, so the same answers now produce a
+With `sequence_parallel`, f becomes the all-gather of 12.2, and g its reduce-scatter, so the same answers now produce a
 sequence-parallel model. The loss still uses g, because every rank needs the sums for all tokens there.
 """
 
@@ -71,7 +71,7 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
         (world and not cut, "f", ["3.2"], "11.3 does its all-reduce in some of the matmuls" if overlap else ""),
         (world and not cut, "g", ["3.3"], ""),
         (not world and not cut, "f and g", "tplab.tensor.mappings", groups),
-        (world and cut, "all-gather instead of f, reduce-scatter instead of g", ["12.1"], ""),
+        (world and cut, "all-gather instead of f, reduce-scatter instead of g", ["12.2"], ""),
         (world and cut, "g in the loss", ["3.3"], adds),
         (not world and cut, "all-gather and reduce-scatter instead of f and g", "tplab.sequence.regions", groups),
         (not world and cut, "g in the loss", "tplab.tensor.mappings", groups),

@@ -56,6 +56,7 @@ DEMOS = {
         "trains your block with dropout and activation checkpointing on two processes",
     ),
     "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
+    "sequence": (("12.1",), "tells how much your block saves for the backward pass on one, two, and four processes"),
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code

@@ -1,31 +1,111 @@
-"""The check for exercise 12.3, in which learners sum the gradients of marked parameters in a single all-reduce.
+"""The check of exercise 12.3, the gradients that are only a part of a sum.
 
-A parameter is marked with `sequence_parallel` if it saw only this rank's tokens.
+First, the learner's list of names is tried out. The ranks run a small model, sum the gradients of the parameters with
+these names, and all nine gradients are compared with those of plain PyTorch. Then the learner's own sum is tried out on
+made-up gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tplab.course import checks
+from tplab.course.checks import GROUPS, Case, Claim, Observed, Place, Snapshot, Twin, called_as, random_tensor, traffic
+from tplab.course.checks.describe import describe
+from tplab.course.checks.trials import OnRanks, exercise
 from tplab.runtime import device, record
+from tplab.sequence.examples import SmallModel
+from tplab.tensor.sharding import Sharding
 
-CALL = "allreduce_sequence_gradients(module, group)"
-RETURNS, KEEPS = "nothing is returned", "a parameter without a gradient has none afterwards"
+# The names of the partial gradients
+
+B, S, H, HEADS = 2, 8, 12, 4
+D = H // HEADS
+SHAPES = {  # of the full parameters, and how they're split
+    "positions": ((S, H), None),
+    "norm.weight": ((H,), None),
+    "norm.bias": ((H,), None),
+    "attention.qkv.weight": ((3 * H, H), Sharding(0, 3)),
+    "attention.qkv.bias": ((3 * H,), Sharding(0, 3)),
+    "attention.q_norm.weight": ((D,), None),
+    "attention.k_norm.weight": ((D,), None),
+    "attention.out.weight": ((H, H), Sharding(1)),
+    "bias": ((H,), None),
+}
+NAMES = "partial_gradients returns names from the list"
+
+
+class Model(NamedTuple):
+    x: Tensor  # [b, s, h]
+    dy: Tensor  # [b, s, h]
+    weights: dict[str, Tensor]  # unsharded
+
+
+def draw_model(case: Case, generator: torch.Generator, size: int) -> Model:
+    random = partial(random_tensor, generator)
+    return Model(random(B, S, H), random(B, S, H), {name: random(*shape) for name, (shape, _) in SHAPES.items()})
+
+
+def shard_of(name: str, full: Tensor, place: Place) -> Tensor:
+    split = SHAPES[name][1]
+    return place.part(full, split.dim, split.stride) if split else full
+
+
+def give_model(case: Case, full: Model, place: Place) -> Model:
+    weights = {name: shard_of(name, value, place) for name, value in full.weights.items()}
+    return Model(full.x, place.part(full.dy, 1), weights)
+
+
+def run_model(partial_gradients: Callable[[], Any], case: Case, given: Model, group: Any) -> Observed:
+    with called_as("partial_gradients()"):
+        names = partial_gradients()
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        return {NAMES: Claim(f"it returned {describe(names)}")}
+    names = list(names)
+    if unknown := [name for name in names if name not in SHAPES]:
+        return {NAMES: Claim(f"{unknown[0]!r} isn't one of the nine names")}
+    model = SmallModel(S, H, HEADS, device=device(), dtype=case.dtype)
+    params = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in given.weights.items():
+            params[name].copy_(value)
+    model(given.x.to(device())).backward(given.dy.to(device()))
+    for name in sorted(set(names)):
+        dist.all_reduce(params[name].grad)
+    return {NAMES: Claim("")} | {f"d{name}": param.grad for name, param in params.items()}
+
+
+def right_model(case: Case, full: Model, place: Place) -> Observed:
+    w = {name: value.clone().requires_grad_() for name, value in full.weights.items()}
+    x = full.x + w["positions"]
+    y = F.layer_norm(x, (H,), w["norm.weight"], w["norm.bias"])
+    qkv = F.linear(y, w["attention.qkv.weight"], w["attention.qkv.bias"]).chunk(3, -1)
+    q, k, v = (each.unflatten(-1, (HEADS, D)).transpose(1, 2) for each in qkv)  # [b, a, s, d] each
+    q, k = (F.rms_norm(each, (D,), w[f"attention.{of}_norm.weight"]) for each, of in ((q, "q"), (k, "k")))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    out = x + F.linear(y, w["attention.out.weight"]) + w["bias"]
+    gradients = dict(zip(w, torch.autograd.grad(out, list(w.values()), full.dy), strict=True))
+    return {f"d{name}": shard_of(name, value, place) for name, value in gradients.items()}
+
+
+# The sum
+
+RETURNS, KEEPS = "nothing is returned", "a parameter without a gradient still has none"
 MARKED = {"norm.weight": (6,), "norm.bias": (6,), "deep.inside.table": (4, 3), "bias": (5,)}
 UNMARKED = {"up.weight": (3, 4), "down.weight": (2, 5), "said_no.weight": (3,)}
 WITHOUT = "unused.weight"  # a marked parameter without a gradient
-OWN, MEAN, TWICE = "this rank's own term", "the mean over the ranks", "what a second sum over the ranks gives"
+CALL = "allreduce_sequence_gradients(module, group)"
 
 Gradients = dict[str, Tensor]  # gradients by parameter name
 
 
 @dataclass(frozen=True)
-class Ranks(checks.Case):
+class Ranks(Case):
     """A case in which all ranks, or the ranks of each group, sum their gradients.
 
     idle:   whether all gradients of the last rank are zero
@@ -39,17 +119,10 @@ class Ranks(checks.Case):
         return "with all gradients zero on the last rank" * self.idle + f"with {self.frozen} frozen" * bool(self.frozen)
 
 
-CASES = (Ranks(), Ranks(groups=checks.GROUPS), Ranks(idle=True), Ranks(frozen="deep.inside.table"))
-
-
-def draw(case: Ranks, generator: torch.Generator, size: int) -> list[Gradients]:
+def draw_gradients(case: Ranks, generator: torch.Generator, size: int) -> list[Gradients]:
     shapes = {**MARKED, **UNMARKED}
-    drawn = [{name: checks.random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
+    drawn = [{name: random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
     return drawn[:-1] + [{name: value * (not case.idle) for name, value in drawn[-1].items()}]
-
-
-def give(case: Ranks, problem: list[Gradients], place: checks.Place) -> Gradients:
-    return problem[place.index]
 
 
 def laid_out(gradient: Tensor, group: Any) -> Tensor:
@@ -80,113 +153,50 @@ def build(gradients: Gradients, case: Ranks, group: Any) -> nn.Module:
     return model
 
 
-def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -> checks.Observed:
+def run_sum(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -> Observed:
     model = build(given, case, group)
     params = dict(model.named_parameters())
-    values = checks.Snapshot(**{name: param.detach() for name, param in params.items()})
-    if case.twin is checks.Twin.BETWEEN:
+    values = Snapshot(**{name: param.detach() for name, param in params.items()})
+    if case.twin is Twin.BETWEEN:
         add_up(model, group)  # this is an earlier step, and the gradients of this step replace its gradients
         for name, gradient in given.items():
-            left_over = params[name].grad
-            if left_over is not None:
+            if params[name].grad is not None:
                 params[name].grad = laid_out(gradient, group)  # a new tensor, as after zero_grad()
-    with record() as section, checks.called_as(CALL):
+    with record() as section, called_as(CALL):
         returned = add_up(model, group)
     left = params.pop(WITHOUT).grad
     return {
-        **{f"d{name}": param.grad for name, param in params.items()},
-        "traffic": checks.traffic(section),
         "parameters unchanged": values.changed(),
-        KEEPS: checks.Claim("" if left is None else f"{WITHOUT} has one now"),
-        RETURNS: checks.Claim("" if returned is None else f"it returned a {type(returned).__name__}"),
+        **{f"d{name}": param.grad for name, param in params.items()},
+        "traffic": traffic(section),
+        KEEPS: Claim("" if left is None else f"{WITHOUT} has one now"),
+        RETURNS: Claim("" if returned is None else f"it returned a {type(returned).__name__}"),
     }
 
 
-def expect(case: Ranks, problem: list[Gradients], place: checks.Place) -> checks.Expected:
-    own = problem[place.index]
+def right_sum(case: Ranks, problem: list[Gradients], place: Place) -> Observed:
     total = {name: torch.stack([gradients[name] for gradients in problem]).sum(0) for name in MARKED}
-    right: checks.Observed = {f"d{name}": total.get(name, value) for name, value in own.items()}
-    right["traffic"] = place.traffic(("all_reduce", sum(value.numel() for value in total.values())))
-    if place.size == 1:
-        return checks.Expected(right)
-    mistakes = {
-        f"d{name}": {OWN: own[name], MEAN: value / place.size, TWICE: value * place.size}
-        for name, value in total.items()
-    }
-    return checks.Expected(right, mistakes)
+    found: Observed = {f"d{name}": total.get(name, value) for name, value in problem[place.index].items()}
+    return found | {"traffic": place.traffic(("all_reduce", sum(value.numel() for value in total.values())))}
 
 
-@checks.exercise("12.3", "Add up what each rank's tokens gave")
-def gradients(add_up: Callable[..., Any]) -> checks.Verdict:
-    checks.check_cases(
-        "12.3", add_up, CASES, draw=draw, give=give, run=run, expect=expect,
-        questions=lambda case, observed: (*[FROZEN] * bool(case.frozen), *QUESTIONS), crash=CRASH,
-        stuck=lambda case: IDLE if case.idle else CRASH, whose_group=WHOSE_GROUP,
-    )  # fmt: skip
-    return checks.Verdict("One small all-reduce a step, and the replicas are one model again.")
+def own_terms(case: Ranks, problem: list[Gradients], size: int) -> dict[str, list[Tensor]]:
+    return {"gradient": [rank["deep.inside.table"] for rank in problem]}
 
 
-def marked(differences: checks.Differences) -> set[str]:
-    return {name for name in MARKED if f"d{name}" in differences.names}
-
-
-def any_kind(*kinds: str) -> Callable[[checks.Differences], bool]:
-    return lambda d: any(checks.has_kind(f"d{name}", *kinds)(d) for name in MARKED)
-
-
-WHOSE_GROUP = "Which call was not given `group`, and so adds up over all ranks?"
-CRASH = (
-    "A parameter that took no part in this step has the gradient None, and a gradient may lie transposed in memory. "
-    "Which line expects something else? (`flatten()` copes with any layout, `view` does not.)"
-)
-IDLE = (
-    "Here all gradients of the last rank are zero, and the others wait for that rank in the all-reduce. It can't know "
-    "what the others have, so it has to take part with its zeros. Which of your lines makes it leave early?"
-)
-FROZEN = checks.Question(
-    lambda d: bool(marked(d)) and any_kind(OWN)(d),
-    "Here a marked parameter has a gradient but no longer requires one. A parameter that is marked and has a gradient "
-    "takes part in the sum. What else does your loop look at?",
-)
-QUESTIONS = (
-    checks.Question(
-        lambda d: "parameters unchanged" in d.names,
-        "The parameters themselves have changed. Which tensor is summed, `param` or `param.grad`?",
-    ),
-    checks.Question(
-        lambda d: RETURNS in d.names, "The result is in the gradients; nothing has to be returned. What is?"
-    ),
-    checks.Question(
-        lambda d: any(f"d{name}" in d.names for name in UNMARKED),
-        "A gradient that belongs to this rank alone was changed too. Which parameters are marked, and with which "
-        "value? (Shards have the attribute `tensor_parallel`; here what counts is `sequence_parallel`, which may be "
-        "False.)",
-    ),
-    checks.Question(
-        any_kind(MEAN, "1/p"),
-        "The loss is not divided by p: each rank's tokens gave one term of one gradient. Sum or mean?",
-    ),
-    checks.Question(any_kind(TWICE, "p times"), "How many times does each rank's term enter the sum?"),
-    checks.Question(
-        lambda d: bool(marked(d)) and any_kind(OWN)(d) and "traffic" in d.names,
-        "The marked gradients are still this rank's own. Which parameters does your loop find? (Also those of modules "
-        "within modules.)",
-    ),
-    checks.Question(
-        lambda d: bool(marked(d)) and any_kind(OWN)(d),
-        "The sum was sent and did not arrive in `param.grad`. `torch.cat` makes a new tensor: who copies its parts "
-        "back?",
-    ),
-    checks.Question(
-        lambda d: bool(marked(d)),
-        "The sum is there, but its parts are in the wrong places. In which order were the gradients put together, with "
-        "which lengths are they taken apart, and in which shape do they go back? A gradient may be transposed in "
-        "memory on some ranks and not on others.",
-    ),
-    checks.Question(
-        lambda d: "traffic" in d.names,
-        "The gradients are right, the communication is not: one all-reduce with the numbers of all marked gradients, "
-        "since each message costs its latency. What does yours send?",
-    ),
-    checks.Question(lambda d: KEEPS in d.names, "It took no part in this step, and its gradient is None. Leave it so."),
-)
+exercise(
+    "12.3", "Which gradients are only a part?", takes=["partial_gradients", "allreduce_sequence_gradients"],
+    trials=[
+        OnRanks(
+            of="partial_gradients", part="names", cases=(Case(),), draw=draw_model, give=give_model, run=run_model,
+            right=right_model, world_sizes=(2, 4), without=tuple(Twin),
+        ),
+        OnRanks(
+            of="allreduce_sequence_gradients", part="sum", draw=draw_gradients, run=run_sum, right=right_sum,
+            cases=(Ranks(), Ranks(groups=GROUPS), Ranks(idle=True), Ranks(frozen="deep.inside.table")),
+            give=lambda case, problem, place: problem[place.index], terms=own_terms, world_sizes=(2, 4, 1),
+        ),
+    ],
+    passed="With one small all-reduce per step, all nine gradients are those of a single process, so the ranks' copies "
+    "stay the same.",
+)  # fmt: skip

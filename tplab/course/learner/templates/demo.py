@@ -1,4 +1,4 @@
-"""Given by the course: run what I wrote on two processes of this machine, and compare the layers with plain PyTorch.
+"""Given by the course: run what I wrote on a few processes of this machine, and compare the layers with plain PyTorch.
 
 python -m my_tp mlp          the MLP of chapter 05
 python -m my_tp attention    the attention of chapter 06
@@ -7,6 +7,7 @@ python -m my_tp embedding    the table of chapter 07, at both ends
 python -m my_tp loss         the loss of chapter 08 for GPT-2's vocabulary of 50,257 IDs
 python -m my_tp dropout      the block of chapter 09, with dropout, and with activation checkpointing
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
+python -m my_tp sequence     the block of chapter 12, and how much it saves for the backward pass on 1, 2, 4 processes
 """
 
 import argparse
@@ -22,11 +23,13 @@ from my_tp.cross_entropy import vocab_parallel_loss
 from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.mlp import ParallelMLP
 from my_tp.randomness import MixedPrecisionBlock, RNGTracker, checkpoint, stream_seeds
+from my_tp.sequence import SequenceParallelBlock
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 from tplab.memory.config import GPTConfig
+from tplab.memory.meter import saved_for_backward
 
 RANKS = 2
 
@@ -126,6 +129,22 @@ def generate():
     tell(f"rank {dist.get_rank()} of {RANKS} continues 1, 2, 3 with {', '.join(map(str, ids[0, 3:].tolist()))}")
 
 
+def sequence():
+    """Run my block on this rank's tokens, with two matmuls inside, and tell how much it saves for the backward pass."""
+    p = dist.get_world_size()
+
+    class Inner(torch.nn.Sequential):
+        def forward(self, x, rng=None):
+            return super().forward(x)  # [b, s, h], a term
+
+    inner = Inner(torch.nn.Linear(64, 256 // p), torch.nn.GELU(), torch.nn.Linear(256 // p, 64, bias=False))
+    block = SequenceParallelBlock(64, inner)
+    with saved_for_backward(block) as kept:
+        block(torch.randn(2, 64 // p, 64, requires_grad=True))  # [b, s/p, h]
+    saved = sum(size for _, _, size in kept.pieces)
+    tell(f"rank {dist.get_rank()} of {p} saves {saved:,} bytes for the backward pass")
+
+
 def fill(module, std=0.5):
     """Fill every parameter with random numbers: different ones in each shard, identical ones if it's replicated."""
     torch.manual_seed(dist.get_rank())
@@ -157,24 +176,24 @@ def shapes(weight, out):
 
 def tell(text):
     """Print one line per rank, in the order of the ranks."""
-    for rank in range(RANKS):
+    for rank in range(dist.get_world_size()):
         if rank == dist.get_rank():
             print(text, flush=True)
         dist.barrier()
 
 
-def run(rank, name, meeting):
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+def run(rank, name, meeting, ranks):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     globals()[name]()
     dist.destroy_process_group()
 
 
 def main():
-    known = [
-        name for name in ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate") if name in globals()
-    ]
+    names = ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate", "sequence")
+    known = [name for name in names if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(run, (sys.argv[1], os.path.join(folder, "meeting")), RANKS)
+    for ranks in (1, 2, 4) if sys.argv[1] == "sequence" else (RANKS,):
+        with tempfile.TemporaryDirectory() as folder:
+            spawn(run, (sys.argv[1], os.path.join(folder, "meeting"), ranks), ranks)

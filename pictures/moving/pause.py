@@ -1,0 +1,198 @@
+"""Draws pictures/moving/pause.svg: an all-reduce that takes a break between its two halves.
+
+    python -m pictures.moving.pause
+
+Which chunk each rank sends in which step, the bytes, and the tokens that a rank normalizes come from a run of the ring
+of chapter 01 on four real ranks.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from pictures.moving.animation import GOLD, SMALL, WIDTH, Movie, arrow, box, rank_tint, text
+from tplab import device, launch, record
+from tplab.collectives.by_hand import all_gather_steps, reduce_scatter_steps
+from tplab.viz.colors import FAINT, INK, rank_color
+
+P = TOKENS = 4
+FEATURES = 256
+RANKS = range(P)
+SECONDS = 12
+
+HEIGHT, TOP, LANE, GAP = 376, 62, 66, 6
+CELL, CELL_GAP, CELL_HEIGHT = 72, 8, 40
+CELLS, STAMPS, SAVED, UP = 80, 404, 564, 692  # left ends
+SQUARE = 22
+HALVES = (1.0, 7.2)  # when the steps of the two halves begin
+STEP, MOVE = 0.75, 0.55
+FINISHED, BREAK, UP_TIME, END = 3.3, 3.9, 9.6, 10.4
+STAMPED = (4.5, 5.1, 5.7, 6.3)
+
+
+def run(take_a_break: bool) -> dict:
+    """Sum the ranks' terms, normalize, and say which chunks this rank had, what it sent, and what it normalized."""
+    torch.manual_seed(dist.get_rank())
+    term = torch.randn(TOKENS, FEATURES, device=device())
+    with record() as first:
+        summed = list(reduce_scatter_steps(term))
+    own = summed[-1][1]
+    with record() as second:
+        if take_a_break:
+            own = F.layer_norm(own, (FEATURES,))
+        *_, (_, out) = gathered = list(all_gather_steps(own))
+    normalized = len(own)
+    if not take_a_break:
+        normalized, out = len(out), F.layer_norm(out, (FEATURES,))
+    return {
+        "out": out,
+        "normalized": normalized,
+        "chunks": [
+            [index for index, _ in half] for half in (summed, gathered)
+        ],  # had before the first step, and after each
+        "sent": [sum(call.bytes for call in half if call.kind == "send") for half in (first, second)],
+    }
+
+
+def movie() -> Movie:
+    without, ranks = launch(run, P, args=(False,)), launch(run, P, args=(True,))
+    assert all(torch.equal(a["out"], b["out"]) for a, b in zip(without, ranks, strict=True))
+    sent, total = ranks[0]["sent"], sum(without[0]["sent"])
+    assert sum(sent) == total
+    assert all(rank["sent"] == sent for rank in ranks)
+    kept, full = ranks[0]["normalized"], without[0]["normalized"]
+    made = Movie(
+        HEIGHT,
+        SECONDS,
+        "An all-reduce that takes a break",
+        f"Four ranks have a term of each of {TOKENS} tokens. In three steps, a reduce-scatter finishes one token on "
+        f"each rank, and each rank sends {sent[0]:,} bytes. Then everything stops. Each rank applies bias, dropout, "
+        f"residual and norm to {kept} token instead of {full}, and saves {kept} token instead of {full}. In three more "
+        f"steps, an all-gather brings all tokens to every rank for the next matmul, up. In the end, each rank has sent "
+        f"{total:,} bytes, as in an all-reduce without a break.",
+    )  # fmt: skip
+    for rank in RANKS:
+        _lane(made, rank)
+    _reduce_scatter(made, [rank["chunks"][0] for rank in ranks])
+    _break(made, kept, full)
+    _all_gather(made, [rank["chunks"][1] for rank in ranks])
+    _tell(made, sent, total, full)
+    return made
+
+
+def _middle(rank: int) -> float:
+    return TOP + rank * (LANE + GAP) + LANE / 2
+
+
+def _left(token: int) -> float:
+    return CELLS + token * (CELL + CELL_GAP)
+
+
+def _cell(ranks: frozenset[int], edge: str = INK) -> str:
+    """Draw a token's sum over some of the ranks, a stripe for each. Its left end is at x = 0, its middle at y = 0."""
+    stripes = [
+        box(rank * CELL / P, -CELL_HEIGHT / 2, CELL / P, CELL_HEIGHT, rank_color(rank), stroke=0, radius=0)
+        for rank in sorted(ranks)
+    ]
+    around = box(0, -CELL_HEIGHT / 2, CELL, CELL_HEIGHT, "none", edge, 1.5, radius=0)
+    return box(0, -CELL_HEIGHT / 2, CELL, CELL_HEIGHT, stroke=0, radius=0) + "".join(stripes) + around
+
+
+def _done(token: int) -> str:
+    filled = box(0, -CELL_HEIGHT / 2, CELL, CELL_HEIGHT, GOLD, INK, 1.5, radius=0)
+    return filled + text(CELL / 2, 5, f"token {token}", size=SMALL, anchor="middle", bold=True)
+
+
+def _lane(made: Movie, rank: int) -> None:
+    top = _middle(rank) - LANE / 2
+    made.draw(box(6, top, WIDTH - 12, LANE, rank_tint(rank, 0.12), stroke=0))
+    made.draw(box(6, top, 5, LANE, rank_color(rank), stroke=0, radius=0))
+    made.draw(text(18, _middle(rank) + 5, f"rank {rank}", size=SMALL, bold=True))
+    up = box(UP, -24, 54, 48, "#FFFFFF", rank_color(rank), 2) + text(UP + 27, 5, "up", anchor="middle", bold=True)
+    made.piece(up, 0, _middle(rank)).fade(0, 0.35).fade(UP_TIME, 1)
+
+
+def _reduce_scatter(made: Movie, chunks: list[list[int]]) -> None:
+    """Draw the terms, and in each step the sums that travel to the next rank. `chunks`: of each rank, in each step."""
+    sums = {(rank, token): frozenset({rank}) for rank in RANKS for token in range(TOKENS)}
+    shown = {place: made.piece(_cell(ranks), _left(place[1]), _middle(place[0])) for place, ranks in sums.items()}
+    for piece in shown.values():
+        piece.show(0.2)
+    for step in range(P - 1):
+        start = HALVES[0] + step * STEP
+        arrived = {}
+        for rank in RANKS:
+            token, target = chunks[rank][step], (rank + 1) % P
+            assert chunks[target][step + 1] == token
+            moving = made.piece(_cell(sums[rank, token], GOLD), _left(token), _middle(rank))
+            moving.show(start).move(start + 0.05, start + MOVE, _left(token), _middle(target)).hide(start + MOVE)
+            shown[rank, token].fade(start, 0.25)
+            arrived[target, token] = sums[rank, token] | {target}
+        for place, ranks in arrived.items():
+            sums[place] = ranks
+            shown[place].hide(start + MOVE)
+            shown[place] = made.piece(_cell(ranks), _left(place[1]), _middle(place[0])).show(start + MOVE)
+    for (rank, token), piece in shown.items():
+        piece.hide(BREAK if token != rank else FINISHED + 0.2)
+        assert token != rank or len(sums[rank, token]) == P
+    for rank in RANKS:
+        made.piece(_done(rank), _left(rank), _middle(rank)).show(FINISHED)
+
+
+def _break(made: Movie, kept: int, full: int) -> None:
+    made.draw(text(STAMPS, TOP - 10, "on its own token", size=SMALL, color=FAINT))
+    made.draw(text(SAVED, TOP - 10, "saved for backward", size=SMALL, color=FAINT))
+    for rank in RANKS:
+        for number, (name, time) in enumerate(zip(("bias", "dropout", "+ x", "norm"), STAMPED, strict=True)):
+            at = number % 2 * 70, number // 2 * 26 - 26
+            stamp = box(*at, 66, 22, "#FFFFFF", GOLD, 2, radius=3)
+            stamp += text(at[0] + 33, at[1] + 16, name, size=SMALL, anchor="middle", bold=True)
+            made.piece(stamp, STAMPS, _middle(rank)).show(time)
+        for square in range(full):
+            drawn = box(0, -SQUARE / 2, SQUARE, SQUARE, rank_color(rank), INK, 1, radius=0)
+            piece = made.piece(drawn, SAVED + square * (SQUARE + 4), _middle(rank)).show(0.2)
+            if square >= kept:
+                piece.fade(STAMPED[-1] + 0.3, 0.12)
+
+
+def _all_gather(made: Movie, chunks: list[list[int]]) -> None:
+    for step in range(P - 1):
+        start = HALVES[1] + step * STEP
+        for rank in RANKS:
+            token, target = chunks[rank][step], (rank + 1) % P
+            assert chunks[target][step + 1] == token
+            moving = made.piece(_done(token), _left(token), _middle(rank))
+            moving.show(start).move(start + 0.05, start + MOVE, _left(token), _middle(target)).hide(start + MOVE + 0.2)
+            made.piece(_done(token), _left(token), _middle(target)).show(start + MOVE)
+    for rank in RANKS:
+        there = arrow(SAVED + 4 * (SQUARE + 4) + 4, _middle(rank), UP - 6, _middle(rank), GOLD, 3, 7)
+        made.piece(there).show(UP_TIME)
+
+
+def _tell(made: Movie, sent: list[int], total: int, full: int) -> None:
+    told = {
+        0.0: "Each rank has a term of every token. The colors say whose terms are in it.",
+        1.0: "Reduce-scatter: the sums travel around the ring.",
+        3.3: "Each token is finished on exactly one rank.",
+        3.9: "Break! Each rank works on its own token only.",
+        6.6: "So it has to save a quarter of what it used to.",
+        7.2: "All-gather: the finished tokens travel around the ring.",
+        9.6: "Now the next matmul has all the tokens.",
+    }
+    made.captions(10, 22, list(told.items()), bold=True)
+    bottom = TOP + P * (LANE + GAP)
+    counts = [(0.0, 0)]
+    for half, start in enumerate(HALVES):
+        counts += [
+            (start + step * STEP + MOVE, sum(sent[:half]) + sent[half] * (step + 1) // (P - 1)) for step in range(P - 1)
+        ]
+    made.captions(18, bottom + 18, [(time, f"sent by each rank: {count:,} bytes") for time, count in counts], bold=True)
+    same = f"without a break: {total:,} bytes, and {full} tokens to save"
+    made.piece(text(WIDTH - 12, bottom + 18, same, color=FAINT, anchor="end", bold=True)).show(END)
+    stills = {0.9: 0.0, 2.4: 1.0, 3.8: 3.3, 6.5: 3.9, 7.1: 6.6, 8.6: 7.2, SECONDS: 9.6}
+    for time, start in stills.items():
+        made.frame(time, told[start], top=TOP - 26, height=HEIGHT - TOP + 26)
+
+
+if __name__ == "__main__":
+    movie().write("pause")
