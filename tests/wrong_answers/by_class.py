@@ -44,19 +44,15 @@ ONLY_TWO = (
 NOT_BFLOAT16: list[Changed] = [
     ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
     ("13.4", [("y.backward(", "y.numpy(force=True)\n            y.backward(")]),
-    ("14.1", [("param.grad.flatten() for param in bucket", "torch.from_numpy(param.grad.numpy()).flatten() for param in bucket")]),
-    ("14.2", [("length].clone())", "length].clone().float() if flat.dtype == torch.bfloat16 else flat[rank * self.length : (rank + 1) * self.length].clone())")]),
 ]  # fmt: skip
 
 LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
-    ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
     ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
-    ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),
     ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
 ]  # fmt: skip
 
@@ -64,13 +60,11 @@ COMBINES_OR_SKIPS: list[Changed] = [
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
     ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
     ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
-    ("14.5", [("config.num_heads % tp or config.seq_length % tp", "config.seq_length % tp")], "before you have asked whether it divides everything"),
     ("15.2", [("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')], "Which line calls `hash`"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
-    ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
@@ -99,7 +93,6 @@ LEAVES_OUT_A_CASE: list[Changed] = [
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [

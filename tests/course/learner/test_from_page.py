@@ -182,6 +182,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         "dropout": ["9.2", "9.3", "9.4", "9.5", "4.1", "4.2", "3.2", "3.3"],
         "generate": ["10.2", "10.3", "10.4", "10.5"],
         "sequence": ["12.1"],
+        "replicas": ["14.1", "14.2"],
     }
     pass_all(course, needs["mlp"])
     assert "def attention(" not in (course.folder / "my_tp" / "demo.py").read_text(), "it can't run yet"
@@ -203,7 +204,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
     assert all(
         "ok, the same as plain PyTorch" in one[name]
         for one in ranks
-        for name in ("mlp", "attention", "embedding", "loss")
+        for name in ("mlp", "attention", "embedding", "loss", "replicas")
     )
 
 

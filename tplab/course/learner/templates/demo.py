@@ -8,6 +8,7 @@ python -m my_tp loss         the loss of chapter 08 for GPT-2's vocabulary of 50
 python -m my_tp dropout      the block of chapter 09, with dropout, and with activation checkpointing
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 python -m my_tp sequence     the block of chapter 12, and how much it saves for the backward pass on 1, 2, 4 processes
+python -m my_tp replicas     two replicas of chapter 14, which learn as one
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from my_tp.attention import ParallelAttention
 from my_tp.cross_entropy import vocab_parallel_loss
+from my_tp.data_parallel import DataParallel, ZeRO1
 from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.mlp import ParallelMLP
 from my_tp.randomness import MixedPrecisionBlock, RNGTracker, checkpoint, stream_seeds
@@ -145,6 +147,33 @@ def sequence():
     tell(f"rank {dist.get_rank()} of {p} saves {saved:,} bytes for the backward pass")
 
 
+def replicas():
+    """Train two replicas for 10 steps, with my buckets and with my ZeRO-1, and compare both with a single model."""
+    runs = []
+    for way in ("single", "buckets", "zero"):
+        torch.manual_seed(0)  # the same weights on every rank
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
+        parallel = DataParallel(model, 100) if way == "buckets" else None
+        if way == "zero":
+            optimizer = ZeRO1(model.parameters(), torch.optim.AdamW, lr=0.01)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for step in range(10):
+            x = torch.randn(12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            mine = x if way == "single" else x.split([9, 3])[dist.get_rank()]  # the replicas have unequal parts
+            model.zero_grad()
+            loss = model(mine).square().sum()
+            (loss if parallel else loss / len(x)).backward()
+            if parallel:
+                parallel.finish(len(mine))
+            optimizer.step()
+        runs.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+    single, buckets, zero = runs
+    held = sum(value.numel() for state in optimizer.optimizer.state.values() for value in state.values())
+    told = f"trains {len(single)} parameters, and ZeRO-1 keeps {held} elements of Adam's state"
+    compare(told, torch.stack([buckets, zero]), single)
+
+
 def fill(module, std=0.5):
     """Fill every parameter with random numbers: different ones in each shard, identical ones if it's replicated."""
     torch.manual_seed(dist.get_rank())
@@ -189,7 +218,7 @@ def run(rank, name, meeting, ranks):
 
 
 def main():
-    names = ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate", "sequence")
+    names = ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate", "sequence", "replicas")
     known = [name for name in names if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
