@@ -338,7 +338,9 @@ viz.curves({"plain PyTorch": plain_losses} | {f"yours, {p} stages": run[-1]["los
 # %%
 off = [(value - plain.state_dict()[name]).abs().max().item()
        for run in runs.values() for rank in run for name, value in rank["weights"].items()]  # fmt: skip
-print(f"After {STEPS} steps, the weights on 2 and 4 ranks differ from those of plain PyTorch by at most {max(off):.0e}.")
+print(
+    f"After {STEPS} steps, the weights on 2 and 4 ranks differ from those of plain PyTorch by at most {max(off):.0e}."
+)
 
 # %% [markdown]
 # One curve, and the weights agree to the last digits of a float64. And does a real pipeline look like the drawing? Here are four processes that run your program with your schedule, and below, the same schedule as simulated. The stages only pause, so this works even if the four ranks share a single core. The messages, the order, and the waiting are real.
@@ -455,6 +457,7 @@ class Outbox:
         """Return as soon as everything has been sent, and right away if there's nothing to wait for."""
         if self.work is not None:
             self.work.wait()
+            self.work = None  # because gloo hangs if you wait for the same send twice
 
 
 # %% [markdown] hints="13.4"
@@ -526,7 +529,11 @@ def fill_bubble(p, m):
 check("13.5", fill_bubble)
 
 # %%
-plans = {"1F1B": schedules.one_f_one_b(4, 8), "yours": as_schedule(fill_bubble(4, 8)), "ZB-H1": schedules.zero_bubble(4, 8)}
+plans = {
+    "1F1B": schedules.one_f_one_b(4, 8),
+    "yours": as_schedule(fill_bubble(4, 8)),
+    "ZB-H1": schedules.zero_bubble(4, 8),
+}
 halves = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # units of time
 viz.table([{"p = 4, m = 8": name, "bubble": f"{schedule_order.bubble(schedule_order.simulate(plan, halves)):.3f}",
             "most on the shelves": ", ".join(map(str, schedules.peak_live(plan)))} for name, plan in plans.items()])  # fmt: skip

@@ -151,8 +151,8 @@ def _tell(made: Movie, took: dict[str, float]) -> None:
         end: "Same time. Smaller shelves.",
     }
     made.captions(12, 26, list(told.items()), bold=True)
-    clock = [(_time(unit), f"{unit} units") for unit in range(0, round(max(took.values())) + 1, 9)]
-    made.captions(WIDTH - 10, 26, [(0.0, clock[0][1]), *clock[1:]], anchor="end")
+    both = " and ".join(dict.fromkeys(f"{round(units)}" for units in took.values()))
+    made.piece(text(0, 0, f"{both} units of time", anchor="end"), WIDTH - 10, 26).show(end)
     stills = {_time(2.5): 1, _time(6.5): 2, _time(9.6): 3, _time(20): 4, SECONDS: 5}
     texts = list(told.values())
     for time, number in stills.items():

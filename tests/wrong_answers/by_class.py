@@ -20,7 +20,7 @@ def empty(like: str, options: str) -> tuple[str, str]:
     return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
 
 
-BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
+BUFFERS = {"12.1": "x"}
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
@@ -48,7 +48,6 @@ NOT_BFLOAT16: list[Changed] = [
     ("12.1", [("torch.empty_like(parts[0])", half("torch.empty_like(parts[0])"))]),
     ("12.2", [("y + self.bias", f"{half('y')} + self.bias")]),
     ("12.3", [("if param.grad is not None]", "if param.grad is not None and param.grad.dtype in (torch.float32, torch.float64)]")]),
-    ("13.4", [("y.backward(", "y.numpy(force=True)\n            y.backward(")]),
     ("14.1", [("param.grad.flatten() for param in bucket", "torch.from_numpy(param.grad.numpy()).flatten() for param in bucket")]),
     ("14.2", [("length].clone())", "length].clone().float() if flat.dtype == torch.bfloat16 else flat[rank * self.length : (rank + 1) * self.length].clone())")]),
 ]  # fmt: skip
@@ -61,15 +60,12 @@ LEAVES_SOMETHING: list[Changed] = [
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
-    ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
     ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),
     ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
-    ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
-    ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
     ("14.5", [("config.num_heads % tp or config.seq_length % tp", "config.seq_length % tp")], "before you have asked whether it divides everything"),
     ("15.2", [("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')], "Which line calls `hash`"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
@@ -78,7 +74,6 @@ COMBINES_OR_SKIPS: list[Changed] = [
 WRONG_MESSAGE: list[Changed] = [
     ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
-    ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [

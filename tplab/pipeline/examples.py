@@ -1,7 +1,7 @@
 """Chapter 13: stages to try a schedule with, one that learns and one that only takes its time.
 
-    ByteStage(0, 2), ByteStage(1, 2)     a small model that predicts the next byte of a text, in two parts
-    timed(run_stage, lists)              when a real rank works on which action, if each action is a pause
+ByteStage(0, 2), ByteStage(1, 2)     a small model that predicts the next byte of a text, in two parts
+timed(run_stage, lists)              when a real rank works on which action, if each action is a pause
 """
 
 import time

@@ -181,6 +181,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         "loss": ["8.3", "8.1", "8.2", "3.3"],
         "dropout": ["9.2", "9.3", "9.4", "9.5", "4.1", "4.2", "3.2", "3.3"],
         "generate": ["10.2", "10.3", "10.4", "10.5"],
+        "pipeline": ["13.1", "13.2", "13.3"],
     }
     pass_all(course, needs["mlp"])
     assert "def attention(" not in (course.folder / "my_tp" / "demo.py").read_text(), "it can't run yet"
@@ -195,6 +196,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         losses = [one[name].rpartition(": ")[2].split(" -> ") for one in ranks]
         assert losses[0] == losses[1], "both ranks have the same loss"
         assert float(losses[0][1]) < float(losses[0][0])
+    assert float(ranks[1]["pipeline"].rpartition("at most ")[2]) < 1e-9, "the losses are those of the full model"
     assert ranks[0]["generate"].partition(" continues ")[2] == ranks[1]["generate"].partition(" continues ")[2] != ""
     assert all(
         "ok, the same as plain PyTorch" in one[name]

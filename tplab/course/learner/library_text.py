@@ -56,6 +56,7 @@ DEMOS = {
         "trains your block with dropout and activation checkpointing on two processes",
     ),
     "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
+    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages with your schedule"),
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code

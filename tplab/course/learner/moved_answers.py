@@ -28,7 +28,10 @@ from tplab.course.notebooks.numbering import place
 from tplab.course.notebooks.source import DEFINITIONS, parse_code
 
 PLAN = "moving.json"
-RENAMED = {"init_from_master": "init_shard"}  # names that exercises ask for: old name -> new name
+RENAMED = {
+    "init_from_master": "init_shard",
+    "one_f_one_b": "schedule",
+}  # names that exercises ask for: old name -> new name
 REWORDED = {  # functions of which the course has only renamed arguments, or doesn't pass one anymore
     "scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int)": (
         "scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int)"

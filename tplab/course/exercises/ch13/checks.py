@@ -305,7 +305,7 @@ def run(run_stage: Any, case: Plan, given: Problem, group: Any) -> Observed:
         param.grad = torch.full_like(param, EARLIER)
     lists = {"inputs": inputs, "targets": targets}
     watched = {f"{name}[{k}]": x for name, xs in lists.items() for k, x in enumerate(xs or ())}
-    before = Snapshot(**lists, weight=stage.weight, bias=stage.bias, **watched)
+    before, weights = Snapshot(**lists, **watched), Snapshot(weight=stage.weight, bias=stage.bias)
     with (
         record() as section,
         called_as(f"run_stage(stage, actions, channels, template, loss, ...) with {case.name}"),
@@ -324,6 +324,7 @@ def run(run_stage: Any, case: Plan, given: Problem, group: Any) -> Observed:
         KEPT: Claim("" if stage.most_live <= allowed else many),
         "the list is as it was": Claim("" if row == right else "it was changed"),
         "inputs unchanged": before.changed(),
+        "weights unchanged": weights.changed(),
     }
 
 
@@ -364,6 +365,6 @@ def messages(place: Place, m: int) -> Traffic:
 exercise(
     "13.3", "A stage at work", takes=["run_stage"],
     trials=[OnRanks(cases=plans, draw=draw, run=run, right=right, late=True)],
-    passed="Your ranks get the loss and the gradients of a single process, whatever the order of the lists, and no shelf "
-    "is larger than the list asks for.",
+    passed="Your ranks get the loss and the gradients of a single process, whatever the order of the lists, and no "
+    "shelf is larger than the list asks for.",
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """The check of exercise 13.4, an outbox that sends from one buffer.
 
-The outbox gets channels with an adversary inside. They send a copy of each tensor, and compare the tensor with this copy
-when somebody waits for the request. So an outbox that writes too early is found on every machine, whether or not the
-message had already left.
+The outbox gets channels with an adversary inside. They send a copy of each tensor, and compare the tensor with this
+copy when somebody waits for the request, as `late` does. But `late` ends in an error, and this adversary delivers the
+right message anyway, so that every rank gets to the end and the check can tell when the buffer was touched. An outbox
+that writes too early is found on every machine, whether or not the message had already left.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from tplab.pipeline.p2p import Channels
 from tplab.runtime import device, record
 
 EARLY = "the buffer stays as it is while it's being sent"
+TIDY = "send leaves the buffer alone once it has started to send"
+CALLER = "the caller may overwrite a message after send returns"
 ONE_BUFFER = "every message leaves from the buffer"
 WAITED = "after wait(), everything has been sent"
 COUNT, SIZE = 3, 6
@@ -37,9 +40,14 @@ class Request:
     waited: bool = False
     changed: bool = False
 
+    def look(self) -> bool:
+        """Return whether the tensor has changed since the send was started."""
+        self.changed = self.changed or not torch.equal(self.tensor, self.copy)
+        return self.changed
+
     def wait(self, *options: Any) -> bool:
         if not self.waited:
-            self.changed = not torch.equal(self.tensor, self.copy)
+            self.look()
             self.work.wait(*options)
             self.waited = True
         return True
@@ -117,6 +125,7 @@ def run(outbox: Callable[..., Any], case: Exchange, given: Tensor, group: Any) -
     template = torch.zeros(SIZE, dtype=case.dtype, device=device())
     receivers, senders = neighbors(case, rank, size)
     found: list[Tensor] = []
+    touched = shared = False
     with record() as section, called_as("Outbox(channels, receiver, template)"):
         boxes = [outbox(adversary, receiver, template) for receiver in receivers]
         for box in boxes:
@@ -126,7 +135,9 @@ def run(outbox: Callable[..., Any], case: Exchange, given: Tensor, group: Any) -
                 for box in boxes:
                     message = given[rank, number].to(device()).clone()
                     box.send(message)
+                    touched |= any(request.look() for request in adversary.requests[-1:])
                     message.fill_(torch.nan)  # the caller reuses it
+                    shared |= not touched and any(request.look() for request in adversary.requests[-1:])
                 for sender in senders:
                     tensor = torch.empty_like(template)
                     adversary.receive(tensor, sender).wait()
@@ -142,6 +153,8 @@ def run(outbox: Callable[..., Any], case: Exchange, given: Tensor, group: Any) -
         "received": torch.stack(found) if found else None,
         "traffic": traffic(section),
         EARLY: Claim(f"{early} of {len(waited)} messages changed on their way" if early else ""),
+        TIDY: Claim("it changed" if touched else ""),
+        CALLER: Claim("what's sent changed with it" if shared else ""),
         ONE_BUFFER: Claim(f"{len(buffers)} tensors were sent" if len(buffers) > len(boxes) else ""),
         WAITED: Claim("" if all(waited) else f"{waited.count(False)} of {len(waited)} messages weren't waited for"),
         "the template is as it was": Claim("" if not template.any() else "something was written into it"),
@@ -155,9 +168,7 @@ def right(case: Exchange, sent: Tensor, place: Place) -> Observed:
         ("recv", (other, place.index)) for other in senders]  # fmt: skip
     return {
         "received": torch.stack(found) if found else None,
-        "traffic": Traffic(
-            Message(kind, SIZE, "float64", pair) for kind, pair in calls * (case.rounds * COUNT)
-        ),
+        "traffic": Traffic(Message(kind, SIZE, "float64", pair) for kind, pair in calls * (case.rounds * COUNT)),
     }
 
 

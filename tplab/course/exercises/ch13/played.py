@@ -139,9 +139,7 @@ def shelf(row: Iterable[tuple[str, int]], last: str) -> int:
 
 
 def written(lists: Lists) -> str:
-    return "\n".join(
-        f"rank {rank}  " + " ".join(f"{kind}{k}" for kind, k in row) for rank, row in enumerate(lists)
-    )
+    return "\n".join(f"rank {rank}  " + " ".join(f"{kind}{k}" for kind, k in row) for rank, row in enumerate(lists))
 
 
 def drawing(timing: clock.Timing[Key]) -> str:
@@ -175,7 +173,8 @@ exercise(
             run=run("FB", TIME, lambda p, m, rank: min(m, p - rank)),
         )
     ],
-    passed="Your schedule is as fast as GPipe, and rank r never has more than min(m, p - r) micro-batches on its shelf.",
+    passed="Your schedule is as fast as GPipe, and rank r never has more than min(m, p - r) micro-batches on its "
+    "shelf.",
 )  # fmt: skip
 
 exercise(
