@@ -11,7 +11,7 @@
 #
 # Give four machines a quarter of the layers each, and at every moment, three of them have nothing to do. In this chapter, you'll design a schedule that keeps all four busy, and you'll find out why most explanations praise it for the wrong reason.
 #
-# Why would you give whole layers to a machine at all? Because tensor parallelism ends where the machine ends: every layer waits for four messages, and it has to consist of pairs of matmuls. A pipeline doesn't care what's inside a layer, and it hardly sends anything.
+# Why would you give whole layers to a machine at all? Because tensor parallelism doesn't get beyond a single machine: every layer waits for four messages, which takes the fastest links there are. It also needs layers that consist of pairs of matmuls. A pipeline doesn't care what's inside a layer, and hardly sends anything.
 #
 # By the end of this chapter, your library will train a model in two stages. You need chapter 01. About 75 minutes, plus 15 minutes for an optional section.
 
@@ -33,9 +33,9 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 # %% [markdown]
 # ## Four machines, one parcel
 #
-# Cut a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and the loss. The part on each rank is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, it sends the gradient of its *input* to the previous stage. Here are four real ranks with one batch. They don't compute anything, they just pause for 20 ms in the forward pass and for 40 ms in the backward pass.
+# Cut a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and the loss. The part on each rank is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, it sends the gradient of its *input* to the previous stage. Here are four real ranks with one batch. They only pause, for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
-# **Predict.** How many times as fast are these four ranks as a single rank that does all the work by itself?
+# **Predict.** How many times as fast are these four ranks as a single rank that does everything?
 
 # %% predict="13.a"
 predict("13.a", times_as_fast=1)
@@ -61,9 +61,9 @@ viz.timeline(launch(one_batch, 4), title="one batch on four ranks")
 # %% [markdown]
 # ## Cut the parcel
 #
-# So let's cut the batch into $m$ **micro-batches**. While rank 1 works on the first one, rank 0 can already start with the second one. Their gradients add up in `.grad`, and at the end, there's a single optimizer step.
+# Let's cut the batch into $m$ **micro-batches**. While rank 1 works on the first one, rank 0 starts with the second one. Their gradients add up in `.grad`, and then there's a single optimizer step.
 #
-# A **schedule** is a list of actions for each rank. `Action("F", 2)` is the forward pass of micro-batch 2, and `Action("B", 2)` is its backward pass. This schedule is called GPipe (Huang et al. 2018):
+# A **schedule** is a list of actions for each rank. `Action("F", 2)` is the forward pass of micro-batch 2, and `Action("B", 2)` is its backward pass. Here's GPipe (Huang et al. 2018):
 
 
 # %% tags=["setup"]
@@ -86,7 +86,7 @@ def as_schedule(lists):
 play(gpipe(2, 3))
 
 # %% [markdown]
-# F takes one unit of time, and B takes two, because it has twice as many matmuls. Nothing in the lists says *when*. An action starts as soon as its rank is free and its inputs are there:
+# F takes one unit of time, and B takes two, because it has twice the matmuls. An action starts as soon as its rank is free and its inputs are there:
 #
 # | | needs | makes |
 # |---|---|---|
@@ -139,7 +139,7 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented **1F1B**, "one forward, one backward". In 2020, DAPPLE and PipeDream-Flush described this schedule, and nearly everyone who trains with a pipeline uses it or one of its descendants. (The 1F1B of PipeDream itself, from 2019, doesn't wait for the end of a step, so it computes gradients with old weights.) Here are both schedules at work, recorded on real ranks:
+# You've just invented **1F1B**, "one forward, one backward". It was described in 2020, as DAPPLE and as PipeDream-Flush, and Megatron-LM and DeepSpeed both use it. (PipeDream's own 1F1B, from 2019, is a different one. It doesn't wait for the end of a step, so it computes its gradients with older weights.) Here are both schedules at work, recorded on real ranks:
 #
 # ![An animation of two pipelines with four machines each and six parcels, with GPipe above and 1F1B below. Blue parcels move to the right, and each machine puts a copy on its shelf. Above, all six parcels pile up on every shelf before the first red parcel moves back. Below, the last machine turns each parcel around right away, and the shelves hold at most four, three, two, and one. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
@@ -489,7 +489,7 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
            memory(schedule, 16, TidyChannels)], title="the most memory that a rank used, with 128 examples per micro-batch")  # fmt: skip
 
 # %% [markdown]
-# Here are the shelves again, this time in megabytes. If you double the number of micro-batches, GPipe needs almost twice the memory. Your schedule needs only a bit more, for the messages that are kept until the end, and the outbox gets rid of these, too.
+# Here are the shelves again, this time in megabytes. With twice as many micro-batches, GPipe needs 28 MB on rank 0 instead of 16 MB. Your schedule only needs 1 MB more, for the messages that are kept until the end of the step, and the outbox gets rid of those, too.
 #
 # ## A table at both ends
 #
@@ -552,7 +552,7 @@ symptoms(13)
 #
 # - **PyTorch** has `torch.distributed.pipelining`. You wrap each part of the model in a `PipelineStage`, and choose a schedule such as `ScheduleGPipe`, `Schedule1F1B`, or `ScheduleZBVZeroBubble`. The option `scale_grads` is your 1/m.
 #
-# - **Two directions on NCCL.** Process groups for two directions are convenient, but they aren't a guarantee. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. That's why Megatron-LM pairs a send with a receive and starts both as one batch. The course's schedules have run over NCCL on ranks that share a single GPU, but not yet on several GPUs.
+# - **Two directions on NCCL.** Process groups for two directions are convenient, but they aren't a guarantee. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. Megatron-LM can pair a send with a receive instead, and start both as one batch. The course's schedules have run over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
 # - **More stages than ranks.** The bubble consists of $p - 1$ micro-batches on one stage, so smaller stages make it smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages of $1/v$ the size, and a micro-batch goes around the ranks $v$ times. The bubble shrinks to $(p-1)/(m v)$, for about $v$ times as many messages and larger shelves. In its classic form, $m$ has to be a multiple of $p$. You can play with it below.
 #
@@ -580,4 +580,4 @@ from tplab.course import library
 library(13)
 
 # %% [markdown]
-# Your pipeline keeps four machines busy. Now somebody hands you the keys to 32 of them, and your model doesn't have 32 times as many layers. What do the other 28 machines do?
+# Your pipeline keeps four machines busy. Now somebody hands you the keys to 32 of them, and your model doesn't have eight times as many layers. What do the other 28 machines do?

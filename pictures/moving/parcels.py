@@ -2,8 +2,8 @@
 
     python -m pictures.moving.parcels
 
-When which machine works on what comes from two runs on four real ranks, whose stages only pause. The sizes of the shelves
-follow from it.
+When each machine works on which parcel comes from two runs on four real ranks, whose stages only pause. The sizes of
+the shelves follow from that.
 """
 
 from collections.abc import Callable
@@ -55,8 +55,8 @@ def movie() -> Movie:
         f"Four machines and {M} parcels, twice: GPipe above, 1F1B below. Forward, a blue parcel moves from machine to "
         "machine, and each machine puts a copy on its shelf. Backward, a red parcel moves the other way, and each "
         f"machine takes its copy off the shelf. With GPipe, the shelves hold up to {_listed(full['GPipe'])} copies. "
-        f"With 1F1B, the last machine turns every parcel around right away, and they hold up to {_listed(full['1F1B'])}. "
-        f"Both take the same time: {round(took['GPipe'])} and {round(took['1F1B'])} units.",
+        "With 1F1B, the last machine turns every parcel around right away, and they hold up to "
+        f"{_listed(full['1F1B'])}. Both take the same time: {round(took['GPipe'])} and {round(took['1F1B'])} units.",
     )
     for place, (name, spans) in enumerate(runs.items()):
         _panel(made, TOP + place * PANEL, name, spans, full[name])
@@ -101,7 +101,7 @@ def _machine(made: Movie, top: float, rank: int) -> None:
 
 
 def _shelf(made: Movie, top: float, rank: int, row: list[Span], full: int) -> None:
-    """Draw the shelf with a copy of each parcel from the start of its F to the end of its B, in the lowest free place."""
+    """Draw the shelf, with a copy of each parcel from its F to its B, in the lowest free place."""
     x, y = _x(rank), top + SHELF_Y
     made.draw(box(x + 13, y - SLOT * M - 3, MACHINE - 26, SLOT * M + 4, "none", FAINT, 1))
     taken: dict[int, int] = {}

@@ -83,7 +83,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
             if number in old and not is_stub(cell.source, number):
                 there = names_in(cell.source)
                 answers |= {
-                    _renamed(as_): (_renamed(name), number, cell.source)
+                    renamed(as_): (renamed(name), number, cell.source)
                     for name, as_ in old[number].items()
                     if name in there
                 }
@@ -99,7 +99,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
     for number in new:
         wanted = new[number].values() if old.get(number) != new[number] else ()
         moved = [answers[each] for each in wanted if each in answers and answers[each][1] in changed]
-        filled = _filled(stubs[number], {name: _renamed(source) for name, _, source in moved}) if moved else ""
+        filled = _filled(stubs[number], {name: renamed(source) for name, _, source in moved}) if moved else ""
         if filled:
             found.carried |= set() if unreadable else {source for _, _, source in moved}
             found.sources[number] = filled
@@ -140,7 +140,8 @@ def _where_it_is(was: list[str], number: str, file: str) -> str:
     return f"Your {answer} to {' and '.join(was)} {verb} now in exercise {number} in {file}."
 
 
-def _renamed(source: str) -> str:
+def renamed(source: str) -> str:
+    """Return an answer's source with the new names of functions that the course has renamed."""
     for old, new in RENAMED.items():
         source = re.sub(rf"\b{old}\b", new, source)
     return source

@@ -130,7 +130,7 @@ def generate():
 
 
 def pipeline():
-    """Train a model in two stages with my schedule for 20 steps, and compare its losses with those of the full model."""
+    """Train a model in two stages with my schedule for 20 steps, and compare its losses with the full model's."""
     text = torch.tensor(list(Path(argparse.__file__).read_bytes()))
     torch.manual_seed(0)  # the same full model on every rank
     first = torch.nn.Sequential(torch.nn.Embedding(256, 16), torch.nn.Flatten(1), torch.nn.Linear(128, 64))
