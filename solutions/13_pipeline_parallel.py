@@ -33,7 +33,7 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 # %% [markdown]
 # ## Four machines, one parcel
 #
-# Cut a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and the loss. The part on each rank is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, it sends the gradient of its *input* to the previous stage. Here are four real ranks with one batch. They only pause, for 20 ms in the forward pass and for 40 ms in the backward pass.
+# Cut a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and the loss. The part on each rank is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, it sends the gradient of its *input* to the previous stage. Below, four real ranks do this with one batch. They only pause, for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
 # **Predict.** How many times as fast are these four ranks as a single rank that does everything?
 
@@ -219,9 +219,9 @@ check("13.2", forward_stage, backward_stage)
 # %% [markdown]
 # ## A stage at work
 #
-# Now for the real thing: one process per stage. Activations travel up and gradients travel down, and the two directions shouldn't hold each other up, so each direction has its own process group. The object `channels` takes care of that. `channels.rank` and `channels.world_size` are this rank's place in the pipeline and the number of stages.
+# Now for the real thing: one process per stage. Activations go to the next rank, and gradients go to the previous one. The two directions shouldn't hold each other up, so each of them has its own process group. The object `channels` takes care of that. `channels.rank` and `channels.world_size` are this rank's place in the pipeline and the number of stages.
 #
-# - `work = channels.send(tensor, receiver)` starts to send a tensor. `work.wait()` returns when it has been sent.
+# - `work = channels.send(tensor, receiver)` starts to send a tensor. `work.wait()` returns when it has been sent. Call it only once.
 #
 # - `work = channels.receive(tensor, sender)` starts to receive into a tensor. You can read it after `work.wait()`.
 
