@@ -473,11 +473,11 @@ check("13.4", Outbox)
 # %%
 class TidyChannels(Channels):
     def send(self, message, receiver):
-        boxes = vars(self).setdefault("boxes", {})
-        if receiver not in boxes:
-            boxes[receiver] = Outbox(super(), receiver, message)
-        boxes[receiver].send(message)
-        return boxes[receiver]  # has a method `wait`, as every request
+        boxes, key = vars(self).setdefault("boxes", {}), (receiver, message.shape)
+        if key not in boxes:
+            boxes[key] = Outbox(super(), receiver, message)
+        boxes[key].send(message)
+        return boxes[key]  # has a method `wait`, like a request
 
 
 def memory(make_lists, m, channels_class=Channels):
