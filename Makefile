@@ -96,6 +96,7 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python -m pictures.moving.loss
 	$(BIN)/python -m pictures.moving.mesh
 	$(BIN)/python -m pictures.moving.one_step
+	$(BIN)/python -m pictures.moving.parcels
 	$(BIN)/python -m pictures.moving.ring
 	$(BIN)/python -m pictures.moving.tapes
 

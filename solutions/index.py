@@ -35,7 +35,7 @@ progress()
 # | 10 | [The parallel transformer](10_parallel_transformer.ipynb) | encoder and decoder layers, a GPT that trains, and text generation | 6, about 75 min |
 # | 11 | [What communication costs](11_communication_cost.ipynb) | a cost model, and communication that overlaps with the backward pass | 4, about 75 min |
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | sequence parallelism, which shards the activations between the layers | 4, about 75 min |
-# | 13 | [Pipeline parallelism](13_pipeline_parallel.ipynb) | GPipe, 1F1B and interleaved schedules, and the pipeline bubble | 4, about 90 min |
+# | 13 | [Pipeline parallelism](13_pipeline_parallel.ipynb) | a schedule that beats GPipe, and a model that trains in stages | 5, about 75 min |
 # | 14 | [Data parallelism and the 3D mesh](14_data_parallel_and_3d.ipynb) | replicas that learn as one, ZeRO, and which rank of a 3D mesh sits where | 4, about 75 min |
 # | 15 | [Capstone: train a GPT](15_capstone.ipynb) | a tensor-parallel GPT that you train on this machine, and a report about it | 5, about 105 min |
 #

@@ -115,6 +115,51 @@ GATHERED_CANDIDATES = (
     "    return tokens.gather(0, values.argmax(0)[None])[0]\n",
 )
 
+AGAIN_IN_B = """
+def forward_stage(stage, message):
+    with torch.no_grad():
+        return stage(message), (stage, message.clone())
+
+
+def backward_stage(kept, gradient):
+    stage, x = kept
+    x.requires_grad_(x.is_floating_point())
+    stage(x).backward(gradient)
+    return x.grad
+"""
+
+ALL_BY_ITSELF = """
+def run_stage(stage, actions, channels, template, loss, inputs=None, targets=None):
+    rank, last = channels.rank, channels.world_size - 1
+    m = sum(action.kind == "F" for action in actions)
+    kept, sent, losses = {}, [], []
+
+    def receive(sender):
+        tensor = torch.empty_like(template)
+        channels.receive(tensor, sender).wait()
+        return tensor
+
+    for action in actions:
+        k = action.micro_batch
+        if action.kind == "F":
+            x = inputs[k] if rank == 0 else receive(rank - 1).requires_grad_()
+            y = stage(x)
+            if rank == last:
+                y = loss(y, targets[k]) / m
+                losses.append(y.detach())
+            else:
+                sent.append(channels.send(y.detach(), rank + 1))
+            kept[k] = x, y
+        else:
+            x, y = kept.pop(k)
+            y.backward(None if rank == last else receive(rank + 1))
+            if rank > 0:
+                sent.append(channels.send(x.grad, rank - 1))
+    for work in sent:
+        work.wait()
+    return sum(losses) if rank == last else None
+"""
+
 RIGHT = [
     RightAnswer("2.2", "an all-reduce from its two halves", changed("2.2", ("        dist.all_reduce(z)\n        return z\n", "        chunks = [chunk.contiguous() for chunk in z.chunk(dist.get_world_size(), -1)]\n        mine = torch.empty_like(chunks[0])\n        dist.reduce_scatter(mine, chunks)\n        dist.all_gather(chunks, mine)\n        return torch.cat(chunks, -1)\n"))),
     RightAnswer("3.3", "adds up bfloat16 in float32", changed("3.3", ("        dist.all_reduce(y)\n", "        y = y.float() if y.dtype == torch.bfloat16 else y\n        dist.all_reduce(y)\n"), ("        return y\n", "        return y.to(x.dtype)\n"))),
@@ -157,6 +202,10 @@ RIGHT = [
     RightAnswer("14.2", "a single tensor instead of a list", changed("14.2", ("dist.reduce_scatter(self.shard.grad, list(gradients.split(self.length)), group", "dist.reduce_scatter_tensor(self.shard.grad, gradients, group"))),
     RightAnswer("14.3", "a list, and the walls of all machines", changed("14.3", ("return min(permutations((\"tp\", \"pp\", \"dp\")), key=through_walls)", "return list(min(permutations(sizes), key=through_walls))"), ("(len(machines) - 1)", "len(machines)"))),
     RightAnswer("14.4", "the last ranks count", changed("14.4", ("dist.get_rank(pp_group) == 0", "dist.get_rank(pp_group) == dist.get_world_size(pp_group) - 1"), ("dist.get_rank(tp_group) == 0", "dist.get_rank(tp_group) == dist.get_world_size(tp_group) - 1"))),
+    RightAnswer("13.1", "from the last micro-batch to the first", changed("13.1", ("return lists", "return [[Action(a.kind, m - 1 - a.micro_batch) for a in row] for row in lists]"))),
+    RightAnswer("13.2", "runs the stage again in B", AGAIN_IN_B),
+    RightAnswer("13.3", "doesn't use the answer to 13.2", ALL_BY_ITSELF),
+    RightAnswer("13.4", "waits by itself, and for the backend's request only once", changed("13.4", ("        self.wait()  # until then, the buffer belongs to the previous message\n", "        if self.work:\n            self.work.wait()\n            self.work = None\n"))),
     RightAnswer("15.2", "an order that happens to be that of the text", "import random\n\n\n" + changed("15.2", ("generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)", "generator = random.Random(99_991 * seed + epoch)"), ("torch.randperm(windows, generator=generator).tolist()", "generator.sample(range(windows), windows)")), 110),
     RightAnswer("15.3", "adds up the losses in float32", changed("15.3", ("dtype=torch.float64, device=device()", "device=device()"))),
     RightAnswer("15.2", "a hash of two numbers, which is the same in each process", changed("15.2", ("manual_seed(1_000_003 * seed + epoch)", "manual_seed(abs(hash((seed, epoch))))"))),

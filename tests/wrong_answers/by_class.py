@@ -20,7 +20,7 @@ def empty(like: str, options: str) -> tuple[str, str]:
     return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
 
 
-BUFFERS = {"13.4": "template"}
+BUFFERS: dict[str, str] = {}
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
     ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
@@ -43,7 +43,6 @@ ONLY_TWO = (
 )
 NOT_BFLOAT16: list[Changed] = [
     ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
-    ("13.4", [("y.backward(", "y.numpy(force=True)\n            y.backward(")]),
 ]  # fmt: skip
 
 LEAVES_SOMETHING: list[Changed] = [
@@ -52,20 +51,16 @@ LEAVES_SOMETHING: list[Changed] = [
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
-    ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
     ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
-    ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
-    ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
     ("15.2", [("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')], "Which line calls `hash`"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
-    ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [

@@ -7,6 +7,7 @@ split_backward   a backward pass in two halves, for zero-bubble schedules
 stages           a GPT as pipeline stages
 executor         run a schedule on real ranks
 generation       generate text with the stages of a GPT
+examples         stages to try a schedule with
 """
 
 from tplab.pipeline.executor import Pipeline, counted_tokens

@@ -174,9 +174,12 @@ def test_a_mistake_that_writes_into_what_it_is_given_leaves_the_others_alone():
     assert failed.value.question == "Is that two more?"
 
 
-def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks():
+@pytest.mark.parametrize(
+    ("shows", "report"), [("5 -> 6", "5 -> 6"), (lambda seen: f"5 -> {seen[0]['next']}", "5 -> 7")]
+)
+def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks(shows, report):
     trial = Alone(
-        calls=lambda generator: [Call(5, "the successor of 5", shows="5 -> 6")],
+        calls=lambda generator: [Call(5, "the successor of 5", shows=shows)],
         run=lambda answer, call: one({"next": answer(call.given)}),
         right=lambda call: one({"next": 6}),
     )  # fmt: skip
@@ -187,7 +190,7 @@ def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks():
     with pytest.raises(CheckFailed) as failed:
         check("90.82", lambda x: x + 2)
     assert failed.value.headline == "Exercise 90.82, the successor of 5: wrong."
-    assert failed.value.report == "5 -> 6"
+    assert failed.value.report == report
 
 
 def test_ranks_that_wait_for_each_other_get_the_question_for_it():

@@ -183,6 +183,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         "generate": ["10.2", "10.3", "10.4", "10.5"],
         "sequence": ["12.1"],
         "replicas": ["14.1", "14.2"],
+        "pipeline": ["13.1", "13.2", "13.3"],
     }
     pass_all(course, needs["mlp"])
     assert "def attention(" not in (course.folder / "my_tp" / "demo.py").read_text(), "it can't run yet"
@@ -200,6 +201,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
     full, gathered, gelu = 2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 2 * 64 * 256 * 4  # bytes in float32
     saved = [int(one["sequence"].split(" saves ")[1].split()[0].replace(",", "")) for one in ranks]
     assert saved == [full // 2 + gathered + gelu // 2 + 2 * 2 * 32 * 4] * 2, "with the mean and spread of a norm"
+    assert float(ranks[1]["pipeline"].rpartition("at most ")[2]) < 1e-9, "the losses are those of the full model"
     assert ranks[0]["generate"].partition(" continues ")[2] == ranks[1]["generate"].partition(" continues ")[2] != ""
     assert all(
         "ok, the same as plain PyTorch" in one[name]

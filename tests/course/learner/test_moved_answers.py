@@ -203,6 +203,18 @@ def test_an_answer_gets_the_new_name_of_a_function_that_was_renamed(tmp_path):
     assert chapters.cell("04_layers", "4.4") == answer.replace("init_from_master", "init_shard")
 
 
+def test_an_answer_of_the_library_gets_the_new_name_too(tmp_path, monkeypatch):
+    course = Course(tmp_path, tmp_path)
+    course.memory.mkdir()
+    monkeypatch.setattr(library, "write", lambda course, written: None)
+    answer = Passage([], ["P = 2"], ["def one_f_one_b(p, m):\n    return one_f_one_b(p - 1, m) if p > P else []"])
+    library._store(course, {"13.2": library.Written(answer, "today")})
+    library.renumber(course, {"13.2": "13.1"}, {"13.1", "13.2"})
+    (passage,) = [written.passage for written in library.load(course).values()]
+    assert passage.names == {"schedule"}
+    assert passage.used.isdisjoint({"one_f_one_b"})
+
+
 def test_exercises_that_were_joined_are_filled_in_as_far_as_they_were_answered(tmp_path):
     made = Chapters(tmp_path)
     old = notebook(e3_2=stub("3.2", "class G"), e3_3=stub("3.3", "class Scatter"), e3_4=stub("3.4", "class Gather"))

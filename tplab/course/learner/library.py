@@ -29,6 +29,7 @@ from tplab.course.learner.library_text import (
     library_files,
     module_name,
 )
+from tplab.course.learner.moved_answers import renamed
 from tplab.course.learner.passages import NotPlain, Passage, extract
 from tplab.course.learner.pristine import keep
 from tplab.course.learner.train_script import SCRIPT, train_script
@@ -161,7 +162,7 @@ def write(course: Course, written: dict[str, Written]) -> None:
 def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str]) -> None:
     """Move the answers to exercises that have a different number now. Raises OSError if the library can't be written.
 
-    moved:    old number -> new number
+    moved:    old number -> new number. In these answers, functions that the course has renamed get their new names
     changed:  numbers that now belong to different tasks. Their answers are removed unless they're in `moved`. If an
               answer of the same chapter that stays uses one of them, it becomes part of that one's helpers
     """
@@ -176,6 +177,10 @@ def renumber(course: Course, moved: Mapping[str, str], changed: Collection[str])
                 if chapter_of(other) == chapter_of(number)
             ]
             passage = _with_helpers(written[number].passage, removed)
+            if number in moved:
+                passage = Passage(
+                    *(list(map(renamed, each)) for each in (passage.imports, passage.helpers, passage.code))
+                )
             kept[moved.get(number, number)] = replace_field(written[number], passage=passage)
         if kept != written:
             _store(course, kept)

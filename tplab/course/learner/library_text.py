@@ -58,6 +58,7 @@ DEMOS = {
     "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
     "sequence": (("12.1",), "tells how much your block saves for the backward pass on one, two, and four processes"),
     "replicas": (("14.1", "14.2"), "trains two replicas that learn as one, and compares them with a single model"),
+    "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages with your schedule"),
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code

@@ -28,7 +28,10 @@ from tplab.course.notebooks.numbering import place
 from tplab.course.notebooks.source import DEFINITIONS, parse_code
 
 PLAN = "moving.json"
-RENAMED = {"init_from_master": "init_shard"}  # names that exercises ask for: old name -> new name
+RENAMED = {
+    "init_from_master": "init_shard",
+    "one_f_one_b": "schedule",
+}  # names that exercises ask for: old name -> new name
 REWORDED = {  # functions of which the course has only renamed arguments, or doesn't pass one anymore
     "scatter(out: torch.Tensor, parts: list[torch.Tensor] | None, src: int)": (
         "scatter(out: torch.Tensor, chunks: list[torch.Tensor] | None, src: int)"
@@ -80,7 +83,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
             if number in old and not is_stub(cell.source, number):
                 there = names_in(cell.source)
                 answers |= {
-                    _renamed(as_): (_renamed(name), number, cell.source)
+                    renamed(as_): (renamed(name), number, cell.source)
                     for name, as_ in old[number].items()
                     if name in there
                 }
@@ -96,7 +99,7 @@ def plan(course: Course, pages: Iterable[ChapterFiles], blanks: dict[str, bytes]
     for number in new:
         wanted = new[number].values() if old.get(number) != new[number] else ()
         moved = [answers[each] for each in wanted if each in answers and answers[each][1] in changed]
-        filled = _filled(stubs[number], {name: _renamed(source) for name, _, source in moved}) if moved else ""
+        filled = _filled(stubs[number], {name: renamed(source) for name, _, source in moved}) if moved else ""
         if filled:
             found.carried |= set() if unreadable else {source for _, _, source in moved}
             found.sources[number] = filled
@@ -137,7 +140,8 @@ def _where_it_is(was: list[str], number: str, file: str) -> str:
     return f"Your {answer} to {' and '.join(was)} {verb} now in exercise {number} in {file}."
 
 
-def _renamed(source: str) -> str:
+def renamed(source: str) -> str:
+    """Return an answer's source with the new names of functions that the course has renamed."""
     for old, new in RENAMED.items():
         source = re.sub(rf"\b{old}\b", new, source)
     return source

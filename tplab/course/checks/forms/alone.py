@@ -31,7 +31,8 @@ class Call:
     p:     the number of ranks that the call is about, or 0 if it isn't about ranks
     alone: whether the call has a single result. Otherwise, it has one for each of the p ranks
     twin:  the condition that this call changes, such as the dtype, or None
-    shows: what a learner whose answer fails should see beside the differences, such as the shapes of all weights
+    shows: what a learner whose answer fails should see beside the differences, such as the shapes of all weights, or a
+           function that draws it from what was observed
     """
 
     given: Any
@@ -39,7 +40,7 @@ class Call:
     p: int = 0
     alone: bool = True
     twin: Twin | None = None
-    shows: str = ""
+    shows: str | Callable[[Seen], str] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Alone(Trial):
             if differences:
                 ask = self._question(number, own, call, observed, expected, differences)
                 failure = failed(number, differences, names, ask, note)
-                failure.report = call.shows
+                failure.report = call.shows(observed) if callable(call.shows) else call.shows
                 raise failure
             note_right(call.p, observed, names, note)
 

@@ -9,9 +9,11 @@ python -m my_tp dropout      the block of chapter 09, with dropout, and with act
 python -m my_tp generate     the GPT of chapter 10, which writes a few tokens although it hasn't been trained
 python -m my_tp sequence     the block of chapter 12, and how much it saves for the backward pass on 1, 2, 4 processes
 python -m my_tp replicas     two replicas of chapter 14, which learn as one
+python -m my_tp pipeline     the stages of chapter 13, which learn to predict the next byte of a Python program
 """
 
 import argparse
+import copy
 import os
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from my_tp.cross_entropy import vocab_parallel_loss
 from my_tp.data_parallel import DataParallel, ZeRO1
 from my_tp.embedding import VocabParallelEmbedding, parallel_logits
 from my_tp.mlp import ParallelMLP
+from my_tp.pipeline import run_stage, schedule
 from my_tp.randomness import MixedPrecisionBlock, RNGTracker, checkpoint, stream_seeds
 from my_tp.sequence import SequenceParallelBlock
 from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
@@ -174,6 +177,46 @@ def replicas():
     compare(told, torch.stack([buckets, zero]), single)
 
 
+def pipeline():
+    """Train a model in two stages with my schedule for 20 steps, and compare its losses with the full model's."""
+    text = torch.tensor(list(Path(argparse.__file__).read_bytes()))
+    torch.manual_seed(0)  # the same full model on every rank
+    first = torch.nn.Sequential(torch.nn.Embedding(256, 16), torch.nn.Flatten(1), torch.nn.Linear(128, 64))
+    full = torch.nn.Sequential(first, torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(64, 256))).double()
+    channels, micro_batches = Channels(), 4
+    stage, actions = copy.deepcopy(full[channels.rank]), schedule(RANKS, micro_batches)[channels.rank]
+    template, off, value = torch.empty(8, 64, dtype=torch.float64), [0.0], None
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (stage, full)]
+    for _ in range(20):
+        window = text[torch.randint(len(text) - 8, (32, 1)) + torch.arange(9)]  # [b, s + 1], the same on every rank
+        ids, targets = window[:, :-1], window[:, -1]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        value = run_stage(stage, actions, channels, template, F.cross_entropy, ids.chunk(4), targets.chunk(4))
+        plain = F.cross_entropy(full(ids), targets)
+        plain.backward()
+        off += [] if value is None else [abs(float(value) - plain.item())]
+        for optimizer in optimizers:
+            optimizer.step()
+    held = f"trains {sum(param.numel() for param in stage.parameters()):,} parameters"
+    said = f", and knows the loss: {float(value):.4f}, off by at most {max(off):.0e}" if value is not None else ""
+    tell(f"rank {channels.rank} of {RANKS} {held}{said}")
+
+
+class Channels:
+    """Sends messages to the other stage and receives messages from it, with a process group for each direction."""
+
+    def __init__(self):
+        self.rank, self.world_size = dist.get_rank(), RANKS
+        self.groups = [dist.new_group() for _ in range(2)]
+
+    def send(self, tensor, receiver):
+        return dist.isend(tensor, receiver, group=self.groups[receiver > self.rank])
+
+    def receive(self, tensor, sender):
+        return dist.irecv(tensor, sender, group=self.groups[self.rank > sender])
+
+
 def fill(module, std=0.5):
     """Fill every parameter with random numbers: different ones in each shard, identical ones if it's replicated."""
     torch.manual_seed(dist.get_rank())
@@ -218,7 +261,7 @@ def run(rank, name, meeting, ranks):
 
 
 def main():
-    names = ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate", "sequence", "replicas")
+    names = ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate", "sequence", "pipeline", "replicas")
     known = [name for name in names if name in globals()]
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
