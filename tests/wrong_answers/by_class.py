@@ -23,14 +23,12 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS = {"12.1": "x", "13.4": "template"}  # fmt: skip
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
     ("12.2", [("x + dropout(y", "x + dropout(y.double()")]),
     ("12.3", [("torch.cat([gradient.flatten()", "torch.cat([gradient.double().flatten()")]),
 ]  # fmt: skip
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("11.3", [("dx = dy @ weight", "dx = dy @ weight + torch.zeros(weight.shape[1], dtype=dy.dtype)")]),
 ]  # fmt: skip
 
 
@@ -44,7 +42,6 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
     ("12.1", [("torch.empty_like(parts[0])", half("torch.empty_like(parts[0])"))]),
     ("12.2", [("y + self.bias", f"{half('y')} + self.bias")]),
     ("12.3", [("if param.grad is not None]", "if param.grad is not None and param.grad.dtype in (torch.float32, torch.float64)]")]),
@@ -55,7 +52,6 @@ NOT_BFLOAT16: list[Changed] = [
 
 LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
-    ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
 ]  # fmt: skip
@@ -67,7 +63,6 @@ CHANGES_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
-    ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
     ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
     ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
     ("14.5", [("config.num_heads % tp or config.seq_length % tp", "config.seq_length % tp")], "before you have asked whether it divides everything"),
