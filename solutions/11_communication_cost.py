@@ -27,6 +27,8 @@ from tplab.cost import MACHINES
 from tplab.cost.backward import mlp_backward
 from tplab.cost.collective import all_reduce
 from tplab.course import check, predict, symptoms
+from tplab.gpt import ParallelGPT
+from tplab.memory import GPTConfig
 from tplab.runtime import slow_link
 from tplab.tensor import copy_to_region
 from tplab.trace import trace_rank
@@ -190,8 +192,6 @@ viz.table([
 
 # %%
 def messages_of_a_step(layers=3, b=2, s=16, h=32):
-    from tplab.gpt import GPTConfig, ParallelGPT
-
     config = GPTConfig(num_layers=layers, hidden_size=h, num_heads=4, vocab_size=256, seq_length=s, dropout=0.0)
     model, ids = ParallelGPT(config, device=device()), torch.zeros(b, s, dtype=torch.long, device=device())
     with record() as section:
@@ -357,7 +357,7 @@ viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.p
 #
 # ## Fix it
 #
-# The function below averages buffers of gradients over all ranks. In October 2022, the two lines of its loop went into the translation toolkit OpenNMT-py, because `async_op=True` made training faster. In January 2023, a user pointed at them. The maintainers weren't sure that this was a bug, since nothing ever failed. In March, somebody reported that a model that was trained on several GPUs got worse translations than one from a single GPU. Two days later, the first comparison proved the user right, and `async_op` was switched off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
+# The function below averages buffers of gradients over all ranks. In October 2022, the two lines of its loop went into the translation toolkit OpenNMT-py, because `async_op=True` made training faster. In January 2023, a user pointed at them. A maintainer wasn't sure that this was a bug. After all, nothing ever failed. In March, somebody reported that a model that was trained on several GPUs got worse translations than one from a single GPU. Two days later, the first comparison proved the user right, and `async_op` was switched off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
 #
 # **Predict.** Rank 0 has a 2 in its buffer, and rank 1 has a 6. Suppose that rank 0 divides by 2 just *before* its buffer is sent, and rank 1 divides *after* the sum has arrived. Which numbers do the two ranks end up with? Does anything raise an error?
 
