@@ -183,7 +183,7 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The last two rows are the honest ones: there, the messages are as fast as this machine can send them. Between two processes of one machine, sending means copying, and the same cores do the copying *and* the matmuls. So don't expect to gain much there. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
+# The last two rows are the honest ones: there, the messages are as fast as this machine can send them. Between two processes of one machine, sending means copying, and the same cores do the copying *and* the matmuls. So less waiting doesn't have to mean that you're faster there. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
 #
 # ## What does a wire cost?
 #
@@ -197,13 +197,13 @@ def messages_of_a_step(layers=3, b=2, s=16, h=32):
     with record() as section:
         model(ids, targets=ids).backward()
     sizes = [collective.bytes // 4 for collective in section]
-    return [{"elements": name, "messages": sizes.count(size)} for name, size in (("b·s·h", b * s * h), ("b·s", b * s))]
+    return [{"elements": f"{size // (b * s)}·b·s", "messages": sizes.count(size)} for size in sorted({*sizes})]
 
 
-viz.table(launch(messages_of_a_step, 2)[0], title="all-reduces in a step of a GPT with three layers")
+viz.table(launch(messages_of_a_step, 2)[0], title="all-reduces in a step of a GPT with three layers and h = 32")
 
 # %% [markdown]
-# Each block sends $b \cdot s \cdot h$ elements once in each direction, no matter whether it's an MLP or attention. That makes four messages per layer. The embedding and the output layer add one each. The loss only sends a few elements per token.
+# Each block sends $b \cdot s \cdot h$ elements once in each direction, no matter whether it's an MLP or attention. That makes four messages per layer. The embedding and the output layer add one each. All the rest belongs to the loss, which only sends a few elements per token.
 #
 # How long does such a message take? In chapter 01, you found that a ring all-reduce takes $2(p-1)$ steps, each of which takes $\alpha + \beta N / p$. Here are the figures of some links, per GPU and direction:
 
@@ -268,7 +268,7 @@ def bars(link, h):
 viz.explore(bars, link=("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR"), h=(12288, 2048, 4096, 8192, 16384))
 
 # %% [markdown]
-# With every GPU, the blue part shrinks, but the message doesn't. Over a single InfiniBand adapter, two GPUs take *longer* than one. That's why tensor parallelism stays within a machine.
+# Whenever you double $p$, the solid part is cut in half, but the hatched part doesn't shrink at all. Did you try InfiniBand? If a single adapter connected the 8 GPUs, they'd spend more than two thirds of their time waiting. That's why tensor parallelism usually stays within a machine.
 #
 # ## How wide does a layer have to be?
 #

@@ -12,9 +12,11 @@
 
 N is the size of the full tensor: the argument of an all-reduce or a broadcast, the result of an all-gather, and each
 rank's argument of a reduce-scatter or an all-to-all. We assume that additions are free, there is no other traffic, and
-all ranks start together, so real collectives take longer. "switch" is an all-reduce in which NVLink's switch does the
-additions, which halves what a ring sends if p is large (see `Link.switch`); "fastest" is the ring or the switch. With a single rank, nothing is sent. (Hockney 1994; Thakur,
+all ranks start together, so real collectives take longer. With a single rank, nothing is sent. (Hockney 1994; Thakur,
 Rabenseifner and Gropp 2005, sections 3 and 4; Chan et al. 2007.)
+
+With "switch", NVLink's switch does the additions (see `Link.switch`), so for many ranks, each of them only sends half
+as much as in a ring. "fastest" is the ring or the switch, whichever takes less time.
 """
 
 from collections.abc import Callable

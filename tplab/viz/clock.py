@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from tplab.cost.clock import Operation, Timing, play
 from tplab.viz.blocks import text_width
@@ -62,6 +63,7 @@ def _draw(operations: Sequence[Operation[str]], whole: Timing[str], kept: str, u
         axes.set_ylim(1.55 + bool(kept), -0.55)
         axes.set_xlim(0, whole.total * 1.01)
         axes.set_xlabel("milliseconds" if unit == "ms" else unit)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(left=False)
         axes.grid(axis="x")
     order = ", ".join(f"{span.operation.name} from {_text(span.start)} to {_text(span.end)}" for span in _spans(timing))

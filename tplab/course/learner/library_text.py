@@ -56,6 +56,7 @@ DEMOS = {
         "trains your block with dropout and activation checkpointing on two processes",
     ),
     "generate": (("10.3", "10.4", "10.5"), "has your GPT write a few tokens on two processes"),
+    "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s (or `--gpu a100`, `--gpu b200`)"),
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code

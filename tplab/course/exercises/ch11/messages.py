@@ -119,9 +119,7 @@ def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group:
                 return function.backward(ctx, *gradients)
 
     with late():
-        seen = observe(
-            lambda leaf: Watched.apply(leaf, weight, group), dy, inputs={"x": x}, parameters={"W": weight}
-        )
+        seen = observe(lambda leaf: Watched.apply(leaf, weight, group), dy, inputs={"x": x}, parameters={"W": weight})
     if case.frozen or dist.get_world_size(group) == 1:  # then there's no dW to compute, or no message
         return seen
     events = ", ".join(watch.events)
