@@ -6,6 +6,8 @@ while a plain layer runs on meta tensors, which have shapes but no elements. The
 
 import math
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any, NamedTuple
 
 import torch
@@ -63,9 +65,13 @@ def run_order(backward_order: Any, call: Call) -> Seen:
 
 def drawing(backward_order: Any, call: Call) -> str:
     """Draw the learner's order with a character per half millisecond, or return "" if it can't be played."""
+    with redirect_stdout(StringIO()):  # whatever the answer prints has been printed before
+        order = backward_order()
+    if steps(order):
+        return ""
     try:
-        timing = play(mlp_backward(backward_order()))
-    except Exception:
+        timing = play(mlp_backward(order))
+    except OrderError:
         return ""
     return "\n".join(f"{lane:<9}{_lane(timing, lane)}" for lane in ("compute", "wire"))
 
