@@ -19,7 +19,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
 
 from tplab import device, launch, record, viz
 from tplab.collectives import Link, links
@@ -60,7 +59,7 @@ def run_layer(layer, bandwidth=0.4e9):  # the fastest of five runs, because othe
 
 
 def waiting(x, weight):
-    return F.linear(copy_to_region(x), weight)  # f and the matmul, as in chapter 04
+    return copy_to_region(x) @ weight.T  # f and the matmul, as in chapter 04
 
 
 before = run_layer(waiting)
@@ -321,7 +320,7 @@ for name, link, p in (("A100 DGX", "NVLink 3", 8), ("H100 DGX", "NVLink 4", 8), 
 viz.table(rows)
 
 # %% [markdown]
-# From one generation to the next, GPUs have become faster by more than their links have, so the same $p$ needs wider layers. A rack with 72 GPUs behind NVLink lets you choose $p = 72$, but no model has a layer that wide. (Peak rates come from data sheets. The rates in the table are what large matmuls were measured to reach, except where it says "estimate".)
+# From one generation to the next, GPUs have become faster by more than their links have, so the same $p$ needs wider layers. A rack with 72 GPUs behind NVLink lets you choose $p = 72$, but we don't know of any model with a layer that wide. (Peak rates come from data sheets. The rates in the table are what large matmuls were measured to reach, except where it says "estimate".)
 #
 # <details><summary>Going deeper: a switch that adds</summary>
 #

@@ -190,6 +190,21 @@ def test_a_call_that_is_not_about_ranks_shows_no_number_of_ranks():
     assert failed.value.report == "5 -> 6"
 
 
+def test_a_trial_draws_what_a_wrong_answer_does():
+    exercise(
+        "90.82", "More", takes=["more"], passed="",
+        trials=[
+            Alone(
+                calls=lambda generator: [Call(5, "the successor of 5")], run=lambda answer, call: one({"next": answer(5)}),
+                right=lambda call: one({"next": 6}), draws=lambda answer, call: f"{call.given} ─▶ {answer(call.given)}",
+            )
+        ],
+    )  # fmt: skip
+    with pytest.raises(CheckFailed) as failed:
+        check("90.82", lambda x: x + 2)
+    assert failed.value.report == "5 ─▶ 7"
+
+
 def test_ranks_that_wait_for_each_other_get_the_question_for_it():
     def only_one(x):
         if dist.get_rank() == 0:
