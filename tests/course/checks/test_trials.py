@@ -195,8 +195,10 @@ def test_a_trial_draws_what_a_wrong_answer_does():
         "90.82", "More", takes=["more"], passed="",
         trials=[
             Alone(
-                calls=lambda generator: [Call(5, "the successor of 5")], run=lambda answer, call: one({"next": answer(5)}),
-                right=lambda call: one({"next": 6}), draws=lambda answer, call: f"{call.given} ─▶ {answer(call.given)}",
+                calls=lambda generator: [Call(5, "the successor of 5")],
+                run=lambda answer, call: one({"next": answer(5)}),
+                right=lambda call: one({"next": 6}),
+                draws=lambda answer, call: f"{call.given} ─▶ {answer(call.given)}",
             )
         ],
     )  # fmt: skip
