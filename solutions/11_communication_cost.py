@@ -105,7 +105,7 @@ def backward_order() -> list[str]:
 check("11.1", backward_order)
 
 # %% [markdown]
-# Press Play to watch your order, step by step. Then slow the wire down. From which message on do you see red again?
+# Move the slider `step` to go through your order, step by step. Then slow the wire down with the other slider. From which message on do you see red?
 
 
 # %% tags=["explore"]
@@ -385,7 +385,7 @@ def divided_too_early(seconds):
 viz.table([
     {"rank 1 comes late by": f"{1e3 * seconds:.0f} ms"}
     | {f"rank {rank} has": value for rank, value in enumerate(launch(divided_too_early, 2, args=(seconds,)))}
-    for seconds in (0.0, 0.0, 0.0, 0.1)
+    for seconds in (0.0, 0.0, 0.0, 0.5)
 ], title="the mean of 2 and 6")  # fmt: skip
 
 # %% [markdown] task="11.5" title="Fix it: divided too early" difficulty=2 minutes=6
