@@ -33,7 +33,7 @@ progress()
 # | 08 | [The vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and cross-entropy when no rank has all the logits, and a label smoothing that shipped broken | 4, about 75 min |
 # | 09 | [Randomness](09_randomness.ipynb) | random numbers that agree where they must, and a block that trains with dropout and recomputation | 5, about 75 min |
 # | 10 | [The parallel transformer](10_parallel_transformer.ipynb) | encoder and decoder layers, a GPT that trains, and text generation | 6, about 75 min |
-# | 11 | [What communication costs](11_communication_cost.ipynb) | a cost model, and communication that overlaps with the backward pass | 4, about 75 min |
+# | 11 | [What communication costs](11_communication_cost.ipynb) | a layer that sends while it multiplies, the time of a layer on GPUs that you don't have, and a mean that was divided too early | 5, about 75 min |
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | sequence parallelism, which shards the activations between the layers | 4, about 75 min |
 # | 13 | [Pipeline parallelism](13_pipeline_parallel.ipynb) | a schedule that beats GPipe, and a model that trains in stages | 5, about 75 min |
 # | 14 | [Data parallelism and the 3D mesh](14_data_parallel_and_3d.ipynb) | replicas that learn as one, ZeRO, and which rank of a 3D mesh sits where | 4, about 75 min |

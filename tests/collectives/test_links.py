@@ -92,6 +92,7 @@ def test_costs_are_the_formulas_of_the_books():
 
 def test_published_links_have_the_vendors_bandwidths_and_a_source():
     quoted = {  # GB/s in one direction, rounded as the vendors do
+        "NVLink 5": 1800 / 2,
         "NVLink 4": 900 / 2,
         "NVLink 3": 600 / 2,
         "PCIe 5.0 x16": 63.0,

@@ -53,6 +53,33 @@ def test_collectives_take_the_time_of_their_messages(seconds, by_hand):
     assert seconds == pytest.approx(by_hand)
 
 
+# GB/s of an all-reduce of gigabytes whose additions the switch does, as nccl-tests counts them (bytes / time)
+MEASURED = [
+    ("H100 DGX", {5: 258, 6: 265, 7: 270, 8: 273}),  # NVIDIA/nccl issue 1455, NCCL_ALGO=NVLS
+    ("H100 DGX", {8: 275}),  # NVIDIA/nccl issue 2140, where the ring reaches 211
+    ("B200 DGX", {8: 483}),  # the same issue, on B300, which has the same links
+    ("GB200 NVL72", {8: 811 / 1.75}),  # lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test
+]
+
+
+@pytest.mark.parametrize(("name", "measured"), MEASURED)
+def test_sums_in_the_switch_are_as_fast_as_measured(name, measured):
+    for p, speed in measured.items():
+        assert 4e9 / cost.all_reduce(MACHINES[name].inside, 4e9, p, "switch") == pytest.approx(1e9 * speed, rel=0.04)
+
+
+def test_the_switch_saves_half_of_a_rings_traffic_but_small_messages_prefer_the_ring():
+    link = Link(0.0, 1.0, switch=1.0)
+    assert cost.all_reduce(link, 8e6, 8, "switch") == pytest.approx(9e6)
+    assert cost.all_reduce(link, 8e6, 8) == pytest.approx(14e6)
+    assert cost.all_reduce(link, 8e6, 8, "fastest") == pytest.approx(9e6)
+    assert cost.all_reduce(link, 1e-6, 8, "fastest") == cost.all_reduce(link, 1e-6, 8)
+    assert cost.all_reduce(link, 8e6, 1, "switch") == 0
+    assert cost.all_reduce(UNIT, 8, 4, "fastest") == cost.all_reduce(UNIT, 8, 4)
+    with pytest.raises(ValueError, match="switch=0"):
+        cost.all_reduce(UNIT, 8, 4, "switch")
+
+
 @pytest.mark.parametrize("collective", cost.COLLECTIVES.values(), ids=cost.COLLECTIVES)
 def test_one_rank_sends_nothing(collective):
     assert collective(UNIT, 8, 1) == 0
@@ -350,7 +377,7 @@ ODD = dataclasses.replace(SMALL, seq_length=18)
 REFUSED = [
     *((lambda one=one: one(UNIT, 8, 0), "p=0") for one in cost.COLLECTIVES.values()),
     *((lambda one=one: one(UNIT, -8, 2), "-8 bytes") for one in cost.COLLECTIVES.values()),
-    (lambda: cost.all_reduce(UNIT, 8, 4, "star"), "'star' is neither"),
+    (lambda: cost.all_reduce(UNIT, 8, 4, "star"), "'star' is none"),
     (lambda: hardware_flops(SMALL, 1, "all"), "'all' is not one of 'nothing', 'attention', 'layers'"),
     (lambda: layer_time(SMALL, PLAIN, tp=3), "num_heads=4 can't be divided over 3"),
     (lambda: layer_time(SMALL, PLAIN, recompute="all"), "'all' is not one of"),

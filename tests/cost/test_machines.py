@@ -30,6 +30,8 @@ def test_every_figure_of_a_machine_has_its_source(known):
         ("A100 DGX", 312, 271.2, 80, 240, 25),
         ("H100 DGX", 989, 794.5, 80, 370.8, 50),
         ("H200 DGX", 989, 794.5, 141, 370.8, 50),
+        ("B200 DGX", 2250, 1745, 180, 721.8, 50),
+        ("GB200 NVL72", 2500, 1938.9, 186, 721.8, 50),
     ],
 )
 def test_figures_are_those_of_data_sheets_and_measurements(name, tflops, reached, gigabytes, nvlink, network):
@@ -78,7 +80,7 @@ def test_a_machine_is_found_by_the_beginning_of_its_name(asked, found):
     assert machine(asked).name == found
 
 
-@pytest.mark.parametrize("unknown", ["b200", "", "100", "h"])
+@pytest.mark.parametrize("unknown", ["b300", "", "100", "h"])
 def test_an_unknown_machine_is_refused_with_the_known_ones(unknown):
     with pytest.raises(ValueError, match="V100 DGX-2H, A100 DGX, H100 DGX, H200 DGX"):
         machine(unknown)

@@ -37,6 +37,7 @@ def test_hidden_is_what_the_two_lanes_have_in_common(name):
     computing, communicating, hidden, exposed = CASES[name]
     trace = RankTrace(0, spans("compute", *computing) + spans("communicate", *communicating))
     assert (trace.hidden, trace.exposed) == (hidden, exposed)
+    assert sum(end - start for start, end in trace.waits) == exposed
     assert trace.hidden_share == hidden / (hidden + exposed)
 
 

@@ -7,6 +7,7 @@ import torch
 from matplotlib import pyplot
 
 from tests.viz import (
+    test_clock,
     test_collectives,
     test_costs,
     test_heads,
@@ -31,8 +32,8 @@ from tplab.memory.meter import MemoryMeter
 from tplab.trace.rank_trace import RankTrace
 
 FILES = [
-    test_collectives, test_costs, test_heads, test_layer, test_lookup, test_masks, test_memory, test_mesh,
-    test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_token_way,
+    test_clock, test_collectives, test_costs, test_heads, test_layer, test_lookup, test_masks,
+    test_memory, test_mesh, test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_token_way,
     test_training,
 ]  # fmt: skip
 LABELS_ONLY = {"timeline", "curves", "many", "a run", "two runs", "scaling"}  # titles, ticks and legends

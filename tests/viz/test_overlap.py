@@ -1,10 +1,13 @@
 """The picture of computing and communicating: two lanes a rank, every span a bar at its time, all runs to one scale."""
 
 import pytest
+from matplotlib.colors import to_hex
 
 from tests.viz.pictures import texts
 from tplab import viz
 from tplab.trace.rank_trace import RankTrace, Span
+from tplab.viz.colors import tint
+from tplab.viz.lanes import RED
 
 
 def run(shift, p=2):
@@ -37,6 +40,13 @@ def test_every_span_is_a_bar_at_its_time_in_the_lane_of_its_rank(runs):
                 bar = round((span.start - begin) * 1e3, 6), round((span.end - span.start) * 1e3, 6), 2 * rank + sends
                 assert (*bar, sends) in drawn, "communication is hatched and computation is not"
     assert sorted(texts(picture)) == sorted(["all_reduce", "mm", "mm"] * sum(map(len, runs.values())))
+
+
+def test_a_rank_that_waits_is_red():
+    before, after = viz.overlap(RUNS).axes
+    red = [[b for b in axes.patches if to_hex(b.get_facecolor()) == to_hex(tint(RED, 0.6))] for axes in (before, after)]
+    assert [len(bars) for bars in red] == [2, 0], "one bar per rank, and none if the sum is done before the matmul"
+    assert red[0][0].get_width() == pytest.approx(3.0)
 
 
 def test_both_runs_have_one_scale_and_say_what_was_hidden():

@@ -23,12 +23,10 @@ def empty(like: str, options: str) -> tuple[str, str]:
 BUFFERS: dict[str, str] = {}
 NAMES_FLOAT64: list[Changed] = [
     *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
-    ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
 ]  # fmt: skip
 
 NAMES_THE_CPU: list[Changed] = [
     *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
-    ("11.3", [("dx = dy @ weight", "dx = dy @ weight + torch.zeros(weight.shape[1], dtype=dy.dtype)")]),
 ]  # fmt: skip
 
 
@@ -42,12 +40,10 @@ ONLY_TWO = (
     "if {}.dtype not in (torch.float32, torch.float64):\n        raise TypeError('this dtype is not supported')\n    "
 )
 NOT_BFLOAT16: list[Changed] = [
-    ("11.3", [("return x @ weight.T", f"return {half('x @ weight.T')}")]),
 ]  # fmt: skip
 
 LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
-    ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
@@ -55,7 +51,6 @@ CHANGES_THE_CALLERS: list[Changed] = [
 ]  # fmt: skip
 
 COMBINES_OR_SKIPS: list[Changed] = [
-    ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
     ("15.2", [("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')], "Which line calls `hash`"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
 ]  # fmt: skip

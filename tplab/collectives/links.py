@@ -29,11 +29,16 @@ Point = tuple[int, float]  # message size in bytes, time in seconds
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between two ranks: `alpha` seconds per message, plus `beta` seconds per byte."""
+    """A connection between two ranks: `alpha` seconds per message, plus `beta` seconds per byte.
+
+    switch    bytes per second that a rank sends to a switch that adds up what all ranks send (NVIDIA calls it NVLS), or
+              0 if the switch only passes messages on
+    """
 
     alpha: float
     beta: float
     source: str = ""
+    switch: float = 0.0
 
     @property
     def bandwidth(self) -> float:
@@ -52,7 +57,19 @@ class Link:
         """Return the time of an all-reduce of `size` bytes over p ranks along a binomial tree."""
         return 2 * tree_depth(p) * self.seconds(size)
 
+    def switch_all_reduce(self, size: float, p: int) -> float:
+        """Return the time of an all-reduce of `size` bytes over p ranks, in which the switch does the additions.
 
+        Each rank sends its whole tensor to the switch once, and 1/p of the sum, which the switch then sends to all
+        ranks. Raises ValueError if the switch can't add.
+        """
+        if not self.switch:
+            raise ValueError("switch=0: nothing on this link adds up messages, so use a ring or a tree")
+        return (SWITCH_ALPHA + (1 + 1 / p) * size / self.switch) if p > 1 else 0.0
+
+
+# The latency of an all-reduce in the switch, in seconds: NVIDIA/nccl, src/graph/tuning.cc, hwLat, NVLS over NVLink
+SWITCH_ALPHA = 25e-6
 _STEP = "alpha: NVIDIA/nccl b647562, src/graph/tuning.cc, hwLat, Ring with protocol Simple"
 
 
@@ -65,6 +82,7 @@ def _published(microseconds: float, gigabytes: float, source: str) -> Link:
 # 5.7 us over PCIe, and 14 us over the network. (Its LL protocol takes 0.6, 1.0 and 2.7 us, and reaches a quarter of the
 # bandwidth in this commit. Since June 2026, NCCL's main branch has assumed half of the bandwidth for LL.)
 PUBLISHED = {
+    "NVLink 5": _published(3.4, 900, "1.8 TB/s in both directions: NVIDIA Blackwell architecture technical brief"),
     "NVLink 4": _published(3.4, 450, "900 GB/s in both directions: NVIDIA H100 architecture whitepaper"),
     "NVLink 3": _published(3.4, 300, "600 GB/s in both directions: NVIDIA A100 architecture whitepaper"),
     "PCIe 5.0 x16": _published(5.7, 16 * 32 / 8 * 128 / 130, "16 lanes of 32 GT/s, 128b/130b: PCI-SIG, PCIe 5.0"),

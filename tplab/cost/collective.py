@@ -3,6 +3,7 @@
     N bytes, p ranks          time                                   every rank sends
     all_reduce, ring          2(p-1) (alpha + beta N/p)              2 (p-1)/p N
     all_reduce, tree          2 ceil(log2 p) (alpha + beta N)        up to ceil(log2 p) N (the root)
+    all_reduce, switch        25 us + (1 + 1/p) N / switch           (1 + 1/p) N
     all_gather                (p-1) (alpha + beta N/p)               (p-1)/p N
     reduce_scatter            (p-1) (alpha + beta N/p)               (p-1)/p N
     broadcast, tree           ceil(log2 p) (alpha + beta N)          up to ceil(log2 p) N (the root)
@@ -13,6 +14,9 @@ N is the size of the full tensor: the argument of an all-reduce or a broadcast, 
 rank's argument of a reduce-scatter or an all-to-all. We assume that additions are free, there is no other traffic, and
 all ranks start together, so real collectives take longer. With a single rank, nothing is sent. (Hockney 1994; Thakur,
 Rabenseifner and Gropp 2005, sections 3 and 4; Chan et al. 2007.)
+
+With "switch", NVLink's switch does the additions (see `Link.switch`), so for many ranks, each of them only sends half
+as much as in a ring. "fastest" is the ring or the switch, whichever takes less time.
 """
 
 from collections.abc import Callable
@@ -21,15 +25,22 @@ from typing import Literal
 from tplab.collectives.by_hand import tree_depth
 from tplab.collectives.links import Link
 
-Algorithm = Literal["ring", "tree"]
+Algorithm = Literal["ring", "tree", "switch", "fastest"]
 
 
 def all_reduce(link: Link, size: float, p: int, algorithm: Algorithm = "ring") -> float:
     """Return the time in seconds of an all-reduce of a tensor of `size` bytes over p ranks."""
     _check(size, p)
-    if algorithm not in ("ring", "tree"):
-        raise ValueError(f"algorithm={algorithm!r} is neither 'ring' nor 'tree'")
-    return link.ring_all_reduce(size, p) if algorithm == "ring" else link.tree_all_reduce(size, p)
+    if algorithm == "fastest":
+        ways: list[Algorithm] = ["ring", "switch"] if link.switch else ["ring"]
+        return min(all_reduce(link, size, p, way) for way in ways)
+    if algorithm == "ring":
+        return link.ring_all_reduce(size, p)
+    if algorithm == "tree":
+        return link.tree_all_reduce(size, p)
+    if algorithm == "switch":
+        return link.switch_all_reduce(size, p)
+    raise ValueError(f"algorithm={algorithm!r} is none of 'ring', 'tree', 'switch' and 'fastest'")
 
 
 def all_gather(link: Link, size: float, p: int) -> float:

@@ -153,7 +153,7 @@ def layer_time(
     if sequence_parallel:
         messages = 2 * (all_gather(link, size, tp) + reduce_scatter(link, size, tp))
     else:
-        messages = 2 * all_reduce(link, size, tp)
+        messages = 2 * all_reduce(link, size, tp, "fastest")
     pairs = overlap_saving(config, machine, micro_batch=micro_batch, tp=tp, sequence_parallel=sequence_parallel)
     again = all_gather(link, size, tp) if sequence_parallel else 0.0  # once per pair, beside dX = dY A^T
     hidden = sum(replace(pair, communication=again).hidden + (pair.hidden if overlap else 0.0) for pair in pairs)
@@ -211,7 +211,7 @@ def overlap_saving(
     """Return the operations that can overlap in the backward pass of a layer, for each column-parallel weight."""
     tokens = micro_batch * config.seq_length
     link, size = machine.link(tp), 2 * tokens * config.hidden_size
-    summing = reduce_scatter(link, size, tp) if sequence_parallel else all_reduce(link, size, tp)
+    summing = reduce_scatter(link, size, tp) if sequence_parallel else all_reduce(link, size, tp, "fastest")
     matmuls = layer_matmuls(config, tokens, tp)
     return [
         Overlap(name, summing, matmuls[name].backward()[1].seconds(machine), machine.losses.contention)

@@ -80,7 +80,7 @@ class Machine:
     inside          link between two GPUs of a node, in one direction
     between         link between GPUs of different nodes, in one direction, when all GPUs of the node send
     losses          what a real layer loses against these figures
-    sources         the source of each figure
+    sources         the source of each figure, beginning with "estimate" if nobody has published it
     """
 
     name: str
@@ -125,7 +125,7 @@ class Machine:
         if p < 1 or stride < 1:
             raise ValueError(f"a group has p >= 1 ranks that stand stride >= 1 GPUs apart, got {p=}, {stride=}")
         if p == 1 or p * stride <= self.gpus_per_node:
-            return Link(self.inside.alpha, self.inside.beta / self.losses.ring, self.inside.source)
+            return replace(self.inside, beta=self.inside.beta / self.losses.ring)
         in_a_node = max(self.gpus_per_node // stride, 1)
         beta = max(self.between.beta / in_a_node, self.inside.beta / self.losses.ring)
         return Link(self.between.alpha, beta, f"{in_a_node} at once: {self.between.source}")
@@ -133,12 +133,17 @@ class Machine:
 
 _ALPHA = "alpha: NVIDIA/nccl b647562, src/graph/tuning.cc, hwLat, Ring with protocol Simple"
 _NVLINK = "NVIDIA/nccl, src/graph/topo.h, what its rings reach over one NVLink"
+_SWITCH = "NVIDIA/nccl, src/graph/tuning.cc, nvlsEfficiency"
+_HOPPER_SWITCH, _BLACKWELL_SWITCH = 0.85, 0.74
 
 
-def _nvlink(links: int, gigabytes: float, constant: str) -> Link:
-    return Link(
-        3.4e-6, 1 / (links * gigabytes * GB), f"{links} links of {gigabytes} GB/s: {_NVLINK}, {constant}; {_ALPHA}"
+def _nvlink(links: int, gigabytes: float, constant: str, switch: float = 0.0) -> Link:
+    """Return the links of a GPU. `switch` is the share of their bandwidth that sums in the switch reach, or 0."""
+    bandwidth = links * gigabytes * GB
+    source = f"{links} links of {gigabytes} GB/s: {_NVLINK}, {constant}; {_ALPHA}" + f"; switch: {_SWITCH}" * bool(
+        switch
     )
+    return Link(3.4e-6, 1 / bandwidth, source, switch * bandwidth)
 
 
 def _network(gigabytes: float, source: str) -> Link:
@@ -155,8 +160,8 @@ def _losses(multiprocessors: int) -> Losses:
     """Return the losses of NVIDIA's GPUs with NVLink. Their shares are those in Calculon's file for the A100.
 
     Calculon assumes that 195 of NVLink's 300 GB/s are reached (efficiency 0.65), and `inside` is the 240 GB/s that NCCL
-    reaches at best. A kernel takes about 5 microseconds to launch (NVIDIA, "Getting Started with CUDA Graphs",
-    developer blog, 2019).
+    reaches at best. For newer GPUs, we know of no published shares, so these are estimates there. A kernel takes about
+    5 microseconds to launch (NVIDIA, "Getting Started with CUDA Graphs", developer blog, 2019).
     """
     return Losses(True, multiprocessors, ring=195 / 240, memory=0.9, contention=0.15, launch=5e-6, bookkeeping=True)
 
@@ -190,7 +195,7 @@ MACHINES: dict[str, Machine] = {
         ),
         Machine(
             "H100 DGX", flops=989e12, fraction=794.5 / 989, memory=80 * GB, bandwidth=3350e9, gpus_per_node=8,
-            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW"),
+            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW", _HOPPER_SWITCH),
             between=_network(50, _DGX_NDR.format("H100")),
             losses=_losses(132),
             sources={
@@ -202,7 +207,7 @@ MACHINES: dict[str, Machine] = {
         ),
         Machine(
             "H200 DGX", flops=989e12, fraction=794.5 / 989, memory=141 * GB, bandwidth=4800e9, gpus_per_node=8,
-            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW"),
+            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW", _HOPPER_SWITCH),
             between=_network(50, _DGX_NDR.format("H200")),
             losses=_losses(132),
             sources={
@@ -210,6 +215,30 @@ MACHINES: dict[str, Machine] = {
                 "fraction": f"the same chip: {_HOPPER_FRACTION}",
                 "memory": "NVIDIA H200 data sheet",
                 "bandwidth": "NVIDIA H200 data sheet",
+            },
+        ),
+        Machine(
+            "B200 DGX", flops=2250e12, fraction=1745 / 2250, memory=180 * GB, bandwidth=8000e9, gpus_per_node=8,
+            inside=_nvlink(18, 40.1, "SM100_NVLINK_BW", _BLACKWELL_SWITCH),
+            between=_network(50, _DGX_NDR.format("B200")),
+            losses=_losses(148),
+            sources={
+                "flops": _HOPPER_PEAK.format("DGX B200"),
+                "fraction": f"1745 of 2250 TFLOP/s on a B200 SXM: {_MATMUL}",
+                "memory": "1,440 GB for 8 GPUs: NVIDIA DGX B200 user guide",
+                "bandwidth": "64 TB/s for 8 GPUs: NVIDIA DGX B200 data sheet",
+            },
+        ),
+        Machine(
+            "GB200 NVL72", flops=2500e12, fraction=1745 / 2250, memory=186 * GB, bandwidth=8000e9, gpus_per_node=72,
+            inside=_nvlink(18, 40.1, "SM100_NVLINK_BW", _BLACKWELL_SWITCH),
+            between=_network(50, "an adapter of 400 Gb/s per GPU: NVIDIA DGX GB200 user guide"),
+            losses=_losses(148),
+            sources={
+                "flops": f"360 PFLOP/s with sparsity for 72 GPUs, {_HOPPER_PEAK.format('GB200 NVL72')}",
+                "fraction": "estimate: the share that matmuls reach on a B200 SXM",
+                "memory": "13.4 TB for 72 GPUs: NVIDIA GB200 NVL72 data sheet",
+                "bandwidth": "576 TB/s for 72 GPUs: NVIDIA GB200 NVL72 data sheet",
             },
         ),
     )

@@ -110,7 +110,8 @@ def step_time(
     others = sum(stage.total for stage in stages) - slowest.total
     message = _send_time(config, layout, machine, program.scatter_gather)
     parameters = max(rank_parameters(config, layout, stage) for stage in {0, layout.pp - 1})
-    summing = all_reduce(machine.link(layout.dp, layout.tp * layout.pp), recipe.gradients * parameters, layout.dp)
+    link = machine.link(layout.dp, layout.tp * layout.pp)
+    summing = all_reduce(link, recipe.gradients * parameters, layout.dp, "fastest")
     if program.overlap_gradients:
         summing -= min(summing, 2 / 3 * slowest.compute)
     updated = parameters / (layout.dp if program.shard_optimizer else 1)
@@ -151,7 +152,7 @@ def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) 
     forward = Matmul(tokens, config.hidden_size, config.vocab_size / tp)
     products = sum(matmul.seconds(machine) for matmul in (forward, *forward.backward()))
     elementwise = (12 + 10) * tokens * config.vocab_size / tp / machine.memory_rate
-    summing = all_reduce(machine.link(tp), 2 * tokens * config.hidden_size, tp)
+    summing = all_reduce(machine.link(tp), 2 * tokens * config.hidden_size, tp, "fastest")
     return Pass(products, elementwise, summing, launches=8 * machine.losses.launch)
 
 
@@ -162,7 +163,7 @@ def _stage_time(config: GPTConfig, layout: Layout, machine: Machine, layer: Laye
         time += Pass(elementwise=6 * rank_parameters(config, layout, stage) / machine.memory_rate)
     if stage == 0:  # the embedding's output is summed over ranks
         size = 2 * layout.micro_batch * config.seq_length * config.hidden_size
-        time += Pass(communication=all_reduce(machine.link(layout.tp), size, layout.tp))
+        time += Pass(communication=all_reduce(machine.link(layout.tp), size, layout.tp, "fastest"))
     return time + output_time(config, machine, layout.micro_batch, layout.tp) if stage == layout.pp - 1 else time
 
 

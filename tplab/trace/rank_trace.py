@@ -77,6 +77,20 @@ class RankTrace:
         return self.seconds("communicate") - self.hidden
 
     @property
+    def waits(self) -> Times:
+        """The times, as (start, end), in which a collective is in flight and the rank computes nothing."""
+        busy = _times(self.lane("compute"))
+        found = []
+        for start, end in _times(self.lane("communicate")):
+            for begin, stop in busy:
+                if start < begin < end:
+                    found.append((start, begin))
+                if begin < end and stop > start:
+                    start = max(start, stop)
+            found += [(start, end)] * (start < end)
+        return found
+
+    @property
     def link(self) -> str:
         """The `slow_link` that it was traced on, in words, as a picture has to say. "" if there was none."""
         return ", ".join(dict.fromkeys(span.about["link"] for span in self.spans if "link" in span.about))

@@ -27,6 +27,7 @@ name, the list shows it in parentheses:
     layer                        a transformer layer on p ranks, and what its four operators sent
     schedule                     what every rank of a pipeline does when, and where it waits
     token_way                    a token's way through both ends of a model: a picture per step, for play
+    clock                        a list of operations on the clock, with its waits: a picture per operation, for play
     overlap                      two lanes per rank: when it computed, and when a collective was in flight
     time_bars (costs)            where the time goes, by category
     against (costs)              a model's predictions compared with published values
@@ -39,6 +40,7 @@ A rank has the same (colorblind-safe) color in every picture, along with its num
 returns a `Picture`, which is a matplotlib Figure that a notebook displays if it's on a cell's last line.
 """
 
+from tplab.viz.clock import clock
 from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture
 from tplab.viz.controls import Frames, explore, play
@@ -71,6 +73,7 @@ __all__ = [
     "Picture",
     "against",
     "bill",
+    "clock",
     "collective",
     "compared",
     "curves",

@@ -8,12 +8,15 @@ from matplotlib.patches import Patch
 from tplab.trace.rank_trace import LANES, RankTrace, Span
 from tplab.viz.blocks import text_width
 from tplab.viz.colors import INK, WIDTH, Picture, rank_color, style, tint
+from tplab.viz.lanes import RED
 
 _ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
 
 
 def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None) -> Picture:
     """Plot what `tplab.trace.trace_rank` recorded in each run. Computation is solid, and communication is hatched.
+
+    While a collective is in flight and the rank computes nothing, its lane is red.
 
     runs: by name, the traces of all ranks
 
@@ -40,9 +43,10 @@ def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None
         places[-1].set_xlabel("milliseconds")
         handles = [
             Patch(facecolor="#B8B8B8", edgecolor=INK, label="computes"),
+            Patch(facecolor=tint(RED, 0.6), label="waits"),
             Patch(facecolor="white", edgecolor=INK, hatch="////", label="communicates"),
         ]
-        picture.legend(handles=handles, ncols=2, loc="outside lower right")
+        picture.legend(handles=handles, ncols=3, loc="outside lower right")
     picture.description = (
         "Two lanes per rank, for computation and communication: " + "; ".join(map(_headline, runs, runs.values())) + "."
     )
@@ -54,6 +58,8 @@ def _lanes(axes: Axes, traces: Sequence[RankTrace], longest: float) -> None:
     for index, trace in enumerate(traces):
         for span in trace.spans:
             _bar(axes, 2 * index + LANES.index(span.lane), span, begin, rank_color(trace.rank), longest)
+        for start, end in trace.waits:
+            axes.barh(2 * index, (end - start) * 1e3, 0.84, left=(start - begin) * 1e3, color=tint(RED, 0.6))
     axes.set_yticks([2 * index + 0.5 for index in range(len(traces))], [f"rank {trace.rank}" for trace in traces])
     axes.set_ylim(2 * len(traces) - 0.4, -0.6)
     axes.set_xlim(0, longest * 1.01)

@@ -184,6 +184,7 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
         "sequence": ["12.1"],
         "replicas": ["14.1", "14.2"],
         "pipeline": ["13.1", "13.2", "13.3"],
+        "cost": ["11.3", "11.4"],
     }
     pass_all(course, needs["mlp"])
     assert "def attention(" not in (course.folder / "my_tp" / "demo.py").read_text(), "it can't run yet"
@@ -193,7 +194,11 @@ def test_the_library_runs_on_two_processes_and_the_page_says_how(tmp_path):
     assert "python -m my_tp" not in repr(page_in(course, 2))
     done = subprocess.run([sys.executable, "-m", "my_tp", "mlp"], cwd=course.folder, capture_output=True, text=True)
     assert done.stdout.count("ok, the same as plain PyTorch") == 2, done.stderr
-    ranks = launch(_demos, 2, args=(str(course.folder), list(needs)))
+    asked = [sys.executable, "-m", "my_tp", "cost", "--gpu", "a100"]
+    done = subprocess.run(asked, cwd=course.folder, capture_output=True, text=True)
+    assert "on a100: p = 2: " in done.stdout, done.stderr
+    assert "(80% from h = 5,625)" in done.stdout
+    ranks = launch(_demos, 2, args=(str(course.folder), [name for name in needs if name != "cost"]))
     for name in ("block", "dropout"):
         losses = [one[name].rpartition(": ")[2].split(" -> ") for one in ranks]
         assert losses[0] == losses[1], "both ranks have the same loss"

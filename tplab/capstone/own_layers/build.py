@@ -5,7 +5,7 @@ layers of chapter 4, which call the operators of chapter 3. Where the settings r
 of a module's names are replaced before the next module is loaded:
 
     f, g         become an all-gather and a reduce-scatter in chapters 4 to 7, with sequence parallelism
-    4.1, 7.4     use the matmul of 11.3, which includes f and all-reduces dx in the background during backward
+    4.1, 7.4     use the matmul of 11.2, which includes f and all-reduces dx in the background during backward
     10.4         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
 
 my_tp/blocks.py and my_tp/operators.py contain more wrappers, which the library needs regardless of the settings.
@@ -146,7 +146,7 @@ def _again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]
 
 
 def _column_with(matmul: Any, column: Any) -> Any:
-    """Return a subclass of 4.1's layer that uses the matmul of 11.3."""
+    """Return a subclass of 4.1's layer that uses the matmul of 11.2."""
 
     class ColumnParallelLinear(column):
         def forward(self, x: Tensor) -> Any:
@@ -161,7 +161,7 @@ def _column_with(matmul: Any, column: Any) -> Any:
 
 
 def _logits_with(matmul: Any, parallel_logits: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of 7.4's logits function that uses the matmul of 11.3."""
+    """Return a version of 7.4's logits function that uses the matmul of 11.2."""
 
     def logits(x: Tensor, weight: Tensor, *, gather: bool = False, group: Any = None, **options: Any) -> Tensor:
         if gather or torch.compiler.is_compiling():

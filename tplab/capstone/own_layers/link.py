@@ -23,7 +23,7 @@ def whole_world(settings: Settings) -> bool:
 
 
 def is_async(settings: Settings) -> bool:
-    """Return True if the model uses 11.3's matmul. It all-reduces dx, which rules out sequence parallelism."""
+    """Return True if the model uses 11.2's matmul. It all-reduces dx, which rules out sequence parallelism."""
     return settings.async_grad_allreduce and not settings.sequence_parallel
 
 
@@ -65,10 +65,10 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
     """Return one row per part: whether the model has it, what it is, its exercises or its tplab module, and why."""
     world, cut, overlap = whole_world(settings), settings.sequence_parallel, is_async(settings)
     groups = f"the answer works on all ranks, but here each of dp={settings.dp} groups of {settings.tp} has a model"
-    matmul = "uses the matmul of 11.3" if overlap else ""
+    matmul = "uses the matmul of 11.2" if overlap else ""
     adds = "adds up values of all tokens, which are the same on every rank"
     return [
-        (world and not cut, "f", ["3.2"], "11.3 does its all-reduce in some of the matmuls" if overlap else ""),
+        (world and not cut, "f", ["3.2"], "11.2 does its all-reduce in some of the matmuls" if overlap else ""),
         (world and not cut, "g", ["3.3"], ""),
         (not world and not cut, "f and g", "tplab.tensor.mappings", groups),
         (world and cut, "all-gather instead of f, reduce-scatter instead of g", ["12.2"], ""),
@@ -77,10 +77,10 @@ def _parts(settings: Settings) -> list[tuple[bool, str, str | list[str], str]]:
         (not world and cut, "g in the loss", "tplab.tensor.mappings", groups),
         (True, "column-parallel layer", ["4.1"], matmul),
         (True, "row-parallel layer", ["4.2"], ""),
-        (overlap, "matmul that overlaps with the all-reduce of dx", ["11.3"], ""),
+        (overlap, "matmul that overlaps with the all-reduce of dx", ["11.2"], ""),
         (
             settings.async_grad_allreduce and not overlap, "overlap in backward", "",
-            "11.3 all-reduces dx, but sequence parallelism needs a reduce-scatter",
+            "11.2 all-reduces dx, but sequence parallelism needs a reduce-scatter",
         ),
         (True, "MLP", ["5.2"], "10.3 wants the final bias separately"),
         (True, "attention", ["6.2"], "the same as for the MLP"),

@@ -59,6 +59,7 @@ DEMOS = {
     "sequence": (("12.1",), "tells how much your block saves for the backward pass on one, two, and four processes"),
     "replicas": (("14.1", "14.2"), "trains two replicas that learn as one, and compares them with a single model"),
     "pipeline": (("13.1", "13.2", "13.3"), "trains a model in two stages with your schedule"),
+    "cost": (("11.3", "11.4"), "says how busy a layer keeps 2, 4 and 8 H100s (or `--gpu a100`, `--gpu b200`)"),
 }
 
 # What train.py imports: the answers to these exercises, and these parts of the course's code

@@ -10,6 +10,7 @@ python -m my_tp generate     the GPT of chapter 10, which writes a few tokens al
 python -m my_tp sequence     the block of chapter 12, and how much it saves for the backward pass on 1, 2, 4 processes
 python -m my_tp replicas     two replicas of chapter 14, which learn as one
 python -m my_tp pipeline     the stages of chapter 13, which learn to predict the next byte of a Python program
+python -m my_tp cost         the formulas of chapter 11: how busy a layer keeps 2, 4 and 8 GPUs (also: --gpu a100, b200)
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from my_tp.attention import ParallelAttention
+from my_tp.cost import layer_seconds, smallest_width
 from my_tp.cross_entropy import vocab_parallel_loss
 from my_tp.data_parallel import DataParallel, ZeRO1
 from my_tp.embedding import VocabParallelEmbedding, parallel_logits
@@ -33,10 +35,16 @@ from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
+from tplab.collectives.links import Link
 from tplab.memory.config import GPTConfig
 from tplab.memory.meter import saved_for_backward
 
 RANKS = 2
+GPUS = {  # FLOP/s of large matmuls, and bytes per second over NVLink in one direction, as in chapter 11
+    "a100": (271.2e12, 300e9),
+    "h100": (794.5e12, 450e9),
+    "b200": (1745e12, 900e9),
+}
 
 
 def mlp():
@@ -217,6 +225,22 @@ class Channels:
         return dist.irecv(tensor, sender, group=self.groups[self.rank > sender])
 
 
+def cost():
+    """Tell how much of its time a GPU computes in a layer of my GPT, by my formulas, if p GPUs share the layer."""
+    gpu = sys.argv[3].lower() if sys.argv[2:3] == ["--gpu"] else "h100"
+    if gpu not in GPUS:
+        sys.exit(f"{gpu!r} is none of the GPUs {', '.join(GPUS)}")
+    (rate, bandwidth), told = GPUS[gpu], []
+    for p in (2, 4, 8):
+        link = Link(3.4e-6, 1 / bandwidth)
+        compute, communicate = layer_seconds(1, 2048, 12288, p, rate, link)
+        busy, width = compute / (compute + communicate), smallest_width(p, rate, bandwidth)
+        told.append(
+            f"p = {p}: {1e3 * (compute + communicate):.1f} ms, {busy:.0%} computing (80% from h = {width:,.0f})"
+        )
+    tell(f"a layer with h = 12,288 and 2,048 tokens on {gpu}: {'; '.join(told)}", ranks=1)
+
+
 def fill(module, std=0.5):
     """Fill every parameter with random numbers: different ones in each shard, identical ones if it's replicated."""
     torch.manual_seed(dist.get_rank())
@@ -246,9 +270,9 @@ def shapes(weight, out):
     return f"holds {list(weight.shape)} of the first weight and returns {list(out.shape)}"
 
 
-def tell(text):
-    """Print one line per rank, in the order of the ranks."""
-    for rank in range(dist.get_world_size()):
+def tell(text, ranks=None):
+    """Print one line per rank, in the order of the ranks, or only on the first `ranks` of them."""
+    for rank in range(dist.get_world_size() if ranks is None else ranks):
         if rank == dist.get_rank():
             print(text, flush=True)
         dist.barrier()
@@ -261,9 +285,11 @@ def run(rank, name, meeting, ranks):
 
 
 def main():
-    names = ("mlp", "attention", "block", "embedding", "loss", "dropout", "generate", "sequence", "pipeline", "replicas")
+    names = ["mlp", "attention", "block", "embedding", "loss", "dropout", "generate"]
+    names += ["cost", "sequence", "pipeline", "replicas"]
     known = [name for name in names if name in globals()]
-    if len(sys.argv) != 2 or sys.argv[1] not in known:
+    about_a_gpu = len(sys.argv) == 4 and sys.argv[1:3] == ["cost", "--gpu"]
+    if sys.argv[1:2] not in [[name] for name in known] or not (len(sys.argv) == 2 or about_a_gpu):
         sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     for ranks in (1, 2, 4) if sys.argv[1] == "sequence" else (RANKS,):

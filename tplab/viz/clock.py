@@ -1,0 +1,85 @@
+"""A list of operations on the clock: one lane for what a rank computes, and one for what is on the wire.
+
+compute   [ dZ ][ dB ][ dX ]▒▒ waits 8 ▒▒[ dA ]      28 ms
+wire                       [  message  ]
+dY        ──────────                                 how long a result has to be kept
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from tplab.cost.clock import Operation, Timing, play
+from tplab.viz.blocks import text_width
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.controls import Frames
+from tplab.viz.lanes import GOLD, RED
+
+_LANES = ("compute", "wire")
+_HEIGHT = 0.8
+
+
+def clock(operations: Sequence[Operation[str]], *, kept: str = "", unit: str = "ms") -> Frames:
+    """Return a picture per operation that takes time or waits, for `viz.play`. The last one shows all of them.
+
+    kept: the name of a result. A line below the lanes shows how long it has to be kept
+
+    Raises OrderError for operations that can't be run in this order.
+    """
+    whole = play(operations)
+    counts = [
+        number
+        for number, one in enumerate(operations, start=1)
+        if one.duration or any(wait.operation == one.name for wait in whole.waits())
+    ]
+    counts = [*counts[:-1], len(operations)]
+    return Frames(len(counts), lambda place: _draw(operations[: counts[place]], whole, kept, unit))
+
+
+def _draw(operations: Sequence[Operation[str]], whole: Timing[str], kept: str, unit: str) -> Picture:
+    timing = play(operations)
+    waited = sum(wait.end - wait.start for wait in timing.waits())
+    done = {one.name for one in operations}
+    ends = [timing.spans[name].end for name in done if timing.spans[name].operation.lane == "compute"]
+    so_far = (
+        f"{_text(max(ends))} {unit} so far" if len(done) < len(whole.spans) else f"{_text(whole.total)} {unit} in total"
+    )
+    title = f"{so_far}, {_text(waited)} {unit} of them spent waiting"
+    with style():
+        picture, axes = chart(WIDTH, 1.75 + 0.3 * bool(kept), title, title)
+        for lane, name in enumerate(_LANES):
+            for span in timing.lanes.get((0, name), []):
+                if span.end > span.start:
+                    color = rank_color(0) if name == "compute" else FAINT
+                    _box(axes, lane, span.start, span.end, span.operation.name, color, whole.total)
+        for wait in timing.waits():
+            _box(axes, 0, wait.start, wait.end, f"waits {_text(wait.end - wait.start)}", RED, whole.total)
+        if kept in done:
+            start, end = timing.lifetimes[kept]
+            axes.plot([start, end], [2, 2], color=GOLD, linewidth=4, solid_capstyle="butt")
+        axes.set_yticks(range(2 + bool(kept)), [*_LANES, *[f"{kept} is kept"] * bool(kept)])
+        axes.set_ylim(1.55 + bool(kept), -0.55)
+        axes.set_xlim(0, whole.total * 1.01)
+        axes.set_xlabel("milliseconds" if unit == "ms" else unit)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.tick_params(left=False)
+        axes.grid(axis="x")
+    order = ", ".join(f"{span.operation.name} from {_text(span.start)} to {_text(span.end)}" for span in _spans(timing))
+    picture.description = f"When each operation runs: {order}."
+    return picture
+
+
+def _spans(timing: Timing[str]) -> list[Any]:
+    return sorted((span for span in timing.spans.values() if span.end > span.start), key=lambda span: span.start)
+
+
+def _box(axes: Axes, lane: int, start: float, end: float, name: str, color: str, total: float) -> None:
+    axes.barh(lane, end - start, _HEIGHT, left=start, color=tint(color, 0.6), edgecolor=color, linewidth=0.8)
+    if (end - start) / total * (WIDTH - 1.3) > text_width(name, 8.5) + 0.05:
+        axes.text((start + end) / 2, lane, name, fontsize=8.5, ha="center", va="center", color=INK)
+
+
+def _text(value: float) -> str:
+    return f"{value:g}"
