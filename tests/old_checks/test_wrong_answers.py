@@ -62,6 +62,4 @@ def test_every_question_is_what_some_wrong_answer_must_be_asked(number):
 def test_every_wrong_answer_belongs_to_an_exercise():
     assert {wrong.exercise for wrong in WRONG} == set(IN_THE_OLD_FORM)
     files = {path.stem for path in Path(tests.wrong_answers.__file__).parent.glob("*.py")}
-    assert files - {"__init__", "accepted", "by_class"} == {
-        package(number) for number in NUMBERS if not has_table(number)
-    }
+    assert files - {"__init__", "accepted"} == {package(number) for number in NUMBERS if not has_table(number)}

@@ -77,14 +77,8 @@ def has_table(number: int) -> bool:
 
 
 def wrong_answers(number: int) -> list[WrongAnswer]:
-    """The wrong answers to the exercises of a chapter: its own, and those that every chapter has (by_class.py).
-
-    A chapter with a table of mistakes (`mistakes.md`) has none here.
-    """
-    if has_table(number):
-        return []
-    own, by_class = (importlib.import_module(f"tests.wrong_answers.{name}") for name in (package(number), "by_class"))
-    return [*own.WRONG, *(wrong for wrong in by_class.WRONG if wrong.exercise.startswith(f"{prefix(number)}."))]
+    """The wrong answers to the exercises of a chapter. A chapter with a table of mistakes (`mistakes.md`) has none."""
+    return [] if has_table(number) else importlib.import_module(f"tests.wrong_answers.{package(number)}").WRONG
 
 
 def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Iterable[str] = ()) -> dict[str, Any]:

@@ -205,8 +205,15 @@ USE = [
     ("one number", use(("return model * tokens_per_second / possible, hardware * tokens_per_second / possible", "return model * tokens_per_second / possible")), "What comes out are two numbers"),
 ]  # fmt: skip
 
+OTHERS = [
+    ("15.3", "empties the caller's list", changed("15.3", ("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")), "wrote into micro_batches"),
+    ("15.2", "a hash that differs between processes", changed("15.2", ("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')), "Which line calls `hash`"),
+    ("15.4", "swallows an error", changed("15.4", ("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")), "the error reach the caller"),
+]  # fmt: skip
+
 WRONG = [
     WrongAnswer(exercise=exercise, name=name, source=source, says=says)
     for exercise, answers in (("15.1", RATE), ("15.2", WINDOWS), ("15.3", STEPS), ("15.4", SAVING), ("15.5", USE))
     for name, source, says in answers
 ]
+WRONG += [WrongAnswer(*other) for other in OTHERS]
