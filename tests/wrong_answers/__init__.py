@@ -22,7 +22,7 @@ from zlib import crc32
 from tests import ROOT
 from tplab.course.notebooks import numbering
 from tplab.course.notebooks.mistakes import path_of, tables
-from tplab.course.notebooks.numbering import number_of, package, prefix
+from tplab.course.notebooks.numbering import number_of, package
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, keep_solution
 from tplab.course.notebooks.source import Chapter, read, sources
 
