@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 · What communication costs
 #
-# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and during each of them, every rank stands still. Behind a slow cable, standing still takes longer than the math. In this chapter, you'll hide half of the waits with a few lines of code. And before you rent a single GPU, you'll be able to tell how many of them a layer can keep busy.
+# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each one. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of the waits with a few lines of code. And before you rent a single GPU, you'll be able to tell how many of them a layer can keep busy.
 #
 # You need chapters 04 and 05, and exercise 1.4. About 75 minutes.
 
@@ -97,7 +97,7 @@ def backward_order() -> list[str]:
 
 
 # %% [markdown] hints="11.1"
-# 1. Which steps does the message depend on? And which steps does nothing else in this table depend on?
+# 1. Which steps does the message depend on? And which steps does no other step in this table need?
 # 2. The message can start after 10 ms. From then on, it takes 8 ms. How many milliseconds of work are left for that time, and which work is it?
 # 3. Nothing waits for `dB` and `dA` until the optimizer's step. So run `dZ` and `dX` first, then `start`. Then run `dB` and `dA`, and `wait` comes last.
 
@@ -228,7 +228,7 @@ predict("11.b", steps=14, microseconds=341.2)
 #
 # - The layer is the one from chapter 10, with ordinary attention and an MLP of $4h$. Count its matmuls and nothing else. A matmul of `[m, k]` and `[k, n]` takes $2mkn$ **FLOPs** (floating-point operations), and the rank manages `rate` FLOPs per second. Don't forget the two matmuls inside of attention, and count all of their elements, even those that a causal mask hides.
 #
-# - `all_reduce(link, size, p)` is the time of a ring all-reduce of `size` bytes. An element has `bytes_per_number` bytes. Nothing is hidden.
+# - `all_reduce(link, size, p)` returns how long a ring all-reduce of `size` bytes takes. An element has `bytes_per_number` bytes. Nothing is hidden.
 #
 # - With `recompute`, the layer only keeps its input (chapter 09), so its whole forward pass runs a second time, including the messages.
 
@@ -279,13 +279,13 @@ viz.explore(bars, link=("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR"), h=(12288,
 #
 # To keep its GPUs busy, should a layer be larger, or should the batch?
 #
-# **Predict.** Neglect the latency and the two matmuls inside of attention. By which factor does the ratio of waiting to computing change if you double $b$? And by which factor if you double $h$?
+# **Predict.** Neglect the latency and the two matmuls inside of attention. By what factor does the ratio of waiting to computing change if you double $b$? And by what factor if you double $h$?
 
 # %% predict="11.c"
 predict("11.c", double_b=1, double_h=0.5)
 
 # %% [markdown]
-# A larger batch doesn't help at all! Both times double, so the ratio stays the same. Only a wider layer helps, because the FLOPs grow with $h^2$ and the messages grow with $h$. So for any machine and any $p$, there's a width from which on a layer is worth it.
+# A larger batch doesn't help at all! Both times double, so the ratio stays the same. Only a wider layer helps, because the FLOPs grow with $h^2$ and the messages grow with $h$. So for any machine and any $p$, there's a width above which splitting a layer pays off.
 
 # %% [markdown] task="11.4" title="How wide is wide enough?" difficulty=2 minutes=8
 # The efficiency $E$ is the share of its time that a rank spends computing. Return the smallest $h$ at which $p$ ranks reach this efficiency, on GPUs with `rate` FLOPs per second and links with `bandwidth` bytes per second and direction. A fraction is fine.
@@ -302,7 +302,7 @@ def smallest_width(p: int, rate: float, bandwidth: float, efficiency: float = 0.
 
 
 # %% [markdown] hints="11.4"
-# 1. Write down the time of computing and the time of communicating, without the terms that we neglect. Divide one by the other. What cancels?
+# 1. Write down the compute time and the communication time, and leave out the terms that we neglect. Divide one by the other. What cancels?
 # 2. A rank computes for $72\,bsh^2 / (pR)$ seconds, and communicates for $4 \cdot 2\,\frac{p-1}{p} \cdot 2bsh / B$ seconds. So the ratio of waiting to computing is $w = \frac{2}{9}(p-1)\frac{R}{Bh}$. The efficiency is $E = 1/(1 + w)$. Solve for $h$.
 # 3. Return `2 / 9 * (p - 1) * rate / bandwidth * efficiency / (1 - efficiency)`.
 
@@ -324,15 +324,15 @@ viz.table(rows)
 #
 # <details><summary>Going deeper: a switch that adds</summary>
 #
-# In a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch can do the additions itself, which is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once. The switch adds them up, and each GPU is responsible for passing on $1/p$ of the sum, so a GPU only sends $(1 + 1/p)N$ bytes. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
+# In a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once. The switch adds them up, and each GPU is responsible for passing on $1/p$ of the sum, so a GPU only sends $(1 + 1/p)N$ bytes. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
 #
-# In practice, part of the gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and 275 GB/s with NVLS, and on 8 B300s at 397 and 483 GB/s (NVIDIA/nccl issue 2140, April 2026). That's 1.3 and 1.2 times as fast, so a layer may be about a fifth narrower. `tplab.cost` knows this algorithm, and its times are within 4 % of these measurements. NCCL's formula starts with a latency of 25 µs, so small messages still prefer other algorithms.
+# In practice, part of the gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and 275 GB/s with NVLS, and on 8 B300s at 397 and 483 GB/s (NVIDIA/nccl issue 2140, April 2026). That's 1.3 and 1.2 times as fast, so a layer may be about a fifth narrower. `tplab.cost` knows this algorithm, and its times are within 4 % of these measurements. NCCL's cost formula for it includes a fixed latency of 25 µs, so other algorithms still win for small messages.
 #
 # </details>
 #
 # ## Does it hold?
 #
-# You shouldn't trust a cost model that nobody has compared with measurements. NVIDIA's papers list 28 times of GPTs on A100s ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). Your two formulas alone would be too fast for each of them, so `tplab.cost` adds what they leave out, such as norms and the time between two kernels.
+# You shouldn't trust a cost model that nobody has compared with measurements. NVIDIA's papers report how long a step of a GPT takes on A100s, for 28 different settings ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). Your two formulas alone would be too fast for each of them, so `tplab.cost` adds what they leave out, such as norms and the time between two kernels.
 
 # %%
 from tplab.course.exercises.ch11 import published
@@ -353,7 +353,7 @@ viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.p
 # - **Ring bandwidth.** Messages of this size reach 195 of NVLink's 300 GB/s.
 # - **Memory bandwidth.** Element-wise kernels reach 90 % of it.
 # - **Busy multiprocessors.** A collective beside a matmul takes 15 % of them away.
-# - **Kernel launches.** About 5 µs pass from one kernel to the next.
+# - **Kernel launches.** There's a gap of about 5 µs between one kernel and the next.
 # - **Bookkeeping.** Autograd sums `dy` for each bias, copies heads to another layout, and adds up gradients.
 #
 # On V100s, the model fails: in 2019, Megatron's 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but the model predicts 3.8. About a quarter of that program's step didn't get any faster with more GPUs. For H100s, nobody has published a table with all the settings, so its times there are estimates.
@@ -411,7 +411,7 @@ def average_buffers(buffers, group=None):
 
 
 # %% [markdown] hints="11.5"
-# 1. To whom does a buffer belong between the start of its all-reduce and the end of `wait()`? What does `dist.all_reduce` return with `async_op=True`, and where does the function keep it?
+# 1. Who owns a buffer between the start of its all-reduce and the end of `wait()`? What does `dist.all_reduce` return with `async_op=True`, and where does the function keep it?
 # 2. If the loop waits for a message before it starts the next one, only one message is under way at a time. So you need two loops. Which steps belong into the first one?
 # 3. Start all of them with `requests = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]`. In a second loop over `zip(requests, buffers)`, call `request.wait()`, and then `buffer.div_(p)`.
 

@@ -11,7 +11,7 @@
 #
 # You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. On 8 GPUs, these activations are almost half of what a layer of GPT-3 saves for the backward pass, and adding GPUs won't make them any smaller. Could each rank do just its share? Yes, and the trick is to stop every all-reduce halfway. Everybody says that this costs no extra communication. We'll see.
 #
-# By the end of this chapter, you'll train a small GPT whose activations are split between the blocks as well. You need chapters 01, 03, 09, and 10. About 75 minutes.
+# By the end of this chapter, you'll have trained a small GPT whose activations are sharded everywhere, even where they used to be replicated. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
 # %% tags=["setup"]
 from functools import partial
@@ -39,7 +39,7 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 #
 # Bias, dropout, residual, and norm treat each token on its own. So let's take a break at this moment! Each rank does all of this work for its own tokens only, and the second half of the all-reduce waits until the next matmul needs all the tokens. This is called **sequence parallelism** (Korthikanti et al. 2022).
 #
-# **Predict.** Four ranks have terms of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does it send if it takes a break between the reduce-scatter and the all-gather?
+# **Predict.** Four ranks have terms of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does it send if it does other work between the reduce-scatter and the all-gather?
 
 # %% predict="12.a"
 predict("12.a", all_reduce=6144, gather_and_scatter=6144)
@@ -93,7 +93,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # - `gather_from_sequence_region(x, group)` collects the tokens of all ranks: [b, s/p, h] → [b, s, h].
 #
-# - `reduce_scatter_to_sequence_region(x, group)` adds up the terms of all ranks and returns this rank's tokens of the sum: [b, s, h] → [b, s/p, h].
+# - `reduce_scatter_to_sequence_region(x, group)` sums the terms from all the ranks, and returns this rank's slice of the tokens: [b, s, h] → [b, s/p, h].
 #
 # You decide where they go, and which lines work on all the tokens. Also think about dropout. With `sharded=True`, every rank draws from a stream of its own, and with `sharded=False`, all ranks draw the same mask (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and the full tensors `[b, s, h]` that your block saves for the backward pass.
 
@@ -264,9 +264,9 @@ def allreduce_sequence_gradients(module, group=None):
 
 
 # %% [markdown] hints="12.3"
-# 1. For each parameter, ask which tokens it meets on a rank, and which heads. If it meets all of them on every rank, its gradient is complete. If it meets only some, and another rank holds the same elements and uses them for the rest, the gradient is a part. For the sum, which list of tensors do you concatenate, and how does each part of the result get back to its place?
+# 1. For each parameter, ask which tokens and which heads it's used for on a rank. If it's used for all of them on every rank, its gradient is complete. Suppose a rank uses it for some of the tokens or heads only, and another rank uses its own copy for the others. Then each rank's gradient is only a part of the sum. For the sum, which list of tensors do you concatenate, and how does each part of the result get back to its place?
 # 2. Norm and bias are used between the operators, on this rank's tokens only. The positions are added before the scatter, to all tokens. The norms of queries and keys see all the tokens, but of how many heads? For the sum, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
-# 3. The names are `norm.weight`, `norm.bias`, `bias`, and the weights of both `q_norm` and `k_norm`. Let `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]` and `total = torch.cat([g.flatten() for g in gradients])`. After `dist.all_reduce(total, group=group)`, run `g.copy_(part.view_as(g))` for each `part` of `total.split([g.numel() for g in gradients])`.
+# 3. The names are `norm.weight`, `norm.bias`, `bias`, and the weights of both `q_norm` and `k_norm`. Let `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]` and `total = torch.cat([g.flatten() for g in gradients])`. After `dist.all_reduce(total, group=group)`, let `parts = total.split([g.numel() for g in gradients])`, and run `g.copy_(part.view_as(g))` for each `g` and `part` in `zip(gradients, parts)`.
 
 # %% check="12.3"
 check("12.3", partial_gradients, allreduce_sequence_gradients)
@@ -431,16 +431,16 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
 #
 # ## Fix it
 #
-# On January 26, 2024, somebody who was reading nanotron's code asked a polite question: is the backward pass of its row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still under way. In May, another user answered with a new test, which compared the gradient of the layer's input. No test had done that before. On four ranks, only a quarter of this gradient was right. The repair was merged on July 30 (pull request 172).
+# On January 26, 2024, somebody who was reading nanotron's code asked a polite question: is the backward pass of its row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still under way. In May, another user answered with a new test, which compared the gradient of the layer's input. No test had done that before. On four ranks, only a quarter of this gradient was right. The fix was merged on July 30 (pull request 172).
 #
-# **Predict.** In the next exercise, you'll find the bug, but without the overlap. Is the gradient of the layer's *own* weight right? And how many times does this backward pass send something? (Write True or False, and a number.)
+# **Predict.** The next exercise has the same bug, in code that doesn't overlap anything. Is the gradient of the layer's *own* weight right? And how many times does this backward pass send something? (Write True or False, and a number.)
 
 # %% predict="12.d"
 predict("12.d", own_weight=True, messages=2)
 
 
 # %% [markdown] task="12.4" title="Gathered too late" difficulty=2 minutes=8
-# This is a row-parallel matmul that ends with a reduce-scatter. In `backward`, each rank receives the gradient of its own tokens. Both `x` and `weight` are right here, and so is the forward pass.
+# This is a row-parallel matmul that ends with a reduce-scatter. In `backward`, each rank receives the gradient of its own tokens. Both `x` and `weight` are correct, and so is the forward pass.
 #
 # Repair `backward`, and don't send more than you have to. (Autograd doesn't look inside a `Function`, so here, the two operators are nothing but collectives.) The check compares both gradients with plain PyTorch, and it counts the messages.
 
@@ -512,7 +512,7 @@ symptoms(12)
 #
 # - **Transformers** has a parallel style of its own for the norms of queries and keys. In its plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
 #
-# - **Serving.** The next token of a single text can't be split. But a server generates for many requests at a time, so it has one token for each of them. vLLM has a compiler pass that replaces all-reduces by the two halves (pull request 16155, from April 2025).
+# - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server works on many requests at a time, and has one new token for each of them. vLLM has a compiler pass that replaces all-reduces by the two halves (pull request 16155, from April 2025).
 #
 # - **DTensor** knows how each tensor is split, so it can sum such gradients by itself. But it can forget them, too. If you take a local tensor out with `to_local()`, you have to say what its gradient will be. TorchTitan forgot to say it for its mixtures of experts (pytorch/torchtitan issue 1805, October 2025), and for the weights of norms (pull request 2532, March 2026). The next cell does both.
 #

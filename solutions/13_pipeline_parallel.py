@@ -128,7 +128,7 @@ def schedule(p, m):
 
 
 # %% [markdown] hints="13.1"
-# 1. A shelf stays small if each B comes as early as possible. When can the *last* rank start with B 0? And when does the gradient of micro-batch 0 reach the rank before it? Draw both lists for $p = 2$ and $m = 3$, and look at what rank 0 could do while it waits.
+# 1. A shelf stays small if each B comes as early as possible. When can the *last* rank start with B 0? And when does the gradient of micro-batch 0 reach the previous rank? Draw both lists for $p = 2$ and $m = 3$, and look at what rank 0 could do while it waits.
 # 2. Rank $r$ has $p - r - 1$ ranks after it. It can run that many forward passes before it has to wait for the first gradient. After this warm-up, it takes one micro-batch off the shelf for each one that it puts on. What's left when there are no more forward passes, and what if $m$ is smaller than the warm-up?
 # 3. Let `warm_up = min(m, p - rank - 1)`. A rank's list starts with F 0 to F `warm_up - 1`. Then, for each `k` in `range(m - warm_up)`, it continues with F `warm_up + k` and B `k`. At the end come the remaining B, from `m - warm_up` to `m - 1`.
 
@@ -149,7 +149,7 @@ play(schedule(4, 8))
 #
 # </details>
 #
-# The time is the same, and only the shelves are smaller! Many explanations say that 1F1B shrinks the bubble. It can't, because whatever the order is, the last rank has to wait for $p - 1$ forward passes before it can start, and after its last backward pass, rank 0 has to wait for $p - 1$ more. If F takes $t_F$ and B takes $t_B$, that's
+# The time is the same, and only the shelves are smaller! Many explanations say that 1F1B shrinks the bubble. It can't. In any order, the last rank waits for $p - 1$ forward passes before it can start. And after the last rank has finished, rank 0 waits for $p - 1$ backward passes. If F takes $t_F$ and B takes $t_B$, that's
 #
 # $$\text{bubble} = \frac{(p-1)(t_F + t_B)}{m\,(t_F + t_B)} = \frac{p-1}{m}$$
 #
@@ -228,7 +228,7 @@ check("13.2", forward_stage, backward_stage)
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=18
 # Write the program of one rank. It works through any list that can be played, in the order of the list. You decide when to receive, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
 #
-# Each micro-batch has a loss of its own, which is a mean over the micro-batch. At the end, the gradients should be those of the *batch's* mean loss, added to whatever was in `.grad` before. When a micro-batch leaves the shelf, nothing of it may stay behind.
+# Each micro-batch has a loss of its own, which is a mean over the micro-batch. At the end, the gradients should be those of the *batch's* mean loss, added to whatever was in `.grad` before. When a micro-batch leaves the shelf, don't keep a reference to any of its tensors.
 
 
 # %% exercise="13.3"
@@ -276,7 +276,7 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
 
 
 # %% [markdown] hints="13.3"
-# 1. In which of the two actions does a rank receive from `rank - 1`, and in which one from `rank + 1`? Who doesn't have one of these neighbors, and what does that rank do instead? A dictionary from micro-batch to what F kept makes a good shelf. And if you wait for each send right away, what could the receiver be waiting for?
+# 1. In which of the two actions does a rank receive from `rank - 1`, and in which one from `rank + 1`? Which ranks lack one of these neighbors, and what do they do instead? A dictionary from micro-batch to what F kept makes a good shelf. And if you wait for each send right away, what could the receiver be waiting for?
 # 2. Receive into a new `torch.empty_like(template)` each time, and wait for it before you read it. Start sends without waiting, collect what `channels.send` returns in a list, and wait for all of it at the end. On the last rank, the "stage" for `forward_stage` is the stage followed by the loss, so its message is a single number. The batch's loss is the mean of $m$ such numbers, so what's the gradient of each of them?
 # 3. `m` is the number of F in `actions`. On the last rank, write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, append `value` to a list, and start B with the gradient `losses[0].new_tensor(1 / m)`. Elsewhere, send `y` to `rank + 1`. In B, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
 
@@ -397,11 +397,11 @@ with show_failure():
     launch(one_step, 2, args=(schedule, WaitingChannels))
 
 # %% [markdown]
-# Both ranks are stuck in a *send*. Rank 0 wants to get rid of the activation of micro-batch 1, rank 1 wants to get rid of the gradient of micro-batch 0, and neither gets around to receiving. In GPipe, all messages travel in the same direction until the turn, so it never happens. Whether a send waits for its receiver depends on the backend and on the size of the message, so a program like this can pass all its tests and hang with the first large model.
+# Both ranks are stuck in a *send*. Rank 0 wants to get rid of the activation of micro-batch 1, rank 1 wants to get rid of the gradient of micro-batch 0, and neither gets around to receiving. In GPipe, all messages travel in the same direction until the backward passes begin, so this deadlock never happens. Whether a send waits for its receiver depends on the backend and on the size of the message, so a program like this can pass all its tests and hang with the first large model.
 #
 # ## Fix it
 #
-# A send that doesn't wait has its price, too: until the message is gone, its memory isn't yours. In March 2026, somebody found out why the gradient norm of Llama 3.1 405B became NaN on 16 stages. To save memory, Megatron-LM freed each output right after it had *started* to send it. If the memory went to another tensor while NCCL was still reading it, the next stage received garbage (NVIDIA/Megatron-LM pull request 4047, which is merged). The author had only seen this in large-scale runs, and wrote that it wasn't quite possible to create a good unit test.
+# A send that doesn't wait has its price, too: until the message is gone, its memory isn't yours. In March 2026, somebody found out why the gradient norm of Llama 3.1 405B became NaN on 16 stages. Megatron-LM saved memory by freeing each output as soon as its send had *started*. If the memory went to another tensor while NCCL was still reading it, the next stage received garbage (NVIDIA/Megatron-LM pull request 4047, which is merged). The author had only seen this in large-scale runs, and wrote that it wasn't quite possible to create a good unit test.
 #
 # On two ranks, a few lines are enough. Rank 0 sends three messages from the same buffer, while rank 1 is busy with something else.
 #
@@ -432,7 +432,7 @@ launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it 
 # %% [markdown] task="13.4" title="Fix it: too tidy" difficulty=2 minutes=8
 # Your `run_stage` keeps every message until the end of the step. The `Outbox` below wants to save this memory, and it sends everything from one buffer. Fix `send`. Every message should arrive as it was when `send` was called, and the outbox may not use any memory besides its buffer.
 #
-# In the check, an adversary watches every message until somebody has waited for it. So what happens only sometimes on a cluster happens every time here.
+# The check looks after every message until your code has waited for it, and it notices if anything touches the memory before that. So what happens only sometimes on a cluster happens every time here.
 
 
 # %% exercise="13.4"
@@ -549,13 +549,13 @@ symptoms(13)
 #
 # - **Megatron-Core** has your schedule in `megatron/core/pipeline_parallel/schedules.py`, where the warm-up is called `num_warmup_microbatches`. Its `deallocate_output_tensor` frees the values of an output, because only the output's graph is needed. Since pull request 4047, it does so only when the send has completed. The gradients of a tied table are added up in `finalize_model_grads.py`.
 #
-# - **DeepSpeed** had a neighbor of this bug in the other direction. In 2023, a user noticed that its 1F1B keeps one buffer more than necessary. But without this buffer, a received activation could overwrite a gradient that still had to be sent, so the fix also swapped the two messages (issue 2800, fixed by pull request 2862).
+# - **DeepSpeed** had a related bug on the receiving side. In 2023, a user noticed that its 1F1B keeps one buffer more than necessary. But without this buffer, a received activation could overwrite a gradient that still had to be sent, so the fix also swapped the two messages (issue 2800, fixed by pull request 2862).
 #
 # - **PyTorch** has `torch.distributed.pipelining`. You wrap each part of the model in a `PipelineStage`, and choose a schedule such as `ScheduleGPipe`, `Schedule1F1B`, or `ScheduleZBVZeroBubble`. The option `scale_grads` is your 1/m.
 #
 # - **Two directions on NCCL.** Process groups for two directions are convenient, but they aren't a guarantee. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. Megatron-LM can pair a send with a receive instead, and start both as one batch. The course's schedules have run over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
-# - **More stages than ranks.** The bubble consists of $p - 1$ micro-batches on one stage, so smaller stages make it smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages of $1/v$ the size, and a micro-batch goes around the ranks $v$ times. The bubble shrinks to $(p-1)/(m v)$, for about $v$ times as many messages and larger shelves. In its classic form, $m$ has to be a multiple of $p$. You can play with it below.
+# - **More stages than ranks.** The bubble consists of $p - 1$ micro-batches on one stage, so smaller stages make it smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages of $1/v$ the size, and a micro-batch goes around the ranks $v$ times. The bubble shrinks to $(p-1)/(m v)$, at the cost of larger shelves and about $v$ times as many messages. In its classic form, $m$ has to be a multiple of $p$. You can play with it below.
 #
 # - **Micro-batches of different lengths.** If some tokens don't count, a mean of means isn't the mean. Then each micro-batch should contribute its *sum*, divided by the number of tokens in the whole batch, as `tplab.pipeline.Pipeline` does.
 #

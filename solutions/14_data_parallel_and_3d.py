@@ -52,7 +52,7 @@ def two_replicas():
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(two_replicas, 2))])
 
 # %% [markdown]
-# A single process with all four tokens would get 14, too. For the gradient of the *mean* loss, divide it by the four tokens. But what if each rank first divides by its own number of tokens, and the ranks average the results?
+# A single process with all four tokens would get 14, too. For the gradient of the *mean* loss, divide it by 4, the number of tokens. But what if each rank first divides by its own number of tokens, and the ranks average the results?
 #
 # **Predict.** In a real run, rank 0 has 30 tokens with a mean loss of 2, and rank 1 has 10 tokens with a mean loss of 4. What's the mean loss of all tokens? And what's the average of the two means?
 
@@ -139,7 +139,7 @@ class DataParallel:
 # %% [markdown] hints="14.1"
 # 1. A hook has to know its bucket, and somebody has to count how many of the bucket's gradients are ready. What does `finish` need from the hooks, and what has to be back to its initial value when the next step begins?
 # 2. In the constructor, create one counter per bucket, and register a hook for each parameter. `partial(self.gradient_is_ready, number)` is a function that already knows the bucket's number. In the hook, count. When the last gradient is ready, concatenate the bucket's flattened gradients and start the all-reduce. In `finish`, all-reduce the number of tokens, wait for each bucket, split it, and copy the parts into the gradients. Reset the counters at the end.
-# 3. In the hook, after `self.arrived[number] += 1`, check whether that's `len(bucket)`. If so, let `flat = torch.cat([p.grad.flatten() for p in bucket])` and `work = dist.all_reduce(flat, group=self.group, async_op=True)`, and append `(bucket, flat, work)` to `self.running`. In `finish`, call `work.wait()`, and then, for each `p` and `part` in `zip(bucket, flat.split([p.numel() for p in bucket]))`, call `p.grad.copy_(part.view_as(p) / total.item())`. Then set `self.arrived` and `self.running` back.
+# 3. In the hook, after `self.arrived[number] += 1`, check whether that's `len(bucket)`. If so, let `flat = torch.cat([p.grad.flatten() for p in bucket])` and `work = dist.all_reduce(flat, group=self.group, async_op=True)`, and append `(bucket, flat, work)` to `self.running`. In `finish`, call `work.wait()` and let `parts = flat.split([p.numel() for p in bucket])`. Then loop over `zip(bucket, parts)`, and call `p.grad.copy_(part.view_as(p) / total.item())` for each pair. Then set `self.arrived` and `self.running` back.
 
 # %% check="14.1"
 check("14.1", DataParallel)
@@ -310,11 +310,11 @@ predict("14.c", seconds=0.23)
 # Ranks are counted machine by machine. If tp is the **innermost** axis, ranks 0 and 1 form a tp group. The next axis advances after every `tp` ranks, and the **outermost** axis advances last. You'll often read that the order has to be tp, pp, dp, because tp sends the most and dp the least. Is that a law?
 
 # %% [markdown] task="14.3" title="Seat the ranks" difficulty=3 minutes=15
-# **a)** How many bytes does a rank put into the messages of each axis per step? Count only the GPT's layers:
+# **a)** How many bytes does a rank send along each axis per step? Count only the GPT's layers:
 #
 # - Each layer has $12 h^2$ weights and runs four all-reduces of `[tokens, h]` in its tp group.
 #
-# - A stage in the middle of the pipeline sends the activations `[tokens, h]` to the next stage and their gradients to the previous one.
+# - A stage in the middle of the pipeline sends its output `[tokens, h]` to the next stage, and the gradient of its input, which is just as large, to the previous one.
 #
 # - Each rank all-reduces the gradients of its own weights in its dp group.
 #
@@ -409,7 +409,7 @@ for name in RUNS:
 viz.table(rows, title="what a rank sends per step")
 
 # %% [markdown]
-# In the first run, the popular order wins. In the second one, dp sends 12 times as much as pp, so it gets the better seats. In the third one, dp even overtakes tp, because each replica has so few tokens. And in the last one, a tp group doesn't fit into a machine anyway, so it's cheaper to leave the good seats to dp.
+# In the first run, the popular order wins. In the second one, dp sends 12 times as much as pp, so it gets the better seats. In the third one, dp even overtakes tp, because each replica has so few tokens. And in the last run, a tp group doesn't fit into a single machine anyway, so it's cheaper to give dp the fast links.
 #
 # **Predict.** Compare the messages of tp and dp. Below how many tokens *per replica* does dp send more than tp, if $h = 8192$ and `tp = 8`?
 
@@ -527,7 +527,7 @@ def gradient_norm(parameters, tp_group, pp_group, tied=None):
 # %% [markdown] hints="14.4"
 # 1. The two all-reduces add up what all the ranks count. So for each kind of parameter, the right ranks have to count it: all ranks of the tp group or only one of them? All stages or only one of them?
 # 2. Rank 0 of `tp_group` counts the replicated parameters, and rank 0 of `pp_group` counts the tied one. All the other ranks skip them. How do you find out whether `param` is the tied parameter itself, and not just one with the same shape?
-# 3. A rank counts a parameter if `hasattr(param, "tensor_parallel") or dist.get_rank(tp_group) == 0`, and in addition, `param is not tied or dist.get_rank(pp_group) == 0`.
+# 3. A rank counts a parameter only if two conditions are true. The first one is `hasattr(param, "tensor_parallel") or dist.get_rank(tp_group) == 0`, and the second one is `param is not tied or dist.get_rank(pp_group) == 0`.
 
 # %% check="14.4"
 check("14.4", gradient_norm)
