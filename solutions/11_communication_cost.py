@@ -83,7 +83,7 @@ predict("11.a", waiting=13, hidden=10, hidden_with_8=13)
 # | `dX` | `dZ` |
 # | `dA` | `dZ` (and $X$) |
 # | `start` (sends $dX$; takes no time) | `dX` |
-# | `wait` (ends when the sum of $dX$ is there) | `start` |
+# | `wait` (blocks until the sum of $dX$ has arrived) | `start` |
 #
 # Return all six steps in an order that takes as little time as possible.
 

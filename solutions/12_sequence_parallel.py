@@ -95,7 +95,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # - `reduce_scatter_to_sequence_region(x, group)` sums the terms from all the ranks, and returns this rank's slice of the tokens: [b, s, h] → [b, s/p, h].
 #
-# You decide where they go, and which lines work on all the tokens. Also think about dropout. With `sharded=True`, every rank draws from a stream of its own, and with `sharded=False`, all ranks draw the same mask (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and the full tensors `[b, s, h]` that your block saves for the backward pass.
+# You decide where they go, and which lines work on all the tokens. Also think about dropout. With `sharded=True`, every rank draws from a stream of its own, and with `sharded=False`, all ranks draw the same mask (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
 
 
 # %% exercise="12.1"
@@ -232,7 +232,7 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 #
 # - `allreduce_sequence_gradients` computes such sums. In its `module`, `param.sequence_parallel` is True for the parameters that need one. For all others, it's False or missing. The tensors are small, and every message has its latency, so use **one** all-reduce for all of them. If a gradient is None, leave it alone. A gradient may be transposed in memory.
 #
-# The check runs the model with your names, and then compares all nine gradients with plain PyTorch.
+# The check runs the model with your names, and then compares all nine gradients with plain PyTorch. It also tries your second function on other modules.
 
 
 # %% exercise="12.3"
@@ -442,7 +442,7 @@ predict("12.d", own_weight=True, messages=2)
 # %% [markdown] task="12.4" title="Gathered too late" difficulty=2 minutes=8
 # This is a row-parallel matmul that ends with a reduce-scatter. In `backward`, each rank receives the gradient of its own tokens. Both `x` and `weight` are correct, and so is the forward pass.
 #
-# Repair `backward`, and don't send more than you have to. (Autograd doesn't look inside a `Function`, so here, the two operators are nothing but collectives.) The check compares both gradients with plain PyTorch, and it counts the messages.
+# Repair `backward`, and don't send more than you have to. (Autograd doesn't record anything inside a `Function`, so here, the two operators are just collectives.) The check compares both gradients with plain PyTorch, and it counts the messages.
 
 
 # %% exercise="12.4"
