@@ -226,7 +226,7 @@ check("13.2", forward_stage, backward_stage)
 # - `work = channels.receive(tensor, sender)` starts to receive into a tensor. You can read it after `work.wait()`.
 
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=18
-# Write the program of one rank. It works through any list that can be played, in the order of the list. You decide when to receive, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
+# Write the program of one rank. It works through any list that can be played, in the order of the list. (Messages carry no label, so neighbors send and receive their micro-batches in the same order.) You decide when to receive, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
 #
 # Each micro-batch has a loss of its own, which is a mean over the micro-batch. At the end, the gradients should be those of the *batch's* mean loss, added to whatever was in `.grad` before. When a micro-batch leaves the shelf, don't keep a reference to any of its tensors.
 
@@ -430,7 +430,7 @@ def one_buffer():
 launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it depends on luck
 
 # %% [markdown] task="13.4" title="Fix it: too tidy" difficulty=2 minutes=8
-# Your `run_stage` keeps every message until the end of the step. The `Outbox` below wants to save this memory, and it sends everything from one buffer. Fix `send`. Every message should arrive as it was when `send` was called, and the outbox may not use any memory besides its buffer.
+# Your `run_stage` keeps every message until the end of the step. The `Outbox` below wants to save this memory, and it sends everything from one buffer. Fix `send`. Every message should arrive as it was when `send` was called, and the outbox may not make any further tensors.
 #
 # The check looks after every message until your code has waited for it, and it notices if anything touches the memory before that. So what happens only sometimes on a cluster happens every time here.
 
@@ -501,7 +501,7 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
 # You've met the idea in chapter 11: a backward pass makes two things, and only one of them is urgent. The previous rank waits for the gradient of the *input*. Nobody waits for the gradients of the *weights*, until the optimizer step. So let's split B into **I** (the gradient of the input) and **W** (the gradients of the weights), and give F, I, and W one unit of time each. `Action("I", k)` needs what B needed, and `Action("W", k)` needs the rank's own I of the same micro-batch. A micro-batch leaves the shelf with its W.
 
 # %% [markdown] task="13.5" title="Fill the bubble (optional)" difficulty=4 minutes=15
-# Write a schedule with F, I, and W whose bubble is at most half of $(p-1)/m$. No rank may have more than $p$ micro-batches on its shelf, and there are at least as many micro-batches as ranks, $m \ge p$. `play(fill_bubble(4, 8))` draws your lists. The check compares your bubble with the one that Qi et al. published in 2023.
+# Write a schedule with F, I, and W whose bubble is at most half of $(p-1)/m$. No rank may have more than $p$ micro-batches on its shelf, and there are at least as many micro-batches as ranks, $m \ge p$. `play(fill_bubble(4, 8))` draws your lists. Half is enough to pass. The check also tells you how you compare with the schedule that Qi et al. published in 2023.
 
 
 # %% exercise="13.5"

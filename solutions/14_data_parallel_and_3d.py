@@ -81,7 +81,7 @@ def cut_into_buckets(parameters, bucket_size):
 
 
 # %% [markdown] task="14.1" title="Gradients in buckets" difficulty=3 minutes=15
-# The loss on each rank is the *sum* over its tokens. Before `finish`, your code doesn't wait for anything. Afterward, every `param.grad` contains the gradient of the *mean* loss over the tokens of all ranks.
+# The loss on each rank is the *sum* over its tokens. Before `finish`, your code doesn't wait for anything. After `finish`, every `param.grad` contains the gradient of the *mean* loss over the tokens of all ranks.
 #
 # - Each of the given `self.buckets` needs one all-reduce, which starts as soon as the last of the bucket's gradients is ready. With `async_op=True`, it returns a request right away, and the tensor has its result once you've called `wait()` on that request.
 #
@@ -201,7 +201,7 @@ predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 #
 # - In the constructor, set `self.shard` to a parameter with this rank's slice of the flat weights, and set `self.optimizer` to an `optimizer_class([self.shard], **options)`. The shard must not keep the full vector alive.
 #
-# - The ranks' gradients are already terms of one sum, so `step()` doesn't average. Afterward, all parameters have their new values on every rank. Write these in place, because others may hold the same tensors.
+# - Here, the ranks' gradients are terms of one sum, so `step()` adds them up and doesn't average. Afterward, all parameters have their new values on every rank. Write these in place, because others may hold the same tensors.
 #
 # - Use one `dist.reduce_scatter(output, parts, group=...)`, whose input is a list of `p` parts, and one `dist.all_gather(parts, mine, group=...)`, which fills a list of `p` tensors.
 
@@ -314,7 +314,7 @@ predict("14.c", seconds=0.23)
 #
 # - Each layer has $12 h^2$ weights and runs four all-reduces of `[tokens, h]` in its tp group.
 #
-# - A stage in the middle of the pipeline sends its output `[tokens, h]` to the next stage, and the gradient of its input, which is just as large, to the previous one.
+# - A stage sends its output `[tokens, h]` to the next stage, and the gradient of its input, which is just as large, to the previous one. (Count both, as for a stage in the middle.)
 #
 # - Each rank all-reduces the gradients of its own weights in its dp group.
 #
@@ -492,7 +492,7 @@ predict("14.e", right=52, as_shipped=64)
 # %% [markdown] task="14.4" title="Fix the norm of the gradient" difficulty=3 minutes=8
 # Which ranks should count which parameter?
 #
-# - If a parameter has the attribute `tensor_parallel`, each rank of `tp_group` has a different shard. All other parameters are replicated there, and they have the same gradient on every rank of the group.
+# - If a parameter has the attribute `tensor_parallel`, whatever its value, each rank of `tp_group` has a different shard. All other parameters are replicated there, and they have the same gradient on every rank of the group.
 #
 # - Each rank of `pp_group` has different layers, except for the tied table (chapter 13). The first and the last stage have the same gradient for it. On both of them, `tied` is this parameter, or this rank's shard of it.
 #
