@@ -1,4 +1,4 @@
-"""Measure how much the results of 1, 2 and 4 ranks differ.
+"""Chapter 10: how much the results of 1, 2 and 4 ranks differ.
 
     python -m tplab.gpt.closeness
 
