@@ -378,7 +378,7 @@ def show_layer(p, sequence_parallel):
     return viz.saved_activations(bars, scale=scale, title=f"a layer of GPT-3 on each of p = {p} ranks: bytes saved")
 
 
-viz.explore(show_layer, p=(1, 2, 4, 8), sequence_parallel=(False, True), start={"p": 8})
+viz.explore(show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), start={"p": 8})
 
 # %% [markdown]
 # That's the theory. Now let's measure a layer made of *your* blocks, and find the catch.
