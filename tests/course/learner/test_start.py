@@ -92,6 +92,18 @@ def test_a_page_comes_along_and_is_brought_up_to_date_until_the_learner_changes_
     assert shared.read_text() == "third"
 
 
+def test_a_page_whose_copying_was_killed_halfway_is_not_taken_for_the_learners_own(course):
+    shared, mine = course.material / "chapters" / "AGENTS.md", course.folder / "AGENTS.md"
+    shared.write_text("first")
+    start.start(course)
+    shared.write_text("second")
+    mine.write_text("second")  # the page is there, and its base isn't
+    start.start(course)
+    shared.write_text("third")
+    start.start(course)
+    assert mine.read_text() == "third"
+
+
 def test_a_renamed_notebook_is_found_and_not_made_again(course):
     start.start(course)
     mine = answer(course.folder / NAME)

@@ -175,13 +175,20 @@ def _bring_pictures(course: Course) -> None:
 
 
 def _bring_pages(course: Course) -> None:
-    """Copy the pages that aren't notebooks into the learner's folder. A page that the learner changed stays theirs."""
+    """Copy the pages that aren't notebooks into the learner's folder. A page that the learner changed stays theirs.
+
+    The base is written last. If this is killed before that, the next run finds the new page and writes its base.
+    """
     for page in PAGES:
         path, copy, base = (folder / page for folder in (course.material / "chapters", course.folder, course.bases))
-        if path.exists() and (not copy.exists() or (base.exists() and copy.read_bytes() == base.read_bytes())):
+        if not path.exists():
+            continue
+        new = path.read_bytes()
+        unchanged = {new} | ({base.read_bytes()} if base.exists() else set())
+        if not copy.exists() or copy.read_bytes() in unchanged:
+            replace(copy, new)
             base.parent.mkdir(exist_ok=True)
-            replace(base, path.read_bytes())
-            replace(copy, path.read_bytes())
+            replace(base, new)
 
 
 def _move(source: Path, target: Path) -> str:
