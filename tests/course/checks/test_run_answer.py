@@ -130,28 +130,55 @@ def test_what_was_wrong_in_an_earlier_case_is_told_first() -> None:
         next(runs)
 
 
-def test_a_case_that_fails_among_many_is_found_in_three_launches(monkeypatch) -> None:
-    launches: list[int] = []
+@pytest.fixture
+def launches(monkeypatch) -> list[int]:
+    """The number of cases in each launch, in order."""
+    counts: list[int] = []
 
     def counted(program, p, answer, cases, *args, **options):
-        launches.append(len(cases.cases))
+        counts.append(len(cases.cases))
         return run_ranks(program, p, answer, cases, *args, **options)
 
     monkeypatch.setattr(run_answer, "run_ranks", counted)
+    return counts
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_case_that_fails_among_many_is_found_in_four_launches(launches, stuck) -> None:
+    def answer(case, number):
+        if case == 23 and stuck and dist.get_rank() == 0:
+            dist.all_reduce(number)
+        return number if case != 23 or stuck else number + None
+
     numbers = [torch.tensor(float(case)) for case in range(40)]
-    for stuck in (False, True):
-        launches.clear()
+    runs = run_cases(scale, 2, answer, range(40), [[number] * 2 for number in numbers], note="case {}".format)
+    assert [next(runs)[0].item() for _ in range(23)] == list(range(23))
+    with pytest.raises(CheckFailed, match="case 23"):
+        next(runs)
+    assert launches == [40, 1, 22, 1]
 
-        def answer(case, number, stuck=stuck):
-            if case == 23 and stuck and dist.get_rank() == 0:
-                dist.all_reduce(number)
-            return number if case != 23 or stuck else number + None
 
-        runs = run_cases(scale, 2, answer, range(40), [[number] * 2 for number in numbers], note="case {}".format)
-        assert [next(runs)[0].item() for _ in range(23)] == list(range(23))
-        with pytest.raises(CheckFailed, match="case 23"):
-            next(runs)
-        assert launches == [40, 23, 1]
+def test_if_every_rank_fails_in_the_first_case_one_launch_is_enough(launches) -> None:
+    def answer(case, number):
+        dist.all_reduce(number)
+        return number + None
+
+    with pytest.raises(CheckFailed, match="p = 2, one: your code fails on every rank"):
+        next(run_cases(scale, 2, answer, CASES, DATA, note=str))
+    assert launches == [len(CASES)]
+
+
+def test_a_message_that_meets_one_of_a_later_case_is_blamed_on_the_first_case(launches) -> None:
+    """Rank 1 forgets its first message, so rank 0's first meets rank 1's second, and only the last case gets stuck."""
+
+    def answer(case, number):
+        if dist.get_rank() == 0 or case != "one":
+            dist.all_reduce(number)
+        return number
+
+    with pytest.raises(CheckFailed, match="p = 2, one: the ranks are waiting for each other"):
+        next(run_cases(scale, 2, answer, CASES, DATA, note=str))
+    assert launches == [len(CASES), 1]
 
 
 def test_the_rank_that_raised_says_which_case_failed_even_if_another_one_is_behind(tmp_path) -> None:

@@ -10,10 +10,10 @@ the expected values. An observation is a named value that a check records on a r
     expect  (case, problem, place)         computes the expected values for the rank at this place, usually with plain
                                            PyTorch, and the values that common mistakes would produce
 
-The first case gets its own launch, because that produces the clearest error message. The other cases share a second
-launch. On two ranks, the second launch also runs several variants of every case (its twins). Each of these variants
-changes one condition (see `twins`). For example, a variant may use bfloat16, run under no_grad, or use non-contiguous
-tensors.
+The very first case gets its own launch, because most wrong answers fail in it, and their question then comes soonest.
+After that, all cases of a world size share a launch. On two ranks, this launch also runs several variants of every case
+(its twins). Each of these variants changes one condition (see `twins`). For example, a variant may use bfloat16, run
+under no_grad, or use non-contiguous tensors.
 """
 
 import sys
@@ -231,7 +231,7 @@ def batches(
     layouts_differ: bool,
     late: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the cases to run at each world size, with new random problems: first a case alone, then the others.
+    """Yield the cases to run at each world size, with new random problems. The very first case is yielded alone.
 
     On two ranks, the others include every variant of every case that makes sense for the answer.
     """
@@ -252,7 +252,7 @@ def batches(
                 for case in wanted
                 if case.groups is None and twin not in (without(case) if callable(without) else without)
             ]
-        for some in filter(None, (here[:1], here[1:])):
+        for some in filter(None, (here[:1], here[1:]) if world_size == world_sizes[0] else (here,)):
             problems = [_problems(case, world_size, draw, generator) for case in some]
             given = [
                 [packed(case, full, place) for full, place in rows] for case, rows in zip(some, problems, strict=True)

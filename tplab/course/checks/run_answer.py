@@ -71,7 +71,7 @@ def run_ranks(
     *args: Any,
     question: str | None = None,
     stuck: str | None = None,
-    note: str = "",
+    note: str | Callable[[RankError], str] = "",
     timeout: float = TIMEOUT,
 ) -> Results:
     """Run a check's program on p ranks with `launch`. results[r] is what program(*args) returned on rank r.
@@ -80,7 +80,7 @@ def run_ranks(
     `question`. If the ranks are waiting for each other, it asks `stuck` instead, and if they don't finish within
     `timeout` seconds, it asks about an endless loop. If a rank calls a stub, `run_ranks` raises the stub's
     NotImplementedError. The headline uses `note` to show what the check tried, as in
-    "ColumnParallelLinear(12, 8)".
+    "ColumnParallelLinear(12, 8)". `note` may also be a function that returns this text for the launcher's error.
     """
     try:
         results = launch(_portable_result, p, args=(program, args), timeout=timeout)
@@ -90,6 +90,7 @@ def run_ranks(
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
             raise NotImplementedError(message) from None
+        tried = note(error) if callable(note) else note
         late = error.cause_type == "timeout"
         waiting = isinstance(error, Deadlock) and not late
         failed = re.findall(r"^ranks? ([\d, ]+) failed:", str(error), re.MULTILINE)
@@ -99,11 +100,11 @@ def run_ranks(
         what = "the ranks didn't finish in time" if late else f"your code fails on {where}"
         what = "the ranks are waiting for each other" if waiting else what
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
-        start += f", {note}" if note else ""
+        start += f", {tried}" if tried else ""
         report = readable_report(str(error))
         asked = (stuck or shared("stuck")) if waiting else shared("late") if late else _about(report, question)
         raise CheckFailed(
-            f"{start}: {what}{current().right_before(note, p)}.", report=report, question=asked
+            f"{start}: {what}{current().right_before(tried, p)}.", report=report, question=asked
         ) from error
 
 
@@ -120,10 +121,14 @@ class Watched:
                 os.pwrite(file.fileno(), index.to_bytes(PLACE, "little"), PLACE * dist.get_rank())
                 yield case
 
+    def begun(self, p: int) -> list[int]:
+        """Return the index of the case that each of p ranks had begun."""
+        with open(self.path, "rb") as file:
+            return [int.from_bytes(file.read(PLACE), "little") for _ in range(p)]
+
     def reached(self, p: int, failed: int | None) -> int:
         """Return the index of the case that the failed rank had begun, or, if it's None, the last of p ranks."""
-        with open(self.path, "rb") as file:
-            begun = [int.from_bytes(file.read(PLACE), "little") for _ in range(p)]
+        begun = self.begun(p)
         return min(begun) if failed is None else begun[failed]
 
 
@@ -143,11 +148,12 @@ def run_cases(
     """Run `program(answer, cases, data)` on p ranks, and yield each case's results from all ranks.
 
     The program goes through the cases in order and returns a list with one result per case. All cases share one launch.
-    If that launch fails, `run_cases` looks up which case the ranks had reached, and runs the cases before it, this case
-    alone, and the cases after it, until a case fails on its own. The failure message uses `note` to describe the
-    failing case, and asks the question that `question` returns for the case. But if the ranks are waiting for each
-    other, it asks the question that `stuck` returns. If `ask_instead` returns a better question for the failure, the
-    message asks only that question.
+    If that launch fails, `run_cases` looks up which case the ranks had reached. If no rank had come any further than
+    the first case, the failure is about the first case. Otherwise, `run_cases` runs the first case alone, then the
+    cases before the one that the ranks had reached, this case alone, and the cases after it, until a case fails on its
+    own. The failure message uses `note` to describe the failing case, and asks the question that `question` returns for
+    the case. But if the ranks are waiting for each other, it asks the question that `stuck` returns. If `ask_instead`
+    returns a better question for the failure, the message asks only that question.
 
     Always exhaust the iterator. Some answers fail only when several cases run one after another. For such an answer,
     `run_cases` raises CheckFailed only after it has yielded all cases.
@@ -155,25 +161,33 @@ def run_cases(
 
     def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
         asked: dict[str, Any] = {"question": question(some[0]), "stuck": stuck(some[0])}
-        name = note(some[0]) if len(some) == 1 else ""
-        with tempfile.NamedTemporaryFile() as begun:
-            begun.write(bytes(PLACE * p))
-            begun.flush()
-            watched = Watched(some, begun.name)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(PLACE * p))
+            file.flush()
+            watched = Watched(some, file.name)
+
+            def in_first_case(error: BaseException | None) -> bool:
+                timed_out = isinstance(error, RankError) and error.cause_type == "timeout"
+                return len(some) == 1 or (min if timed_out else max)(watched.begun(p)) == 0
+
             try:
-                seen = run_ranks(program, p, answer, watched, theirs, **asked, note=name, timeout=timeout)
+                seen = run_ranks(
+                    program, p, answer, watched, theirs, **asked, timeout=timeout,
+                    note=lambda error: note(some[0]) if in_first_case(error) else "",
+                )  # fmt: skip
                 failure = None
             except CheckFailed as error:
+                failure, alone = error, in_first_case(error.__cause__)
                 # When one rank raises an exception, another one may not have come as far yet
                 cause = error.__cause__
                 raised = cause.rank if isinstance(cause, RankError) and not isinstance(cause, Deadlock) else None
-                failure, at = error, watched.reached(p, raised)
+                at = watched.reached(p, raised)
         if failure is not None:
-            parts = (slice(0, at), slice(at, at + 1), slice(at + 1, None)) if len(some) > 1 else ()
+            parts = () if alone else (slice(0, 1), slice(1, at), slice(max(at, 1), at + 1), slice(at + 1, None))
             for part in parts:
                 if some[part]:
                     yield from run(some[part], theirs[part])
-            if len(some) in (1, len(cases)):
+            if alone or len(some) == len(cases):
                 failure.question = ask_instead(some[0], failure) or failure.question
                 raise failure
             return  # these cases fail only if they run one after another, but a later case may fail on its own
