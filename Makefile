@@ -61,11 +61,13 @@ newest: ## run `make test` with the newest versions that pyproject.toml allows, 
 	@.venv-newest/bin/python -m pip list --format freeze | grep -vxFf constraints.txt || true
 	$(MAKE) test $(NEWEST)
 
-notebooks: $(STAMP) ## execute solutions/*.py and write the solution notebooks and the blank chapters
+notebooks: $(STAMP) ## execute solutions/*.py, write the notebooks, and try the tables of mistakes that have changed
 	$(BIN)/python -m tplab build
+	$(BIN)/python -m tplab.course.checks.known_mistakes
 
-stale: $(STAMP) ## fail when a notebook no longer fits its source; executes nothing
+stale: $(STAMP) ## fail when a notebook no longer fits its source, or a changed table of mistakes asks a wrong question
 	$(BIN)/python -m tplab build --check
+	$(BIN)/python -m tplab.course.checks.known_mistakes --check
 
 lint: $(VENV)/.installed-test ## format, lint, types, and the order of the modules
 	$(BIN)/ruff format --check .

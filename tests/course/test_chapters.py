@@ -8,7 +8,6 @@ import nbformat
 import pytest
 
 from tests import ROOT
-from tests.course.known_mistakes import questions
 from tests.wrong_answers import (
     chapter,
     has_table,
@@ -17,6 +16,7 @@ from tests.wrong_answers import (
     run_prediction,
 )
 from tplab.course.checks.failures import NOTHING_FAILED
+from tplab.course.checks.known_mistakes import questions
 from tplab.course.notebooks.build import stale, table_problems
 from tplab.course.notebooks.numbering import chapter_of, number_of, package
 from tplab.course.notebooks.rules import validate

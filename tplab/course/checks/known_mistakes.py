@@ -1,12 +1,24 @@
 """Run every mistake of an exercise's table as an answer, and find out which question it gets.
 
+    python -m tplab.course.checks.known_mistakes            try the tables that have changed since they were last tried
+    python -m tplab.course.checks.known_mistakes --check    the same, but don't record that they were tried
+
+`make notebooks` runs the first command, and `make stale` the second. Both report every mistake that gets a different
+question than the one it stands under, for example because a mistake under an earlier question behaves identically. The
+record is in `solutions/tables.json`. If only the wording of a question has changed, nothing has to be tried again.
+
 Mistakes that run to their end share one launch per world size and batch of cases. A mistake marked "(fails)" runs by
 itself, like a learner's answer, and so do all mistakes of an exercise whose trials depend on the answer.
 """
 
+import argparse
+import hashlib
+import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -16,13 +28,16 @@ from tplab.course.checks.check_vocabulary import ask_about_group
 from tplab.course.checks.default_device import MADE_THERE
 from tplab.course.checks.exercises import registered
 from tplab.course.checks.ledger import open_ledger
+from tplab.course.checks.observation import Observed
 from tplab.course.checks.reference_answers import reference_answers
 from tplab.course.checks.trials import ERROR, OnRanks, judge, observed_by_each
 from tplab.course.feedback.verdict import CheckFailed
-from tplab.course.notebooks.mistakes import Mistake, Table, path_of, shared, tables
-from tplab.course.notebooks.numbering import chapter_of
+from tplab.course.notebooks.mistakes import COURSE, SHARED, Mistake, Table, TableError, path_of, shared, tables
+from tplab.course.notebooks.numbering import chapter_of, package
+from tplab.course.notebooks.rewrite import keep_solution
+from tplab.course.notebooks.source import Chapter, read, sources
 
-Observations = list[dict[str, Any]]  # of each rank, in a case
+Observations = Sequence[Observed]  # of each rank, in a case
 FEW = 6  # cases per launch: a launch costs about as much as the calls of one mistake in so many cases
 PASSES, FAILS = "it passes", "it ends in an error, so it should be marked (fails)"
 
@@ -136,3 +151,64 @@ def _first_question(trial: OnRanks, own: Table, batch: Batch, name: str, seen: S
 
 def _on_the_cpu(observed: Observations) -> bool:
     return any(rank.get(MADE_THERE) for rank in observed)
+
+
+def fingerprint(chapter: Chapter, number: str) -> str:
+    """Return a hash of what determines the questions that an exercise's mistakes get, except for their wording.
+
+    That's the rows of its tables, its reference answer, and the code of the chapter's checks.
+    """
+    digest = hashlib.sha256(keep_solution(chapter.of_role("exercise")[number].text).encode())
+    for path in sorted((COURSE / "exercises" / package(chapter.number)).glob("*.py")):
+        digest.update(path.read_bytes().replace(b"\r\n", b"\n"))
+    for title, own in _sections_of(number).items():
+        asks = [row.ask for row in own.rows]
+        rows = [
+            (asks.index(row.ask), row.key, row.symptoms, [(m.name, m.changes, m.fails) for m in row.mistakes])
+            for row in own.rows
+        ]
+        digest.update(json.dumps([title, rows]).encode())
+    return digest.hexdigest()[:16]
+
+
+def problems(number: str) -> Iterator[str]:
+    """Yield every mistake of an exercise that gets a different question than its own, with the line of its table."""
+    rows = [row for own in (*_sections_of(number).values(), *tables(SHARED).values()) for row in own.rows]
+    lines = {row.ask: f"it gets the question of {row.where}: {row.ask}" for row in reversed(rows)}
+    try:
+        for name, wanted, asked in questions(number):
+            if asked != wanted:
+                yield f"{name!r} should get the question above it, but {lines.get(asked, asked)}"
+    except TableError as error:
+        yield str(error)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Try the tables of mistakes that have changed.")
+    parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/")
+    parser.add_argument("--check", action="store_true", help="record nothing; exit 1 where a table has changed")
+    options = parser.parse_args(argv)
+    record = options.root / "solutions" / "tables.json"
+    tried = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    kept, failed = {}, False
+    for path in sources(options.root):
+        chapter = read(path)
+        for number in chapter.of_role("exercise"):
+            now = fingerprint(chapter, number)
+            if tried.get(number) != now:
+                found = list(problems(number))
+                if options.check and not found:
+                    found = [f"the table of mistakes of {number} has changed; run `make notebooks`"]
+                print("\n".join(f"refused     {each}" for each in found) or f"tried       {number}")
+                sys.stdout.flush()
+                if found:
+                    failed = True
+                    continue
+            kept[number] = now
+    if not options.check and kept != tried:
+        record.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
