@@ -209,7 +209,8 @@ def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str
         all_seen = [_item(value, index) for value in context.seen]
         all_right = [_item(value, index) for value in context.expected]
         alike = {label: _item(value, index) for label, value in context.lookalikes.items()}
-        found = compare(mine, right, Context(context.p, context.rank, all_seen, all_right, alike, {}, context.tol))
+        own = Context(context.p, context.rank, all_seen, all_right, alike, {}, context.tol, guess=context.guess)
+        found = compare(mine, right, own)
         if found:
             return found[0], f"element {index}: {found[1]}"
     return None

@@ -259,7 +259,7 @@ def _same(name: str, mine: Seen, theirs: Seen) -> bool:
 def _same_value(mine: Any, theirs: Any, rank: int) -> bool:
     if isinstance(theirs, (Claim, Changed, NotRun, type(None))):
         return type(mine) is type(theirs) and bool(mine) == bool(theirs)
-    return compare(mine, theirs, Context(1, rank, [], [])) is None
+    return compare(mine, theirs, Context(1, rank, [], [], guess=False)) is None
 
 
 def exercise(
