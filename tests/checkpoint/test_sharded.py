@@ -221,7 +221,7 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(runs):
     for saved, loaded in each_resharding(runs):
         expected = whole([tensors for _, (tensors, _), *_ in saved])
         for rank, (_, (tensors, _), _, _) in enumerate(loaded):
-            assert_holds(tensors, expected, rank, len(loaded), 1e-12)
+            assert_holds(tensors, expected, rank, len(loaded), 1e-10)
 
 
 def test_random_states_go_on_where_they_were(runs):
@@ -263,7 +263,7 @@ def test_groups_side_by_side_save_and_load_their_own(tmp_path):
         for rank in (0, 1):
             (tensors, _), (tensors_after, _), numbers, _ = loaded[now[rank]][0]
             assert_holds(tensors, whole([tensors for (tensors, _), *_ in was]), rank, 2, 0)
-            assert_holds(tensors_after, whole([tensors for _, (tensors, _), *_ in was]), rank, 2, 1e-12)
+            assert_holds(tensors_after, whole([tensors for _, (tensors, _), *_ in was]), rank, 2, 1e-10)
             assert all(torch.equal(numbers[name], was[rank][2][name]) for name in numbers)
     first, second = (saved[rank][0][0]["norm.weight"][0] for rank in (0, 1))
     assert not torch.equal(first, second)

@@ -150,7 +150,7 @@ def test_dropout_goes_on_with_another_dp_and_warns_about_another_grid(tmp_path):
         assert losses != pytest.approx(whole[2:], abs=1e-6)
     assert [silent for *_, silent in results] == [[[], [], []]] * 2, "without dropout there's nothing to say"
     ((last, said),) = launch(_dropping, 1, args=(tmp_path, Grid(1, 1, 1)), kwargs={"micro_batches": 4}, timeout=120)
-    assert last == pytest.approx(whole[2:], abs=1e-12)
+    assert last == pytest.approx(whole[2:], abs=1e-10)
     assert said == []
 
 

@@ -112,7 +112,7 @@ def test_on_one_process_it_is_torchs():
             norm = clip_grad_norm([*ours.parameters(), ours.weight], max_norm)  # given twice, counted once
             assert float(norm) == pytest.approx(float(nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)))
             for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-                assert_close(one.grad, other.grad, 1e-6 if dtype == torch.float32 else 1e-12)
+                assert_close(one.grad, other.grad, 1e-6 if dtype == torch.float32 else 1e-10)
 
 
 def test_nothing_is_made_longer():

@@ -293,4 +293,4 @@ def test_blocks_and_linear_layers_can_be_units_of_zero_3_and_of_fully_shard():
     expected = float(model(*ids_and_targets()).mean().detach())
     for found in launch(_small_units, 4, timeout=200):
         assert len(found) == 9
-        assert found == pytest.approx(dict.fromkeys(found, expected), rel=1e-12)
+        assert found == pytest.approx(dict.fromkeys(found, expected), rel=1e-10)

@@ -273,7 +273,7 @@ def test_recomputation_keeps_less_and_replays_the_same_dropout(p):
     )
     for (losses, gradients, kept, quiet), *others in zip(keeping, selective, full, strict=True):
         assert losses[0] != losses[1]
-        assert quiet == pytest.approx(expected(CASES[0])["losses"][0], abs=1e-12)
+        assert quiet == pytest.approx(expected(CASES[0])["losses"][0], abs=1e-10)
         for same_losses, same_gradients, _, _ in others:
             assert same_losses == losses
             for name in gradients:

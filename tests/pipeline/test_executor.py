@@ -207,8 +207,8 @@ def test_loss_logits_and_gradients_equal_one_process(ran):
         loss, logits, gradients = one_process(schedule.stages, schedule.micro_batches, *tied)
         assert [result["loss"] for result in ranks[:-1]] == [None] * (p - 1), schedule.name
         assert [result["logits"] for result in ranks[:-1]] == [None] * (p - 1)
-        assert ranks[-1]["loss"].item() == pytest.approx(loss, abs=1e-12), schedule.name
-        assert ranks[-1]["evaluated"].item() == pytest.approx(loss, abs=1e-12), schedule.name
+        assert ranks[-1]["loss"].item() == pytest.approx(loss, abs=1e-10), schedule.name
+        assert ranks[-1]["evaluated"].item() == pytest.approx(loss, abs=1e-10), schedule.name
         assert_close(torch.cat(ranks[-1]["logits"]), logits)
         seen = set()
         for rank, result in enumerate(ranks):
@@ -261,7 +261,7 @@ def test_one_rank_hands_over_to_itself():
         model = whole_model(schedule.stages)
         pipeline = Pipeline(list(model), schedule, shape=SHAPE, dtype=DTYPE, loss_sum=loss_sum)
         loss, _, gradients = one_process(schedule.stages, schedule.micro_batches)
-        assert pipeline.step(*batch(schedule.micro_batches)).item() == pytest.approx(loss, abs=1e-12)
+        assert pipeline.step(*batch(schedule.micro_batches)).item() == pytest.approx(loss, abs=1e-10)
         for name, parameter in model.named_parameters():
             assert_close(parameter.grad, gradients[name])
         assert [pipeline.peak_live] == peak_live(schedule)

@@ -88,7 +88,7 @@ def test_a_gpt_in_two_stages_of_two_ranks_each_equals_the_whole_one():
         seen = set()
         for rank, result in enumerate(results):
             mine, gradients = result[number]
-            assert (mine is None) if rank < 2 else (mine.item() == pytest.approx(loss, abs=1e-12))
+            assert (mine is None) if rank < 2 else (mine.item() == pytest.approx(loss, abs=1e-10))
             for name, (gradient, sharding) in gradients.items():
                 expected = whole[name] if sharding is None else sharding.shard(whole[name], rank % 2, 2)
                 assert_close(gradient, expected)

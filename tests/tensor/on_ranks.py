@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.reference import assert_close, cut
+from tests.reference import TOLERANCE, assert_close, cut
 from tplab import launch, record
 
 GROUPS = ([0, 2], [1, 3])
@@ -102,7 +102,7 @@ def train(
 
 
 def assert_shards(
-    results: Iterable[Mapping], expected: Mapping, cuts: Mapping[str, tuple], tolerance: float = 1e-12
+    results: Iterable[Mapping], expected: Mapping, cuts: Mapping[str, tuple], tolerance: float = TOLERANCE
 ) -> None:
     """Every rank has its shards of what a single process has.
 

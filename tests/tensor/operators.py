@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from tests.reference import assert_close, cut, random
+from tests.reference import TOLERANCE, assert_close, cut, random
 from tests.tensor.on_ranks import own_group
 from tplab import launch, record
 
@@ -131,7 +131,7 @@ def outcomes(cases: Sequence[Case], p: int, groups: Sequence[Sequence[int]] | No
     ]
 
 
-def assert_right(cases: Sequence[Case], p: int, groups=None, tolerance: float = 1e-12) -> list:
+def assert_right(cases: Sequence[Case], p: int, groups=None, tolerance: float = TOLERANCE) -> list:
     """Compare the `outcomes`, and return them."""
     found = outcomes(cases, p, groups)
     for case, ranks in found:

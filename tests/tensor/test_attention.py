@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.reference import assert_close, cut, random
+from tests.reference import TOLERANCE, assert_close, cut, random
 from tests.tensor.on_ranks import GROUPS, assert_refused_on, on_ranks, results_of
 from tests.tensor.on_ranks import train as train_sgd
 from tplab import launch
@@ -120,7 +120,7 @@ def plain_outcome(name, dtype=torch.float64):
     return train(make_plain(CASES[name], dtype), CASES[name], dtype)[0]
 
 
-def assert_equals_plain(results, name, tolerance=1e-12, steps=True):
+def assert_equals_plain(results, name, tolerance=TOLERANCE, steps=True):
     """`results`: what `train` gave on the ranks of one group. steps: compare the parameters after the steps too."""
     case, expected = CASES[name], plain_outcome(name, results[0]["out"].dtype)
     gradients = {name[1:]: value for name, value in expected.items() if name[0] == "d" and "." in name}

@@ -68,7 +68,7 @@ def ours(logits, target, dloss=None, group=None, laid_out=lambda z: z, overwrite
     return loss.detach(), z.grad, traffic(forward, backward)
 
 
-def assert_equals(results, loss: Tensor, gradient: Tensor, tolerance: float = 1e-12) -> None:
+def assert_equals(results, loss: Tensor, gradient: Tensor, tolerance: float = 1e-10) -> None:
     """Every rank has the loss, bit for bit that of rank 0, and its shard of the gradient."""
     for rank, (got_loss, got_gradient, *_) in enumerate(results):
         assert torch.equal(got_loss.nan_to_num(7), results[0][0].nan_to_num(7))
@@ -195,7 +195,7 @@ def test_large_infinite_and_nan_logits_give_what_torch_gives(p):
         loss, gradient = plain(extreme_logits(dtype), target, reduction="none", label_smoothing=smoothing)
         assert loss.isnan().sum() >= 5  # rows 6 to 9 and 14
         assert loss.isposinf().sum() >= 1
-        tolerance = {torch.float64: 1e-12, torch.float32: 2e-6}[dtype]
+        tolerance = {torch.float64: 1e-10, torch.float32: 2e-6}[dtype]
         assert_equals([result[number] for result in results], loss, gradient, tolerance)
 
 

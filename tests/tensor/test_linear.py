@@ -74,7 +74,7 @@ class Run(NamedTuple):
     dy_layout: Callable = ops.contiguous
 
 
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-6}
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 2**-6}
 USUAL = [spec for spec in SPECIFICATION if spec.options in ({}, OVERLAP, GATHERED, WHOLE_X)]
 RUNS = [Run(spec) for spec in SPECIFICATION]
 RUNS += [Run(spec, shape) for spec in USUAL for shape in [(), (2, 3), (0,), (2, 0)]]

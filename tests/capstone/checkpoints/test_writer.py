@@ -428,7 +428,7 @@ def test_replicas_save_once_and_all_go_on_bit_for_bit(four, tmp_path):
     shutil.rmtree(own / "checkpoints" / "step-000004")
     first, losses = train(own, 4, save_every=100, dtype=torch.float64)  # on one process without a group
     assert first == 2
-    assert losses == pytest.approx(results[0][0][1][2:], rel=1e-12)
+    assert losses == pytest.approx(results[0][0][1][2:], rel=1e-10)
 
 
 def test_an_error_of_one_rank_is_raised_on_all(four):

@@ -170,12 +170,12 @@ def test_the_learners_code_is_what_runs(outcomes):
         for name in ("tanh", "twice in the blocks"):
             assert abs(loss - told[name][0]) > 1e-9, name
         same, wrong = told["no sum"]
-        assert same == pytest.approx(loss, abs=1e-12)
+        assert same == pytest.approx(loss, abs=1e-10)
         name = "layers.0.attention_norm.weight"
         assert (gradients[name] - wrong[name]).abs().max() > 1e-4
         assert told["tried out"][0] == loss, "what a cell only tries out doesn't run"
         own, _ = told["own product"]
-        assert own == pytest.approx(loss, abs=1e-12)
+        assert own == pytest.approx(loss, abs=1e-10)
 
 
 def test_of_a_cell_what_its_definitions_need_is_run():
