@@ -1,9 +1,10 @@
-"""The symptoms in a table of mistakes."""
+"""The symptoms in a table of mistakes, and the question about a run that failed."""
 
 import pytest
 
-from tplab.course.checks.choose import fits
+from tplab.course.checks.choose import about_report, fits
 from tplab.course.checks.differences import Difference, Differences
+from tplab.course.notebooks.mistakes import Row, Table, shared
 
 WRONG = Differences(3, [Difference("out", 0, "sum of x[1]", "it's a sum"), Difference("dx", 1, "1/p", "too small")])
 
@@ -24,3 +25,18 @@ WRONG = Differences(3, [Difference("out", 0, "sum of x[1]", "it's a sum"), Diffe
 )
 def test_a_kind_of_difference_is_given_by_its_words_or_a_pattern(symptom, expected):
     assert fits(symptom, WRONG) is expected
+
+
+@pytest.mark.parametrize(
+    ("last_line", "undefined"),
+    [
+        ("NameError: name 'dx' is not defined", True),
+        ("UnboundLocalError: cannot access local variable 'dx'", True),
+        ("ModuleNotFoundError: No module named 'tlpab'", True),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_an_undefined_name_gets_its_question_before_those_of_the_exercise(last_line, undefined):
+    own = Table("1.1", (Row("Which shapes?", "", symptoms=("crash",)),))
+    asked = about_report(own, f"Traceback\n{last_line}", stuck=False)
+    assert asked == (shared("undefined") if undefined else "Which shapes?")

@@ -54,7 +54,7 @@ def about_report(own: Table, report: str, *, stuck: bool, note: str = "", in_gro
             return bool(re.search(rest, report if word == "report" else note))
         return term == ended
 
-    for row in (*own.rows, *tables(SHARED)[LAST].rows):
+    for row in (*tables(SHARED)[FIRST].rows, *own.rows, *tables(SHARED)[LAST].rows):
         if any(all(map(fits_run, symptom.split(" and "))) for symptom in row.symptoms):
             return row.ask
     return ""

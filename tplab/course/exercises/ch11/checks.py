@@ -45,10 +45,12 @@ def steps(order: Any) -> str:
 def run_order(backward_order: Any, call: Call) -> Seen:
     with called_as("backward_order()"):
         order = backward_order()
-    seen: Observed = {COMPLETE: Claim(steps(order))}
-    if not seen[COMPLETE]:
-        reader = "" if "wait" in order else "without 'wait', the layer before this one reads it too early"
-        seen[RECEIVED] = Claim(reader)
+    if problem := steps(order):
+        seen: Observed = {COMPLETE: Claim(problem)}
+    elif "wait" not in order:
+        seen = {RECEIVED: Claim("without 'wait', the layer before this one reads it too early")}
+    else:
+        seen = {COMPLETE: Claim(""), RECEIVED: Claim("")}
     if any(seen.values()):
         return one(seen | dict.fromkeys((POSSIBLE, *FASTEST), NotRun("the list isn't complete")))
     try:
@@ -192,7 +194,7 @@ class Width(NamedTuple):
 
 
 def widths(generator: torch.Generator) -> Iterator[Call]:
-    for p, efficiency in ((8, None), (4, 0.9), (72, 0.5), (2, 0.75), (16, 0.6)):
+    for p, efficiency in ((12, None), (4, 0.9), (72, 0.5), (2, 0.75), (16, 0.6)):  # 12, since a byte has 8 bits
         draw = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
         width = Width(p, 1e14 * 20 ** draw[0], 2e10 * 30 ** draw[1], efficiency)
         target = "" if efficiency is None else f", {efficiency=}"
