@@ -52,7 +52,7 @@ def two_replicas():
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(two_replicas, 2))])
 
 # %% [markdown]
-# A single process with all four tokens would also get 14. For the gradient of the *mean* loss, you'd divide this sum by 4, the number of tokens. But what happens if each rank first divides by its own number of tokens, and then you average the results of the two ranks?
+# A single process with all four tokens would compute the same gradient, 14. For the gradient of the *mean* loss, you'd divide this sum by 4, the number of tokens. But what happens if each rank first divides by its own number of tokens, and then you average the results of the two ranks?
 #
 # **Predict.** Suppose rank 0 has 30 tokens with a mean loss of 2, and rank 1 has 10 tokens with a mean loss of 4. What's the mean loss over all the tokens? What's the average of the two means?
 
@@ -68,7 +68,7 @@ predict("14.a", mean_over_tokens=2.5, mean_of_means=3)
 #
 # The usual compromise is to run one all-reduce per **bucket** of parameters. The first bucket contains the parameters of the last layers, because the backward pass computes their gradients first. As soon as all the gradients in a bucket are ready, they're copied into one flat tensor, and the all-reduce of this tensor starts while the backward pass continues.
 #
-# How do you find out that a gradient is ready? If you call `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` each time `param.grad` is complete. Be careful, because the hook's argument is the *parameter* and not its gradient. One PyTorch user mixed up the two and needed days to find out why the loss didn't move (pytorch issue 187268).
+# How do you find out that a gradient is ready? If you call `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` each time `param.grad` is complete. Be careful, because the hook's argument is the *parameter* and not its gradient.
 
 
 # %% tags=["setup"]
@@ -183,7 +183,7 @@ def show_buckets(layers):
 viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 
 # %% [markdown]
-# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, until their latencies add up. The lower picture is the honest one, because the link isn't slowed down. There, messages and matmuls share your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
+# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, but if they're too small, their latencies add up. The lower picture is the honest one, because the link isn't slowed down. There, messages and matmuls share your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
 #
 # ## The optimizer works in the pause
 #
@@ -292,7 +292,7 @@ viz.table([launch(measured, 4, args=(stage,))[0] for stage in (1, 2, 3)],
           title="bytes per parameter in float32 (4 + 4 + 8 without ZeRO), and elements sent per step")  # fmt: skip
 
 # %% [markdown]
-# In this table, Ψ is the number of parameters. Plain data parallelism would also send 2 Ψ, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights once per pass.
+# In this table, Ψ is the number of parameters. Plain data parallelism would also send 2 Ψ elements, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights once per pass.
 #
 # If you still run out of memory, you can move the optimizer to the CPU, which is called **offloading**. In each step, the GPU sends the gradients to the CPU, and the CPU computes the update and sends the new weights back.
 #
@@ -304,7 +304,7 @@ predict("14.c", seconds=0.23)
 # %% [markdown]
 # ## Who sits where?
 #
-# Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. Along the tp axis, ranks share every matrix. Along the pp axis, stages share the layers, and along the dp axis, replicas share the batch. Each rank belongs to one group per axis.
+# Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. The ranks along the tp axis share every matrix, the stages along the pp axis share the layers, and the replicas along the dp axis share the batch. Each rank belongs to three groups, one per axis.
 #
 # The animation shows a step of a real run on two machines. Links inside a machine are fast, but between the machines, there's a wall, which stands for the slower network.
 #
@@ -327,9 +327,9 @@ predict("14.c", seconds=0.23)
 #
 # - Each rank all-reduces the gradients of its own weights in its dp group.
 #
-# Each element takes 2 bytes, and an all-reduce counts as one message of its tensor's size. An axis with a single rank sends nothing.
+# Each element takes 2 bytes, and an all-reduce counts as a single message that's as large as the tensor. An axis with a single rank sends nothing.
 #
-# **b)** Find the order of the axes, innermost first, that sends the fewest bytes through the walls between machines. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes. There are only six orders.
+# **b)** Find the order of the axes, innermost first, that sends the fewest bytes from one machine to another, which means through the walls in the animation. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes. There are only six orders.
 
 
 # %% exercise="14.3"
@@ -375,7 +375,7 @@ def best_order(sizes, sent, gpus_per_node):
 
 # %% [markdown] hints="14.3"
 # 1. For a), which of the three kinds of messages depend on the number of tokens? How many of the batch's tokens does one replica process? How many layers does a stage have, and how large a share of each layer's weights does a rank hold? For b), suppose there are two ranks along each axis, and the order is `tp`, `pp`, `dp`. Write down the four groups of each axis. How far apart are the two ranks of a group?
-# 2. For a), a rank has `num_layers / pp` layers, holds `12 h² / tp` weights of each layer, and processes `tokens / dp` tokens. For b), let's call the distance between neighboring ranks of a group the stride. It's 1 for the innermost axis. For any other axis, it's the product of the sizes of all the axes further inside. A rank is the first one of its group if `rank // stride % size == 0`, and that group is `range(first, first + size * stride, stride)`. The number of a rank's machine is `rank // gpus_per_node`.
+# 2. For a), a rank has `num_layers / pp` layers, holds `12 h² / tp` weights of each layer, and processes `tokens / dp` tokens. For b), let's call the distance between neighboring ranks of a group the stride. It's 1 for the innermost axis. For any other axis, it's the product of the sizes of all the axes further inside. A rank is the first one of its group if `rank // stride % size == 0`, and that group is `range(first, first + size * stride, stride)`. Each rank is on machine number `rank // gpus_per_node`.
 # 3. For a), return `{"dp": 24 * layers * h**2 / tp * (dp > 1), "pp": 4 * mine * h * (pp > 1), "tp": 8 * layers * mine * h * (tp > 1)}` with `layers = config.num_layers / pp` and `mine = tokens / dp`. For b), write a function that takes an order and adds up `sent[axis] * (len({rank // gpus_per_node for rank in group}) - 1)` over all the groups of all three axes. Then return `min(permutations(("tp", "pp", "dp")), key=that_function)`.
 
 # %% check="14.3"
@@ -418,7 +418,7 @@ for name in RUNS:
 viz.table(rows, title="what a rank sends per step")
 
 # %% [markdown]
-# For GPT-2, the popular order sends the fewest bytes through the walls. In the first run of Llama 3 8B, dp sends 12 times as much as pp, so dp gets the faster links. With a small batch, dp even sends more than tp, because each replica has so few tokens. In the last run, a tp group doesn't fit on a single machine anyway, so it's cheaper to give the fast links to dp.
+# For GPT-2, the popular order sends the fewest bytes between machines. In the first run of Llama 3 8B, dp sends 12 times as much as pp, so dp gets the faster links. With a small batch, dp sends even more than tp, because each replica processes so few tokens. In the last run, a tp group doesn't fit on a single machine anyway, so it's cheaper to give the fast links to dp.
 #
 # **Predict.** If $h = 8192$ and there are 8 tensor-parallel ranks, below how many tokens *per replica* does dp send more than tp?
 
@@ -430,7 +430,7 @@ predict("14.d", tokens=3072)
 #
 # ## Break it: a group that only its members make
 #
-# In PyTorch, you create the groups of a mesh with `dist.new_group`, which has a trap. Suppose ranks 0 and 3 create a group for a tied table, and then all four ranks create two tp groups. Ranks 1 and 2 don't belong to the first group, so why should they care about it?
+# In PyTorch, you create the groups of a mesh with `dist.new_group`, but there's a catch. Suppose ranks 0 and 3 create a group for a tied table, and then all four ranks create two tp groups. Ranks 1 and 2 don't belong to the first group, so why should they care about it?
 
 
 # %%
@@ -445,11 +445,11 @@ with show_failure():
     launch(made_by_members_only, 4)
 
 # %% [markdown]
-# PyTorch derives a group's name from the number of groups that a rank has created so far. So two ranks of the same tp group now look for each other under different names. Without `tplab`, they'd hang in a later line that's perfectly fine. By default, all ranks have to call `new_group` for all groups in the same order. If only the members should call it, pass `use_local_synchronization=True`.
+# PyTorch derives a group's name from the number of groups that a rank has created so far. Ranks 0 and 3 have created one more group than ranks 1 and 2, so the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line, even though nothing is wrong with that line. By default, all ranks have to call `new_group` for all groups in the same order. If you want only the members of a group to call `new_group`, pass `use_local_synchronization=True`.
 #
 # ## Fix it: a norm that depends on tp
 #
-# Large training runs clip the gradient: if the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL does that. Apart from the pipeline, its code does the same as this function (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this):
+# Large training runs clip the gradient: if the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. Apart from the pipeline, its code does the same as the function below (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this):
 
 
 # %%
@@ -501,7 +501,7 @@ predict("14.e", right=52, as_shipped=64)
 # %% [markdown] task="14.4" title="Fix the norm of the gradient" difficulty=3 minutes=8
 # For each parameter, decide which ranks should count its gradient.
 #
-# - If a parameter has the attribute `tensor_parallel`, whatever its value, each rank of `tp_group` holds a different shard. All other parameters are replicated, and their gradients are the same on every rank of `tp_group`.
+# - If a parameter has the attribute `tensor_parallel`, whatever the attribute's value, each rank of `tp_group` holds a different shard of the parameter. All other parameters are replicated, and their gradients are the same on every rank of `tp_group`.
 #
 # - Each rank of `pp_group` holds different layers. The only exception is the tied table (chapter 13): the first and the last stage both have a copy of it, with the same gradient. On these two stages, `tied` is this parameter, or this rank's shard of it.
 #
@@ -534,9 +534,9 @@ def gradient_norm(parameters, tp_group, pp_group, tied=None):
 
 
 # %% [markdown] hints="14.4"
-# 1. After the two all-reduces, `total` is the sum of the squares that all the ranks have counted. For each kind of parameter, which ranks should count their squares so that each gradient of the full model is counted exactly once? Do you need all the ranks of the tp group, or only one of them? Do you need all the stages, or only one of them?
+# 1. After the two all-reduces, `total` is the sum of the squares that all the ranks have counted. Each gradient of the full model should be counted exactly once. For each kind of parameter, should all the ranks of the tp group count it, or only one of them? Should all the pipeline stages count it, or only one of them?
 # 2. Have rank 0 of `tp_group` count the replicated parameters, and have rank 0 of `pp_group` count the tied table. All the other ranks skip these parameters. How do you find out whether `param` is the tied table itself, and not just another parameter with the same shape?
-# 3. A rank counts a parameter only if two conditions are true. The first condition is `hasattr(param, "tensor_parallel") or dist.get_rank(tp_group) == 0`, and the second condition is `param is not tied or dist.get_rank(pp_group) == 0`.
+# 3. A rank should count a parameter only if two conditions are true. The first condition is `hasattr(param, "tensor_parallel") or dist.get_rank(tp_group) == 0`, and the second condition is `param is not tied or dist.get_rank(pp_group) == 0`.
 
 # %% check="14.4"
 check("14.4", gradient_norm)
@@ -597,7 +597,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# The two curves look like a single one, because all the losses agree. And your `gradient_norm` confirms that the gradient has been clipped correctly.
+# The two curves look like a single one, because all the losses agree. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
 #
 # ## Break it: change the order of the axes
 #
@@ -642,6 +642,8 @@ symptoms(14)
 # - **Other norms** were wrong, too. In August 2026, AMD fixed a bug in its version of Transformer Engine that's similar to the one in NeMo RL. On eight ranks, the bug had made the gradient norm of a four-layer DeepSeek-V4-Flash 1.52 times too large (ROCm/TransformerEngine pull request 715). In 2024, torchtitan clipped each pipeline stage by that stage's own norm instead of the norm of the full gradient (issue 596).
 #
 # - **The order of the axes** differs even between famous training runs and libraries. Llama 3 405B was trained with the order tp, cp, pp, dp, while Megatron-LM's default order is tp, cp, ep, dp, pp. The two additional axes are context parallelism (cp) and expert parallelism (ep).
+#
+# - **Hooks.** One PyTorch user's hook used the parameter as if it were the gradient, and it took days to find out why the loss didn't move (pytorch issue 187268).
 #
 # - **PyTorch's `DistributedDataParallel`** does what your class from exercise 14.1 does. The buckets hold 25 MiB by default (`bucket_cap_mb=25`). The first bucket is smaller so that its all-reduce can start sooner, and the parameters are assigned to buckets in roughly reverse order. DDP averages the gradients over *ranks*, so if your ranks have different numbers of tokens, you have to scale the loss yourself.
 #
