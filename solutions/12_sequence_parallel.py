@@ -37,7 +37,7 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 #
 # How does g compute the sums? In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**. After that, rank 0 has the sum for token 0, which is 11, and rank 1 has the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of every all-reduce, there's a moment when the sum for each token is on exactly one rank.
 #
-# Bias, dropout, residual, and norm treat each token separately. So let's take a break at this moment! Each rank does all of this work for its own tokens only, and the all-gather waits until the next matmul needs all the tokens. This is called **sequence parallelism** (Korthikanti et al. 2022).
+# Bias, dropout, residual, and norm treat each token separately. So let's take a break in the middle of the all-reduce! Each rank does all of this work for its own tokens only, and the all-gather waits until the next matmul needs all the tokens. This is called **sequence parallelism** (Korthikanti et al. 2022).
 #
 # **Predict.** Suppose four ranks hold terms of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does each rank send if it does other work between the reduce-scatter and the all-gather?
 
@@ -75,7 +75,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # </details>
 #
-# Now it's your turn to take f and g apart. Here's the kind of block you know from chapter 10. The module `inner` is either attention or an MLP. It needs all the tokens, and it returns this rank's *term* of the output, without the final bias.
+# Now it's your turn to take f and g apart. Here's the kind of block you know from chapter 10. The block's `inner` module, which is either attention or an MLP, needs all the tokens and returns this rank's *term* of the output, without the final bias.
 #
 # ```python
 # def forward(self, x, rng=None):          # x [b, s, h], the same on every rank
@@ -206,9 +206,9 @@ check("12.2", GatherFromSequence, ReduceScatterToSequence)
 predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 
 # %% [markdown]
-# In a single process, the gradient would be 10, and the bias would be -1 after the step. Neither of our ranks gets these numbers, and the two copies of the bias aren't even equal anymore. So after each backward pass, we have to add up the gradients of such parameters across ranks. But which parameters are these, exactly?
+# In a single process, the gradient would be 10, and the bias would be -1 after the step. Neither of our two ranks computes these values, and their two copies of the bias aren't even equal anymore. So after each backward pass, we have to add up the gradients of some parameters across ranks. But of which parameters, exactly?
 #
-# Let's find out with a small model. It has a position embedding for each token, followed by a block of attention. Like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
+# Let's find out with a small model. The model has a position embedding for each token, followed by an attention block. Like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
 #
 # ```python
 # def forward(self, x):                     # x [b, s, h], the same on every rank
@@ -274,12 +274,12 @@ check("12.3", partial_gradients, allreduce_sequence_gradients)
 # %% [markdown]
 # The block's norm and its final bias see only this rank's tokens, so it's no surprise that their gradients are partial. The norms of the queries and keys are trickier. They see *all* the tokens, but only this rank's heads. So you have to sum their gradients even if you never split the sequence at all!
 #
-# People really do forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that skipped it. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had hooks that were supposed to compute the sum. But the hooks never ran, and if they had run, they would have computed the mean (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+# People really do forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that never summed these gradients. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had hooks that were supposed to sum the gradients. But the hooks never ran, and if they had run, they would have computed the mean of the gradients instead of the sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
 
 # %% [markdown]
 # ## Train it
 #
-# Let's train a small GPT on Python code. The GPT is made of your blocks, and its attention normalizes queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and their part of the loss. So in this model, all replicated parameters get partial gradients, *including* the position embeddings and the token embeddings. That's why `train` marks all of them.
+# Let's train a small GPT on Python code. The GPT is made of your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and their part of the loss. So in this model, all replicated parameters get partial gradients, *including* the position embeddings and the token embeddings. That's why `train` marks all of them.
 
 # %%
 CONTEXT, BATCH, STEPS, HIDDEN = 32, 8, 40, 64
@@ -349,7 +349,7 @@ print(f"largest difference between the two losses: {apart:.0e}; ranks apart by {
 # %% [markdown]
 # ## The bill
 #
-# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Tensor parallelism divides everything that belongs to heads or columns by $p$. That includes 24 of the 34 bytes, and it includes all of the $5as/h$ bytes for the attention scores. The other 10 bytes are the inputs of norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all 10 of them.
+# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Tensor parallelism divides the activations that belong to individual heads or columns by $p$. These are 24 of the 34 bytes, and all of the $5as/h$ bytes for the attention scores. The other 10 bytes store the inputs of norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
 #
 # **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$, how many bytes per element does each rank save with tensor parallelism alone? How many bytes does each rank save if the 10 bytes are divided by 8 as well? How many bytes are left if each rank also recomputes the attention scores in the backward pass instead of saving them?
 
@@ -419,9 +419,9 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
           title="a layer with b = 2, s = h = 64 and 4 heads on 4 ranks, forward and backward")  # fmt: skip
 
 # %% [markdown]
-# In this layer, $5as/h = 20$, so the ideal would be $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as before, but they save more than the ideal. Why? The first matmul of each block reads *all* the tokens, and the gradient of its weight depends on all of them again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
+# In this layer, $5as/h = 20$, so the ideal would be $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as before, but they save 16.5 bytes per element. Why? The first matmul of each block reads *all* the tokens, and the gradient of its weight depends on all of them again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# The third kind of block avoids that. It saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer, so the layer sends ten halves of an all-reduce instead of eight. In other words, if you want *everything* to shrink with $p$, you do have to send 25 % more. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block avoids that. It saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer. Each all-gather is one half of an all-reduce, so the layer now sends ten of these halves instead of eight. In other words, if you want *everything* to shrink with $p$, you do have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #
@@ -431,7 +431,7 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
 #
 # ## Fix it
 #
-# On January 26, 2024, a reader of nanotron's code asked a polite question: is the backward pass of the row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still on its way. In May, another user answered with a new test, which compared the gradient of the layer's input with the correct gradient. No test had done that before. On four ranks, only a quarter of this gradient was correct. The fix was merged on July 30 (pull request 172).
+# On January 26, 2024, a reader of nanotron's code asked a polite question: is the backward pass of the row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still on its way. In May, another user answered with a new test, which compared the gradient of the layer's input with the correct gradient. No test had done that before. On four ranks, only a quarter of this gradient turned out to be correct. The fix was merged on July 30 (pull request 172).
 #
 # **Predict.** The next exercise has the same bug, in code that doesn't overlap anything. Is the gradient of the layer's *own* weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
 
@@ -478,7 +478,7 @@ class RowParallelMatmul(Function):
 check("12.4", RowParallelMatmul)
 
 # %% [markdown]
-# If you gather the *results*, each of them was computed with a different rank's weight. If you gather the gradient first, both matmuls can use it, so a single message is enough.
+# If you gather the *results*, each rank's result was computed with a different weight. If you gather the gradient first, both matmuls can use it, so a single message is enough.
 #
 # ## Break it
 #
@@ -514,7 +514,7 @@ symptoms(12)
 #
 # - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server processes many requests at a time, and each request has a new token. vLLM has a compiler pass that replaces each all-reduce with a reduce-scatter and an all-gather (pull request 16155, April 2025).
 #
-# - **DTensor** knows how each tensor is split, so it can sum such gradients automatically. But if you take a local tensor out of a DTensor with `to_local()`, you have to specify what its gradient will look like. TorchTitan forgot to specify it, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients of prediction 12.b without and with this specification.
+# - **DTensor** knows how each tensor is split, so it can sum such gradients automatically. But if you take a local tensor out of a DTensor with `to_local()`, you have to specify what its gradient will look like. TorchTitan forgot to specify this gradient, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients from prediction 12.b, first without specifying the gradient and then with it.
 #
 # </details>
 
@@ -541,7 +541,7 @@ for say_it in (False, True):
 # %% [markdown]
 # ## Your library so far
 #
-# Your library can now shard the activations that tensor parallelism leaves replicated.
+# Your library can now shard the activations that are still replicated with tensor parallelism alone.
 
 # %%
 from tplab.course import library
