@@ -52,7 +52,7 @@ def two_replicas():
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(two_replicas, 2))])
 
 # %% [markdown]
-# A single process with all four tokens would compute the same gradient, 14. For the gradient of the *mean* loss, you'd divide this sum by 4, the number of tokens. But what happens if each rank first divides by its own number of tokens, and then you average the results of the two ranks?
+# A single process with all four tokens would compute the same gradient, 14. For the gradient of the *mean* loss, you'd divide this sum by 4, the number of tokens. But what if each rank first divides its sum by its own number of tokens, and then you average the two results?
 #
 # **Predict.** Suppose rank 0 has 30 tokens with a mean loss of 2, and rank 1 has 10 tokens with a mean loss of 4. What's the mean loss over all the tokens? What's the average of the two means?
 
@@ -94,7 +94,7 @@ def cut_into_buckets(parameters, bucket_size):
 #
 # - The next step has to work just as well, and memory use shouldn't grow from step to step.
 #
-# To create a flat tensor, use `torch.cat`. Later, `flat.split(sizes)` splits it into parts again, and `part.view_as(param)` gives each part the right shape.
+# You can create a flat tensor with `torch.cat`. Later, `flat.split(sizes)` splits it again, and `part.view_as(param)` gives each part the right shape.
 
 
 # %% exercise="14.1"
@@ -183,7 +183,7 @@ def show_buckets(layers):
 viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 
 # %% [markdown]
-# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, but if they're too small, their latencies add up. The lower picture is the honest one, because the link isn't slowed down. There, messages and matmuls share your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
+# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, but if they're too small, their latencies add up. The lower picture is the honest one, because the link isn't slowed down. There, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
 #
 # ## The optimizer works in the pause
 #
@@ -210,7 +210,7 @@ predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 #
 # - Here, the ranks' gradients are the terms of a sum, so `step()` should add them up and not average them. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
 #
-# - Call `dist.reduce_scatter(output, parts, group=...)` once, with a list of `p` parts as its input. Call `dist.all_gather(parts, mine, group=...)` once as well. It fills a list of `p` tensors.
+# - Call `dist.reduce_scatter(output, parts, group=...)` once. Its input is a list of `p` tensors. Call `dist.all_gather(parts, mine, group=...)` once as well. It fills a list of `p` tensors.
 
 
 # %% exercise="14.2"
@@ -306,7 +306,7 @@ predict("14.c", seconds=0.23)
 #
 # Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. The ranks along the tp axis share every matrix, the stages along the pp axis share the layers, and the replicas along the dp axis share the batch. Each rank belongs to three groups, one per axis.
 #
-# The animation shows a step of a real run on two machines. Links inside a machine are fast, but between the machines, there's a wall, which stands for the slower network.
+# The animation shows one step of a real run on two machines. The wall between them stands for the network, which is slower than the links inside a machine.
 #
 # ![An animation of eight ranks on two machines with a wall between them. Each machine holds one replica, which consists of two stages with two shards each. The tp groups send many messages inside their machines, and the stages send a few. At the end of the step, the replicas all-reduce their gradients through the wall. Then tp becomes the outermost axis. Now the two shards of each tp group are on different machines, so they have to send all their messages through the wall.](pictures/mesh.svg)
 #
@@ -418,7 +418,7 @@ for name in RUNS:
 viz.table(rows, title="what a rank sends per step")
 
 # %% [markdown]
-# For GPT-2, the popular order sends the fewest bytes between machines. In the first run of Llama 3 8B, dp sends 12 times as much as pp, so dp gets the faster links. With a small batch, dp sends even more than tp, because each replica processes so few tokens. In the last run, a tp group doesn't fit on a single machine anyway, so it's cheaper to give the fast links to dp.
+# For GPT-2, the popular order sends the fewest bytes between machines. In the first run of Llama 3 8B, dp sends 12 times as many bytes as pp, so dp gets the faster links. With a small batch, dp sends even more than tp, because each replica processes so few tokens. In the last run, a tp group doesn't fit on a single machine anyway, so it's cheaper to give the fast links to dp.
 #
 # **Predict.** If $h = 8192$ and there are 8 tensor-parallel ranks, below how many tokens *per replica* does dp send more than tp?
 
@@ -426,7 +426,7 @@ viz.table(rows, title="what a rank sends per step")
 predict("14.d", tokens=3072)
 
 # %% [markdown]
-# So the popular order isn't a law. It's still a good default, because the messages of dp can be hidden behind the backward pass, while many of the messages of tp can't be hidden at all.
+# So the popular order isn't a law. But bytes aren't everything. It often pays to give tp the fastest links, because many of its messages can't be hidden, while dp's messages can be hidden behind the backward pass.
 #
 # ## Break it: a group that only its members make
 #
@@ -445,7 +445,7 @@ with show_failure():
     launch(made_by_members_only, 4)
 
 # %% [markdown]
-# PyTorch derives a group's name from the number of groups that a rank has created so far. Ranks 0 and 3 have created one more group than ranks 1 and 2, so the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line, even though nothing is wrong with that line. By default, all ranks have to call `new_group` for all groups in the same order. If you want only the members of a group to call `new_group`, pass `use_local_synchronization=True`.
+# PyTorch derives a group's name from the number of groups that a rank has created so far. Ranks 0 and 3 have created one more group than ranks 1 and 2, so the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line, even though nothing is wrong with that line. By default, all ranks have to call `new_group` for all groups in the same order.
 #
 # ## Fix it: a norm that depends on tp
 #
@@ -499,7 +499,7 @@ norms(as_shipped)
 predict("14.e", right=52, as_shipped=64)
 
 # %% [markdown] task="14.4" title="Fix the norm of the gradient" difficulty=3 minutes=8
-# For each parameter, decide which ranks should count its gradient.
+# Which ranks should count the gradient of which parameter?
 #
 # - If a parameter has the attribute `tensor_parallel`, whatever the attribute's value, each rank of `tp_group` holds a different shard of the parameter. All other parameters are replicated, and their gradients are the same on every rank of `tp_group`.
 #
@@ -643,7 +643,7 @@ symptoms(14)
 #
 # - **The order of the axes** differs even between famous training runs and libraries. Llama 3 405B was trained with the order tp, cp, pp, dp, while Megatron-LM's default order is tp, cp, ep, dp, pp. The two additional axes are context parallelism (cp) and expert parallelism (ep).
 #
-# - **Hooks.** One PyTorch user's hook used the parameter as if it were the gradient, and it took days to find out why the loss didn't move (pytorch issue 187268).
+# - **Hooks.** One PyTorch user wrote a hook that treated its argument, the parameter, as the gradient. The user needed days to find out why the loss didn't move (pytorch issue 187268).
 #
 # - **PyTorch's `DistributedDataParallel`** does what your class from exercise 14.1 does. The buckets hold 25 MiB by default (`bucket_cap_mb=25`). The first bucket is smaller so that its all-reduce can start sooner, and the parameters are assigned to buckets in roughly reverse order. DDP averages the gradients over *ranks*, so if your ranks have different numbers of tokens, you have to scale the loss yourself.
 #
@@ -651,7 +651,7 @@ symptoms(14)
 #
 # - **Megatron-Core's `DistributedOptimizer`** splits its flat buffers without regard to the boundaries between parameters, just as you did in exercise 14.2. It computes the norm in `get_grad_norm_fp32`, and the functions `param_is_not_tensor_parallel_duplicate` and `param_is_not_shared` decide which ranks count which parameters.
 #
-# - **`init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))`** creates a mesh and all its groups. The last axis is the innermost one.
+# - **`init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))`** creates a mesh and all its groups. The last axis is the innermost one. If you create a group with `dist.new_group` and want only its members to make this call, pass `use_local_synchronization=True`.
 #
 # </details>
 #
