@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 · Sequence parallel
 #
-# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. On 8 GPUs, these activations are almost half of what a layer of GPT-3 saves for the backward pass, and adding GPUs won't make them any smaller. Could each rank do just its share? Yes, and the trick is to stop every all-reduce halfway. Everybody says that this costs no extra communication. We'll see.
+# You've split every large matrix of your GPT, and yet every rank still saves the full input of each layer. Between the matmuls, all ranks hold the same activations and do the same work. On 8 GPUs, these activations are almost half of what each GPU saves for the backward pass in a layer of GPT-3, and adding more GPUs won't make them any smaller. Could each rank do just its share of the work? Yes, and the trick is to stop every all-reduce halfway. You'll often read that this trick doesn't cost any extra communication. We'll see whether that's true.
 #
 # By the end of this chapter, you'll have trained a small GPT whose activations are sharded everywhere, even where they used to be replicated. You need chapters 01, 03, 09, and 10. About 75 minutes.
 
@@ -33,13 +33,13 @@ from tplab.tensor import dropout, load_full_state_dict, seed_all, shard
 # %% [markdown]
 # ## Time for a break
 #
-# Two ranks have just multiplied by their halves of an MLP's second weight. There are two tokens with one feature each. Rank 0 has the terms 1 and 2, and rank 1 has the terms 10 and 20. Now g adds them up, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize. They do exactly the same work on exactly the same numbers, and both of them save the results for the backward pass.
+# Let's look at the end of an MLP on two ranks. There are two tokens with one feature each, and each rank has just computed its term of the output. Rank 0 has the terms 1 and 2, one per token, and rank 1 has the terms 10 and 20. The operator g adds up these terms, so both ranks get 11 and 22. Then both ranks add the bias, apply dropout, add the residual, and normalize the result. They do exactly the same work with exactly the same numbers, and both of them save the results for the backward pass.
 #
-# How does g get there? In chapter 01, you built an all-reduce from two halves. After the **reduce-scatter**, rank 0 has finished token 0, whose sum is 11, and rank 1 has finished token 1, whose sum is 22. Then the **all-gather** copies the finished sums to every rank. So in the middle of every all-reduce, there's a moment when each token is finished on exactly one rank.
+# How does g compute the sums? In chapter 01, you built an all-reduce from two halves. The first half is a **reduce-scatter**. After that, rank 0 has the sum for token 0, which is 11, and rank 1 has the sum for token 1, which is 22. The second half is an **all-gather**, which copies both sums to every rank. So in the middle of every all-reduce, there's a moment when the sum for each token is on exactly one rank.
 #
-# Bias, dropout, residual, and norm treat each token on its own. So let's take a break at this moment! Each rank does all of this work for its own tokens only, and the second half of the all-reduce waits until the next matmul needs all the tokens. This is called **sequence parallelism** (Korthikanti et al. 2022).
+# Bias, dropout, residual, and norm treat each token separately. So let's take a break in the middle of the all-reduce! Each rank does all of this work for its own tokens only, and the all-gather waits until the next matmul needs all the tokens. This is called **sequence parallelism** (Korthikanti et al. 2022).
 #
-# **Predict.** Four ranks have terms of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does it send if it does other work between the reduce-scatter and the all-gather?
+# **Predict.** Suppose four ranks hold terms of a tensor with $b = 2$, $s = 16$, and $h = 32$ in float32. How many bytes does each rank send in a ring all-reduce? How many bytes does each rank send if it does other work between the reduce-scatter and the all-gather?
 
 # %% predict="12.a"
 predict("12.a", all_reduce=6144, gather_and_scatter=6144)
@@ -65,9 +65,9 @@ print("the same output:", torch.equal(*(run.pop("out") for run in runs.values())
 viz.table([{"a break": answer} | run for answer, run in runs.items()])
 
 # %% [markdown]
-# The next picture shows the break in a real run. Watch the small squares on the right.
+# The animation below shows the break in a real run. Watch the small squares on the right, which show the saved activations.
 #
-# ![An animation with four ranks and four tokens. Three steps of a reduce-scatter finish one token on each rank. Then everything stops. Each rank applies bias, dropout, residual and norm to one token, and it saves one token instead of four. Three steps of an all-gather bring all tokens to every rank. The counter of bytes sent ends at the same number as that of an all-reduce without a break.](pictures/pause.svg)
+# ![An animation with four ranks and four tokens. In three steps, a reduce-scatter computes the sum for one token on each rank. Then the communication stops. Each rank applies bias, dropout, residual, and norm to its own token, so it saves one token instead of four. In three more steps, an all-gather copies all the tokens to every rank. In total, the ranks send exactly as many bytes as in an all-reduce without a break.](pictures/pause.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -75,7 +75,7 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 #
 # </details>
 #
-# Now it's your turn to take f and g apart. Here's a block as you know it from chapter 10. Its `inner` is either attention or an MLP. It needs all tokens and returns this rank's *term* of the output, without the final bias.
+# Now it's your turn to take f and g apart. Here's the kind of block you know from chapter 10. The block's `inner` module, which is either attention or an MLP, needs all the tokens and returns this rank's *term* of the output, without the final bias.
 #
 # ```python
 # def forward(self, x, rng=None):          # x [b, s, h], the same on every rank
@@ -89,18 +89,18 @@ viz.table([{"a break": answer} | run for answer, run in runs.items()])
 # ```
 
 # %% [markdown] task="12.1" title="Take f and g apart" difficulty=3 minutes=15
-# Write `forward` for a block that receives only this rank's tokens and returns only this rank's tokens. In place of f and g, you have two other operators:
+# Write `forward` for a block that receives only this rank's tokens and returns only this rank's tokens. Instead of f and g, use these two operators:
 #
 # - `gather_from_sequence_region(x, group)` collects the tokens of all ranks: [b, s/p, h] → [b, s, h].
 #
-# - `reduce_scatter_to_sequence_region(x, group)` sums the terms from all the ranks, and returns this rank's slice of the tokens: [b, s, h] → [b, s/p, h].
+# - `reduce_scatter_to_sequence_region(x, group)` sums the terms of all ranks and returns this rank's slice of the tokens: [b, s, h] → [b, s/p, h].
 #
-# You decide where they go, and which lines work on all the tokens. Also think about dropout. With `sharded=True`, every rank draws from a stream of its own, and with `sharded=False`, all ranks draw the same mask (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
+# Decide where to put these operators, and which lines should work on all the tokens. Think about dropout, too. With `sharded=True`, each rank draws from its own random stream, while with `sharded=False`, all ranks draw the same mask (chapter 09). The check compares values and gradients with plain PyTorch. It also counts the bytes that you send, and the full tensors `[b, s, h]` that your block saves for the backward pass, besides those that `inner` needs.
 
 
 # %% exercise="12.1"
 class SequenceParallelBlock(TensorParallelBlock):
-    """A block between whose matmuls each rank has only its own tokens: x [b, s/p, h] -> [b, s/p, h]."""
+    """A block in which each rank has only its own tokens outside of `inner`: x [b, s/p, h] -> [b, s/p, h]."""
 
     def forward(self, x, rng=None):
         """x [b, s/p, h], this rank's tokens -> [b, s/p, h], this rank's tokens."""
@@ -116,30 +116,30 @@ class SequenceParallelBlock(TensorParallelBlock):
 
 
 # %% [markdown] hints="12.1"
-# 1. Go through the eight lines of the block above. Next to each line, write down whether it could work on a single token, or whether it needs all of them. Where do all the tokens have to be together, and where can the ranks part ways again?
-# 2. Only `inner` needs all the tokens, so gather right before it, and reduce-scatter right after it. Every rank has the bias and its own part of the residual, so you have to add them after the sum. After the reduce-scatter, no other rank has the same tokens. So should two ranks draw the same mask?
-# 3. Norm, `gather_from_sequence_region(y, self.group)`, `self.inner(y, rng)`, `reduce_scatter_to_sequence_region(y, self.group)`, bias, `dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)`, and finally `x + y`.
+# 1. Go through the block above line by line. For each line, decide whether it could work on a single token, or whether it needs all the tokens. Before which line do you have to collect the tokens of all ranks? After which line can each rank continue with only its own tokens?
+# 2. Only `inner` needs all the tokens, so gather right before `inner`, and reduce-scatter right after it. Every rank has the bias and the residual for its own tokens, so you have to add both of them after the reduce-scatter. From then on, no two ranks have the same tokens. So should two ranks draw the same dropout mask?
+# 3. Apply the norm, `gather_from_sequence_region(y, self.group)`, `self.inner(y, rng)`, and `reduce_scatter_to_sequence_region(y, self.group)`. Then add the bias, apply `dropout(y, self.hidden_dropout, self.training, sharded=True, rng=rng)`, and return `x + y`.
 
 # %% check="12.1"
 check("12.1", SequenceParallelBlock)
 
 # %% [markdown]
-# Did you gather before the norm at first? All the values would be right, but each rank would keep a full tensor that it doesn't need. That's the treacherous part of this chapter. Most mistakes in it don't produce an error, and some don't even produce a wrong number.
+# Did you gather before the norm at first? All the values would still be correct, but each rank would save a full tensor that it doesn't need. That's what makes this chapter treacherous. Most of the mistakes you can make here don't raise an error, and some don't even produce a wrong number.
 #
 # ## The pair
 #
-# You've used two operators that came ready-made. What do they do in the backward pass? The operators f and g each had one pass in which they sent nothing. These two send something in both.
+# So far, we've given you the two operators. What do they do in the backward pass? The operators f and g each communicate in only one of the two passes. The two new operators communicate in both passes.
 
 # %% [markdown] task="12.2" title="Gather and reduce-scatter" difficulty=3 minutes=12
 # Write both operators. The tokens are dimension 1 of `x`, which may have any number of dimensions after that.
 #
-# - `dist.all_gather(parts, x)` fills a list of `p` tensors, one from each rank. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one *for* each rank, and writes the sum of all the tensors for this rank into `total`.
+# - `dist.all_gather(parts, x)` fills a list of `p` tensors, one from each rank. `dist.reduce_scatter(total, parts)` takes a list of `p` tensors, one *for* each rank. It sums the tensors that all ranks have provided for this rank, and it writes the sum into `total`.
 #
-# - Collectives send elements in the order in which they're stored, so give them contiguous tensors. The tokens of one rank aren't contiguous if $b > 1$, and a gradient can have any memory layout.
+# - Collectives send the elements in the order in which they're stored, so only pass contiguous tensors. A rank's tokens aren't contiguous if $b > 1$, and a gradient can have any memory layout.
 #
 # - Don't change `x` or `grad_output`.
 #
-# There are four methods, but only two different things to do. Decide which method does which.
+# You have to write four methods, but there are only two different things to do. Decide which methods do which.
 
 
 # %% exercise="12.2"
@@ -158,7 +158,7 @@ class GatherFromSequence(Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        """grad_output [b, s, ..] -> dx [b, s/p, ..]. Each rank has used y for its own heads or columns."""
+        """grad_output [b, s, ..] -> dx [b, s/p, ..]. Each rank has used y to compute its own heads or columns."""
         ### BEGIN SOLUTION
         return ReduceScatterToSequence.apply(grad_output)
         ### END SOLUTION
@@ -186,29 +186,29 @@ class ReduceScatterToSequence(Function):
 
 
 # %% [markdown] hints="12.2"
-# 1. Start with the two forward methods. Then ask the questions from exercise 3.1 about each backward method: whose outputs depend on this rank's x, and does this rank already have all of their gradients? For example, every rank multiplies the gathered tokens by its own columns of a weight.
-# 2. In the backward pass of the gather, each rank has one term of the gradient for all the tokens, but needs the sum for its own tokens. Which of the two forward methods computes exactly that? In the backward pass of the reduce-scatter, this rank's term went into the sums of all tokens, and each rank has the gradient for its own tokens. Which forward method collects them?
-# 3. Gather: `parts = [torch.empty_like(x) for _ in range(p)]` with a contiguous `x`, `dist.all_gather(parts, x)`, and `torch.cat(parts, dim=1)`. Reduce-scatter: `parts = [part.contiguous() for part in x.chunk(p, dim=1)]`, `total = torch.empty_like(parts[0])`, `dist.reduce_scatter(total, parts)`, and return `total`. Each backward method returns `.apply(grad_output)` of the other class.
+# 1. Start with the two forward methods. Then ask the questions from exercise 3.1 about each backward method. Which ranks' outputs depend on this rank's `x`? Does this rank already have the gradients of all these outputs? For example, after the gather, every rank multiplies all the tokens by its own columns of a weight.
+# 2. In the backward pass of the gather, each rank has one term of the gradient for all the tokens, but it needs the sum for its own tokens. Which of the two forward methods computes exactly that? In the forward pass of the reduce-scatter, this rank's term contributes to the sums for all the tokens. But in the backward pass, each rank has only the gradient for its own tokens. Which forward method collects the gradients for all the tokens?
+# 3. For the gather, start with a contiguous `x` and `parts = [torch.empty_like(x) for _ in range(p)]`. Then call `dist.all_gather(parts, x)`, and return `torch.cat(parts, dim=1)`. For the reduce-scatter, start with `parts = [part.contiguous() for part in x.chunk(p, dim=1)]` and `total = torch.empty_like(parts[0])`. Then call `dist.reduce_scatter(total, parts)`, and return `total`. Each backward method returns `.apply(grad_output)` of the other class.
 
 # %% check="12.2"
 check("12.2", GatherFromSequence, ReduceScatterToSequence)
 
 # %% [markdown]
-# So each operator is the backward pass of the other one. An all-reduce in the forward pass has become a reduce-scatter and an all-gather, and so has an all-reduce in the backward pass. That's why the traffic stays the same.
+# So each operator is the backward pass of the other one. In both passes, we've replaced an all-reduce with a reduce-scatter and an all-gather. That's why the traffic stays the same.
 #
 # ## Whose gradient is it?
 #
-# Now for the part that people forget. Take the final bias, which a block adds to each of its tokens. Its gradient is the sum of the upstream gradients of all these tokens.
+# Now we come to the part that people forget. A block adds its final bias to each of its tokens, so the gradient of the bias is the sum of the upstream gradients of all these tokens.
 #
-# **Predict.** There are four tokens with one feature, and their upstream gradients are 1, 2, 3, and 4. Rank 0 has the first two tokens, and rank 1 has the other two. What's the gradient of the bias on each rank? The bias is 0 on both ranks, and then they take a step of SGD with a learning rate of 0.1. What's the bias on each rank after the step? (Write pairs, with rank 0 first.)
+# **Predict.** Suppose there are four tokens with one feature each, and their upstream gradients are 1, 2, 3, and 4. Rank 0 has the first two tokens, and rank 1 has the other two. What's the gradient of the bias on each rank? The bias starts at 0 on both ranks. What's the bias on each rank after one step of SGD with a learning rate of 0.1? (Write pairs, with rank 0 first.)
 
 # %% predict="12.b"
 predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 
 # %% [markdown]
-# A single process would have the gradient 10, and a bias of -1. Our two ranks have neither, and what used to be two copies of one bias are now two different biases. So after each backward pass, we have to add up the gradients of such parameters across ranks. But of which ones, exactly?
+# In a single process, the gradient would be 10, and the bias would be -1 after the step. Neither of our two ranks computes these values, and their two copies of the bias aren't even equal anymore. So after each backward pass, we have to add up the gradients of some parameters across ranks. But of which parameters, exactly?
 #
-# Here's a model to find out. In addition to a block of attention, it has a table of positions. And like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share them.
+# Let's find out with a small model. The model has a position embedding for each token, followed by an attention block. Like many newer models, such as Qwen3, it normalizes every query and every key. The weights of these two norms have one element per dimension of a head, and all heads share the same weights.
 #
 # ```python
 # def forward(self, x):                     # x [b, s, h], the same on every rank
@@ -226,18 +226,18 @@ predict("12.b", gradients=(3, 7), biases=(-0.3, -0.7))
 # In the backward pass, `scatter_to_sequence_region` gathers the gradients of all the tokens.
 
 # %% [markdown] task="12.3" title="Which gradients are only a part?" difficulty=3 minutes=15
-# The model has nine parameters. The weight and the bias of `attention.qkv` and the weight of `attention.out` are shards, and every rank has its own copy of the others.
+# The model has nine parameters. The weight and the bias of `attention.qkv` and the weight of `attention.out` are sharded. All the other parameters are replicated, so every rank has its own copy of them.
 #
 # - `partial_gradients` returns the names of the parameters whose gradient on a rank is only one term of a sum over the ranks.
 #
-# - `allreduce_sequence_gradients` computes such sums. In its `module`, `param.sequence_parallel` is True for the parameters that need one. For all others, it's False or missing. The tensors are small, and every message has its latency, so use **one** all-reduce for all of them. If a gradient is None, leave it alone. A gradient may be transposed in memory.
+# - `allreduce_sequence_gradients` computes such sums. It receives a `module` in which `param.sequence_parallel` is True for the parameters that need a sum. For all the other parameters, this attribute is False or missing. The tensors are small, and every message has its latency, so use **one** all-reduce for all of them. If a gradient is None, leave it alone. A gradient may be transposed in memory.
 #
-# The check runs the model with your names, and then compares all nine gradients with plain PyTorch. It also tries your second function on other modules.
+# The check runs the model, sums the gradients of the parameters that you've named, and compares all nine gradients with plain PyTorch. It also tries your second function on other modules.
 
 
 # %% exercise="12.3"
 def partial_gradients():
-    """Return a set of those of the nine names whose gradient on each rank is only a part of a sum.
+    """Return a set of the names, out of these nine, whose gradient on each rank is only one term of a sum.
 
     positions, norm.weight, norm.bias, attention.qkv.weight, attention.qkv.bias, attention.q_norm.weight,
     attention.k_norm.weight, attention.out.weight, bias
@@ -248,9 +248,9 @@ def partial_gradients():
 
 
 def allreduce_sequence_gradients(module, group=None):
-    """Replace the gradient of each parameter that's marked `sequence_parallel` by its sum over the ranks of `group`.
+    """Replace the gradient of each parameter that's marked `sequence_parallel` with its sum over the ranks of `group`.
 
-    One all-reduce. Nothing is returned: the sums are in param.grad.
+    Use one all-reduce, write the sums into param.grad, and return nothing.
     """
     ### BEGIN SOLUTION
     marked = [param for param in module.parameters() if getattr(param, "sequence_parallel", False)]
@@ -264,22 +264,22 @@ def allreduce_sequence_gradients(module, group=None):
 
 
 # %% [markdown] hints="12.3"
-# 1. For each parameter, ask which tokens and which heads it's used for on a rank. If it's used for all of them on every rank, its gradient is complete. Suppose a rank uses it for some of the tokens or heads only, and another rank uses its own copy for the others. Then each rank's gradient is only a part of the sum. For the sum, which list of tensors do you concatenate, and how does each part of the result get back to its place?
-# 2. Norm and bias are used between the operators, on this rank's tokens only. The positions are added before the scatter, to all tokens. The norms of queries and keys see all the tokens, but of how many heads? For the sum, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
-# 3. The names are `norm.weight`, `norm.bias`, `bias`, and the weights of both `q_norm` and `k_norm`. Let `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]` and `total = torch.cat([g.flatten() for g in gradients])`. After `dist.all_reduce(total, group=group)`, let `parts = total.split([g.numel() for g in gradients])`, and run `g.copy_(part.view_as(g))` for each `g` and `part` in `zip(gradients, parts)`.
+# 1. For each parameter, ask yourself which tokens and which heads a rank uses it for. If every rank uses the parameter for all the tokens and all the heads, its gradient is complete. If each rank uses its own copy for only some of the tokens or heads, each rank's gradient is only one term of the sum. For the second function, which list of tensors do you concatenate so that you need only one all-reduce? How do you copy each part of the result back into the right gradient?
+# 2. Each rank uses the block's norm and the final bias only for its own tokens. The positions are added to all the tokens, before the scatter. The norms of queries and keys see all the tokens, but how many of the heads do they see? In the second function, concatenate the flattened gradients with `torch.cat`, call `dist.all_reduce` once, `split` the result, and copy each part back with `copy_`.
+# 3. The names are `norm.weight`, `norm.bias`, `bias`, and the weights of both `q_norm` and `k_norm`. In the second function, create `gradients = [p.grad for p in module.parameters() if getattr(p, "sequence_parallel", False) and p.grad is not None]` and `total = torch.cat([g.flatten() for g in gradients])`. After `dist.all_reduce(total, group=group)`, split the result with `parts = total.split([g.numel() for g in gradients])`, and call `g.copy_(part.view_as(g))` for each `g` and `part` in `zip(gradients, parts)`.
 
 # %% check="12.3"
 check("12.3", partial_gradients, allreduce_sequence_gradients)
 
 # %% [markdown]
-# The norm and the bias see this rank's tokens only, so it's no surprise that their gradients are parts. The norms of the queries and keys are trickier. They see *all* the tokens, but only this rank's heads. So their gradients have to be summed even if you never split the sequence at all!
+# The block's norm and its final bias see only this rank's tokens, so it's no surprise that their gradients are partial. The norms of the queries and keys are trickier. They see *all* the tokens, but only this rank's heads. So you have to sum their gradients even if you never split the sequence at all!
 #
-# People really forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that skipped it, and described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had hooks that were supposed to compute the sum. At first, they never ran, and what they would have computed was a mean (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
+# People really do forget this sum. In August 2026, a user of NVIDIA's NeMo RL found a training path that never summed these gradients. The user described the result as "no crash, no NaN, pure drift" (NVIDIA-NeMo/RL issue 3716, still open when we looked in fall 2026). GPT-NeoX had hooks that were supposed to sum the gradients. But the hooks never ran, and if they had run, they would have computed the mean of the gradients instead of the sum (EleutherAI/gpt-neox pull requests 1257 and 1259, August 2024).
 
 # %% [markdown]
 # ## Train it
 #
-# Let's train a small GPT on Python code. It's made of your blocks, and its attention normalizes queries and keys. Each rank embeds its own tokens, adds their positions, and computes their logits and their part of the loss. So in this model, every replicated parameter meets only a part, *including* the positions and the embedding, and `train` marks all of them.
+# Let's train a small GPT on Python code. The GPT is made of your blocks, and its attention layers normalize the queries and keys. Each rank embeds its own tokens, adds their position embeddings, and computes their logits and their part of the loss. So in this model, all replicated parameters get partial gradients, *including* the position embeddings and the token embeddings. That's why `train` marks all of them.
 
 # %%
 CONTEXT, BATCH, STEPS, HIDDEN = 32, 8, 40, 64
@@ -287,7 +287,7 @@ text = corpus.python_sources(6000)[3000:]
 
 
 class ByteGPT(nn.Module):
-    """This rank's tokens [b, s/p], at these positions [s/p] -> logits [b, s/p, 256]."""
+    """A GPT on bytes: this rank's tokens [b, s/p] and their positions [s/p] -> logits [b, s/p, 256]."""
 
     def __init__(self, block_class):
         super().__init__()
@@ -349,9 +349,9 @@ print(f"largest difference between the two losses: {apart:.0e}; ranks apart by {
 # %% [markdown]
 # ## The bill
 #
-# So how much memory did we gain? In chapter 00, you worked out what a layer saves for the backward pass in 16 bits: $34 + 5as/h$ bytes per element of $[b, s, h]$. Tensor parallelism divides everything that belongs to heads or columns by $p$, which is 24 of the 34 bytes and all of the $5as/h$ for the attention scores. The other 10 bytes, for the inputs of norms and matmuls and for the masks of the hidden dropout, are what this chapter is about.
+# How much memory did we save? In chapter 00, you worked out that a layer saves $34 + 5as/h$ bytes per element of $[b, s, h]$ for the backward pass in 16-bit precision. Tensor parallelism divides the activations that belong to individual heads or columns by $p$. These are 24 of the 34 bytes, and all of the $5as/h$ bytes for the attention scores. The other 10 bytes store the inputs of norms and matmuls and the masks of the hidden dropout. Without sequence parallelism, every rank saves all of these 10 bytes.
 #
-# **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$, how many bytes per element does each rank save with tensor parallelism alone? How many does it save if the 10 bytes are divided by 8 as well? And how many if it also recomputes the attention scores in the backward pass instead of saving them?
+# **Predict.** For GPT-3, $5as/h = 80$. With $p = 8$, how many bytes per element does each rank save with tensor parallelism alone? How many bytes does each rank save if the 10 bytes are divided by 8 as well? How many bytes are left if each rank also recomputes the attention scores in the backward pass instead of saving them?
 
 # %% predict="12.c"
 predict("12.c", tensor_parallel=23, and_sequence=14.25, and_selective=4.25)
@@ -386,7 +386,7 @@ viz.explore(show_layer, p=(1, 2, 4, 8, 16), sequence_parallel=(False, True), sta
 
 # %%
 class GatherAgain(SequenceParallelBlock):
-    """The same block, but it saves only this rank's tokens of what `inner` reads, and gathers them again."""
+    """The same block, but it saves only this rank's tokens for the backward pass and gathers the others again."""
 
     def forward(self, x, rng=None):
         y = self.inner(self.norm(x), rng, multiply=partial(gather_linear_again, group=self.group))
@@ -419,30 +419,30 @@ viz.table([{"block": name} | launch(saved_and_sent, 4, args=(block_class,))[0] f
           title="a layer with b = 2, s = h = 64 and 4 heads on 4 ranks, forward and backward")  # fmt: skip
 
 # %% [markdown]
-# In this layer, $5as/h = 20$, so $(34 + 20)/4 = 13.5$ would be the ideal. Your blocks save more than that, although they send exactly as much as before. Why? The first matmul of each block reads *all* the tokens, and its weight's gradient needs them again. So autograd saves the gathered tensor, twice per layer.
+# In this layer, $5as/h = 20$, so the ideal would be $(34 + 20)/4 = 13.5$ bytes per element. Your blocks send exactly as many bytes as before, but they save 16.5 bytes per element. Why? The first matmul of each block reads *all* the tokens, and the gradient of its weight depends on all of them again. So autograd saves a full, gathered tensor in each of the layer's two blocks.
 #
-# To get rid of it, the third block saves only this rank's tokens, and gathers the others a second time in the backward pass. That's two more all-gathers per layer, so it sends ten halves instead of eight. In other words, to have *everything* shrink with $p$, you do send 25 % more. Megatron gathers again, too. It overlaps these messages with a matmul, as you did in chapter 11.
+# The third kind of block avoids that. It saves only this rank's tokens and gathers the other tokens a second time in the backward pass. This takes two more all-gathers per layer. Each all-gather is one half of an all-reduce, so the layer now sends ten of these halves instead of eight. In other words, if you want *everything* to shrink with $p$, you do have to send 25 % more bytes. Megatron also gathers the tokens a second time, but it overlaps these messages with a matmul, as you did in chapter 11.
 #
 # <details><summary>Going deeper: selective recomputation</summary>
 #
-# The attention scores are the largest part of GPT-3's bill, and they're cheap to recompute, because their inputs Q, K, and V are saved anyway. Korthikanti et al. recommended it in the same paper as sequence parallelism, under the name of **selective recomputation**. You can do it with `checkpoint` from chapter 09. Today, most libraries use FlashAttention instead (chapter 00), which never saves the scores and does the recomputation inside its own kernel. So the option matters less than it used to, but the 34 bytes per element are still there.
+# The attention scores are the largest part of GPT-3's bill, and they're cheap to recompute, because their inputs Q, K, and V are saved anyway. The paper that introduced sequence parallelism also recommended recomputing the scores, and it called this technique **selective recomputation** (Korthikanti et al. 2022). You can do it with `checkpoint` from chapter 09. Today, most libraries use FlashAttention instead (chapter 00), which never saves the scores and recomputes them inside its own kernel. So selective recomputation matters less than it used to, but every layer still has to save the other 34 bytes per element.
 #
 # </details>
 #
 # ## Fix it
 #
-# On January 26, 2024, somebody who was reading nanotron's code asked a polite question: is the backward pass of its row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still under way. In May, another user answered with a new test, which compared the gradient of the layer's input. No test had done that before. On four ranks, only a quarter of this gradient was right. The fix was merged on July 30 (pull request 172).
+# On January 26, 2024, a reader of nanotron's code asked a polite question: is the backward pass of the row-parallel layer correct (huggingface/nanotron issue 46)? To save time, the layer started a matmul while a message was still on its way. In May, another user answered with a new test, which compared the gradient of the layer's input with the correct gradient. No test had done that before. On four ranks, only a quarter of this gradient turned out to be correct. The fix was merged on July 30 (pull request 172).
 #
-# **Predict.** The next exercise has the same bug, in code that doesn't overlap anything. Is the gradient of the layer's *own* weight right? And how many times does this backward pass send something? (Write True or False, and a number.)
+# **Predict.** The next exercise has the same bug, in code that doesn't overlap anything. Is the gradient of the layer's *own* weight correct? How many times does the backward pass communicate? (Write True or False, and a number.)
 
 # %% predict="12.d"
 predict("12.d", own_weight=True, messages=2)
 
 
 # %% [markdown] task="12.4" title="Gathered too late" difficulty=2 minutes=8
-# This is a row-parallel matmul that ends with a reduce-scatter. In `backward`, each rank receives the gradient of its own tokens. Both `x` and `weight` are correct, and so is the forward pass.
+# This is a row-parallel matmul that ends with a reduce-scatter. In `backward`, each rank receives the gradient for its own tokens. Both `x` and `weight` are correct, and so is the forward pass.
 #
-# Repair `backward`, and don't send more than you have to. (Autograd doesn't record anything inside a `Function`, so here, the two operators are just collectives.) The check compares both gradients with plain PyTorch, and it counts the messages.
+# Repair `backward`, and don't send more than you have to. (Autograd doesn't record anything inside a `Function`, so the two operators are just collectives here.) The check compares both gradients with plain PyTorch, and it counts the messages.
 
 
 # %% exercise="12.4"
@@ -470,21 +470,21 @@ class RowParallelMatmul(Function):
 
 
 # %% [markdown] hints="12.4"
-# 1. Take two ranks and two tokens. Which rows of `dy` does rank 0 have, and whose weight does it multiply them by? Now look at the gathered result on rank 0. Which weight was used for the row that came from rank 1, and which weight should have been used?
-# 2. Rank 0 needs `dx` for its own columns of x, for all the tokens. So its own weight has to meet all the rows of `dy`. Which tensor has to be gathered, and before which line?
-# 3. Gather first, with `dy = gather_from_sequence_region(dy)`. Then `dx = dy @ weight`, and the gradient of the weight uses the same gathered `dy`.
+# 1. Suppose there are two ranks and two tokens. Which row of `dy` does rank 0 have, and which rank's weight is it multiplied by? Now look at the gathered result on rank 0. Which rank's weight was used to compute the row that came from rank 1? Which rank's weight should have been used?
+# 2. Rank 0 needs `dx` for its own columns of `x`, but for all the tokens. So rank 0 has to multiply all the rows of `dy` by its own weight. Which tensor do you have to gather, and before which line?
+# 3. Gather the gradient first, with `dy = gather_from_sequence_region(dy)`. Then compute `dx = dy @ weight`. For the gradient of the weight, use the same gathered `dy`.
 
 # %% check="12.4"
 check("12.4", RowParallelMatmul)
 
 # %% [markdown]
-# If you gather *results*, each of them was computed with a different rank's weight. If you gather the gradient first, a single message serves both matmuls.
+# If you gather the *results*, each rank's result was computed with a different weight. If you gather the gradient first, both matmuls can use it, so a single message is enough.
 #
 # ## Break it
 #
-# Finally, let's do what NeMo RL did, and leave out the sum from exercise 12.3.
+# Finally, let's make the same mistake as NeMo RL, and leave out the sum from exercise 12.3.
 #
-# **Predict.** Is the first loss right? Does anything raise an error? Does the model still learn, so that its last loss is less than half of the first one? (Write True or False, three times.)
+# **Predict.** Is the first loss correct? Does anything raise an error? Does the model still learn, so that its last loss is less than half of the first one? (Write True or False, three times.)
 
 # %% predict="12.e"
 predict("12.e", first_loss_right=True, error=False, learns=True)
@@ -496,7 +496,7 @@ viz.table([{"gradients": name, "first loss": f"{run['losses'][0]:.6f}", "last lo
            for name, run in (("single process", plain), ("added up", mine), ("not added up", forgotten[0]))])  # fmt: skip
 
 # %% [markdown]
-# If you didn't have the other two rows, you'd be perfectly happy with this run. But by now, the ranks' copies of the same parameter are up to 0.2 apart. Rank 0's embedding has learned from the first half of each text, and rank 1's embedding from the second half, although a checkpoint can contain only one of them. Your detector from exercise 5.3 would have noticed after the very first step.
+# If you saw only the last row of the table, you'd be perfectly happy with this run. But the ranks' copies of the same parameter are now up to 0.2 apart. Rank 0's embedding has learned from the first half of each text, and rank 1's embedding has learned from the second half, but a checkpoint can contain only one of the two embeddings. Your detector from exercise 5.3 would have noticed this after the very first step.
 
 # %%
 symptoms(12)
@@ -506,15 +506,15 @@ symptoms(12)
 #
 # <details><summary>Going deeper: Megatron-Core, padding, serving, and a DTensor that forgets</summary>
 #
-# - **Megatron-Core** has the option `sequence_parallel=True`. Its tensors are `[s, b, h]`, so that the tokens of a rank are contiguous, and no copy is necessary before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`, and the sum of exercise 12.3 is `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py`.
+# - **Megatron-Core** has the option `sequence_parallel=True`. Its activations have the shape `[s, b, h]`, so the tokens of each rank are contiguous and don't have to be copied before a collective. The two operators are in `megatron/core/tensor_parallel/mappings.py`. The function `_allreduce_non_tensor_model_parallel_grads` in `megatron/core/distributed/finalize_model_grads.py` computes the sum from exercise 12.3.
 #
-# - **Padding.** If $p$ doesn't divide the number of tokens, the text has to be padded.
+# - **Padding.** If the number of tokens isn't divisible by $p$, the text has to be padded.
 #
-# - **Transformers** has a parallel style of its own for the norms of queries and keys. In its plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
+# - **Transformers** has a special parallel style for the norms of queries and keys. In its tensor-parallel plan for Qwen3, this style is called `replicated_with_grad_allreduce`.
 #
-# - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server works on many requests at a time, and has one new token for each of them. vLLM has a compiler pass that replaces all-reduces by the two halves (pull request 16155, from April 2025).
+# - **Serving.** When you generate a single text, there's only one new token per step, so there's no sequence to split. But a server processes many requests at a time, and each request has a new token. vLLM has a compiler pass that replaces each all-reduce with a reduce-scatter and an all-gather (pull request 16155, April 2025).
 #
-# - **DTensor** knows how each tensor is split, so it can sum such gradients by itself. But it can forget them, too. If you take a local tensor out with `to_local()`, you have to say what its gradient will be. TorchTitan forgot to say it for its mixtures of experts (pytorch/torchtitan issue 1805, October 2025), and for the weights of norms (pull request 2532, March 2026). The next cell does both.
+# - **DTensor** knows how each tensor is split, so it can sum such gradients automatically. But if you take a local tensor out of a DTensor with `to_local()`, you have to specify what its gradient will look like. TorchTitan forgot to specify this gradient, first for mixtures of experts (pytorch/torchtitan issue 1805, October 2025) and then for the weights of norms (pull request 2532, March 2026). The next cell computes the gradients from prediction 12.b, first without specifying the gradient and then with it.
 #
 # </details>
 
@@ -541,7 +541,7 @@ for say_it in (False, True):
 # %% [markdown]
 # ## Your library so far
 #
-# Your library can now split the activations that tensor parallelism leaves on every rank.
+# Your library can now shard the activations that are still replicated with tensor parallelism alone.
 
 # %%
 from tplab.course import library
@@ -549,4 +549,4 @@ from tplab.course import library
 library(12)
 
 # %% [markdown]
-# All of this stays inside one machine, on the fastest wires there are. What if every machine got its own layers instead? You'd send almost nothing. And three out of four machines would sit idle. In the next chapter, you'll keep them busy.
+# Tensor parallelism sends so many bytes that the ranks should stay inside one machine, where the links are fastest. What if every machine got its own layers instead? Then the machines would send each other almost nothing, but three out of four machines would sit idle. In the next chapter, you'll keep them busy.

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 · Data parallelism and the 3D mesh
 #
-# Most GPUs of a large training run just hold another copy of the model. In this chapter, you'll make several copies learn as one, and you'll keep them from storing the same optimizer state over and over, which is the idea behind FSDP. At the end, three kinds of parallelism share eight processes, and you decide which rank sits where. With the wrong seats, all the numbers are still right, but each step takes longer, and no test will tell you why.
+# Large training runs work on many copies of the same model at the same time. In this chapter, you'll make several copies learn as one, and you'll stop them from all storing the same optimizer state, which is the idea behind FSDP. Then you'll combine three kinds of parallelism on eight processes, and you'll decide which rank runs on which machine. If you decide badly, all the numbers are still correct, but each step takes longer, and no test will tell you why.
 #
 # You need chapters 10, 12, and 13. About 75 minutes.
 
@@ -34,9 +34,9 @@ from tplab.trace import trace_rank
 # %% [markdown]
 # ## Two copies
 #
-# In **data parallelism**, every rank holds a full copy of the model, called a **replica**, and gets its own part of the batch. The two passes don't need any messages. But then an all-reduce adds up the gradients, so all replicas take the same step and stay identical.
+# In **data parallelism**, every rank holds a full copy of the model, called a **replica**, and gets its own part of the batch. The forward and backward passes don't need any communication. Afterward, an all-reduce adds up the gradients, so all replicas take the same optimizer step and stay identical.
 #
-# Here's a model with a single weight $w$. The loss of a token $x$ is $w \cdot x$, so its gradient is simply $x$. Rank 0 has three tokens, and rank 1 has only one.
+# Let's try this with a model that has a single weight $w$. The loss of a token $x$ is $w \cdot x$, so its gradient with respect to $w$ is simply $x$. Rank 0 has three tokens, and rank 1 has only one.
 
 
 # %%
@@ -52,26 +52,31 @@ def two_replicas():
 viz.table([{"rank": rank} | seen for rank, seen in enumerate(launch(two_replicas, 2))])
 
 # %% [markdown]
-# A single process with all four tokens would get 14, too. For the gradient of the *mean* loss, divide it by 4, the number of tokens. But what if each rank first divides by its own number of tokens, and the ranks average the results?
+# A single process with all four tokens would compute the same gradient, 14. For the gradient of the *mean* loss, you'd divide this sum by 4, the number of tokens. But what if each rank first divides its sum by its own number of tokens, and then you average the two results?
 #
-# **Predict.** In a real run, rank 0 has 30 tokens with a mean loss of 2, and rank 1 has 10 tokens with a mean loss of 4. What's the mean loss of all tokens? And what's the average of the two means?
+# **Predict.** Suppose rank 0 has 30 tokens with a mean loss of 2, and rank 1 has 10 tokens with a mean loss of 4. What's the mean loss over all the tokens? What's the average of the two means?
 
 # %% predict="14.a"
 predict("14.a", mean_over_tokens=2.5, mean_of_means=3)
 
 # %% [markdown]
-# In an average of means, a token counts more if its rank has fewer tokens. Until October 2024, Hugging Face's Trainer averaged like this in gradient accumulation (transformers pull request 34191).
+# If you average the ranks' means, a token counts more when its rank has fewer tokens.
 #
 # ## Gradients that leave early
 #
-# If each gradient had its own all-reduce, the latency would add up. A single all-reduce for all of them couldn't start before the backward pass is over, so there'd be nothing left to hide it behind. The compromise is called **buckets**. A bucket is a list of parameters, and the first bucket has those of the last layers, whose gradients are ready first. When all of a bucket's gradients are ready, they're copied into one flat tensor, and its all-reduce starts while the backward pass continues.
+# When should the ranks all-reduce their gradients? If each gradient had its own all-reduce, the latencies would add up. A single all-reduce of all the gradients couldn't start before the end of the backward pass, so there'd be no computation left to hide it behind.
 #
-# How do you find out that a gradient is ready? After `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` whenever `param.grad` is complete. Watch out, the hook gets the *parameter*. Somebody who took it for the gradient needed days to find out why the loss didn't move (pytorch issue 187268).
+# The usual compromise is to run one all-reduce per **bucket** of parameters. The first bucket contains the parameters of the last layers, because the backward pass computes their gradients first. As soon as all the gradients in a bucket are ready, they're copied into one flat tensor, and the all-reduce of this tensor starts while the backward pass continues.
+#
+# How do you find out that a gradient is ready? If you call `param.register_post_accumulate_grad_hook(hook)`, PyTorch calls `hook(param)` each time `param.grad` is complete. Be careful, because the hook's argument is the *parameter* and not its gradient.
 
 
 # %% tags=["setup"]
 def cut_into_buckets(parameters, bucket_size):
-    """Lists of parameters, last ones first, with at most `bucket_size` elements each (or a single larger parameter)."""
+    """Return lists of parameters, starting with the last parameter.
+
+    Each list has at most `bucket_size` elements, unless it consists of a single parameter that's larger than that.
+    """
     buckets = [[]]
     for param in reversed(list(parameters)):
         if buckets[-1] and sum(other.numel() for other in [*buckets[-1], param]) > bucket_size:
@@ -81,15 +86,15 @@ def cut_into_buckets(parameters, bucket_size):
 
 
 # %% [markdown] task="14.1" title="Gradients in buckets" difficulty=3 minutes=15
-# The loss on each rank is the *sum* over its tokens. Before `finish`, your code doesn't wait for anything. After `finish`, every `param.grad` contains the gradient of the *mean* loss over the tokens of all ranks.
+# The loss on each rank is the *sum* over the rank's own tokens. Your code shouldn't wait for anything before `finish` is called. After `finish`, every `param.grad` should contain the gradient of the *mean* loss over the tokens of all ranks.
 #
-# - Each of the given `self.buckets` needs one all-reduce, which starts as soon as the last of the bucket's gradients is ready. With `async_op=True`, it returns a request right away, and the tensor has its result once you've called `wait()` on that request.
+# - Run one all-reduce for each of the given `self.buckets`, and start it as soon as the last gradient in the bucket is ready. With `async_op=True`, `dist.all_reduce` immediately returns a request, and the tensor doesn't contain the result until you've called `wait()` on that request.
 #
-# - `finish(tokens)` receives the number of this rank's tokens, which may be 0. Besides the buckets, you may send a single number.
+# - `finish(tokens)` receives the number of tokens on this rank, which may be 0. Besides the buckets, you may send a single number.
 #
-# - The next step has to work just as well, and nothing should pile up in memory from step to step.
+# - The next step has to work just as well, and memory use shouldn't grow from step to step.
 #
-# `torch.cat` makes a new flat tensor, `flat.split(sizes)` takes it apart again, and `part.view_as(param)` gives each part its shape.
+# You can create a flat tensor with `torch.cat`. Later, `flat.split(sizes)` splits it again, and `part.view_as(param)` gives each part the right shape.
 
 
 # %% exercise="14.1"
@@ -97,7 +102,7 @@ class DataParallel:
     """Adds up the gradients of all replicas, bucket by bucket, while the backward pass is still running.
 
     model:       has the same parameters on every rank of `group`
-    bucket_size: elements in a bucket
+    bucket_size: the maximum number of elements in a bucket
     """
 
     def __init__(self, model, bucket_size, group=None):
@@ -112,7 +117,7 @@ class DataParallel:
         ### END SOLUTION
 
     def gradient_is_ready(self, number, param):
-        """For the hooks: `param`, which belongs to bucket `number`, has its gradient now."""
+        """Called by the hooks when the gradient of `param`, which belongs to bucket `number`, is ready."""
         ### BEGIN SOLUTION
         bucket = self.buckets[number]
         self.arrived[number] += 1
@@ -122,7 +127,7 @@ class DataParallel:
         ### END SOLUTION
 
     def finish(self, tokens):
-        """After the backward pass: wait for every bucket, and turn sums into means over the tokens of all ranks."""
+        """Wait for every bucket after the backward pass, and turn the sums into means over the tokens of all ranks."""
         ### BEGIN SOLUTION
         total = torch.tensor(float(tokens), dtype=torch.float64, device=device())
         dist.all_reduce(total, group=self.group)
@@ -137,15 +142,15 @@ class DataParallel:
 
 
 # %% [markdown] hints="14.1"
-# 1. A hook has to know its bucket, and somebody has to count how many of the bucket's gradients are ready. What does `finish` need from the hooks, and what has to be back to its initial value when the next step begins?
-# 2. In the constructor, create one counter per bucket, and register a hook for each parameter. `partial(self.gradient_is_ready, number)` is a function that already knows the bucket's number. In the hook, count. When the last gradient is ready, concatenate the bucket's flattened gradients and start the all-reduce. In `finish`, all-reduce the number of tokens, wait for each bucket, split it, and copy the parts into the gradients. Reset the counters at the end.
-# 3. In the hook, after `self.arrived[number] += 1`, check whether that's `len(bucket)`. If so, let `flat = torch.cat([p.grad.flatten() for p in bucket])` and `work = dist.all_reduce(flat, group=self.group, async_op=True)`, and append `(bucket, flat, work)` to `self.running`. In `finish`, call `work.wait()` and let `parts = flat.split([p.numel() for p in bucket])`. Then loop over `zip(bucket, parts)`, and call `p.grad.copy_(part.view_as(p) / total.item())` for each pair. Then set `self.arrived` and `self.running` back.
+# 1. A hook has to know which bucket its parameter belongs to. Where can you count how many of the bucket's gradients are ready? What does `finish` need to know about the all-reduces that the hooks have started? What do you have to reset before the next step begins?
+# 2. In the constructor, create one counter per bucket, and register a hook for each parameter. `partial(self.gradient_is_ready, number)` is a function that already knows the bucket's number. Each time the hook is called, increase the bucket's counter. When the last gradient is ready, concatenate the bucket's flattened gradients, and start the all-reduce. In `finish`, all-reduce the number of tokens. Then wait for each bucket's all-reduce, split the flat tensor, and copy the parts into the gradients. Reset the counters at the end.
+# 3. In the hook, add 1 to `self.arrived[number]`, and check whether it's equal to `len(bucket)`. If it is, compute `flat = torch.cat([p.grad.flatten() for p in bucket])`, start `work = dist.all_reduce(flat, group=self.group, async_op=True)`, and append `(bucket, flat, work)` to `self.running`. In `finish`, all-reduce `total`, the number of tokens. For each bucket, call `work.wait()`, and compute `parts = flat.split([p.numel() for p in bucket])`. Then loop over `zip(bucket, parts)`, and call `p.grad.copy_(part.view_as(p) / total.item())` for each pair. Finally, set all the counters in `self.arrived` back to 0, and empty `self.running`.
 
 # %% check="14.1"
 check("14.1", DataParallel)
 
 # %% [markdown]
-# Now watch your buckets at work in the backward pass of six layers. The upper picture slows the link down to 0.1 GB/s, so that the messages take about as long as the matmuls. How many layers should share a bucket?
+# Let's watch your buckets during the backward pass of six layers. In the upper picture, we've slowed the link down to 0.1 GB/s, so the messages take about as long as the matmuls. How many layers should share a bucket?
 
 
 # %%
@@ -178,40 +183,42 @@ def show_buckets(layers):
 viz.explore(show_buckets, layers=(1, 2, 3, 6), start={"layers": 2})
 
 # %% [markdown]
-# With a single bucket, nothing is hidden. Smaller buckets hide more, until their latency adds up. The lower picture is the honest one, without the slow link. There, messages and matmuls share your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
+# If all six layers share a bucket, none of the communication is hidden. Smaller buckets hide more of it, but if they're too small, their latencies add up. The lower picture is the honest one, because the link isn't slowed down. There, messages and matmuls compete for your CPU's cores, so even a hidden message slows the matmuls down. A GPU has separate hardware for messages.
 #
-# ## The optimizer sits in the pause
+# ## The optimizer works in the pause
 #
-# All replicas take the same step, so all of them store the same optimizer state. With Adam in mixed precision, that's 12 of the 16 bytes per parameter (chapter 00), once per replica! In chapter 12, you stopped an all-reduce halfway and put the norm in the pause. The same trick works here:
+# All replicas take the same step, so all of them store the same optimizer state. With Adam in mixed precision, that's 12 of the 16 bytes per parameter (chapter 00) on every single replica!
+#
+# In chapter 12, you stopped an all-reduce halfway and applied the norm before the second half. The same trick works here:
 #
 # | | first half | in the pause | second half |
 # |---|---|---|---|
 # | chapter 12 | reduce-scatter of $Y$ | norm, on $1/p$ of the tokens | all-gather of $X$ |
 # | now | reduce-scatter of the gradients | optimizer, on $1/p$ of the weights | all-gather of ... what? |
 #
-# Each rank updates only its own shard of the weights, so it only needs the optimizer state for that shard. This is stage 1 of **ZeRO**, the zero redundancy optimizer (Rajbhandari et al. 2020). Stage 2 also frees the gradients outside the rank's own shard. Stage 3 shards the weights as well, and gathers each layer's weights right before they're needed. PyTorch calls that FSDP.
+# Each rank updates only its own shard of the weights, so it only needs the optimizer state for that shard. This is stage 1 of **ZeRO**, the zero redundancy optimizer (Rajbhandari et al. 2020). In stage 2, each rank also frees the gradients outside its own shard. Stage 3 shards the weights as well and gathers each layer's weights right before they're needed. PyTorch calls stage 3 FSDP.
 #
-# **Predict.** A parameter takes 2 bytes for its weight, 2 for its gradient, and 12 for Adam. With four replicas, how many bytes per parameter does each rank store in each stage?
+# **Predict.** Each parameter takes 2 bytes for its weight, 2 bytes for its gradient, and 12 bytes for Adam's state. If there are four replicas, how many bytes per parameter does each rank store in each of the three stages?
 
 # %% predict="14.b"
 predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 
 # %% [markdown] task="14.2" title="A step of ZeRO-1" difficulty=3 minutes=12
-# Adam treats every element on its own, so you can cut the model anywhere. `flatten` puts all the tensors into one flat vector and appends zeros until it can be split evenly. Each rank takes `self.length` elements, no matter which layers they belong to.
+# Adam updates each element independently, so you can split the model anywhere. The given method `flatten` joins all the tensors into one flat vector and appends zeros until the vector can be split evenly. Each rank gets a shard of `self.length` elements, no matter which layers they belong to.
 #
-# - In the constructor, set `self.shard` to a parameter with this rank's slice of the flat weights, and set `self.optimizer` to an `optimizer_class([self.shard], **options)`. The shard must not keep the full vector alive.
+# - In the constructor, set `self.shard` to a parameter with this rank's slice of the flat weights, and set `self.optimizer` to an `optimizer_class([self.shard], **options)`. The shard must not keep the full vector in memory.
 #
-# - Here, the ranks' gradients are terms of one sum, so `step()` adds them up and doesn't average. Afterward, all parameters have their new values on every rank. Write these in place, because others may hold the same tensors.
+# - Here, the ranks' gradients are the terms of a sum, so `step()` should add them up and not average them. After `step()`, all parameters should have their new values on every rank. Write these values in place, because other objects may use the same tensors.
 #
-# - Use one `dist.reduce_scatter(output, parts, group=...)`, whose input is a list of `p` parts, and one `dist.all_gather(parts, mine, group=...)`, which fills a list of `p` tensors.
+# - Call `dist.reduce_scatter(output, parts, group=...)` once. Its input is a list of `p` tensors. Call `dist.all_gather(parts, mine, group=...)` once as well. It fills a list of `p` tensors.
 
 
 # %% exercise="14.2"
 class ZeRO1:
-    """An optimizer that keeps 1/p of its state on each of p ranks.
+    """An optimizer that stores 1/p of its state on each of p ranks.
 
-    parameters:      the same on every rank of `group`, and all of one dtype
-    optimizer_class: torch.optim.AdamW, for example. `options` are the optimizer's
+    parameters:      the same on every rank of `group`, and all of the same dtype
+    optimizer_class: for example torch.optim.AdamW, which is called with `options`
     """
 
     def __init__(self, parameters, optimizer_class, group=None, **options):
@@ -226,12 +233,12 @@ class ZeRO1:
         ### END SOLUTION
 
     def flatten(self, tensors):
-        """One vector [p · length]: the tensors one after the other, followed by zeros."""
+        """Return one vector [p · length] that contains all the tensors, one after the other, followed by zeros."""
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         return F.pad(flat, (0, dist.get_world_size(self.group) * self.length - len(flat)))
 
     def step(self):
-        """From the gradients of all ranks to the new weights, on every rank."""
+        """Update the weights on every rank, using the gradients of all ranks."""
         ### BEGIN SOLUTION
         gradients = self.flatten([param.grad for param in self.parameters])  # [p · length]
         self.shard.grad = torch.empty_like(self.shard)  # [length]
@@ -247,16 +254,16 @@ class ZeRO1:
 
 
 # %% [markdown] hints="14.2"
-# 1. Which elements of the flat vector belong to rank `r`? When the optimizer has updated them, where are the new values, and where are they still missing? Of all the tensors in `step`, which ones are as long as the full vector, and which ones are as long as a shard?
-# 2. In the constructor, flatten the weights, take a slice, and clone it, so that the shard has memory of its own. In `step`, flatten the gradients, reduce-scatter them into `self.shard.grad`, and call `self.optimizer.step()`. Then all-gather the shards, concatenate them, and copy one slice after the other into the parameters.
-# 3. `self.shard = nn.Parameter(flat[rank * self.length : (rank + 1) * self.length].clone())`. In `step`, let `self.shard.grad = torch.empty_like(self.shard)`, then `dist.reduce_scatter(self.shard.grad, list(gradients.split(self.length)), group=self.group)`. After the optimizer's step, let `parts = [torch.empty_like(self.shard) for _ in range(p)]`, call `dist.all_gather(parts, self.shard.detach(), group=self.group)`, and let `weights = torch.cat(parts)`. For each parameter, `param.data.copy_(weights[place : place + param.numel()].view_as(param))`.
+# 1. Which elements of the flat vector belong to rank `r`? After this rank's optimizer has updated them, which ranks still have the old values? Which of the tensors in `step` are as long as the full vector, and which ones are as long as a shard?
+# 2. In the constructor, flatten the weights, take this rank's slice, and clone the slice so that the shard has its own memory. In `step`, flatten the gradients, reduce-scatter them into `self.shard.grad`, and call `self.optimizer.step()`. Then all-gather the shards, concatenate them, and copy the right slice into each parameter.
+# 3. In the constructor, create the shard with `nn.Parameter(flat[rank * self.length : (rank + 1) * self.length].clone())`. In `step`, create `self.shard.grad = torch.empty_like(self.shard)`, and fill it with `dist.reduce_scatter(self.shard.grad, list(gradients.split(self.length)), group=self.group)`. After the optimizer's step, create `parts = [torch.empty_like(self.shard) for _ in range(p)]`, call `dist.all_gather(parts, self.shard.detach(), group=self.group)`, and concatenate the parts with `weights = torch.cat(parts)`. For each parameter, call `param.data.copy_(weights[place : place + param.numel()].view_as(param))`, and then move `place` forward by `param.numel()`.
 
 # %% check="14.2"
 check("14.2", ZeRO1)
 
 
 # %% [markdown]
-# The second half of the all-reduce carries weights instead of gradients, so ZeRO-1 sends as much as before. Here are all three stages, measured on four ranks with the versions in `tplab.data`:
+# In ZeRO-1, the second half of the all-reduce sends the new weights instead of the gradients, so the traffic is the same as before. Let's measure all three stages on four ranks, with the implementations in `tplab.data`:
 
 
 # %%
@@ -285,11 +292,11 @@ viz.table([launch(measured, 4, args=(stage,))[0] for stage in (1, 2, 3)],
           title="bytes per parameter in float32 (4 + 4 + 8 without ZeRO), and elements sent per step")  # fmt: skip
 
 # %% [markdown]
-# Here, Ψ is the number of parameters. An all-reduce is a reduce-scatter plus an all-gather, so plain data parallelism would send 2 Ψ, too. Only stage 3 sends more, because it gathers the weights once per pass.
+# In this table, Ψ is the number of parameters. Plain data parallelism would also send 2 Ψ elements, because an all-reduce is a reduce-scatter plus an all-gather. Only stage 3 sends more, because it gathers the weights once per pass.
 #
-# If that doesn't save enough memory, the optimizer can move out altogether. With **offloading**, Adam's state lives in the CPU's memory, and the CPU runs the update. In each step, the gradients go down to the CPU, and the new weights come back up.
+# If you still run out of memory, you can move the optimizer to the CPU, which is called **offloading**. In each step, the GPU sends the gradients to the CPU, and the CPU computes the update and sends the new weights back.
 #
-# **Predict.** A GPU offloads the optimizer for 7.5 billion parameters. Gradients and weights take 2 bytes each, and the link has 64 GB/s in each direction. How many seconds does each direction take per step?
+# **Predict.** Suppose a GPU offloads the optimizer for 7.5 billion parameters. Gradients and weights take 2 bytes each, and the link transfers 64 GB/s in each direction. How many seconds per step does the transfer take in each direction?
 
 # %% predict="14.c"
 predict("14.c", seconds=0.23)
@@ -297,9 +304,11 @@ predict("14.c", seconds=0.23)
 # %% [markdown]
 # ## Who sits where?
 #
-# Now we can use three kinds of parallelism together. The ranks form a **mesh** with three axes: `tp` ranks share every matrix, `pp` stages share the layers, and `dp` replicas share the batch. Each rank has one group per axis. Below are eight ranks in two machines, in a step of a real run. Links inside a machine are fast, but between the machines, there's a wall, which is the network.
+# Now we can combine three kinds of parallelism. We arrange the ranks in a **mesh** with three axes. The ranks along the tp axis share every matrix, the stages along the pp axis share the layers, and the replicas along the dp axis share the batch. Each rank belongs to three groups, one per axis.
 #
-# ![An animation of eight ranks in two machines with a wall between them. Each machine holds a replica with two stages of two shards. The pairs of tp send many messages inside their machines, the stages send some, and at the end, the replicas add up their gradients through the wall. Then the mesh turns, and the shards of each pair are in different machines, so that tp's messages have to pass through the wall.](pictures/mesh.svg)
+# The animation shows one step of a real run on two machines. The wall between them stands for the network, which is slower than the links inside a machine.
+#
+# ![An animation of eight ranks on two machines with a wall between them. Each machine holds one replica, which consists of two stages with two shards each. The tp groups send many messages inside their machines, and the stages send a few. At the end of the step, the replicas all-reduce their gradients through the wall. Then tp becomes the outermost axis. Now the two shards of each tp group are on different machines, so they have to send all their messages through the wall.](pictures/mesh.svg)
 #
 # <details><summary>All frames, one by one</summary>
 #
@@ -307,28 +316,28 @@ predict("14.c", seconds=0.23)
 #
 # </details>
 #
-# Ranks are counted machine by machine. If tp is the **innermost** axis, ranks 0 and 1 form a tp group. The next axis advances after every `tp` ranks, and the **outermost** axis advances last. You'll often read that the order has to be tp, pp, dp, because tp sends the most and dp the least. Is that a law?
+# Ranks are numbered machine by machine. If tp is the **innermost** axis, each tp group consists of consecutive ranks, such as ranks 0 and 1. Along the **outermost** axis, the ranks of a group are farthest apart. You'll often read that the order has to be tp, pp, dp, because tp sends the most bytes and dp the fewest. Is that a law?
 
 # %% [markdown] task="14.3" title="Seat the ranks" difficulty=3 minutes=15
-# **a)** How many bytes does a rank send along each axis per step? Count only the GPT's layers:
+# **a)** How many bytes does a rank send along each axis per step? Count only the messages of the GPT's layers:
 #
 # - Each layer has $12 h^2$ weights and runs four all-reduces of `[tokens, h]` in its tp group.
 #
-# - A stage sends its output `[tokens, h]` to the next stage, and the gradient of its input, which is just as large, to the previous one. (Count both, as for a stage in the middle.)
+# - A stage sends its output `[tokens, h]` to the next stage. It also sends the gradient of its input, which has the same size, to the previous stage. (Count both messages, as for a stage in the middle of the pipeline.)
 #
 # - Each rank all-reduces the gradients of its own weights in its dp group.
 #
-# Each element takes 2 bytes, and an all-reduce counts as one message of its tensor's size. An axis with a single rank sends nothing.
+# Each element takes 2 bytes, and an all-reduce counts as a single message that's as large as the tensor. An axis with a single rank sends nothing.
 #
-# **b)** Find the order of the axes, innermost first, for which the fewest bytes pass through walls. If a group sits in $k$ machines, its bytes have to pass through $k - 1$ walls. Add this up over all groups of all axes. There are only six orders.
+# **b)** Find the order of the axes, innermost first, that sends the fewest bytes from one machine to another, which means through the walls in the animation. If a group is spread over $k$ machines, its bytes have to pass through $k - 1$ walls. Add up these bytes over all the groups of all three axes. There are only six orders.
 
 
 # %% exercise="14.3"
 def bytes_per_axis(config, dp, pp, tp, tokens):
-    """Return the bytes that a rank puts into the messages of each axis per step, as {"dp": .., "pp": .., "tp": ..}.
+    """Return the number of bytes that a rank sends along each axis per step, as {"dp": .., "pp": .., "tp": ..}.
 
     config: has `num_layers` and `hidden_size`
-    tokens: in a batch, which the replicas share evenly
+    tokens: the number of tokens in a batch, which the replicas share evenly
     """
     ### BEGIN SOLUTION
     layers, h, mine = config.num_layers / pp, config.hidden_size, tokens / dp
@@ -343,8 +352,8 @@ def bytes_per_axis(config, dp, pp, tp, tokens):
 def best_order(sizes, sent, gpus_per_node):
     """Return the three axes, innermost first, in the order that sends the fewest bytes through walls.
 
-    sizes: ranks along each axis, such as {"dp": 2, "pp": 4, "tp": 8}
-    sent:  bytes that a group of each axis sends through each of its walls, as a dictionary like `sizes`
+    sizes: the number of ranks along each axis, such as {"dp": 2, "pp": 4, "tp": 8}
+    sent:  the number of bytes that a group of each axis sends through each of its walls, as a dictionary like `sizes`
     """
     ### BEGIN SOLUTION
     ranks = math.prod(sizes.values())
@@ -365,15 +374,15 @@ def best_order(sizes, sent, gpus_per_node):
 
 
 # %% [markdown] hints="14.3"
-# 1. For a), which of the three messages depend on the number of tokens, and how many tokens does one replica have? How many layers does a stage have, and which share of their weights does a rank have? For b), let `tp = 2` be innermost, then `pp = 2`, then `dp = 2`. Write down which ranks form the four groups of each axis. How far apart are neighbors in a group?
-# 2. For a), a rank has `num_layers / pp` layers and `12 h² / tp` weights of each, and it sees `tokens / dp` tokens. For b), call the distance between neighbors the stride. It's 1 for the innermost axis. For each following axis, it's the product of the sizes of all axes further inside. A rank is the first one of its group if `rank // stride % size == 0`, and the group is `range(first, first + size * stride, stride)`. The machine of a rank is `rank // gpus_per_node`.
-# 3. `{"dp": 24 * layers * h**2 / tp * (dp > 1), "pp": 4 * mine * h * (pp > 1), "tp": 8 * layers * mine * h * (tp > 1)}` with `layers = config.num_layers / pp` and `mine = tokens / dp`. In `best_order`, write a function that adds up `sent[axis] * (len({rank // gpus_per_node for rank in group}) - 1)` over all groups of an order, and return `min(permutations(("tp", "pp", "dp")), key=that_function)`.
+# 1. For a), which of the three kinds of messages depend on the number of tokens? How many of the batch's tokens does one replica process? How many layers does a stage have, and how large a share of each layer's weights does a rank hold? For b), suppose there are two ranks along each axis, and the order is `tp`, `pp`, `dp`. Write down the four groups of each axis. How far apart are the two ranks of a group?
+# 2. For a), a rank has `num_layers / pp` layers, holds `12 h² / tp` weights of each layer, and processes `tokens / dp` tokens. For b), let's call the distance between neighboring ranks of a group the stride. It's 1 for the innermost axis. For any other axis, it's the product of the sizes of all the axes further inside. A rank is the first one of its group if `rank // stride % size == 0`, and that group is `range(first, first + size * stride, stride)`. Each rank is on machine number `rank // gpus_per_node`.
+# 3. For a), return `{"dp": 24 * layers * h**2 / tp * (dp > 1), "pp": 4 * mine * h * (pp > 1), "tp": 8 * layers * mine * h * (tp > 1)}` with `layers = config.num_layers / pp` and `mine = tokens / dp`. For b), write a function that takes an order and adds up `sent[axis] * (len({rank // gpus_per_node for rank in group}) - 1)` over all the groups of all three axes. Then return `min(permutations(("tp", "pp", "dp")), key=that_function)`.
 
 # %% check="14.3"
 check("14.3", bytes_per_axis, best_order)
 
 # %% [markdown]
-# Here's how you seat the ranks of four runs. The ranks of a group have the same color and letter, and each frame is a machine.
+# Let's see how your function seats the ranks of four training runs. Each frame is a machine, and ranks with the same color and letter belong to the same group.
 
 # %%
 RUNS = {  # name: config, sizes, tokens
@@ -409,19 +418,19 @@ for name in RUNS:
 viz.table(rows, title="what a rank sends per step")
 
 # %% [markdown]
-# In the first run, the popular order wins. In the second one, dp sends 12 times as much as pp, so it gets the better seats. In the third one, dp even overtakes tp, because each replica has so few tokens. And in the last run, a tp group doesn't fit into a single machine anyway, so it's cheaper to give dp the fast links.
+# For GPT-2, the popular order sends the fewest bytes between machines. In the first run of Llama 3 8B, dp sends 12 times as many bytes as pp, so dp gets the faster links. With a small batch, dp sends even more than tp, because each replica processes so few tokens. In the last run, a tp group doesn't fit on a single machine anyway, so it's cheaper to give the fast links to dp.
 #
-# **Predict.** Compare the messages of tp and dp. Below how many tokens *per replica* does dp send more than tp, if $h = 8192$ and `tp = 8`?
+# **Predict.** If $h = 8192$ and there are 8 tensor-parallel ranks, below how many tokens *per replica* does dp send more than tp?
 
 # %% predict="14.d"
 predict("14.d", tokens=3072)
 
 # %% [markdown]
-# So it isn't a law. Famous programs even disagree: Llama 3 405B was trained with the order tp, cp, pp, dp, and Megatron-LM's default is tp, cp, ep, dp, pp. (Context and expert parallelism are two more axes.) Now you can say who's right for *your* model. But bytes aren't everything. The messages of dp can hide behind the backward pass, and many of tp's can't hide at all. That's a good reason to give tp the best seats, even if it doesn't send the most.
+# So the popular order isn't a law. But bytes aren't everything. It often pays to give tp the fastest links, because many of its messages can't be hidden, while dp's messages can be hidden behind the backward pass.
 #
 # ## Break it: a group that only its members make
 #
-# The groups of a mesh come from `dist.new_group`, which has a trap. Ranks 0 and 3 make a group for a tied table, and then everybody makes two tp groups. Why should ranks 1 and 2 care about the first group?
+# In PyTorch, you create the groups of a mesh with `dist.new_group`, but there's a catch. Suppose ranks 0 and 3 create a group for a tied table, and then all four ranks create two tp groups. Ranks 1 and 2 don't belong to the first group, so why should they care about it?
 
 
 # %%
@@ -436,11 +445,11 @@ with show_failure():
     launch(made_by_members_only, 4)
 
 # %% [markdown]
-# PyTorch derives a group's name from the number of groups that a rank has made so far, so the ranks look for each other under different names. Without `tplab`, they'd hang in a later line that's perfectly fine. By default, all ranks have to call `new_group` for all groups in the same order. If only the members should call it, pass `use_local_synchronization=True`.
+# PyTorch derives a group's name from the number of groups that a rank has created so far. Ranks 0 and 3 have created one more group than ranks 1 and 2, so the two members of a tp group look for each other under different names. Without `tplab`, they'd hang in a later line, even though nothing is wrong with that line. By default, all ranks have to call `new_group` for all groups in the same order.
 #
 # ## Fix it: a norm that depends on tp
 #
-# Large runs clip the gradient: if the norm of the *full* gradient is too large, all of it gets scaled down. But no rank has the full gradient. In August 2026, somebody noticed that NVIDIA's NeMo RL adds up its norm as below, except for the pipeline (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this):
+# Large training runs clip the gradient: if the norm of the *full* gradient is too large, the whole gradient is scaled down. But no rank has the full gradient, so the ranks have to compute its norm together. In August 2026, somebody found a bug in the way NVIDIA's NeMo RL computes this norm. Apart from the pipeline, its code does the same as the function below (NVIDIA-NeMo/RL pull request 3788, still open when we wrote this):
 
 
 # %%
@@ -458,7 +467,7 @@ def as_shipped(parameters, tp_group, pp_group, tied=None):
 
 
 def batches(steps=10):
-    """Ids and targets [8, 24], the same on every rank."""
+    """Return ids and targets [8, 24], the same on every rank."""
     return corpus.byte_batches(corpus.python_sources(6000)[3000:], CONFIG.seq_length, 8, steps, seed=1)
 
 
@@ -482,21 +491,21 @@ def norms(norm_function):
 norms(as_shipped)
 
 # %% [markdown]
-# It's the same gradient in all three runs, but its norm grows with `tp`. So the more ranks you use, the more your gradients get clipped.
+# The gradient is the same in all three runs, but the computed norm grows with `tp`. So the more tensor-parallel ranks you use, the more your gradient is clipped.
 #
-# **Predict.** On each of four tensor-parallel ranks, the squares of the sharded parameters' gradients add up to 12, and those of the replicated parameters to 4. What's the correct *square* of the norm? What does `as_shipped` get?
+# **Predict.** Suppose there are four tensor-parallel ranks. On each of them, the squared gradients of the sharded parameters add up to 12, and the squared gradients of the replicated parameters add up to 4. What's the correct *square* of the norm? What does `as_shipped` compute instead?
 
 # %% predict="14.e"
 predict("14.e", right=52, as_shipped=64)
 
 # %% [markdown] task="14.4" title="Fix the norm of the gradient" difficulty=3 minutes=8
-# Which ranks should count which parameter?
+# Which ranks should count the gradient of which parameter?
 #
-# - If a parameter has the attribute `tensor_parallel`, whatever its value, each rank of `tp_group` has a different shard. All other parameters are replicated there, and they have the same gradient on every rank of the group.
+# - If a parameter has the attribute `tensor_parallel`, whatever the attribute's value, each rank of `tp_group` holds a different shard of the parameter. All other parameters are replicated, and their gradients are the same on every rank of `tp_group`.
 #
-# - Each rank of `pp_group` has different layers, except for the tied table (chapter 13). The first and the last stage have the same gradient for it. On both of them, `tied` is this parameter, or this rank's shard of it.
+# - Each rank of `pp_group` holds different layers. The only exception is the tied table (chapter 13): the first and the last stage both have a copy of it, with the same gradient. On these two stages, `tied` is this parameter, or this rank's shard of it.
 #
-# - By now, all replicas have the same gradients.
+# - All replicas already have the same gradients.
 #
 # A parameter may have no gradient, and `parameters` may be a generator. Each all-reduce sends a single number.
 
@@ -505,7 +514,7 @@ predict("14.e", right=52, as_shipped=64)
 def gradient_norm(parameters, tp_group, pp_group, tied=None):
     """Return the norm of the full model's gradient, as a float that's the same on every rank.
 
-    parameters: of this rank. Shards have the attribute `tensor_parallel`
+    parameters: this rank's parameters, of which the shards have the attribute `tensor_parallel`
     tied:       the parameter that the first and the last stage share, or None on all other stages
     """
     total = torch.zeros((), dtype=torch.float64, device=device())
@@ -525,9 +534,9 @@ def gradient_norm(parameters, tp_group, pp_group, tied=None):
 
 
 # %% [markdown] hints="14.4"
-# 1. The two all-reduces add up what all the ranks count. So for each kind of parameter, the right ranks have to count it: all ranks of the tp group or only one of them? All stages or only one of them?
-# 2. Rank 0 of `tp_group` counts the replicated parameters, and rank 0 of `pp_group` counts the tied one. All the other ranks skip them. How do you find out whether `param` is the tied parameter itself, and not just one with the same shape?
-# 3. A rank counts a parameter only if two conditions are true. The first one is `hasattr(param, "tensor_parallel") or dist.get_rank(tp_group) == 0`, and the second one is `param is not tied or dist.get_rank(pp_group) == 0`.
+# 1. After the two all-reduces, `total` is the sum of the squares that all the ranks have counted. Each gradient of the full model should be counted exactly once. For each kind of parameter, should all the ranks of the tp group count it, or only one of them? Should all the pipeline stages count it, or only one of them?
+# 2. Have rank 0 of `tp_group` count the replicated parameters, and have rank 0 of `pp_group` count the tied table. All the other ranks skip these parameters. How do you find out whether `param` is the tied table itself, and not just another parameter with the same shape?
+# 3. A rank should count a parameter only if two conditions are true. The first condition is `hasattr(param, "tensor_parallel") or dist.get_rank(tp_group) == 0`, and the second condition is `param is not tied or dist.get_rank(pp_group) == 0`.
 
 # %% check="14.4"
 check("14.4", gradient_norm)
@@ -536,11 +545,9 @@ check("14.4", gradient_norm)
 norms(gradient_norm)
 
 # %% [markdown]
-# The same month, AMD fixed a similar bug in its version of Transformer Engine. It had made the norm of a four-layer DeepSeek-V4-Flash 1.52 times too large on eight ranks (ROCm/TransformerEngine pull request 715). And in 2024, torchtitan clipped each pipeline stage by its own norm (issue 596).
-#
 # ## Eight processes, one curve
 #
-# Eight processes train a GPT: two replicas of two stages, with each layer split over two ranks. Next to them, a single process trains the same GPT.
+# Now eight processes train a GPT as two replicas of two pipeline stages, and each layer is split across two ranks. For comparison, a single process trains the same GPT.
 
 # %%
 LIMIT, LR = 0.5, 1e-2
@@ -584,19 +591,19 @@ def train_alone():
 run, alone = launch(train_in_3d, 8, timeout=300), launch(train_alone, 1)[0]
 print(f"last loss {run[0]['loss'][-1]:.9f} and {alone['loss'][-1]:.9f}, "
       f"norm {run[0]['norm'][-1]:.9f} and {alone['norm'][-1]:.9f}")  # fmt: skip
-print(
-    f"after clipping to {LIMIT}, your function says on ranks 0 and 7: {run[0]['clipped']:.6f}, {run[7]['clipped']:.6f}"
+print(f"your norm after clipping to {LIMIT}: {run[0]['clipped']:.6f} on rank 0, {run[7]['clipped']:.6f} on rank 7")
+viz.curves(
+    {"single process": alone["loss"], "8 processes, dp = pp = tp = 2": run[0]["loss"]}, title="loss on real text"
 )
-viz.curves({"one process": alone["loss"], "8 processes, dp = pp = tp = 2": run[0]["loss"]}, title="loss on real text")
 
 # %% [markdown]
-# There's only one curve. And your `gradient_norm` confirms that the gradient has been clipped correctly.
+# The two curves look like a single one, because all the losses agree. Your `gradient_norm` also confirms that the gradient has been clipped correctly.
 #
-# ## Break it: turn the mesh
+# ## Break it: change the order of the axes
 #
-# Suppose these eight processes sit in two machines with four GPUs each. Only the outermost axis has to pass through the wall, so it should be the one that sends the least. Each replica has 96 tokens, $h = 48$, and each stage has a single layer.
+# Suppose these eight processes run on two machines with four GPUs each. In that case, only the groups of the outermost axis are spread over both machines, so the outermost axis should be the one that sends the fewest bytes. Each replica has 96 tokens, $h = 48$, and each stage has a single layer.
 #
-# **Predict.** Which axis should be the outermost one in this run? ("tp", "pp", or "dp")
+# **Predict.** Which axis should be the outermost one in this run? (Write "tp", "pp", or "dp".)
 
 # %% predict="14.f"
 predict("14.f", outermost="pp")
@@ -604,7 +611,7 @@ predict("14.f", outermost="pp")
 
 # %%
 def through_the_wall(axis):
-    """Bytes of one step in all groups of this axis, each message counted once."""
+    """Return the bytes that all groups of this axis send in one step, counting each message once."""
     return sum(
         call.bytes
         for rank, seen in enumerate(run)
@@ -620,7 +627,7 @@ viz.table([{"outermost": axis, "bytes through the wall per step": f"{size:,}"} f
           title=f"your order: {', '.join(order)}, innermost first")  # fmt: skip
 
 # %% [markdown]
-# In the run, dp was outermost, but pp would have been better. The losses don't depend on the order at all, so you can only find such a mistake by looking at the traffic.
+# In our run, dp was the outermost axis, but pp would have been better. The losses don't depend on the order, so you can only find such a mistake by looking at the traffic.
 
 # %%
 symptoms(14)
@@ -628,23 +635,29 @@ symptoms(14)
 # %% [markdown]
 # ## In the wild
 #
-# <details><summary>Going deeper: means of means, DDP, FSDP, and Megatron's distributed optimizer</summary>
+# <details><summary>Going deeper: more bugs, other orders, DDP, FSDP, and Megatron's distributed optimizer</summary>
 #
-# - **torchtune** averaged means, too. The pull request that fixed it is dedicated to "the day the ML community first discovered the fact that (x1 / n1) + (x2 / n2) != (x1 + x2) / (n1 + n2)" (1875, October 2024).
+# - **Means of means.** Until October 2024, Hugging Face's Trainer averaged means when it accumulated gradients over several small batches (transformers pull request 34191). So did torchtune, whose repair is dedicated to "the day the ML community first discovered the fact that (x1 / n1) + (x2 / n2) != (x1 + x2) / (n1 + n2)" (torchtune pull request 1875, October 2024).
 #
-# - **PyTorch's `DistributedDataParallel`** is your 14.1. It has buckets of 25 MiB (`bucket_cap_mb=25`), with a smaller first one that can start sooner, in roughly the reverse order of the parameters. It averages over *ranks*, so if your ranks have different numbers of tokens, you have to scale the loss yourself.
+# - **Other norms** were wrong, too. In August 2026, AMD fixed a bug in its version of Transformer Engine that's similar to the one in NeMo RL. On eight ranks, the bug had made the gradient norm of a four-layer DeepSeek-V4-Flash 1.52 times too large (ROCm/TransformerEngine pull request 715). In 2024, torchtitan clipped each pipeline stage by that stage's own norm instead of the norm of the full gradient (issue 596).
 #
-# - **ZeRO in PyTorch.** `ZeroRedundancyOptimizer` is stage 1, and `fully_shard` (FSDP2) is stage 3. You call `fully_shard` on each layer and then on the model. With `reshard_after_forward=False`, the gathered weights stay until the backward pass, which saves the second all-gather, but takes more memory.
+# - **The order of the axes** differs even between famous training runs and libraries. Llama 3 405B was trained with the order tp, cp, pp, dp, while Megatron-LM's default order is tp, cp, ep, dp, pp. The two additional axes are context parallelism (cp) and expert parallelism (ep).
 #
-# - **Megatron-Core's `DistributedOptimizer`** cuts flat buffers without regard to the borders between parameters, just like your 14.2. The norm is `get_grad_norm_fp32`, and the functions `param_is_not_tensor_parallel_duplicate` and `param_is_not_shared` decide which rank counts what.
+# - **Hooks.** One PyTorch user wrote a hook that treated its argument, the parameter, as the gradient. The user needed days to find out why the loss didn't move (pytorch issue 187268).
 #
-# - **`init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))`** makes a mesh with all its groups. The last axis is the innermost one.
+# - **PyTorch's `DistributedDataParallel`** does what your class from exercise 14.1 does. The buckets hold 25 MiB by default (`bucket_cap_mb=25`). The first bucket is smaller so that its all-reduce can start sooner, and the parameters are assigned to buckets in roughly reverse order. DDP averages the gradients over *ranks*, so if your ranks have different numbers of tokens, you have to scale the loss yourself.
+#
+# - **ZeRO in PyTorch.** PyTorch implements stage 1 as `ZeroRedundancyOptimizer` and stage 3 as `fully_shard` (FSDP2). You call `fully_shard` on each layer and then on the model. With `reshard_after_forward=False`, the gathered weights stay in memory until the backward pass. This option saves the second all-gather, but it takes more memory.
+#
+# - **Megatron-Core's `DistributedOptimizer`** splits its flat buffers without regard to the boundaries between parameters, just as you did in exercise 14.2. It computes the norm in `get_grad_norm_fp32`, and the functions `param_is_not_tensor_parallel_duplicate` and `param_is_not_shared` decide which ranks count which parameters.
+#
+# - **`init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))`** creates a mesh and all its groups. The last axis is the innermost one. If you create a group with `dist.new_group` and want only its members to make this call, pass `use_local_synchronization=True`.
 #
 # </details>
 #
 # ## Your library so far
 #
-# Your library now has replicas with buckets, ZeRO-1, and a function that seats the ranks.
+# Your library now contains data parallelism with buckets, a ZeRO-1 optimizer, and a function that decides where the ranks sit.
 
 # %%
 from tplab.course import library
@@ -652,4 +665,4 @@ from tplab.course import library
 library(14)
 
 # %% [markdown]
-# Eight processes, one loss curve. It's day five of seven, and somebody trips over a power cord. What's left of your training run?
+# Eight processes have produced a single loss curve. It's day five of a seven-day training run, and somebody trips over a power cord. What's left of your run?
