@@ -101,12 +101,9 @@ picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs
 	$(BIN)/python -m pictures.moving.tapes
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
-	@$(BIN)/python -c 'import accelerate' 2>/dev/null \
+	@$(BIN)/python -c 'import accelerate, megatron.core' 2>/dev/null \
 		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[bench]' \
-		|| echo "going on without the launchers that can't be installed"
-	@$(BIN)/python -c 'import fairscale, megatron.core' 2>/dev/null \
-		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[peers]' \
-		|| echo "going on without the layers that can't be installed"
+		|| echo "going on without what can't be installed"
 	$(BIN)/python -m benchmarks.launch
 	$(BIN)/python -m benchmarks.layers
 
