@@ -43,7 +43,7 @@ LINKS = {
 
 PICTURES = {
     **{f"all-reduce, p = {p}": lambda p=p: viz.collective(all_reduced(p), name="all_reduce") for p in (1, 4)},
-    "gather": lambda: viz.collective(gathered(4), name="gather", title="gather on rank 1, a long title for it"),
+    "gather": lambda: viz.collective(gathered(4), name="gather"),
     **{f"ring of sums, p = {p}": lambda p=p: viz.ring(sums_in_a_ring(p), title=f"p = {p}") for p in (2, 4)},
     "times": lambda: viz.times(LINKS, {"here": POINTS}, title="one message"),
     "lines only": lambda: viz.times({"ring": LINKS["a"], "tree": LINKS["here"]}),

@@ -30,16 +30,6 @@ def test_every_head_stands_in_its_row_on_its_rank_in_that_ranks_colour() -> None
     for number, (name, (left, right, middle, color)) in enumerate(zip(names, heads, strict=True)):
         assert color == rank_fill(number // 4)
         assert any(place == pytest.approx(((left + right) / 2, middle)) for place in at[name])
-    for rank in range(4):
-        q0, q1, k, v = heads[4 * rank : 4 * rank + 4]
-        assert q0[1] == pytest.approx(q1[0])
-        assert k[:2] == v[:2] == pytest.approx((q0[0], q1[1])), "k lies below its queries"
-        assert at["rank 0"][0][1] < q0[2] == q1[2] < k[2] < v[2]
-        assert at[f"rank {rank}"] == [pytest.approx(((q0[0] + q1[1]) / 2, at["rank 0"][0][1]))]
-    assert [head[0] for head in heads[::4]] == sorted(head[0] for head in heads)[::4]
-    assert [at[row][0][1] for row in "qkv"] == pytest.approx([heads[place][2] for place in (0, 2, 3)])
-    unequal = viz.heads([{"q": [0], "k": [0]}, {"q": [1], "k": []}])
-    assert [text for text in texts(unequal) if text[0] in "qk" and len(text) == 2] == ["q0", "k0", "q1"]
 
 
 def test_copies_are_dashed_and_explained_and_nothing_else_is() -> None:

@@ -37,8 +37,7 @@ def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = N
     top = 0.72
     height = top + _ROW * len(rows) + (0.26 if shared else 0.04)
     with style():
-        picture, axes = canvas(width, height, head)
-        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(width, height, head, head)
         for line, row in enumerate(rows):
             axes.text(_LEFT - 0.14, top + line * _ROW + _HEIGHT / 2, row, fontsize=10.5, ha="right", va="center")
         for rank, held in enumerate(ranks):

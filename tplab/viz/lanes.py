@@ -33,9 +33,8 @@ class Lanes:
         self.p, self.rows = p, rows
         height = _HEAD + p * rows * ROW + (p - 1) * _GAP + _FOOT
         self.picture: Picture
-        self.picture, self.axes = canvas(WIDTH, height, title)
-        self.axes.text(MARGIN, 0.18, title, fontsize=10.5, fontweight="bold", va="center")
-        self.axes.text(WIDTH - MARGIN, 0.18, counter, fontsize=9, ha="right", va="center", color=FAINT)
+        self.picture, self.axes = canvas(WIDTH, height, title, title)
+        self.axes.text(WIDTH - MARGIN, 0.2, counter, fontsize=9, ha="right", va="center", color=FAINT)
         self.axes.text(MARGIN, height - 0.16, caption, fontsize=9.5, va="center")
         for rank in range(p):
             top = self.top(rank)

@@ -20,7 +20,7 @@ _TALL = 0.86  # the height of a block that is split
 _NORM, _F, _BLOCK, _G, _DROP, _PLUS = (0.62, 1.28), 1.74, (2.2, 3.86), 4.32, (4.8, 6.0), 6.62
 
 
-def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, title: str | None = None) -> Picture:
+def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int) -> Picture:
     """Draw a layer with the collectives that one rank recorded in its forward and backward passes.
 
     forward:  the attention's collective, then the MLP's (empty if nothing was sent)
@@ -29,10 +29,9 @@ def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, title:
     for name, calls in (("forward", forward), ("backward", backward)):
         if len(calls) not in (0, 2):
             raise ValueError(f"a layer communicates twice {name}, or with one rank never; got {len(calls)} collectives")
-    head = title or f"a transformer layer on {ranks} " + ("rank" if ranks == 1 else "ranks")
+    head = f"a transformer layer on {units.count(ranks, 'rank')}"
     with style():
-        picture, axes = canvas(WIDTH, _MIDDLE + _ROW + 1.1, head)
-        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, _MIDDLE + _ROW + 1.1, head, head)
         rows = (("attention", "x", "", forward[:1], backward[1:]), ("MLP", "", "z", forward[1:], backward[:1]))
         for number, (name, enters, leaves, ahead, back) in enumerate(rows):
             _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, (ahead, back))

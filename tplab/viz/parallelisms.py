@@ -25,8 +25,7 @@ def parallelism(kind: str, p: int = 4) -> Picture:
     if kind not in _TITLE or p not in (2, 4):
         raise ValueError(f"parallelism draws 'data', 'tensor' or 'pipeline' on 2 or 4 ranks, not {kind!r} on {p}")
     with style():
-        picture, axes = canvas(WIDTH, 3.42 + 0.25 * p, f"{_TITLE[kind]}, {p} ranks")
-        axes.text(0.12, 0.2, _TITLE[kind], fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, 3.42 + 0.25 * p, f"{_TITLE[kind]}, {p} ranks", _TITLE[kind])
         width = (WIDTH - _LEFT - 0.15) / p
         for text, y in (("holds", 1.05), ("gets", 1.88), ("sends", 2.36)):
             axes.text(0.12, y, text, fontsize=9.5, va="center")

@@ -30,9 +30,7 @@ def program(rows: Mapping[str, Row], *, talking: Collection[str] = (), title: st
     top = 0.5 if title else 0.12
     caption = title or "; ".join(f"{row}: {', '.join(name for name, _ in boxes)}" for row, boxes in rows.items())
     with style():
-        picture, axes = canvas(WIDTH, top + _ROW * len(rows) + (0.26 if talking else 0), caption)
-        if title:
-            axes.text(0.12, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, top + _ROW * len(rows) + (0.26 if talking else 0), caption, title)
         for number, (row, boxes) in enumerate(rows.items()):
             y = top + _ROW * number
             axes.text(0.12, y + _HEIGHT / 2, row, fontsize=9.5, fontweight="bold", va="center")

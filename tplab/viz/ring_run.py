@@ -44,8 +44,7 @@ def _draw(run: Any, step: int) -> Picture:
     title = f"{'Your ' * (name != run.name)}{name} on {p} ranks, {when}"
     circle = _Circle(WIDTH / 2, top + _SLOT_HEIGHT + down, 2.05 if p < 6 else WIDTH / 2 - 0.95, down, p)
     with style():
-        picture, axes = canvas(WIDTH, circle.y + down + 0.85, title)
-        axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, circle.y + down + 0.85, title, title)
         if run.note:
             axes.text(_MARGIN, 0.44, run.note, fontsize=9, color="#8A5A00", va="center")
         moved = run.messages[step - 1] if step else ()

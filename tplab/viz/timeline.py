@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.patches import Patch
 
-from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, rows, style, tint
 
 _KIND_HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++")
 
@@ -33,11 +33,9 @@ def timeline(results: Any, *, title: str | None = None) -> Picture:
                     rank, (end - begin) * 1000, 0.62, left=begin * 1000,
                     color="white", edgecolor=INK, hatch=hatches[collective.kind], linewidth=0.8,
                 )  # fmt: skip
-        axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
-        axes.set_ylim(p - 0.45, -0.55)
+        rows(axes, [f"rank {rank}" for rank in range(p)])
         axes.set_xlim(0, (last - zero) * 1000 * 1.01)
         axes.set_xlabel("milliseconds")
-        axes.tick_params(left=False)
         axes.grid(axis="x")
         handles = [Patch(facecolor="#B8B8B8", edgecolor=INK, label="computes")]
         handles += [Patch(facecolor="white", edgecolor=INK, hatch=hatches[kind], label=f"in {kind}") for kind in kinds]

@@ -10,6 +10,7 @@ from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, styl
 
 _DASHES = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
 _MARKERS = ("o", "s", "^", "D")
+_SHOWN = 2, 2**30  # the smallest and the largest message in bytes
 _SIZES = {10.0**k: units.size(10**k) for k in range(0, 13, 2)}
 _SECONDS = {10.0**k: units.duration(10.0**k) for k in range(-7, 2)}
 
@@ -18,17 +19,15 @@ def times(
     lines: Mapping[str, Callable[[float], float]],
     points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     *,
-    sizes: tuple[float, float] = (2, 2**30),
     title: str | None = None,
 ) -> Picture:
     """Plot seconds over bytes. Every line is labeled at its right end, and lines with measured points are bold.
 
     lines:  by name, a function from bytes to seconds, such as `Link.seconds`
     points: by name, measured (bytes, seconds), in the color of the line of the same name
-    sizes:  smallest and largest message in bytes
     """
     points = points or {}
-    low, high = sizes
+    low, high = _SHOWN
     steps = [low * (high / low) ** (index / 120) for index in range(121)]
     with style():
         caption = title or "seconds over bytes: " + ", ".join(lines)
