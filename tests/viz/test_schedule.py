@@ -12,7 +12,7 @@ from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubbl
 SCHEDULES = {
     "1F1B": one_f_one_b(4, 8),
     "zero bubble": zero_bubble(4, 8),
-    "many": interleaved(4, 12, 3),
+    "many": interleaved(4, 24, 3),
     "one rank": gpipe(1, 1),
 }
 PICTURES = {name: lambda made=made: viz.schedule(simulate(made), title="t") for name, made in SCHEDULES.items()}
