@@ -1,7 +1,4 @@
-"""Draw the moving pictures from real runs, with their stills: python -m pictures.moving [NAME ..], all without a name.
-
-If the code changes what a picture shows, its generator fails or draws something else, so draw it anew and look at it.
-"""
+"""Draw the moving pictures and their stills from real runs: python -m pictures.moving [NAME ..], or all of them."""
 
 import sys
 from collections.abc import Callable

@@ -18,7 +18,6 @@ from tplab.viz.colors import FAINT, INK, rank_color, tint
 
 FOLDER = Path(__file__).parent
 FORWARD, BACKWARD = "#0B5FA5", "#B3261E"  # values and arrows; rank colors never mean a direction
-GOLD = "#D4A017"  # finished
 SIZE, SMALL = 15, 13  # font sizes in pixels; pictures may be shown somewhat smaller than they are
 WIDTH = 760
 LOOPS = 2

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pictures.moving.animation import BACKWARD, FORWARD, GOLD, SMALL, WIDTH, Movie, arrow, box, line, rank_tint, text
+from pictures.moving.animation import BACKWARD, FORWARD, SMALL, WIDTH, Movie, arrow, box, line, rank_tint, text
 from tplab import device, launch, record
 from tplab.tensor import ParallelAttention
-from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
 
 TOKENS, HEADS = 3, 4  # each head has a single element, d = 1
 RANKS = (0, 1)

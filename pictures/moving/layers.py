@@ -1,6 +1,6 @@
 """Draws pictures/moving/layers.svg: a column-parallel and a row-parallel layer on two ranks, in both directions.
 
-`pictures.moving.joined` draws the same layers, and joins them in the end.
+With `joined=True`, the layers are pushed together in the end (joined.svg).
 
 Shapes, collectives and message sizes come from runs of ColumnParallelLinear and RowParallelLinear on two real ranks.
 """

@@ -6,10 +6,10 @@ The numbers come from a run on two real ranks. The loss and the gradient are tho
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, GOLD, SMALL, WIDTH, Movie, box, dot, line, number, text
+from pictures.moving.animation import BACKWARD, SMALL, WIDTH, Movie, box, dot, line, number, text
 from tplab import device, launch, record
 from tplab.tensor import reduce_from_region, shard, vocab_parallel_cross_entropy
-from tplab.viz.colors import FAINT, INK, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "it", ".")
 TARGET = WORDS.index("it")

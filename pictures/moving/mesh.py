@@ -7,13 +7,13 @@ chapter 14.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, GOLD, SMALL, Movie, box, line, text
+from pictures.moving.animation import BACKWARD, SMALL, Movie, box, line, text
 from tplab import launch, record
 from tplab.cluster import Training3D
 from tplab.common import corpus
 from tplab.data import Grid
 from tplab.memory import GPTConfig
-from tplab.viz.colors import INK, rank_color
+from tplab.viz.colors import GOLD, INK, rank_color
 
 GRID = Grid(dp=2, pp=2, tp=2)
 CONFIG = GPTConfig(

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from pictures.moving.animation import (
     BACKWARD,
     FORWARD,
-    GOLD,
     SMALL,
     WIDTH,
     Movie,
@@ -28,7 +27,7 @@ from pictures.moving.animation import (
 from tplab import device, launch, record
 from tplab.gpt import ParallelTransformerLayer
 from tplab.tensor import region
-from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
 
 BLOCKS = ("attention", "mlp")
 RANKS = (0, 1)

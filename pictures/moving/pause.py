@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pictures.moving.animation import GOLD, SMALL, WIDTH, Movie, arrow, box, text
+from pictures.moving.animation import SMALL, WIDTH, Movie, arrow, box, text
 from tplab import device, launch, record
 from tplab.collectives.by_hand import all_gather_steps, reduce_scatter_steps
-from tplab.viz.colors import FAINT, INK, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
 P = TOKENS = 4
 FEATURES = 256

@@ -11,11 +11,11 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, GOLD, SMALL, Movie, box, line, rank_tint, text
+from pictures.moving.animation import BACKWARD, SMALL, Movie, box, line, rank_tint, text
 from tplab import device, launch, record
 from tplab.collectives import gather, record_ring, reduce_scatter_steps, ring_all_gather, scatter
 from tplab.collectives.ring_run import Message
-from tplab.viz.colors import FAINT, INK, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
 P, ELEMENTS = 4, 1000  # float32, so a tensor has 4,000 bytes
 SECONDS = 12

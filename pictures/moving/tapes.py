@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from pictures.moving.animation import BACKWARD, GOLD, INK, SMALL, Movie, box, text
+from pictures.moving.animation import BACKWARD, INK, SMALL, Movie, box, text
 from tplab import device, launch
 from tplab.tensor.rng import checkpoint, seed_all
-from tplab.viz.colors import rank_color
+from tplab.viz.colors import GOLD, rank_color
 
 PIECE, PIECES = 4, 4  # elements of a mask, and masks that a tape shows
 STREAMS = ("torch's own", "replicated", "sharded")

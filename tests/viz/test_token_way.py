@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from tests.tensor.test_token_way import plain_way
 from tests.viz.pictures import texts
 from tplab import viz
-from tplab.viz.lanes import GOLD, RED
+from tplab.viz.colors import GOLD, RED
 
 PICTURES = {
     f"p = {p}, {token}, step {step}": lambda p=p, token=token, step=step: viz.token_way(plain_way(p, token))[step]

@@ -13,9 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from tplab.cost.clock import Operation, Timing, play
 from tplab.viz.blocks import text_width
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, rows, style, tint
+from tplab.viz.colors import FAINT, GOLD, INK, RED, WIDTH, Picture, chart, rank_color, rows, style, tint
 from tplab.viz.controls import Frames
-from tplab.viz.lanes import GOLD, RED
 
 _LANES = ("compute", "wire")
 _HEIGHT = 0.8

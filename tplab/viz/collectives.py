@@ -49,14 +49,10 @@ def collective(results: Sequence[Any], *, name: str) -> Picture:
         x, y = _MARGIN + half, top + 0.5 + rows * _HEIGHT / 2
         axes.text(x + between / 2, y - 0.16, name, fontsize=9.5, fontweight="bold", ha="center", va="center")
         _arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
-    picture.description = (
-        f"What each of {ranks} holds before and after {name}: "
-        + "; ".join(
-            f"rank {rank} has {_said(old)} and then {_said(new)}"
-            for rank, (old, new) in enumerate(zip(*sides, strict=True))
-        )
-        + "."
+    each = "; ".join(
+        f"rank {r} has {_said(a)} and then {_said(b)}" for r, (a, b) in enumerate(zip(*sides, strict=True))
     )
+    picture.description = f"What each of {ranks} holds before and after {name}: {each}."
     return picture
 
 

@@ -13,8 +13,12 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette, ordered so that neighbors differ in lightness, too
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#666666")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
+DASHES: Any = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
+MARKERS = ("o", "s", "^", "D")
 INK = "#222222"
 FAINT = "#6B6B6B"
+GOLD = "#D4A017"  # finished, or what the picture follows
+RED = "#C0392B"  # the backward pass, and waiting
 NOBODY = "#EDEDED"  # fill color for things that belong to no particular rank
 WIDTH = 7.6  # inches that fit a notebook's output without scaling
 

@@ -56,12 +56,7 @@ def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = N
         if shared:
             note = "dashed: a copy; the same head is on more than one rank"
             axes.text(_LEFT, height - 0.16, note, fontsize=8.5, color=FAINT, va="center")
-    picture.description = (
-        "The heads on each rank: "
-        + "; ".join(
-            f"rank {rank} has " + ", ".join(f"{row}{number}" for row in rows for number in held[row])
-            for rank, held in enumerate(ranks)
-        )
-        + "."
-    )
+    names = [", ".join(f"{row}{number}" for row in rows for number in held[row]) for held in ranks]
+    each = "; ".join(f"rank {rank} has {its}" for rank, its in enumerate(names))
+    picture.description = f"The heads on each rank: {each}."
     return picture

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from tplab.viz.blocks import text_width
-from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, canvas, rank_color, rank_fill, tint
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, RED, WIDTH, Picture, canvas, rank_color, rank_fill, tint
 
-GOLD = "#D4A017"  # the token that the picture follows
-RED = "#C0392B"  # the backward pass
 CELL = 0.4  # inches, like everything here: the width of an element
 ROW = 0.21
 MARGIN = 0.12

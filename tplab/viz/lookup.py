@@ -66,13 +66,11 @@ def lookup(
         _draw_vectors(axes, middle - grid / 2, below, cell, out, owners, [None] * len(ids))
         foot = below + len(ids) * _ROW + 0.14
         axes.text(middle, foot, shape_text(out.shape), fontsize=8, color=FAINT, ha="center", va="center")
+    places = ["no rank" if owner is None else f"rank {owner}" for owner in owners]
+    each = ", ".join(f"id {i} on {place}" for i, place in zip(ids, places, strict=True))
     picture.description = (
-        "Each rank looks up the ids whose rows it stores and has zeros for the others; the sum is complete. Owners: "
-        + ", ".join(
-            f"id {i} on " + ("no rank" if owner is None else f"rank {owner}")
-            for i, owner in zip(ids, owners, strict=True)
-        )
-        + "."
+        f"Each rank looks up the ids whose rows it stores and has zeros for the others; the sum is complete. "
+        f"Owners: {each}."
     )
     return picture
 

@@ -40,14 +40,9 @@ def masks(masks: Mapping[str, Sequence[Tensor]]) -> Picture:
                 axes.text(x, y + 0.23, f"rank {rank}", fontsize=9, fontweight="bold", va="center")
                 _draw(axes, x, y + 0.37, cell, rank, mask)
             y += 0.62 + mask_height
-    picture.description = (
-        "Kept positions are filled. Share kept on ranks 0, 1, ...: "
-        + "; ".join(
-            f"{label}: " + ", ".join(f"{float((mask != 0).float().mean()):.0%}" for mask in row)
-            for label, row in masks.items()
-        )
-        + "."
-    )
+    shares = {label: ", ".join(f"{float((m != 0).float().mean()):.0%}" for m in row) for label, row in masks.items()}
+    each = "; ".join(f"{label}: {kept}" for label, kept in shares.items())
+    picture.description = f"Kept positions are filled. Share kept on ranks 0, 1, ...: {each}."
     return picture
 
 

@@ -73,11 +73,8 @@ def matrices(
                 _draw(axes, x, y, entry)
                 x += entry.width + _GAP
             y += max((entry.height for entry in line), default=0) + 0.2
-    picture.description = (
-        "Matrices with their values: "
-        + "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}" for entry in entries)
-        + "."
-    )
+    each = "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}" for entry in entries)
+    picture.description = f"Matrices with their values: {each}."
     return picture
 
 

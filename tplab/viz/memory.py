@@ -59,14 +59,10 @@ def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str | 
         if capacity and any(total > capacity for total in totals.values()):
             handles.append(Patch(facecolor=tint(RED, 0.72), edgecolor=INK, label="does not fit"))
         picture.legend(handles=handles, ncols=len(handles), loc="outside lower center", columnspacing=1.2)
-    picture.description = (
-        "Stacked bars by category: "
-        + "; ".join(
-            f"{label} needs {_in_gb(total)}" + (", which doesn't fit" if capacity and total > capacity else "")
-            for label, total in totals.items()
-        )
-        + (f". The GPU has {_in_gb(capacity)}." if capacity else ".")
-    )
+    too_much = {label: ", which doesn't fit" * bool(capacity and total > capacity) for label, total in totals.items()}
+    each = "; ".join(f"{label} needs {_in_gb(total)}{too_much[label]}" for label, total in totals.items())
+    has = f". The GPU has {_in_gb(capacity)}" if capacity else ""
+    picture.description = f"Stacked bars by category: {each}{has}."
     return picture
 
 

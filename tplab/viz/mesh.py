@@ -39,11 +39,8 @@ def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, title: str | None = N
                 for rank in group:
                     _rank(axes, _LEFT + rank * width, y, width, rank, place, len(its))
         _nodes(axes, len(ranks), width, top, top + _ROW * len(groups))
-    picture.description = (
-        "Which ranks form a group: "
-        + "; ".join(f"along {axis}, " + ", ".join(str(list(group)) for group in its) for axis, its in groups.items())
-        + "."
-    )
+    each = "; ".join(f"along {axis}, {', '.join(str(list(group)) for group in its)}" for axis, its in groups.items())
+    picture.description = f"Which ranks form a group: {each}."
     return picture
 
 

@@ -13,10 +13,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, rank_color, style, tint
+from tplab.viz.colors import FAINT, GOLD, INK, WIDTH, Picture, canvas, rank_color, style, tint
 from tplab.viz.controls import Frames
 
-_GOLD = "#D4A017"  # a complete sum
 _LINE = "#C4C4C4"
 _SLOT_HEIGHT = 0.5  # in inches, like everything here
 _MARGIN = 0.12
@@ -106,7 +105,7 @@ def _slot(axes: Axes, x: float, y: float, width: float, ranks: frozenset[int], p
     for rank in sorted(ranks):
         color = tint(rank_color(rank), 0.8)
         axes.add_patch(Rectangle((x, y + rank * high), width, high, facecolor=color, edgecolor="none", zorder=4))
-    edge, stroke = (_GOLD, 2.6) if len(ranks) == p else (FAINT, 0.8) if ranks else (_LINE, 0.8)
+    edge, stroke = (GOLD, 2.6) if len(ranks) == p else (FAINT, 0.8) if ranks else (_LINE, 0.8)
     axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="none", edgecolor=edge, linewidth=stroke, zorder=5))
 
 

@@ -46,14 +46,10 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
         handles = [Patch(facecolor=tint(INK, _STRENGTH[k]), edgecolor=INK, hatch=_HATCH[k]) for k in kinds]
         names = [f"{kind}: {_NAMES[kind]}" for kind in kinds]
         picture.legend(handles, names, ncols=4, loc="outside lower right")
-    picture.description = (
-        f"A row of boxes per rank, one box for each of {len(every)} actions, over {end - begin:.4g} units of time: "
-        + "; ".join(
-            f"rank {rank} is idle for {1 - sum(span.end - span.start for span in row) / (end - begin):.0%}"
-            for rank, row in enumerate(spans)
-        )
-        + "."
-    )
+    busy = [sum(span.end - span.start for span in row) / (end - begin) for row in spans]
+    each = "; ".join(f"rank {rank} is idle for {1 - share:.0%}" for rank, share in enumerate(busy))
+    rows_of = f"A row of boxes per rank, one box for each of {len(every)} actions"
+    picture.description = f"{rows_of}, over {end - begin:.4g} units of time: {each}."
     return picture
 
 

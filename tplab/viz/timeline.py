@@ -42,9 +42,7 @@ def timeline(results: Any, *, title: str | None = None) -> Picture:
         axes.legend(
             handles=handles, ncols=min(4, len(handles)), loc="lower right", bbox_to_anchor=(1, 1.0), borderpad=0.1
         )
-    picture.description = (
-        "When each rank computes and when it is in a collective: "
-        + "; ".join(f"rank {rank} is in {len(list(record.of_rank(rank)))} collectives" for rank in range(p))
-        + f", within {(last - zero) * 1000:.3g} ms."
-    )
+    each = "; ".join(f"rank {rank} is in {len(list(record.of_rank(rank)))} collectives" for rank in range(p))
+    within = f"within {(last - zero) * 1000:.3g} ms"
+    picture.description = f"When each rank computes and when it is in a collective: {each}, {within}."
     return picture

@@ -5,9 +5,9 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from tplab.viz.colors import FAINT, INK, NOBODY, Picture, style
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, RED, Picture, style
 from tplab.viz.controls import Frames
-from tplab.viz.lanes import CELL, GOLD, RED, ROW, Lanes
+from tplab.viz.lanes import CELL, ROW, Lanes
 
 # The left ends of everything in a lane
 TABLE, FOUND, G, X, BODY, Y, F, ZERO = 0.95, 2.25, 3.26, 3.55, 4.5, 4.82, 5.78, 6.72

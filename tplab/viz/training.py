@@ -6,11 +6,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.colors import DASHES, FAINT, INK, MARKERS, WIDTH, Picture, chart, rank_color, style, tint
 
 Points = Sequence[tuple[int, float]]
-_DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
-_MARKERS = ("o", "s", "^", "D")
 
 
 def training(
@@ -76,7 +74,7 @@ def compared(
         for index, (name, values) in enumerate(runs.items()):
             last = index == len(runs) - 1
             above.plot(
-                at, values, label=name, **dots, linestyle=_DASHES[index % len(_DASHES)],
+                at, values, label=name, **dots, linestyle=DASHES[index % len(DASHES)],
                 color=rank_color(index) if last else tint(rank_color(index), 0.6), linewidth=1.5 if last else 4.5,
             )  # fmt: skip
         above.set_ylabel("loss")
@@ -91,11 +89,8 @@ def compared(
         below.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         for axes in (above, below):
             axes.grid()
-    picture.description = (
-        "Losses in one chart: "
-        + "; ".join(f"{name} goes from {values[0]:.4g} to {values[-1]:.4g}" for name, values in runs.items())
-        + f". Below them, a difference of at most {largest:.2g}."
-    )
+    each = "; ".join(f"{name} goes from {values[0]:.4g} to {values[-1]:.4g}" for name, values in runs.items())
+    picture.description = f"Losses in one chart: {each}. Below them, a difference of at most {largest:.2g}."
     return picture
 
 
@@ -114,9 +109,9 @@ def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up
         for index, (name, line) in enumerate(lines.items()):
             points = sorted(line.items())
             axes.plot(
-                *zip(*points, strict=True), marker=_MARKERS[index % len(_MARKERS)], label=name, markersize=6,
+                *zip(*points, strict=True), marker=MARKERS[index % len(MARKERS)], label=name, markersize=6,
                 color=rank_color(0) if index == 0 else (INK, FAINT, FAINT)[(index - 1) % 3],
-                linewidth=2.2 if index == 0 else 1.3, linestyle=_DASHES[index % len(_DASHES)],
+                linewidth=2.2 if index == 0 else 1.3, linestyle=DASHES[index % len(DASHES)],
                 markerfacecolor=rank_color(0) if index == 0 else "white", zorder=4 - index * 0.1,
             )  # fmt: skip
         _plain(axes, counts)
@@ -124,11 +119,8 @@ def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up
         axes.set_ylabel(ylabel)
         axes.grid()
         axes.legend(handlelength=3.2)
-    picture.description = (
-        f"{ylabel} over ranks: "
-        + "; ".join(f"{name}: {line[max(line)]:.2f} on {max(line)} ranks" for name, line in lines.items())
-        + "."
-    )
+    each = "; ".join(f"{name}: {line[max(line)]:.2f} on {max(line)} ranks" for name, line in lines.items())
+    picture.description = f"{ylabel} over ranks: {each}."
     return picture
 
 
