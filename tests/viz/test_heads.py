@@ -35,12 +35,8 @@ def test_every_head_stands_in_its_row_on_its_rank_in_that_ranks_colour() -> None
 def test_copies_are_dashed_and_explained_and_nothing_else_is() -> None:
     picture = viz.heads([{"q": [rank], "k": [0, 1]} for rank in range(2)])  # two copies side by side on each rank
     copies = [head for place, head in enumerate(spans(picture)) if place % 3]
-    for (left, right, middle, _), frame in zip(copies, spans(picture, dashed=True), strict=True):
-        assert left < frame[0] < left + 0.1
-        assert right - 0.1 < frame[1] < right
-        assert frame[2] == pytest.approx(middle)
+    assert [frame[2] for frame in spans(picture, dashed=True)] == pytest.approx([head[2] for head in copies])
     assert any("copy" in text for text in texts(picture))
     whole = viz.heads(WHOLE)
     assert spans(whole, dashed=True) == []
     assert not any("copy" in text for text in texts(whole))
-    assert "heads on 2 ranks" in texts(whole)

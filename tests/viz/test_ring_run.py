@@ -134,13 +134,3 @@ def test_a_picture_says_whose_ring_it_is_and_why_and_describes_what_moved():
     ):
         assert part in frames[3].description
     assert "rank 0 sent chunk 2, summed over rank 0, to rank 1" in frames[1].description
-
-
-def test_frames_are_drawn_when_they_are_asked_for():
-    drawn = []
-    frames = viz.Frames(3, lambda place: drawn.append(place) or place)
-    assert (len(frames), drawn) == (3, [])
-    assert [frames[0], frames[-1], frames[1:]] == [0, 2, [1, 2]]
-    assert drawn == [0, 2, 1, 2]
-    with pytest.raises(IndexError):
-        frames[3]

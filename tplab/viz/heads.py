@@ -57,6 +57,6 @@ def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = N
             note = "dashed: a copy; the same head is on more than one rank"
             axes.text(_LEFT, height - 0.16, note, fontsize=8.5, color=FAINT, va="center")
     names = [", ".join(f"{row}{number}" for row in rows for number in held[row]) for held in ranks]
-    each = "; ".join(f"rank {rank} has {its}" for rank, its in enumerate(names))
-    picture.description = f"The heads on each rank: {each}."
+    told = "; ".join(f"rank {rank} has {its}" for rank, its in enumerate(names))
+    picture.description = f"The heads on each rank: {told}."
     return picture

@@ -40,9 +40,9 @@ def masks(masks: Mapping[str, Sequence[Tensor]]) -> Picture:
                 axes.text(x, y + 0.23, f"rank {rank}", fontsize=9, fontweight="bold", va="center")
                 _draw(axes, x, y + 0.37, cell, rank, mask)
             y += 0.62 + mask_height
-    shares = {label: ", ".join(f"{float((m != 0).float().mean()):.0%}" for m in row) for label, row in masks.items()}
-    each = "; ".join(f"{label}: {kept}" for label, kept in shares.items())
-    picture.description = f"Kept positions are filled. Share kept on ranks 0, 1, ...: {each}."
+    kept = {label: ", ".join(f"{float((m != 0).float().mean()):.0%}" for m in row) for label, row in masks.items()}
+    told = "; ".join(f"{label}: {its}" for label, its in kept.items())
+    picture.description = f"Kept positions are filled. Share kept on ranks 0, 1, ...: {told}."
     return picture
 
 
