@@ -66,6 +66,13 @@ def test_an_item_is_judged_by_its_status(command, limit, seconds, state, says, t
     assert says in found.output
 
 
+@pytest.mark.parametrize(("says", "state"), [("", PASSED), (" passed", FAILED)])
+def test_skipping_every_test_is_a_success_only_where_that_is_expected(says, state, tmp_path):
+    (tmp_path / "test_of_a_machine.py").write_text("import pytest\n\ndef test_skips(): pytest.skip('no GPU')\n")
+    item = Item("tests", PYTEST, 200, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, says=says)
+    assert runner.run(tmp_path, item, 200).state == state
+
+
 def test_a_test_that_hangs_does_not_hide_what_has_failed_before(tmp_path):
     source = f"def test_fails(): assert 1 + 1 == 3\n\ndef test_hangs():\n    {HANGS}\n"
     (tmp_path / "test_of_a_machine.py").write_text(source)

@@ -19,6 +19,7 @@ class Item:
     command    what follows `python`
     limit      how many seconds it may take
     modules    what it imports, apart from tplab and PyTorch
+    says       what a successful run prints; if every test is skipped, nothing has " passed"
     """
 
     name: str
@@ -26,6 +27,7 @@ class Item:
     limit: float
     environment: dict[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    says: str = ""
 
 
 def items(where: Where, gpus: int) -> list[Item]:
@@ -35,7 +37,8 @@ def items(where: Where, gpus: int) -> list[Item]:
 
     def tests(name: str, limit: float, *selected: str) -> Item:
         command = ("-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", *selected)
-        return Item(name, command, patience * limit, WORDS_OF_NCCL, MODULES_OF_TESTS)
+        says = "" if where == "cpu" else " passed"
+        return Item(name, command, patience * limit, WORDS_OF_NCCL, MODULES_OF_TESTS, says)
 
     def program(name: str, limit: float, *command: str) -> Item:
         small = () if is_real else ("--small",)

@@ -85,7 +85,7 @@ def run(root: Path, item: Item, seconds: float) -> Result:
             status = _wait(process, seconds)
             output.seek(0)
             said = output.read()[-KEPT:]
-    state = UNFINISHED if status is None else FAILED if status else PASSED
+    state = UNFINISHED if status is None else PASSED if status == 0 and item.says in said else FAILED
     if status is None and seconds >= item.limit:
         state, said = FAILED, f"{said}\n(stopped after {item.limit:.0f} s, its limit)"
     return Result(state, time.monotonic() - began, said)
