@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 
 from tplab.common import units
-from tplab.viz.blocks import text_width
+from tplab.viz.blocks import arrow, text_width
 from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, on_white, rank_color, rank_fill, rank_hatch, style
 
 _HEIGHT = 0.27  # height of a cell, in inches
@@ -48,7 +48,7 @@ def collective(results: Sequence[Any], *, name: str) -> Picture:
                     _nothing(axes, x, top + 0.5, cell)
         x, y = _MARGIN + half, top + 0.5 + rows * _HEIGHT / 2
         axes.text(x + between / 2, y - 0.16, name, fontsize=9.5, fontweight="bold", ha="center", va="center")
-        _arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
+        arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
     each = "; ".join(
         f"rank {r} has {_said(a)} and then {_said(b)}" for r, (a, b) in enumerate(zip(*sides, strict=True))
     )
@@ -100,20 +100,11 @@ def _said(texts: Sequence[str]) -> str:
 def _to_the_right(axes: Axes, x: float, y: float, across: float, down: float, last: bool, left: float) -> None:
     """Draw an arrow to the right neighbor. The last rank's arrow leaves the picture and comes back in on the left."""
     if not last:
-        _arrow(axes, (x, y), (x + across - 0.1, y + down))
+        arrow(axes, (x, y), (x + across - 0.1, y + down))
         return
     axes.plot([x, x + 0.42 * across], [y, y + 0.42 * down], color=FAINT, linewidth=1, linestyle=(0, (3, 2)))
     start = left - 0.02
-    _arrow(axes, (start - 0.28, y + 0.45 * down), (start + 0.2, y + down), dashed=True)
-
-
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], dashed: bool = False) -> None:
-    axes.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=9, color=FAINT, linewidth=1, shrinkA=0, shrinkB=0,
-            linestyle=(0, (3, 2)) if dashed else "solid",
-        )
-    )  # fmt: skip
+    arrow(axes, (start - 0.28, y + 0.45 * down), (start + 0.2, y + down), dashed=True)
 
 
 def _cell(axes: Axes, x: float, y: float, width: float, text: str, size: float = 9) -> None:

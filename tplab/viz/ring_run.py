@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 
+from tplab.viz.blocks import arrow
 from tplab.viz.colors import FAINT, GOLD, INK, WIDTH, Picture, canvas, rank_color, style, tint
 from tplab.viz.controls import Frames
 
@@ -115,9 +116,7 @@ def _link(axes: Axes, circle: _Circle, message: Any, carried: int, moved: bool) 
     (x, y), (out_x, out_y) = circle.at(turn), circle.away(turn)
     along, beside = (-out_y * direction, out_x * direction), (x + 0.36 * out_x, y + 0.36 * out_y)
     ends = [(beside[0] + way * 0.17 * along[0], beside[1] + way * 0.17 * along[1]) for way in (-1, 1)]
-    axes.add_patch(
-        FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=10, color=FAINT, linewidth=1.3, shrinkA=0, shrinkB=0)
-    )
+    arrow(axes, ends[0], ends[1], width=1.3)
     if moved:
         _slot(axes, x - circle.slot_width / 2, y - _SLOT_HEIGHT / 2, circle.slot_width, message.ranks, circle.p)
     told = f"chunk {message.chunk}\n{carried:,} bytes" if moved else f"{carried:,} bytes"

@@ -105,15 +105,9 @@ def _forward(stage: Lanes, way: Any, rank: int, step: int) -> None:
         finite = [abs(v) for each in way.ranks for v in each.logits.tolist() if abs(v) != float("inf")]
         target = way.target - seen.start if step >= 7 else None
         stage.bars(
-            ZERO,
-            rank,
-            seen.logits.tolist(),
-            names,
-            width=BAR,
-            largest=max(finite),
-            gold=target,
+            ZERO, rank, seen.logits.tolist(), names, width=BAR, largest=max(finite), gold=target,
             numbers=step < STEPS - 1,
-        )
+        )  # fmt: skip
 
 
 def _backward(stage: Lanes, way: Any, rank: int) -> None:
