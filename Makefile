@@ -89,26 +89,12 @@ links: $(VENV)/.installed-test ## ask every address that the book names whether 
 picture: $(STAMP) ## redraw the README's and the moving pictures (from real runs) and ARCHITECTURE.md's (from the imports)
 	$(BIN)/python pictures/first_minutes.py
 	$(BIN)/python pictures/rooms.py
-	$(BIN)/python -m pictures.moving.attention
-	$(BIN)/python -m pictures.moving.fg
-	$(BIN)/python -m pictures.moving.joined
-	$(BIN)/python -m pictures.moving.layers
-	$(BIN)/python -m pictures.moving.pause
-	$(BIN)/python -m pictures.moving.poster
-	$(BIN)/python -m pictures.moving.loss
-	$(BIN)/python -m pictures.moving.mesh
-	$(BIN)/python -m pictures.moving.one_step
-	$(BIN)/python -m pictures.moving.parcels
-	$(BIN)/python -m pictures.moving.ring
-	$(BIN)/python -m pictures.moving.tapes
+	$(BIN)/python -m pictures.moving
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
-	@$(BIN)/python -c 'import accelerate' 2>/dev/null \
+	@$(BIN)/python -c 'import accelerate, megatron.core' 2>/dev/null \
 		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[bench]' \
-		|| echo "going on without the launchers that can't be installed"
-	@$(BIN)/python -c 'import fairscale, megatron.core' 2>/dev/null \
-		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[peers]' \
-		|| echo "going on without the layers that can't be installed"
+		|| echo "going on without what can't be installed"
 	$(BIN)/python -m benchmarks.launch
 	$(BIN)/python -m benchmarks.layers
 

@@ -4,9 +4,8 @@
 
 This shows what parallel layers cost when there is nothing to share. A way is one kind of layers, either eager or
 compiled. Megatron-Core's layers take part if `megatron-core` is installed. All ways train the same GPT with the same
-weights, optimizer, sequences and precision, which is float32 on a CPU. They take turns in every round, in a new random
-order. The ratio is the median over the rounds of (this way / plain PyTorch of the same kind, eager or compiled, in the
-same round). If the quartiles of two ways overlap, the ways can't be told apart.
+weights, optimizer, sequences and precision, which is float32 on a CPU. They take turns (`benchmarks.turns`). The ratio
+is that to plain PyTorch of the same kind, eager or compiled.
 
 The utilization is based on the FLOPs that the model needs (`tplab.cost.flops`), and appears only for GPUs that
 `tplab.cost.machines` knows. The peak is the memory that torch's allocator handed out for this way alone: weights,
@@ -16,8 +15,6 @@ which each way spends the most time in a step.
 """
 
 import argparse
-import os
-import random
 import statistics
 import sys
 import time
@@ -30,6 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.megatron import build_megatron
+from benchmarks.turns import milliseconds, ratio, table, this_machine, turns
 from tplab import device, launch
 from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
@@ -43,16 +41,9 @@ from tplab.memory.meter import optimizer_bytes, parameter_bytes
 from tplab.runtime.devices import backend_for
 from tplab.trace.rank_trace import trace_rank
 
-EAGER: dict[str, dict[str, Any]] = {
-    "plain PyTorch": {"layers": "plain", "compile": False},
-    "tplab": {"layers": "tplab", "compile": False},
-    "Megatron-Core": {"layers": "plain", "compile": False},
-}
-COMPILED: dict[str, dict[str, Any]] = {
-    "plain PyTorch, compiled": {"layers": "plain", "compile": True},
-    "tplab, compiled": {"layers": "tplab", "compile": True},
-    "Megatron-Core, compiled": {"layers": "plain", "compile": True},
-}
+LAYERS = {"plain PyTorch": "plain", "tplab": "tplab", "Megatron-Core": "plain"}
+EAGER: dict[str, dict[str, Any]] = {name: {"layers": layers, "compile": False} for name, layers in LAYERS.items()}
+COMPILED = {f"{name}, compiled": changes | {"compile": True} for name, changes in EAGER.items()}
 SMALL = {
     "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32, "vocab_size": 512, "batch_size": 4,
     "micro_batch_size": 4,
@@ -107,13 +98,11 @@ def measure(
             step()
         outcomes[name].peak += _peak(step)
         outcomes[name].waits = _waits(step)
-    order = random.Random(0)
-    for _ in range(rounds):
-        for name in order.sample(list(made), len(made)):
-            _finish()
-            began = time.perf_counter()
-            made[name]()
-            outcomes[name].seconds.append(time.perf_counter() - began)
+    for name in turns(made, rounds):
+        _finish()
+        began = time.perf_counter()
+        made[name]()
+        outcomes[name].seconds.append(time.perf_counter() - began)
     for name, step in made.items() if profile else ():
         outcomes[name].kernels = _kernels(step)
     return outcomes
@@ -184,44 +173,39 @@ def _waits(step: Callable[[], object]) -> int:
     return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
-def table(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | None) -> str:
+def report(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | None) -> str:
     """Return a table with a row for each way, including its ratio to plain PyTorch of the same kind.
 
     peak: FLOP/s of the device (None: unknown)
     """
-    measured = [(name, outcome) for name, outcome in outcomes.items() if not outcome.missing]
-    plain = {_kind(name): outcome.seconds for name, outcome in reversed(measured)}
+    plain = {_kind(name): outcome.seconds for name, outcome in reversed(outcomes.items()) if not outcome.missing}
     flops = model_flops(settings.model, settings.batch_size)
-    lines = [
-        "| a step | ms: least, median (quartiles) | ratio (quartiles) | tokens/s | TFLOP/s, utilisation | GB peak "
-        "| waits |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
+    rows: list[list[object]] = []
     for name, outcome in outcomes.items():
         if outcome.missing:
-            lines.append(f"| {name} | missing: {outcome.missing} | | | | | |")
+            rows.append([name, f"missing: {outcome.missing}"])
             continue
-        ratios = [mine / other for mine, other in zip(outcome.seconds, plain[_kind(name)], strict=True)]
         median = statistics.median(outcome.seconds)
         share = f", {flops / median / peak:.1%}" if peak else ""
-        lines.append(
-            f"| {name} | {1000 * min(outcome.seconds):.1f}, {_spread(outcome.seconds, 1000, '.1f')} "
-            f"| {_spread(ratios, 1, '.3f')} | {settings.tokens_per_step / median:,.0f} "
-            f"| {flops / median / 1e12:.2f}{share} | {outcome.peak / 1e9:.2f} | {outcome.waits} |"
-        )
-    return "\n".join(lines)
+        rows.append([
+            name, milliseconds(outcome.seconds, ".1f"), ratio(outcome.seconds, plain[_kind(name)], ".3f"),
+            f"{settings.tokens_per_step / median:,.0f}", f"{flops / median / 1e12:.2f}{share}",
+            f"{outcome.peak / 1e9:.2f}", outcome.waits,
+        ])  # fmt: skip
+    head = ("a step", "ms: least, median (quartiles)", "ratio (quartiles)", "tokens/s", "TFLOP/s, utilization")
+    return table((*head, "GB peak", "waits"), rows)
 
 
 def kernel_tables(outcomes: Mapping[str, Outcome]) -> str:
     """Return a table for each way that was profiled, with the kernels in which it spends the most time."""
-    parts = []
-    for name, outcome in outcomes.items():
-        if outcome.kernels:
-            rows = [
-                f"| {1000 * seconds:.2f} | {calls} | {kernel[:100]} |" for kernel, calls, seconds in outcome.kernels
-            ]
-            parts.append("\n".join([f"{name}:", "", "| ms in a step | calls | kernel |", "|---:|---:|---|", *rows]))
-    return "\n\n".join(parts)
+    return "\n\n".join(
+        table(
+            (f"kernel of {name}", "calls", "ms in a step"),
+            [(kernel[:100], calls, f"{1000 * seconds:.2f}") for kernel, calls, seconds in outcome.kernels],
+        )
+        for name, outcome in outcomes.items()
+        if outcome.kernels
+    )
 
 
 def _kind(way: str) -> str:
@@ -229,18 +213,11 @@ def _kind(way: str) -> str:
     return way.partition(", ")[2]
 
 
-def _spread(values: list[float], factor: int, digits: str) -> str:
-    low, middle, high = (
-        f"{factor * value:{digits}}" for value in statistics.quantiles(values, n=4, method="inclusive")
-    )
-    return f"**{middle}** ({low}-{high})"
-
-
 def _what() -> tuple[str, float | None]:
     """Return the device's name and its peak in FLOP/s (None: unknown)."""
     place = device()
     if place.type == "cpu":
-        return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", None
+        return this_machine(), None
     machine = known_machine(place)
     return torch.cuda.get_device_name(place), None if machine is None else machine.flops
 
@@ -248,13 +225,11 @@ def _what() -> tuple[str, float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=list(PRESETS), default="h100x1", help="whose model and sequences")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, help="2 or more")
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
     parser.add_argument("--profile", action="store_true", help="show where each way spends its time")
     parser.add_argument("--small", action="store_true", help="a very small model, to try it out")
     options = parser.parse_args()
-    if options.rounds < 2:
-        parser.error("quartiles need at least 2 rounds")
     settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False, recompute="nothing")
     settings = replace(settings, **SMALL) if options.small else settings
     backend = backend_for(1)
@@ -264,7 +239,7 @@ def main() -> None:
     given = (settings, ways, options.rounds, options.profile)
     ((outcomes, (name, peak)),) = launch(_measured, 1, args=given, backend=backend, timeout=None)
     print(f"\n{name}, torch {torch.__version__}, {settings.precision}, {options.rounds} rounds\n")
-    print(table(settings, outcomes, peak))
+    print(report(settings, outcomes, peak))
     print("\n" + kernel_tables(outcomes), flush=True)
     sys.exit(any(one.missing and not one.missing.startswith("ModuleNotFoundError") for one in outcomes.values()))
 

@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.turns import table
 from tplab import device, launch
 from tplab.capstone.training.meter import known_machine
 from tplab.collectives.links import now
-from tplab.cost.calibration import Kernels, measure_kernels
+from tplab.cost.calibration import measure_kernels
 from tplab.cost.layer import layer_matmuls, layer_time
 from tplab.cost.machines import MACHINES, Machine
 from tplab.cost.matmul import Matmul
@@ -67,21 +68,18 @@ def _random(*shape: int) -> Tensor:
 
 def matmul_rates(machine: Machine | None, small: bool) -> str:
     assumed = f"; the model assumes {machine.fraction:.3f} for large ones" if machine else ""
-    lines = [f"fraction: square matmuls{assumed}", "", "| side | TFLOP/s | share of the peak |", "|---:|---:|---:|"]
+    rows = []
     for side in SMALL_SIDES if small else SIDES:
         a, b = _random(side, side), _random(side, side)
         out = torch.empty_like(a)
         rate = 2 * side**3 / _seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 1 if side > 4096 else 20)
-        lines.append(f"| {side} | {rate / 1e12:.2f} | {_share(rate, machine and machine.flops)} |")
-    return "\n".join(lines)
+        rows.append((side, f"{rate / 1e12:.2f}", _share(rate, machine and machine.flops)))
+    return f"fraction: square matmuls{assumed}\n\n" + table(("side", "TFLOP/s", "share of the peak"), rows)
 
 
 def memory_rates(machine: Machine | None, small: bool) -> str:
     assumed = f"; the model assumes {machine.losses.memory:.2f}" if machine else ""
-    lines = [
-        f"memory: element-wise kernels{assumed}", "", "| kernel | MB per tensor | GB/s | share of the bandwidth |",
-        "|---|---:|---:|---:|",
-    ]  # fmt: skip
+    rows = []
     for size in SMALL_MEGABYTES if small else MEGABYTES:
         x = _random(size * 2**20 // (_dtype().itemsize * 1024), 1024)
         y, out, scale = torch.randn_like(x), torch.empty_like(x), _random(1024)
@@ -93,8 +91,9 @@ def memory_rates(machine: Machine | None, small: bool) -> str:
         }
         for name, (tensors, run) in kernels.items():
             rate = tensors * x.nbytes / _seconds(run, 5)
-            lines.append(f"| {name} | {size} | {rate / 1e9:.0f} | {_share(rate, machine and machine.bandwidth)} |")
-    return "\n".join(lines)
+            rows.append((name, size, f"{rate / 1e9:.0f}", _share(rate, machine and machine.bandwidth)))
+    head = ("kernel", "MB per tensor", "GB/s", "share of the bandwidth")
+    return f"memory: element-wise kernels{assumed}\n\n" + table(head, rows)
 
 
 def launches(machine: Machine | None, small: bool) -> str:
@@ -123,18 +122,16 @@ def _per_kernel(run: Callable[[], object]) -> str:
 
 def matmuls_of_layers(machine: Machine | None, small: bool) -> str:
     tokens = 64 if small else 8192
-    lines = [
-        f"matmuls of a layer, {tokens} tokens, with the weights of one of tp ranks", "",
-        "| h | tp | matmul | milliseconds | TFLOP/s | predicted / measured |", "|---:|---:|---|---:|---:|---:|",
-    ]  # fmt: skip
+    rows = []
     for h in SMALL_HIDDEN if small else HIDDEN:
         for tp in (1, 8):
             for name, one in layer_matmuls(_config(h, tokens), tokens, tp).items():
                 seconds = _matmul_seconds(one)
                 rate = 2 * one.m * one.k * one.n / seconds / 1e12
                 ratio = f"{one.seconds(machine) / seconds:.2f}" if machine else ""
-                lines.append(f"| {h} | {tp} | {name} | {1e3 * seconds:.3f} | {rate:.2f} | {ratio} |")
-    return "\n".join(lines)
+                rows.append((name, h, tp, f"{1e3 * seconds:.3f}", f"{rate:.2f}", ratio))
+    title = f"matmuls of a layer, {tokens} tokens, with the weights of one of tp ranks"
+    return f"{title}\n\n" + table(("matmul", "h", "tp", "milliseconds", "TFLOP/s", "predicted / measured"), rows)
 
 
 def _matmul_seconds(one: Matmul) -> float:
@@ -157,21 +154,15 @@ def parts_of_layers(machine: Machine | None, small: bool) -> str:
 def _parts_of_a_layer(machine: Machine | None, small: bool, hidden: int) -> str:
     config, micro_batch = _config(hidden, 64 if small else 2048), 1 if small else 4
     kernels = measure_kernels(config, micro_batch, 1, parameters=10_000 if small else 8_000_000, dtype=_dtype())
-    title = f"a layer with h = {hidden}, {micro_batch} sequences of {config.seq_length} tokens, in milliseconds"
-    lines = [title, "", "| part | forward | backward |", "|---|---:|---:|"]
-    for name in ("matmuls", "elementwise", "attention"):
-        forward, backward = getattr(kernels, name)
-        lines.append(f"| {name} | {1e3 * forward:.3f} | {1e3 * backward:.3f} |")
-    lines.append(f"| sum | {1e3 * _sum(kernels, 0):.3f} | {1e3 * _sum(kernels, 1):.3f} |")
+    parts = {name: getattr(kernels, name) for name in ("matmuls", "elementwise", "attention")}
+    parts["sum"] = tuple(map(sum, zip(*parts.values(), strict=True)))
     if machine:
         time = layer_time(config, machine, micro_batch=micro_batch)
-        lines.append(f"| predicted | {1e3 * time.forward.total:.3f} | {1e3 * time.backward.total:.3f} |")
-    lines.append(f"\nAdamW: {1e9 * kernels.optimizer:.4f} nanoseconds per parameter")
-    return "\n".join(lines)
-
-
-def _sum(kernels: Kernels, index: int) -> float:
-    return sum(getattr(kernels, name)[index] for name in ("matmuls", "elementwise", "attention"))
+        parts["predicted"] = time.forward.total, time.backward.total
+    rows = [(name, *(f"{1e3 * seconds:.3f}" for seconds in both)) for name, both in parts.items()]
+    title = f"a layer with h = {hidden}, {micro_batch} sequences of {config.seq_length} tokens, in milliseconds"
+    optimizer = f"AdamW: {1e9 * kernels.optimizer:.4f} nanoseconds per parameter"
+    return f"{title}\n\n{table(('part', 'forward', 'backward'), rows)}\n\n{optimizer}"
 
 
 def _share(rate: float, peak: float | None) -> str:
@@ -195,8 +186,8 @@ def main() -> None:
     place = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{os.cpu_count()} cores"
     print(f"{place}, torch {torch.__version__}", flush=True)
     for part in PARTS:  # each in a launch of its own, so that its table is printed as soon as it's there
-        (table,) = launch(measured, 1, args=(part, options.small), backend=backend_for(1), timeout=None)
-        print(f"\n{table}", flush=True)
+        (found,) = launch(measured, 1, args=(part, options.small), backend=backend_for(1), timeout=None)
+        print(f"\n{found}", flush=True)
 
 
 if __name__ == "__main__":

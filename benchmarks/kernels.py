@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,7 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.turns import table
 from tplab import plain
 from tplab.capstone.settings.io import PRESETS
 from tplab.capstone.settings.settings import Settings
@@ -42,7 +44,6 @@ FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
 OVERWRITE = {"copy_", "fill_", "zero_"}  # don't read what they write to
 LOOK_UP = {"embedding", "gather", "index_select", "nll_loss_forward"}  # read only some elements of their first argument
 MODELS: dict[str, Callable[..., nn.Module]] = {"plain PyTorch": plain.GPT, "tplab": ParallelGPT}
-STEP, UPDATE = "whole step", "gradient norm, clipping, AdamW"
 
 
 @dataclass
@@ -76,11 +77,11 @@ class CountKernels(TorchDispatchMode):
         return result
 
 
-def count(run: Callable[[], Any]) -> tuple[Any, Count]:
-    """Return the result of run() and what it counted."""
+def count(run: Callable[[], object]) -> Count:
+    """Return what run() counted."""
     with CountKernels() as counting:
-        result = run()
-    return result, counting.count
+        run()
+    return counting.count
 
 
 def _memory(schema: Any, name: str, args: tuple, kwargs: Mapping[str, Any], result: Any) -> tuple[list, list]:
@@ -134,12 +135,8 @@ def fake_tensors() -> Iterator[None]:
         yield
 
 
-def count_parts(settings: Settings, kind: str, device: str = "cuda") -> dict[str, tuple[Count, Count]]:
-    """Count the forward and the backward pass of each part of a model, for one micro-batch, and of a whole step.
-
-    kind    a key of MODELS
-    The step and the update, which have no backward pass of their own, count as forward.
-    """
+def count_parts(settings: Settings, kind: str, device: str = "cuda") -> dict[str, Count]:
+    """Count each part of a model, forward and backward for one micro-batch, and a whole step. kind: a key of MODELS."""
     shape = settings.micro_batch_size, settings.seq_length
     with fake_tensors():
         model: Any = MODELS[kind](replace(settings.model, flash_attention=True), device=device)
@@ -159,11 +156,13 @@ def count_parts(settings: Settings, kind: str, device: str = "cuda") -> dict[str
             with lower_precision(settings, torch.device(device)):
                 return run()
 
+        def both_passes(run: Callable[[], Tensor]) -> None:
+            y = forward(run)
+            y.backward(torch.empty_like(y))
+
         counted = {}
         for name, run in parts.items():
-            y, ahead = count(lambda run=run: forward(run))  # type: ignore[misc]
-            dy = torch.empty_like(y)
-            counted[name] = ahead, count(lambda y=y, dy=dy: y.backward(dy))[1]  # type: ignore[misc]
+            counted[name] = count(partial(both_passes, run))
             model.zero_grad()
             x.grad = None
         training = TrainingStep(
@@ -180,35 +179,29 @@ def count_parts(settings: Settings, kind: str, device: str = "cuda") -> dict[str
             training.update()
 
         step()  # AdamW allocates its state in the first step
-        counted[STEP] = count(step)[1], Count()
+        counted["whole step"] = count(step)
         micro_batches()
-        counted[UPDATE] = count(training.update)[1], Count()
+        counted["gradient norm, clipping, AdamW"] = count(training.update)
         return counted
 
 
-def table(counted: Mapping[str, Mapping[str, tuple[Count, Count]]]) -> str:
-    """Return a table of kernels and gigabytes, with a row per part. The ratios are (last model / first model)."""
-    first, *others = counted
-    heads = [f"{kind}, {what}" for kind in counted for what in ("kernels", "GB")]
-    lines = ["| part | " + " | ".join([*heads, "ratio of kernels", "ratio of bytes"]) + " |"]
-    lines.append("|---" + "|---:" * (len(heads) + 2) + "|")
-    for part in counted[first]:
-        sums = {kind: _sum(*parts[part]) for kind, parts in counted.items()}
-        cells = [text for kernels, moved in sums.values() for text in (f"{kernels:,}", f"{moved / 1e9:.2f}")]
-        ratios = [f"{mine / other:.3f}" for mine, other in zip(sums[others[-1]], sums[first], strict=True)]
-        lines.append(f"| {part} | " + " | ".join(cells + ratios) + " |")
-    return "\n".join(lines)
+def report(plain: Mapping[str, Count], ours: Mapping[str, Count]) -> str:
+    """Return a table of kernels and gigabytes, with a row per part. The ratios are (tplab / plain PyTorch)."""
+    rows = [
+        (
+            part, f"{one.kernels:,}", f"{one.bytes / 1e9:.2f}", f"{other.kernels:,}", f"{other.bytes / 1e9:.2f}",
+            f"{other.kernels / one.kernels:.3f}", f"{other.bytes / one.bytes:.3f}",
+        )
+        for (part, one), other in zip(plain.items(), ours.values(), strict=True)
+    ]  # fmt: skip
+    heads = [f"{kind}, {what}" for kind in MODELS for what in ("kernels", "GB")]
+    return table(["part", *heads, "ratio of kernels", "ratio of bytes"], rows)
 
 
-def _sum(ahead: Count, back: Count) -> tuple[int, int]:
-    return ahead.kernels + back.kernels, ahead.bytes + back.bytes
-
-
-def operators(ahead: Count, back: Count) -> str:
-    """Return the operators of both passes, those that move the most bytes first."""
-    rows = [(way, name, of) for way, one in (("f", ahead), ("b", back)) for name, of in one.operators.items()]
-    rows.sort(key=lambda row: -row[2]["bytes"])
-    return "\n".join(f"  {way} {name:45} {of['kernels']:5} {of['bytes'] / 1e9:9.3f} GB" for way, name, of in rows)
+def operators(part: Count) -> str:
+    """Return the operators of a part, those that move the most bytes first."""
+    rows = sorted(part.operators.items(), key=lambda row: -row[1]["bytes"])
+    return "\n".join(f"  {name:45} {of['kernels']:5} {of['bytes'] / 1e9:9.3f} GB" for name, of in rows)
 
 
 def main() -> None:
@@ -222,10 +215,10 @@ def main() -> None:
     settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False, recompute="nothing")
     settings = replace(settings, num_layers=options.layers or settings.num_layers)
     counted = {kind: count_parts(settings, kind) for kind in MODELS}
-    print(table(counted))
+    print(report(*counted.values()))
     for kind, parts in counted.items() if options.operators else ():
-        for part, (ahead, back) in parts.items():
-            print(f"\n{kind}: {part}\n{operators(ahead, back)}")
+        for part, its in parts.items():
+            print(f"\n{kind}: {part}\n{operators(its)}")
 
 
 if __name__ == "__main__":

@@ -1,38 +1,43 @@
 """Measure what a layer on p ranks costs, compared with other ways to compute it.
 
-    python -m benchmarks.layers [mlp attention head loss] [--ranks 2] [--rounds 20] [--small]
+    python -m benchmarks.layers [mlp attention head] [--ranks 2] [--rounds 20] [--small]
 
-The costs are CPU time, wall time, bytes and peak memory. The layers are an MLP, causal self-attention, the LM head with
-its loss, and the loss alone, each forward and backward in float32 with one thread per rank. All ways live in the same
-ranks and take turns in every round, in a new random order, so that a busy moment of the machine affects all of them.
-Before anything is measured, their outputs and gradients are compared with those of plain torch.
+The costs are CPU time, wall time, bytes and peak memory. The layers are an MLP, causal self-attention, and the LM head
+with its loss, each forward and backward in float32 with one thread per rank. All ways live in the same ranks and take
+turns (`benchmarks.turns`). Before anything is measured, their outputs and gradients are compared with those of plain
+torch.
 
-CPU time is summed over the ranks and includes gloo's threads. The ratio is the median over the rounds of (this way /
-the first way in the same round). If the quartiles of two ways overlap, the ways can't be told apart. `sent` is the
-number of bytes that a rank sends in a ring for its collectives. The peak is the memory that a rank's allocator handed
-out during one step, beyond x, the parameters and the target.
+CPU time is summed over the ranks and includes gloo's threads. The ratio is that of CPU times, to the first way. `sent`
+is the number of bytes that a rank sends in a ring for its collectives. The peak is the memory that a rank's allocator
+handed out during one step, beyond x, the parameters and the target.
 """
 
 import argparse
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import attentions, lm_heads, losses, mlps
-from benchmarks.implementations import Fresh, Problem, Way, gradient
+from benchmarks import blocks, heads
+from benchmarks.turns import milliseconds, ratio, table, this_machine, turns
+from benchmarks.ways import Problem, Way, gradient
 from tplab import launch, record
 from tplab.runtime import Record
 
-LAYERS = {"mlp": mlps, "attention": attentions, "head": lm_heads, "loss": losses}
+Ways = Mapping[str, Callable[[Any], Way]]
+LAYERS: dict[str, tuple[Callable[..., Problem], Ways, dict[str, int]]] = {  # problem, ways, small sizes
+    "mlp": (blocks.mlp, blocks.WAYS, blocks.SMALL),
+    "attention": (blocks.attention, blocks.WAYS, blocks.SMALL),
+    "head": (heads.head, heads.WAYS, heads.SMALL),
+}
 
 
 @dataclass
@@ -47,9 +52,7 @@ class Outcome:
     absent: str = ""
 
 
-def measure(
-    make_problem: Callable[[], Problem], ways: Mapping[str, Callable[[Problem], Way]], rounds: int
-) -> tuple[str, dict[str, Outcome]]:
+def measure(make_problem: Callable[[], Problem], ways: Ways, rounds: int) -> tuple[str, dict[str, Outcome]]:
     """Measure all ways on a rank, in turns. Returns the problem's title, and the outcome for each way.
 
     Raises AssertionError before the first turn if a way's output or gradients differ from those of plain torch.
@@ -57,53 +60,45 @@ def measure(
     torch.set_num_threads(1)
     problem = make_problem()
     outcomes = {name: Outcome() for name in ways}
-    made: dict[str, Way] = {}
+    made: dict[str, Step] = {}
     for name, way in ways.items():
         try:
-            made[name] = way(problem)
+            made[name] = Step(way(problem), problem)
         except ImportError as error:
             outcomes[name].absent = str(error)
     right = problem.solve()
-    turns = {name: Turn(way, problem) for name, way in made.items()}
-    for name, turn in turns.items():
+    for name, step in made.items():
         with record() as entered:
-            found = turn.step()()
-        _compare(name, found, {what: made[name].cut(what, whole) for what, whole in right.items()})
+            found = step()
+        _compare(name, found, {what: step.way.cut(what, whole) for what, whole in right.items()})
         outcomes[name].sent, outcomes[name].collectives = sent_in_a_ring(entered), len(entered)
     del right, found
-    for name, turn in turns.items():
-        outcomes[name].peak = peak_bytes(turn.step())
-    order = random.Random(0)  # the same on every rank
-    for _ in range(rounds):
-        for name in order.sample(list(turns), len(turns)):
-            torch.set_num_threads(made[name].threads)
-            step = turns[name].step()
-            dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            step()
-            outcomes[name].cpu.append(time.process_time() - cpu)
-            outcomes[name].wall.append(time.perf_counter() - wall)
-            torch.set_num_threads(1)
+    for name, step in made.items():
+        outcomes[name].peak = peak_bytes(step)
+    for name in turns(made, rounds):
+        torch.set_num_threads(made[name].way.threads)
+        dist.barrier()
+        wall, cpu = time.perf_counter(), time.process_time()
+        made[name]()
+        outcomes[name].cpu.append(time.process_time() - cpu)
+        outcomes[name].wall.append(time.perf_counter() - wall)
+        torch.set_num_threads(1)
     return problem.title, outcomes
 
 
-class Turn:
-    """One way, ready to run any number of steps."""
+class Step:
+    """A forward and a backward pass of one way. Calling it returns the output and all gradients."""
 
     def __init__(self, way: Way, problem: Problem) -> None:
-        self.way, self.overwritten = way, problem.overwritten
+        self.way = way
         self.takes_part = dist.get_rank() == 0 or not way.alone
         self.x = way.cut("x", problem.inputs["x"]).detach().clone().requires_grad_()
         self.upstream = None if problem.upstream is None else way.cut("output", problem.upstream).clone()
 
-    def step(self) -> Callable[[], dict[str, Tensor]]:
-        """Return the function to time, which returns the output and all gradients. It can be called only once."""
-        given = [Fresh.apply(self.x) if self.overwritten else self.x]
-        return lambda: self._forward_and_backward(given.pop()) if self.takes_part else {}
-
-    def _forward_and_backward(self, x: Tensor) -> dict[str, Tensor]:
-        output = self.way.forward(x)
-        del x
+    def __call__(self) -> dict[str, Tensor]:
+        if not self.takes_part:
+            return {}
+        output = self.way.forward(self.x)
         with self.way.around_backward():
             output.backward(self.upstream)
         leaves = {"x": self.x, **self.way.parameters}
@@ -141,8 +136,8 @@ def peak_bytes(step: Callable[[], object]) -> int:
     return peak
 
 
-def table(title: str, results: list[dict[str, Outcome]]) -> str:
-    """Return a table with a row for each way.
+def report(title: str, results: list[dict[str, Outcome]]) -> str:
+    """Return a table with a row for each way, given the outcomes of all ranks.
 
     CPU time is summed over the ranks, wall time is that of the slowest rank, and traffic and memory are those of rank
     0.
@@ -150,51 +145,37 @@ def table(title: str, results: list[dict[str, Outcome]]) -> str:
     names = [name for name, outcome in results[0].items() if not outcome.absent]
     cpu = {name: [sum(ranks) for ranks in zip(*(r[name].cpu for r in results), strict=True)] for name in names}
     wall = {name: [max(ranks) for ranks in zip(*(r[name].wall for r in results), strict=True)] for name in names}
-    lines = [
-        f"| {title} | CPU ms: least, median (quartiles) | ratio (quartiles) | wall ms: least, median "
-        "| collectives | sent | MB peak |",
-        "|---|---|---|---|---:|---:|---:|",
-    ]
+    rows: list[list[object]] = []
     for name, outcome in results[0].items():
         if outcome.absent:
-            lines.append(f"| {name} | not installed | | | | | |")
+            rows.append([name, "not installed"])
             continue
-        ratios = [mine / first for mine, first in zip(cpu[name], cpu[names[0]], strict=True)]
-        lines.append(
-            f"| {name} | {1000 * min(cpu[name]):.0f}, {_spread(cpu[name], 1000, '.0f')} | {_spread(ratios, 1, '.2f')} "
-            f"| {1000 * min(wall[name]):.0f}, {1000 * statistics.median(wall[name]):.0f} "
-            f"| {outcome.collectives} | {outcome.sent:,} | {outcome.peak / 1e6:.2f} |"
+        walls = f"{1000 * min(wall[name]):.0f}, {1000 * statistics.median(wall[name]):.0f}"
+        sent = f"{outcome.sent:,}"
+        compared = ratio(cpu[name], cpu[names[0]])
+        rows.append(
+            [name, milliseconds(cpu[name]), compared, walls, outcome.collectives, sent, f"{outcome.peak / 1e6:.2f}"]
         )
-    return "\n".join(lines)
-
-
-def _spread(values: list[float], factor: int, digits: str) -> str:
-    low, middle, high = (
-        f"{factor * value:{digits}}" for value in statistics.quantiles(values, n=4, method="inclusive")
-    )
-    return f"**{middle}** ({low}-{high})"
+    head = ("CPU ms: least, median (quartiles)", "ratio (quartiles)", "wall ms: least, median")
+    return table((title, *head, "collectives", "sent", "MB peak"), rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layers", nargs="*", metavar="layer", help=f"{', '.join(LAYERS)}; all if none is named")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, help="2 or more")
     parser.add_argument("--small", action="store_true", help="an eighth of each size, to try it out")
     options = parser.parse_args()
-    if options.rounds < 2:
-        parser.error("quartiles need at least 2 rounds")
     if unknown := set(options.layers) - set(LAYERS):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(LAYERS)}")
     os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # keeps the profiler quiet
     for name in options.layers or LAYERS:
-        module = LAYERS[name]
-        make_problem = partial(module.problem, **module.SMALL if options.small else {})
-        arguments = (make_problem, module.WAYS, options.rounds)
+        problem, ways, small = LAYERS[name]
+        arguments = (partial(problem, **small if options.small else {}), ways, options.rounds)
         results = launch(measure, options.ranks, args=arguments, backend="gloo", timeout=None)
-        machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-        print(f"\np = {options.ranks}, float32, {options.rounds} rounds ({machine})\n")
-        print(table(results[0][0], [outcomes for _, outcomes in results]), flush=True)
+        print(f"\np = {options.ranks}, float32, {options.rounds} rounds ({this_machine()})\n")
+        print(report(results[0][0], [outcomes for _, outcomes in results]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""`benchmarks.kernels`: at p = 1, tplab runs as many kernels as plain PyTorch and moves no more bytes."""
+"""`benchmarks.kernels`: at p = 1, a layer runs the kernels of plain PyTorch, and the loss moves fewer bytes.
 
-import shutil
+tests/emulated_gpu counts a whole step on a GPU.
+"""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from benchmarks.kernels import Count, count
-from tests.emulated_gpu.test_on_emulated_gpus import on_gpus
 from tplab import plain
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import ParallelTransformerLayer
@@ -19,24 +19,27 @@ CONFIG = GPTConfig(
 )
 
 
-def passes(run, dtype=torch.float32) -> dict[str, Count]:
+def counted(run, dtype=torch.float32) -> Count:
     """What a forward and a backward pass count under autocast to the given dtype."""
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        y, forward = count(run)
-    dy = torch.ones_like(y)
-    return {"forward": forward, "backward": count(lambda: y.backward(dy))[1]}
+
+    def both_passes():
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            y = run()
+        y.backward(torch.empty_like(y))
+
+    return count(both_passes)
 
 
 def test_it_counts_kernels_with_their_bytes_but_no_views():
     a, b = torch.ones(4, 8), torch.ones(8)
-    _, added = count(lambda: (a.view(8, 4).T + b[:4, None]).unsqueeze(0))
+    added = count(lambda: (a.view(8, 4).T + b[:4, None]).unsqueeze(0))
     assert (added.kernels, added.bytes) == (1, 4 * (32 + 4 + 32))
-    _, expanded = count(lambda: torch.ones(1).expand(64) + torch.zeros(64))
+    expanded = count(lambda: torch.ones(1).expand(64) + torch.zeros(64))
     assert expanded.operators["add"]["bytes"] == 4 * (1 + 64 + 64)
-    _, written = count(lambda: (a.add_(b), a.zero_(), torch.mul(a, 2, out=a)))
+    written = count(lambda: (a.add_(b), a.zero_(), torch.mul(a, 2, out=a)))
     sizes = {name: of["bytes"] for name, of in written.operators.items()}
     assert sizes == {"add_": 4 * (32 + 8 + 32), "zero_": 4 * 32, "mul": 4 * (32 + 32)}
-    _, looked_up = count(lambda: F.embedding(torch.tensor([1, 2]), torch.ones(100, 8)))
+    looked_up = count(lambda: F.embedding(torch.tensor([1, 2]), torch.ones(100, 8)))
     assert looked_up.operators["embedding"]["bytes"] == 4 * 16 + 8 * 2 + 4 * 16
 
 
@@ -46,7 +49,7 @@ def test_a_layer_runs_the_kernels_of_plain_pytorch_and_moves_and_saves_the_same_
     for layer in (plain.Layer(CONFIG), ParallelTransformerLayer(32, 4)):
         x = torch.ones(2, 16, 32, requires_grad=True)
         with saved_for_backward() as kept:
-            counts.append(passes(lambda layer=layer, x=x: layer(x), dtype))
+            counts.append(counted(lambda layer=layer, x=x: layer(x), dtype))
         saved.append(kept.bytes)
     assert counts[0] == counts[1]
     assert saved[1] <= saved[0]
@@ -58,22 +61,7 @@ def test_the_loss_moves_no_more_bytes_than_plain_pytorchs_and_saves_fewer():
     for model in (plain.GPT(CONFIG), ParallelGPT(CONFIG)):
         x = torch.ones(128, 16, 32, requires_grad=True)
         with saved_for_backward() as kept:
-            counts = passes(lambda model=model, x=x: model.loss(x, ids), torch.bfloat16)
-        moved.append(sum(of.bytes for of in counts.values()))
+            moved.append(counted(lambda model=model, x=x: model.loss(x, ids), torch.bfloat16).bytes)
         saved.append(kept.bytes)
     assert moved[1] < moved[0]
     assert saved[1] < saved[0] / 4
-
-
-@pytest.mark.slow
-def test_on_a_gpu_a_step_moves_at_most_3_percent_more_bytes_than_plain_pytorch_and_layers_the_same():
-    if shutil.which("g++") is None:
-        pytest.skip("emulated GPUs need g++")
-    done = on_gpus(1, "-m", "benchmarks.kernels", "--layers", "2")
-    assert done.returncode == 0, done.stderr
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
-    ratios = {name: (float(kernels), float(moved)) for name, *_, kernels, moved in rows[2:]}
-    for part in ("norm", "attention", "MLP", "transformer layer"):
-        assert ratios[part] == (1.0, 1.0)
-    assert ratios["output layer and loss"][1] < 1
-    assert ratios["whole step"][1] <= 1.03

@@ -5,13 +5,10 @@
     tplab doctor --gpu                                          the same, in five minutes, with a report to send us
 
 Another call goes on where the last one stopped, as long as the code, PyTorch and the GPUs are the same. The report is
-rewritten every second, so it's readable even if the machine is taken away. Without a GPU, or on emulated GPUs
+rewritten after every item, so it's readable even if the machine is taken away. Without a GPU, or on emulated GPUs
 (tests/emulated_gpu), this is a rehearsal, which runs the same items on small sizes and says that it's a rehearsal.
 
-    items       what is run, in which order, and for how long
-    schedule    which item runs next, given the time that is left
-    runner      runs an item in a process of its own
-    outcomes    the pytest plugin that notes each test's outcome as soon as there is one
-    results     what was found so far, kept in a file from one call to the next
-    report      the results as Markdown, without host names, user names and paths
+    items     what is run, in which order, and for how long
+    runner    runs the items, each in a process of its own, and keeps their results from one call to the next
+    report    the results as Markdown, without host names, user names and paths
 """

@@ -11,14 +11,12 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu_check import report, runner
+from benchmarks.gpu_check import report
 from benchmarks.gpu_check.items import Item, items
-from benchmarks.gpu_check.results import FAILED, Result, Results, fingerprint, write_whole
-from benchmarks.gpu_check.schedule import not_reached, work
+from benchmarks.gpu_check.runner import FAILED, GRACE_SECONDS, Results, affordable, fingerprint, run, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "gpu-check"
-TO_WRITE = 3.0  # seconds that are kept for stopping the last process and for the last report
 
 
 def main() -> int:
@@ -52,20 +50,16 @@ def main() -> int:
     results = Results.read(options.results, fingerprint(ROOT, *facts.values()))
     folders = {str(ROOT): ".", os.path.realpath(tempfile.gettempdir()): "<temporary>"}
     print(report.REHEARSALS.get(place, "The GPU check"), flush=True)
-
-    def save() -> None:
-        results.write()
-        write_whole(options.report, report.text_of(facts, place, plan, results, lacking, folders))
-
-    def run(item: Item, result: Result, seconds: float) -> None:
-        print(f"{item.name} ...", end=" ", flush=True)
-        runner.run(ROOT, item, result, seconds, save)
-        print(report.outcome_of(result), flush=True)
-
     for name, missing in lacking.items():
         print(f"{name}: can't run without {', '.join(missing)}", flush=True)
-    save()
-    work(plan, results, run, time.monotonic, began + options.seconds - TO_WRITE)
+    until = began + options.seconds - GRACE_SECONDS
+    for item, seconds in affordable(results.left(plan), time.monotonic, until):
+        print(f"{item.name} ...", end=" ", flush=True)
+        results.items[item.name] = run(ROOT, item, seconds)
+        print(report.outcome_of(results.items[item.name]), flush=True)
+        results.write()
+        write_whole(options.report, report.text_of(facts, place, plan, results, lacking, folders))
+    write_whole(options.report, report.text_of(facts, place, plan, results, lacking, folders))
     return _end(plan, results, options.report, time.monotonic() - began)
 
 
@@ -76,7 +70,7 @@ def missing_modules(item: Item) -> list[str]:
 def _end(plan: list[Item], results: Results, path: Path, seconds: float) -> int:
     """Print the last line, and return the exit status, which is 0 if nothing has failed."""
     failed = [item.name for item in plan if (found := results.items.get(item.name)) and found.state == FAILED]
-    rest = not_reached(plan, results)
+    rest = results.left(plan)
     parts = [f"{len(plan) - len(rest) - len(failed)} of {len(plan)} items passed"]
     parts += [f"{len(failed)} failed ({', '.join(failed)})"] if failed else []
     parts += [f"{len(rest)} were not reached"] if rest else []

@@ -16,24 +16,18 @@ MODULES_OF_CHAPTERS = ("pytest", "nbval", "nbformat", "nbclient", "ipykernel", "
 class Item:
     """A program that runs in a process of its own.
 
-    command       what follows `python`
-    limit         how many seconds it may take
-    test_limit    for pytest, how many seconds each of its tests may take
-    may_skip      whether it's all right if every test is skipped, as in a rehearsal without GPUs
-    modules       what it imports, apart from tplab and PyTorch
+    command    what follows `python`
+    limit      how many seconds it may take
+    modules    what it imports, apart from tplab and PyTorch
+    says       what a successful run prints; if every test is skipped, nothing has " passed"
     """
 
     name: str
     command: tuple[str, ...]
     limit: float
     environment: dict[str, str] = field(default_factory=dict)
-    test_limit: float = 0.0
-    may_skip: bool = False
     modules: tuple[str, ...] = ()
-
-    @property
-    def is_pytest(self) -> bool:
-        return self.test_limit > 0
+    says: str = ""
 
 
 def items(where: Where, gpus: int) -> list[Item]:
@@ -41,15 +35,10 @@ def items(where: Where, gpus: int) -> list[Item]:
     is_real = where == "gpu"
     patience = 1 if is_real else 5  # a rehearsal looks for mistakes, also on a busy laptop
 
-    def tests(name: str, limit: float, *selected: str, test_limit: float = 60.0) -> Item:
-        command = (
-            "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "benchmarks.gpu_check.outcomes", "--tb=short",
-            *selected,
-        )  # fmt: skip
-        limits = {"limit": patience * limit, "test_limit": patience * test_limit}
-        return Item(
-            name, command, environment=WORDS_OF_NCCL, may_skip=where == "cpu", modules=MODULES_OF_TESTS, **limits
-        )
+    def tests(name: str, limit: float, *selected: str) -> Item:
+        command = ("-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", *selected)
+        says = "" if where == "cpu" else " passed"
+        return Item(name, command, patience * limit, WORDS_OF_NCCL, MODULES_OF_TESTS, says)
 
     def program(name: str, limit: float, *command: str) -> Item:
         small = () if is_real else ("--small",)
@@ -67,19 +56,18 @@ def items(where: Where, gpus: int) -> list[Item]:
     steps = ("--rounds", "10" if is_real else "2", *more)
     found = [
         tests("a ring exchange with a skipped send", 90, "tests/gpu/test_failures.py", "-k", "ring"),
-        tests("pipelines on 2, 3, 4 and 8 ranks", 150, "tests/gpu/test_pipelines.py", test_limit=120),
-        tests("grids of 8 ranks", 120, "tests/gpu/test_grids.py", test_limit=120),
+        tests("pipelines on 2, 3, 4 and 8 ranks", 150, "tests/gpu/test_pipelines.py"),
+        tests("grids of 8 ranks", 120, "tests/gpu/test_grids.py"),
         chapter("03_conjugate_operators", 75),
         chapter("05_parallel_mlp", 75),
         program("a step beside plain PyTorch and Megatron-Core", 240, "benchmarks.gpu", *steps),
         program("constants of the cost model", 90, "benchmarks.gpu_constants"),
         chapter("08_vocab_parallel_loss", 75),
         chapter("12_sequence_parallel", 75),
-        tests("runs that continue with another grid", 120, "tests/gpu/test_capstone.py", "-k", "another_grid",
-              test_limit=120),
+        tests("runs that continue with another grid", 120, "tests/gpu/test_capstone.py", "-k", "another_grid"),
         tests("ranks that wait forever", 120, "tests/gpu/test_failures.py", "-k", "not ring"),
-        tests("all layers", 180, "tests/gpu/test_layers.py", test_limit=90),
-        tests("kernel traces, waiting ranks, compiled layers", 120, "tests/gpu/test_tools.py", test_limit=90),
+        tests("all layers", 180, "tests/gpu/test_layers.py"),
+        tests("kernel traces, waiting ranks, compiled layers", 120, "tests/gpu/test_tools.py"),
         tests("the capstone", 180, "tests/gpu/test_capstone.py", "-k", "not another_grid"),
         tests("other tests", 90, "tests/gpu/test_updates.py", "tests/runtime", "tests/tensor", "tests/cost",
               "tests/course/tools/test_doctor.py"),

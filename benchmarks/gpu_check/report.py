@@ -15,19 +15,16 @@ import torch
 
 import tplab
 from benchmarks.gpu_check.items import Item, Where
-from benchmarks.gpu_check.results import UNFINISHED, Result, Results
-from benchmarks.gpu_check.schedule import not_reached
+from benchmarks.gpu_check.runner import Result, Results
 
 NVIDIA_DEVICE = "/dev/nvidiactl"
 HARMLESS = ("gpu", "root", "localhost")  # names that reveal nothing, and that the tests use in their own names
-SHOWN_FAILURE_LINES = 80  # of a failed test
-SHOWN_OUTPUT_LINES = 100  # of any other item
+SHOWN_LINES = 200  # of an item's output
 OLDEST_TORCH = (2, 12)
 REHEARSALS: dict[Where, str] = {
     "cpu": "**This is a rehearsal on a CPU.** Tests that need a GPU are skipped, and everything else is small.",
     "emulated": "**This is a rehearsal on emulated GPUs.** It says nothing about real ones.",
 }
-_GOOD = ("passed", "skipped")
 
 
 def where() -> Where:
@@ -82,43 +79,23 @@ def text_of(
     known = {item.name: results.items[item.name] for item in items if item.name in results.items}
     rows = [f"| {name} | {outcome_of(result)} | {result.seconds:.0f} |" for name, result in known.items()]
     parts.append("\n".join(["| item | outcome | seconds |", "|---|---|---:|", *rows]))
-    if rest := not_reached(items, results):
+    if rest := results.left(items):
         parts.append("Not reached (call it again to go on): " + ", ".join(item.name for item in rest) + ".")
     parts += [f"{name} can't run without {', '.join(modules)}." for name, modules in lacking.items()]
-    for item in items:
-        if item.name in known and (section := _section(item, known[item.name])):
-            parts.append(f"## {item.name}\n\n{section}")
+    parts += [f"## {name}\n\n{_block(result.output)}" for name, result in known.items()]
     return without_names("\n\n".join(parts) + "\n", folders)
 
 
 def outcome_of(result: Result) -> str:
-    """Describe a result in a few words, such as "failed: 1 failed, 12 passed"."""
-    counts = Counter(test.outcome for test in result.tests.values())
-    if result.expected is not None and (left := result.expected - len(result.tests)):
-        counts["left"] = left
-    tests = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-    return f"{result.state}{': ' if tests else ''}{tests}"
+    """Return a result's state, and for pytest, what its last line says: "failed: 1 failed, 12 passed in 80.12s"."""
+    counts = re.findall(r"^=+ (.*\d+ (?:passed|failed|skipped|error).*?) =+$", result.output, re.MULTILINE)
+    return f"{result.state}: {counts[-1]}" if counts else result.state
 
 
-def _section(item: Item, result: Result) -> str:
-    if not item.is_pytest:
-        return _block(result.output, SHOWN_OUTPUT_LINES)
-    parts = [
-        f"**{name}** {test.outcome} after {test.seconds:.0f} s\n\n{_block(test.text, SHOWN_FAILURE_LINES)}"
-        for name, test in result.tests.items()
-        if test.outcome not in _GOOD
-    ]
-    reasons = Counter(test.text for test in result.tests.values() if test.outcome == "skipped")
-    parts += [f"- {count} skipped: {reason}" for reason, count in reasons.items()]
-    if not parts and (result.state != UNFINISHED and not result.tests):
-        parts.append(_block(result.output, SHOWN_FAILURE_LINES))
-    return "\n\n".join(parts)
-
-
-def _block(text: str, most: int) -> str:
+def _block(text: str) -> str:
     lines = text.strip().splitlines()
-    if len(lines) > most:
-        lines = [*lines[: most // 2], "[...]", *lines[-most // 2 :]]
+    if len(lines) > SHOWN_LINES:
+        lines = [*lines[: SHOWN_LINES // 2], "[...]", *lines[-SHOWN_LINES // 2 :]]
     return "\n".join(["```", *(line.replace("```", "'''") for line in lines), "```"])
 
 

@@ -7,7 +7,7 @@ so the two can't disagree.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -18,7 +18,6 @@ from tplab.viz.colors import FAINT, INK, rank_color, tint
 
 FOLDER = Path(__file__).parent
 FORWARD, BACKWARD = "#0B5FA5", "#B3261E"  # values and arrows; rank colors never mean a direction
-GOLD = "#D4A017"  # finished
 SIZE, SMALL = 15, 13  # font sizes in pixels; pictures may be shown somewhat smaller than they are
 WIDTH = 760
 LOOPS = 2
@@ -177,6 +176,20 @@ class Movie:
                 "</svg>\n",
             ]
         )
+
+    def lane(
+        self, rank: int, top: float, height: float, label: tuple[float, float] = (16, 18), strength: float = 0.12
+    ) -> None:
+        """Draw the stripe of a rank across the picture, and its name, `label` to the right of and below (0, top)."""
+        self.draw(box(6, top, self.width - 12, height, rank_tint(rank, strength), stroke=0))
+        self.draw(box(6, top, 5, height, rank_color(rank), stroke=0, radius=0))
+        self.draw(text(label[0], top + label[1], f"rank {rank}", size=SMALL, bold=True))
+
+    def tell(self, told: Mapping[float, str], stills: Mapping[float, float], x: float, y: float, top: float) -> None:
+        """Show captions, each from its time on, and make stills from `top` downward. Each names its caption's time."""
+        self.captions(x, y, list(told.items()), bold=True)
+        for time, start in stills.items():
+            self.frame(time, told[start], top=top, height=self.height - top)
 
     def write(self, name: str) -> None:
         """Write the files to pictures/moving/."""

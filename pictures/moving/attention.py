@@ -1,7 +1,5 @@
 """Draws pictures/moving/attention.svg: attention with four heads on two ranks, in both directions.
 
-    python -m pictures.moving.attention
-
 The weights in the triangles and the message sizes come from a run of ParallelAttention on two real ranks.
 """
 
@@ -9,22 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pictures.moving.animation import (
-    BACKWARD,
-    FORWARD,
-    GOLD,
-    SMALL,
-    WIDTH,
-    Movie,
-    arrow,
-    box,
-    line,
-    rank_tint,
-    text,
-)
+from pictures.moving.animation import BACKWARD, FORWARD, SMALL, WIDTH, Movie, arrow, box, line, rank_tint, text
 from tplab import device, launch, record
 from tplab.tensor import ParallelAttention
-from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
 
 TOKENS, HEADS = 3, 4  # each head has a single element, d = 1
 RANKS = (0, 1)
@@ -111,9 +97,7 @@ def _tile(columns: float, name: str, color: str, fill: str, dashed: bool = False
 
 def _lane(made: Movie, rank: int) -> None:
     y = _top(rank)
-    made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.12), stroke=0))
-    made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
-    made.draw(text(16, y + 18, f"rank {rank}", size=SMALL, bold=True))
+    made.lane(rank, y, LANE)
     for row, color in ((FORWARD_ROW, "#9DB8D0"), (BACKWARD_ROW, "#DDB0AC")):
         made.draw(line(X, y + row, Z + 50, y + row, color))
     for left, name in ((WEIGHT, "Wqkv"), (OUT, "Wo")):
@@ -213,11 +197,10 @@ def _tell(made: Movie) -> None:
         7.7: "Each rank gets a term of dX, and f adds the terms.",
         9.4: "You've seen this before: it's the MLP, with something else in the middle.",
     }
-    made.captions(10, 22, list(told.items()), bold=True)
-    stills = {0.9: 0.0, 1.85: 1.2, 3.6: 1.9, 4.25: 3.7, 6.65: 5.1, 7.6: 6.7, 9.3: 7.7, SECONDS: 9.4}
-    for time, start in stills.items():
-        made.frame(time, told[start], top=TOP - 26, height=HEIGHT - TOP + 26)
-
-
-if __name__ == "__main__":
-    movie().write("attention")
+    made.tell(
+        told,
+        {0.9: 0.0, 1.85: 1.2, 3.6: 1.9, 4.25: 3.7, 6.65: 5.1, 7.6: 6.7, 9.3: 7.7, SECONDS: 9.4},
+        10,
+        22,
+        top=TOP - 26,
+    )

@@ -1,7 +1,5 @@
 """Draws pictures/moving/fg.svg: the operators f and g on two ranks, forward and backward, and what happens without f.
 
-    python -m pictures.moving.fg
-
 Every number comes from two runs on two real ranks, one with f and one without: the network of chapter 03, above a layer
 with the weight w that is replicated, and one step of SGD.
 """
@@ -9,19 +7,7 @@ with the weight w that is replicated, and one step of SGD.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import (
-    BACKWARD,
-    FORWARD,
-    SMALL,
-    Movie,
-    arrow,
-    box,
-    dot,
-    line,
-    number,
-    rank_tint,
-    text,
-)
+from pictures.moving.animation import BACKWARD, FORWARD, SMALL, Movie, arrow, box, dot, line, number, rank_tint, text
 from tplab import device, launch
 from tplab.tensor import copy_to_region, reduce_from_region
 from tplab.viz.colors import FAINT, INK, rank_color
@@ -55,10 +41,6 @@ def one_step(with_f: bool) -> dict[str, float]:
         "dz": z.grad, "dpartial": partial.grad, "dcopied": copied.grad, "dx": x.grad, "w": w - RATE * w.grad,
     }  # fmt: skip
     return {name: round(value.item(), 6) for name, value in numbers.items()}
-
-
-def draw() -> str:
-    return movie().svg()
 
 
 def movie() -> Movie:
@@ -236,7 +218,3 @@ def _tell(made: Movie, right: list[dict], wrong: list[dict]) -> None:
         made.frame(end - 0.02, said, top=36, height=SECOND - 36 - 36)
     for _, end, said in lower:
         made.frame(end - 0.02 if end < SECONDS else end, said, top=SECOND - 4, height=HEIGHT - SECOND + 4)
-
-
-if __name__ == "__main__":
-    movie().write("fg")

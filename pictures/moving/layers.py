@@ -1,8 +1,6 @@
 """Draws pictures/moving/layers.svg: a column-parallel and a row-parallel layer on two ranks, in both directions.
 
-    python -m pictures.moving.layers
-
-`pictures.moving.joined` draws the same layers, and joins them in the end.
+With `joined=True`, the layers are pushed together in the end (joined.svg).
 
 Shapes, collectives and message sizes come from runs of ColumnParallelLinear and RowParallelLinear on two real ranks.
 """
@@ -13,19 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pictures.moving.animation import (
-    BACKWARD,
-    FORWARD,
-    SMALL,
-    WIDTH,
-    Movie,
-    Piece,
-    arrow,
-    box,
-    line,
-    rank_tint,
-    text,
-)
+from pictures.moving.animation import BACKWARD, FORWARD, SMALL, WIDTH, Movie, Piece, arrow, box, line, rank_tint, text
 from tplab import device, launch, record
 from tplab.tensor import ColumnParallelLinear, RowParallelLinear
 from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
@@ -196,10 +182,7 @@ def _row_layer(made: Movie, seen: Traffic) -> Layer:
 
 def _lanes(made: Movie) -> None:
     for rank in RANKS:
-        y = _lane(rank)
-        made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.16), stroke=0))
-        made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
-        made.draw(text(15, y + 18, f"rank {rank}", size=SMALL, bold=True))
+        made.lane(rank, _lane(rank), LANE, label=(15, 18), strength=0.16)
     told = (
         "gray: same on both ranks",
         "rank color: own slice",
@@ -328,7 +311,3 @@ def _tell(made: Movie, before: int, after: int, joined: bool) -> None:
         stills[SECONDS] = f"What is left is one all-reduce each way: {after} message bytes instead of {before}."
     for time, said in stills.items():
         made.frame(time if joined else _apart(time), said, top=TITLES - 14, height=HEIGHT - TITLES + 14)
-
-
-if __name__ == "__main__":
-    movie().write("layers")

@@ -1,29 +1,15 @@
 """Draws pictures/moving/loss.svg: the loss of one token on two ranks, with five logits each, in both directions.
 
-    python -m pictures.moving.loss
-
 The numbers come from a run on two real ranks. The loss and the gradient are those of vocab_parallel_cross_entropy.
 """
 
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import (
-    BACKWARD,
-    GOLD,
-    SMALL,
-    WIDTH,
-    Movie,
-    box,
-    dot,
-    line,
-    number,
-    rank_tint,
-    text,
-)
+from pictures.moving.animation import BACKWARD, SMALL, WIDTH, Movie, box, dot, line, number, text
 from tplab import device, launch, record
 from tplab.tensor import reduce_from_region, shard, vocab_parallel_cross_entropy
-from tplab.viz.colors import FAINT, INK, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "it", ".")
 TARGET = WORDS.index("it")
@@ -101,9 +87,7 @@ def _middle(word: int) -> float:
 
 def _lane(made: Movie, rank: int) -> None:
     y = _top(rank)
-    made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.12), stroke=0))
-    made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
-    made.draw(text(18, y + 22, f"rank {rank}", size=SMALL, bold=True))
+    made.lane(rank, y, LANE, label=(18, 22))
     for word in range(rank * HELD, (rank + 1) * HELD):
         aimed = word == TARGET
         if aimed:
@@ -167,15 +151,8 @@ def _tell(made: Movie) -> None:
         8.0: "Now both ranks can compute the loss, m + log S − z.",
         9.2: "Backward, each bar becomes softmax − one-hot. Nothing is sent.",
     }
-    made.captions(10, 22, list(told.items()), bold=True)
+    made.tell(told, {1.2: 0.0, 2.2: 1.4, 4.1: 3.2, 5.0: 4.2, 6.9: 6.1, 9.0: 8.0, SECONDS: 9.2}, 10, 22, top=TOP - 6)
     counted = [(0.2, "messages: 0"), (2.6, "messages: 1"), (5.4, "messages: 2"), (7.3, "messages: 3")]
     made.captions(WIDTH - 10, 22, counted, anchor="end", bold=True)
     quiet = text(LEFT + HELD * PITCH / 2, TOP + LANE + GAP / 2 + 5, "no messages here", anchor="middle", bold=True)
     made.piece(quiet).show(9.6)
-    stills = {1.2: 0.0, 2.2: 1.4, 4.1: 3.2, 5.0: 4.2, 6.9: 6.1, 9.0: 8.0, SECONDS: 9.2}
-    for time, start in stills.items():
-        made.frame(time, told[start], top=TOP - 6, height=HEIGHT - TOP + 6)
-
-
-if __name__ == "__main__":
-    movie().write("loss")

@@ -1,7 +1,5 @@
 """Draws pictures/moving/mesh.svg: one step of training on eight ranks in two machines, and the same with tp outermost.
 
-    python -m pictures.moving.mesh
-
 The messages and their order on each rank come from a step of `Training3D` on 2 x 2 x 2 real ranks, with the GPT of
 chapter 14.
 """
@@ -9,13 +7,13 @@ chapter 14.
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import BACKWARD, GOLD, SMALL, Movie, box, line, text
+from pictures.moving.animation import BACKWARD, SMALL, Movie, box, line, text
 from tplab import launch, record
 from tplab.cluster import Training3D
 from tplab.common import corpus
 from tplab.data import Grid
 from tplab.memory import GPTConfig
-from tplab.viz.colors import INK, rank_color
+from tplab.viz.colors import GOLD, INK, rank_color
 
 GRID = Grid(dp=2, pp=2, tp=2)
 CONFIG = GPTConfig(
@@ -162,10 +160,4 @@ def _tell(made: Movie, total: dict[str, int]) -> None:
         TURN: "Now turn the mesh: tp becomes the outermost axis.",
         10.4: "Same loss, but now it's tp that has to pass through the wall.",
     }
-    made.captions(12, 26, list(told.items()), bold=True)
-    for time, start in {0.5: 0.0, 3.9: 2.2, 5.7: 4.2, 8.6: END + 0.4, SECONDS: 10.4}.items():
-        made.frame(time, told[start], top=TOP - 10, height=HEIGHT - TOP + 10)
-
-
-if __name__ == "__main__":
-    movie().write("mesh")
+    made.tell(told, {0.5: 0.0, 3.9: 2.2, 5.7: 4.2, 8.6: END + 0.4, SECONDS: 10.4}, 12, 26, top=TOP - 10)

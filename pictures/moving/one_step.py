@@ -1,7 +1,5 @@
 """Draws pictures/moving/one_step.svg: a training step of a transformer layer on two ranks, along the residual stream.
 
-    python -m pictures.moving.one_step
-
 All numbers are those of a single token with two features, from a run of ParallelTransformerLayer on two real ranks. The
 norm is an RMSNorm, because a LayerNorm of two features returns the same two values whatever it gets.
 """
@@ -16,7 +14,6 @@ from torch.nn import functional as F
 from pictures.moving.animation import (
     BACKWARD,
     FORWARD,
-    GOLD,
     SMALL,
     WIDTH,
     Movie,
@@ -26,11 +23,11 @@ from pictures.moving.animation import (
     number,
     rank_tint,
     text,
-)
+)  # fmt: skip
 from tplab import device, launch, record
 from tplab.gpt import ParallelTransformerLayer
 from tplab.tensor import region
-from tplab.viz.colors import FAINT, INK, NOBODY, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, rank_color
 
 BLOCKS = ("attention", "mlp")
 RANKS = (0, 1)
@@ -146,9 +143,7 @@ def _tile(values: Sequence[float], color: str, fill: str, dashed: bool = False) 
 
 def _lane(made: Movie, rank: int) -> None:
     y = _top(rank)
-    made.draw(box(6, y, WIDTH - 12, LANE, rank_tint(rank, 0.1), stroke=0))
-    made.draw(box(6, y, 5, LANE, rank_color(rank), stroke=0, radius=0))
-    made.draw(text(16, y + 18, f"rank {rank}", size=SMALL, bold=True))
+    made.lane(rank, y, LANE, strength=0.1)
     made.draw(box(12, y + PIPE - 18, WIDTH - 24, 36, "#D9D9D9", FAINT, 1, radius=8))
     for block, said in zip(BLOCKS, ("attention", "MLP"), strict=True):
         left = LEFT[block]
@@ -239,7 +234,3 @@ def _tell(made: Movie) -> None:
     stills = {0.6: 0.0, 1.6: 0.7, 2.65: 2.0, 3.55: 2.8, 5.55: 3.6, 7.15: 6.4, 8.25: 7.6, 10.15: 8.8, SECONDS: 10.6}
     for time, start in stills.items():
         made.frame(time, told[start], top=TOP - 26, height=HEIGHT - TOP + 12)
-
-
-if __name__ == "__main__":
-    movie().write("one_step")

@@ -1,7 +1,5 @@
 """Draws pictures/moving/parcels.svg: GPipe and 1F1B on four machines, with six parcels.
 
-    python -m pictures.moving.parcels
-
 When each machine works on which parcel comes from two runs on four real ranks, whose stages only pause. The sizes of
 the shelves follow from that.
 """
@@ -150,14 +148,8 @@ def _tell(made: Movie, took: dict[str, float]) -> None:
         _time(17): "Backward: each machine takes its copy off the shelf.",
         end: "Same time. Smaller shelves.",
     }
-    made.captions(12, 26, list(told.items()), bold=True)
+    starts = list(told)
+    stills = {_time(2.5): starts[1], _time(6.5): starts[2], _time(9.6): starts[3], _time(20): starts[4], SECONDS: end}
+    made.tell(told, stills, 12, 26, top=TOP - 14)
     both = " and ".join(dict.fromkeys(f"{round(units)}" for units in took.values()))
     made.piece(text(0, 0, f"{both} units of time", anchor="end"), WIDTH - 10, 26).show(end)
-    stills = {_time(2.5): 1, _time(6.5): 2, _time(9.6): 3, _time(20): 4, SECONDS: 5}
-    texts = list(told.values())
-    for time, number in stills.items():
-        made.frame(time, texts[number], top=TOP - 14, height=HEIGHT - TOP + 14)
-
-
-if __name__ == "__main__":
-    movie().write("parcels")

@@ -1,7 +1,5 @@
 """Draws pictures/moving/pause.svg: an all-reduce that takes a break between its two halves.
 
-    python -m pictures.moving.pause
-
 Which chunk each rank sends in which step, the bytes, and the tokens that a rank normalizes come from a run of the ring
 of chapter 01 on four real ranks.
 """
@@ -10,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pictures.moving.animation import GOLD, SMALL, WIDTH, Movie, arrow, box, rank_tint, text
+from pictures.moving.animation import SMALL, WIDTH, Movie, arrow, box, text
 from tplab import device, launch, record
 from tplab.collectives.by_hand import all_gather_steps, reduce_scatter_steps
-from tplab.viz.colors import FAINT, INK, rank_color
+from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
 P = TOKENS = 4
 FEATURES = 256
@@ -104,10 +102,7 @@ def _done(token: int) -> str:
 
 
 def _lane(made: Movie, rank: int) -> None:
-    top = _middle(rank) - LANE / 2
-    made.draw(box(6, top, WIDTH - 12, LANE, rank_tint(rank, 0.12), stroke=0))
-    made.draw(box(6, top, 5, LANE, rank_color(rank), stroke=0, radius=0))
-    made.draw(text(18, _middle(rank) + 5, f"rank {rank}", size=SMALL, bold=True))
+    made.lane(rank, _middle(rank) - LANE / 2, LANE, label=(18, LANE / 2 + 5))
     up = box(UP, -24, 54, 48, "#FFFFFF", rank_color(rank), 2) + text(UP + 27, 5, "up", anchor="middle", bold=True)
     made.piece(up, 0, _middle(rank)).fade(0, 0.35).fade(UP_TIME, 1)
 
@@ -179,7 +174,7 @@ def _tell(made: Movie, sent: list[int], total: int, full: int) -> None:
         7.2: "All-gather: the finished tokens travel around the ring.",
         9.6: "Now the next matmul has all the tokens.",
     }
-    made.captions(10, 22, list(told.items()), bold=True)
+    made.tell(told, {0.9: 0.0, 2.4: 1.0, 3.8: 3.3, 6.5: 3.9, 7.1: 6.6, 8.6: 7.2, SECONDS: 9.6}, 10, 22, top=TOP - 26)
     bottom = TOP + P * (LANE + GAP)
     counts = [(0.0, 0)]
     for half, start in enumerate(HALVES):
@@ -189,10 +184,3 @@ def _tell(made: Movie, sent: list[int], total: int, full: int) -> None:
     made.captions(18, bottom + 18, [(time, f"sent by each rank: {count:,} bytes") for time, count in counts], bold=True)
     same = f"without a break: {total:,} bytes, and {full} tokens to save"
     made.piece(text(WIDTH - 12, bottom + 18, same, color=FAINT, anchor="end", bold=True)).show(END)
-    stills = {0.9: 0.0, 2.4: 1.0, 3.8: 3.3, 6.5: 3.9, 7.1: 6.6, 8.6: 7.2, SECONDS: 9.6}
-    for time, start in stills.items():
-        made.frame(time, told[start], top=TOP - 26, height=HEIGHT - TOP + 26)
-
-
-if __name__ == "__main__":
-    movie().write("pause")

@@ -1,7 +1,5 @@
 """Draws pictures/moving/poster.svg, a still: GPT-2 small on 1, 2 and 4 ranks, and every message of a training step.
 
-    python -m pictures.moving.poster
-
 The messages and the number of weights per rank come from a training step on real ranks.
 """
 
@@ -157,7 +155,3 @@ def _height(blocks: tuple[Block, ...]) -> float:
 
 def _bottom() -> float:
     return TOP + sum(_height(blocks) for _, blocks in PARTS)
-
-
-if __name__ == "__main__":
-    movie().write("poster")

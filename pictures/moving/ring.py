@@ -1,30 +1,21 @@
 """Draws pictures/moving/ring.svg: an all-reduce around a ring of four ranks, and beside it a star that does the same.
 
-    python -m pictures.moving.ring
-
-Four real ranks run the course's own ring and record what they send. Rank r's tensor is full of 10**r, so the digits of
-each value tell which ranks it is a sum of: 1011 has terms from ranks 0, 1 and 3. Every rank begins with its own chunk,
-so it finishes its right-hand neighbor's. Exercise 1.2 asks for the other order, so the movie doesn't give it away.
+Four real ranks run the course's own ring, and `record_ring` tells what they send, as for the pictures in chapter 01.
+Every rank begins with its own chunk, so it finishes its right-hand neighbor's. Exercise 1.2 asks for the other order,
+so the movie doesn't give it away.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 
-from pictures.moving.animation import (
-    BACKWARD,
-    GOLD,
-    SMALL,
-    Movie,
-    box,
-    line,
-    rank_tint,
-    text,
-)
+from pictures.moving.animation import BACKWARD, SMALL, Movie, box, line, rank_tint, text
 from tplab import device, launch, record
-from tplab.collectives import all_gather_steps, gather, reduce_scatter_steps, scatter
-from tplab.viz.colors import FAINT, INK, rank_color
+from tplab.collectives import gather, record_ring, reduce_scatter_steps, ring_all_gather, scatter
+from tplab.collectives.ring_run import Message
+from tplab.viz.colors import FAINT, GOLD, INK, rank_color
 
 P, ELEMENTS = 4, 1000  # float32, so a tensor has 4,000 bytes
 SECONDS = 12
@@ -36,24 +27,10 @@ HUB, HEIGHT = (612, 212), 440
 GLOW = BACKWARD  # the red of the overloaded link
 
 
-class Step(NamedTuple):
-    """What a rank has after a step: the chunk that it just received, the ranks in that chunk's sum, bytes received."""
-
-    chunk: int
-    ranks: frozenset[int]
-    bytes: int
-
-
-def around_the_ring() -> tuple[list[Step], int]:
-    """Run a ring all-reduce. Returns a Step for the start and for each of the 2 (p - 1) steps, and the bytes sent."""
-    x = torch.full((ELEMENTS,), 10.0 ** dist.get_rank(), device=device())
-    with record() as sent:
-        reduced = [(chunk, value.clone()) for chunk, value in reduce_scatter_steps(x, offset=1)]
-        gathered = [  # rank r has finished chunk r + 1
-            ((rank + 1) % P, whole.tensor_split(P)[rank].clone()) for rank, whole in all_gather_steps(reduced[-1][1])
-        ]
-    steps = [Step(chunk, _ranks_in(value), value.nbytes) for chunk, value in [*reduced, *gathered[1:]]]
-    return steps, sent.totals(dist.get_rank())["send"].bytes
+def all_reduce(x: torch.Tensor) -> torch.Tensor:
+    """Sum x around the ring. Each rank starts with its own chunk."""
+    *_, (_, finished) = reduce_scatter_steps(x, offset=1)  # rank r's is chunk r + 1
+    return ring_all_gather(finished).roll(len(finished), dims=0)
 
 
 def through_a_star() -> tuple[int, int]:
@@ -67,20 +44,11 @@ def through_a_star() -> tuple[int, int]:
     return totals["recv"].bytes, totals["send"].bytes
 
 
-def _ranks_in(value: torch.Tensor) -> frozenset[int]:
-    digits = str(round(value[0].item()))
-    return frozenset(rank for rank, digit in enumerate(reversed(digits)) if digit == "1")
-
-
-def draw() -> str:
-    return movie().svg()
-
-
 def movie() -> Movie:
-    ran, star = launch(around_the_ring, P), launch(through_a_star, P)
-    steps, sent = [steps for steps, _ in ran], {sent for _, sent in ran}
-    assert len(sent) == 1, "in a ring, every link carries the same"
-    link, tensor = sent.pop(), 4 * ELEMENTS
+    run, star = record_ring(all_reduce, P), launch(through_a_star, P)
+    assert not run.note, run.note
+    link, tensor = sum(step[0].bytes for step in run.messages), run.size
+    assert tensor == 4 * ELEMENTS
     assert star[0] == ((P - 1) * tensor,) * 2
     made = Movie(
         HEIGHT,
@@ -92,8 +60,8 @@ def movie() -> Movie:
         f"tensor's {tensor:,} bytes. Beside it, a star: rank 0 collects all tensors and sends the sum back, so "
         f"{star[0][0]:,} bytes come in through its link and {star[0][1]:,} bytes go out.",
     )
-    _ring(made, steps)
-    _steps(made, steps)
+    _ring(made, run.messages)
+    _steps(made, run.messages)
     _star(made, star)
     _tell(made, link / tensor, tensor, star[0][0] / tensor)
     return made
@@ -122,7 +90,7 @@ def _slot(ranks: frozenset[int]) -> str:
     return paper + "".join(stripes) + box(0, 0, SLOT_WIDTH, SLOT_HEIGHT, "none", edge, stroke, radius=2)
 
 
-def _ring(made: Movie, steps: list[list[Step]]) -> None:
+def _ring(made: Movie, steps: Sequence[Sequence[Message]]) -> None:
     x, y = CENTER
     made.draw(f'<ellipse cx="{x}" cy="{y}" rx="{ACROSS}" ry="{DOWN}" fill="none" stroke="#C4C4C4" stroke-width="2"/>')
     for rank in range(P):
@@ -139,42 +107,34 @@ def _ring(made: Movie, steps: list[list[Step]]) -> None:
         made.draw(
             f'<path d="M8,0L-6,-7V7z" fill="{FAINT}" transform="translate({at_x:.0f},{at_y:.0f}) rotate({turn})"/>'
         )
-        receiver, carried = steps[(rank + 1) % P], 0
-        counts = [(0.01, "0 bytes")]
-        for step in range(1, len(receiver)):
-            carried += receiver[step].bytes
-            counts.append((_begin(step) + 0.8, f"{carried:,} bytes"))
+        carried = accumulate(step[rank].bytes for step in steps)
+        counts = [(_begin(step) + 0.8, f"{size:,} bytes") for step, size in enumerate(carried, 1)]
         anchor = "start" if across > 0 else "end"
+        counts = [(0.01, "0 bytes"), *counts]
         made.captions(at_x + across * 16, at_y + (2 if down < 0 else 12), counts, size=SMALL, anchor=anchor, bold=True)
 
 
-def _steps(made: Movie, steps: list[list[Step]]) -> None:
+def _steps(made: Movie, steps: Sequence[Sequence[Message]]) -> None:
     """Move the chunks. In the first half a chunk is added to the neighbor's, in the second half it is copied."""
-    slots = {}
-    for rank in range(P):
-        for chunk in range(P):
-            slots[rank, chunk] = made.piece(_slot(frozenset({rank})), *_place(rank, chunk)).fade(0, 1)
-    for step in range(1, len(steps[0])):
+    slots = {
+        (rank, chunk): made.piece(_slot(frozenset({rank})), *_place(rank, chunk)).fade(0, 1)
+        for rank in range(P)
+        for chunk in range(P)
+    }
+    for step, messages in enumerate(steps, 1):
         begin, adding = _begin(step), step < P
         travelers = []
-        for rank in range(P):
-            receiver = (rank + 1) % P
-            chunk, ranks, _ = steps[receiver][step]
-            before = steps[rank][step - 1]
-            assert before.chunk == chunk, "what a rank receives is what its left neighbor had"
-            traveler = made.piece(_slot(before.ranks), *_place(rank, chunk)).fade(begin, 1, 0.05)
-            travelers.append(
-                (traveler.move(begin + 0.05, begin + 0.8, *_place(receiver, chunk)), receiver, chunk, ranks)
-            )
+        for source, target, chunk, ranks, _ in messages:
+            traveler = made.piece(_slot(ranks), *_place(source, chunk)).fade(begin, 1, 0.05)
+            travelers.append(traveler.move(begin + 0.05, begin + 0.8, *_place(target, chunk)))
             if adding:
-                slots[rank, chunk].fade(begin, 0.15)
-        for traveler, receiver, chunk, ranks in travelers:
-            old = slots[receiver, chunk]
+                slots[source, chunk].fade(begin, 0.15)
+        for traveler, (_, target, chunk, ranks, _) in zip(travelers, messages, strict=True):
             if adding:
                 traveler.fade(begin + 0.85, 0, 0.15)
-                old.fade(begin + 0.85, 0, 0.15)
-                traveler = made.piece(_slot(ranks), *_place(receiver, chunk)).fade(begin + 0.8, 1, 0.15)
-            slots[receiver, chunk] = traveler
+                slots[target, chunk].fade(begin + 0.85, 0, 0.15)
+                traveler = made.piece(_slot(ranks | {target}), *_place(target, chunk)).fade(begin + 0.8, 1, 0.15)
+            slots[target, chunk] = traveler
 
 
 def _star(made: Movie, star: list[tuple[int, int]]) -> None:
@@ -237,7 +197,3 @@ def _tell(made: Movie, link: float, tensor: int, star: float) -> None:
         )
         made.frame(_begin(step) + 1.0, on_its_way, top=40, height=HEIGHT - 40)
     made.frame(SECONDS, told[-1][1], top=40, height=HEIGHT - 40)
-
-
-if __name__ == "__main__":
-    movie().write("ring")

@@ -1,7 +1,5 @@
 """Draws pictures/moving/tapes.svg: the random numbers of two ranks as tapes, of which dropout reads a piece at a time.
 
-    python -m pictures.moving.tapes
-
 All masks come from a real tracker on two real ranks, also those of the second run, with torch's own checkpointing and
 with that of chapter 09.
 """
@@ -11,10 +9,10 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from pictures.moving.animation import BACKWARD, GOLD, INK, SMALL, WIDTH, Movie, box, rank_tint, text
+from pictures.moving.animation import BACKWARD, INK, SMALL, Movie, box, text
 from tplab import device, launch
 from tplab.tensor.rng import checkpoint, seed_all
-from tplab.viz.colors import rank_color
+from tplab.viz.colors import GOLD, rank_color
 
 PIECE, PIECES = 4, 4  # elements of a mask, and masks that a tape shows
 STREAMS = ("torch's own", "replicated", "sharded")
@@ -97,9 +95,7 @@ def _cells(mask, color: str, marked=None, mark: str = INK) -> str:
 
 def _lane(made: Movie, rank: int, seen: dict) -> None:
     top = _top(rank)
-    made.draw(box(6, top, WIDTH - 12, LANE, rank_tint(rank, 0.12), stroke=0))
-    made.draw(box(6, top, 5, LANE, rank_color(rank), stroke=0, radius=0))
-    made.draw(text(18, top + 17, f"rank {rank}", size=SMALL, bold=True))
+    made.lane(rank, top, LANE, label=(18, 17))
     for row, name in enumerate(STREAMS):
         y = top + 28 + row * ROW
         color = rank_color(rank) if name == "sharded" else GRAY
@@ -155,11 +151,4 @@ def _tell(made: Movie) -> None:
         7.2: "Torch's checkpointing runs step 2 again. The tapes simply go on: wrong masks!",
         9.1: "Yours goes back to the flags first, so the second run drops the same elements.",
     }
-    made.captions(10, 24, list(told.items()), bold=True)
-    stills = {1.1: 0.0, 2.5: 1.2, 3.9: 2.6, 4.9: 4.0, 7.1: 5.0, 8.9: 7.2, SECONDS: 9.1}
-    for time, start in stills.items():
-        made.frame(time, told[start], top=TOP - 30, height=HEIGHT - TOP + 30)
-
-
-if __name__ == "__main__":
-    movie().write("tapes")
+    made.tell(told, {1.1: 0.0, 2.5: 1.2, 3.9: 2.6, 4.9: 4.0, 7.1: 5.0, 8.9: 7.2, SECONDS: 9.1}, 10, 24, top=TOP - 30)

@@ -7,8 +7,7 @@ from tests.viz.pictures import texts
 from tplab import viz
 from tplab.cost.backward import mlp_backward
 from tplab.cost.clock import OrderError
-from tplab.viz.colors import tint
-from tplab.viz.lanes import RED
+from tplab.viz.colors import RED, tint
 
 WAITING = ["dZ", "dB", "dX", "start", "wait", "dA"]
 HIDDEN = ["dZ", "dX", "start", "dB", "dA", "wait"]

@@ -43,7 +43,7 @@ LINKS = {
 
 PICTURES = {
     **{f"all-reduce, p = {p}": lambda p=p: viz.collective(all_reduced(p), name="all_reduce") for p in (1, 4)},
-    "gather": lambda: viz.collective(gathered(4), name="gather", title="gather on rank 1, a long title for it"),
+    "gather": lambda: viz.collective(gathered(4), name="gather"),
     **{f"ring of sums, p = {p}": lambda p=p: viz.ring(sums_in_a_ring(p), title=f"p = {p}") for p in (2, 4)},
     "times": lambda: viz.times(LINKS, {"here": POINTS}, title="one message"),
     "lines only": lambda: viz.times({"ring": LINKS["a"], "tree": LINKS["here"]}),
@@ -61,11 +61,13 @@ def test_every_number_before_and_after_stands_on_the_colours_of_its_sources() ->
     *cells, _ = fills(picture)  # the last is the arrow
     assert cells == before + after
 
-    nothing = viz.collective([(torch.tensor([0, 2]), None), (torch.tensor([0, 20]), torch.tensor([22, 0]))])
+    nothing = viz.collective(
+        [(torch.tensor([0, 2]), None), (torch.tensor([0, 20]), torch.tensor([22, 0]))], name="all_reduce"
+    )
     assert texts(nothing).count("–") == 1
     assert texts(nothing).count("0") == 3
     assert len([color for color in fills(nothing) if to_hex(color) == NOBODY.lower()]) == 3, "a zero is nobody's"
-    column = viz.collective(gathered(2, root=0))
+    column = viz.collective(gathered(2, root=0), name="gather")
     assert [text for text in texts(column) if text.isdecimal()] == ["1", "10", "1", "10"]
 
 

@@ -9,7 +9,12 @@ ROWS = {
     "p = 8": {"compute": 1e-3, "communicate": 2e-3},
 }
 PAIRS = {"1 GPU": (30.0, 33.0), "8 GPUs": (24.0, 22.8), "64 GPUs": (20.0, 20.0)}
-PICTURES = {"bars": lambda: viz.time_bars(ROWS, title="t"), "pairs": lambda: viz.against(PAIRS, title="t")}
+SAVED = {"plain": {"attention": 3000, "MLP": 5000}, "recomputed": {"input": 1000}}
+PICTURES = {
+    "bars": lambda: viz.time_bars(ROWS, title="t"),
+    "pairs": lambda: viz.against(PAIRS, title="t"),
+    "saved activations": lambda: viz.saved_activations(SAVED),
+}
 
 
 def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_note_they_are_given():
@@ -20,6 +25,7 @@ def test_parts_lie_behind_each_other_in_one_unit_and_bars_say_their_sum_or_the_n
     assert axes.get_xlabel() == "milliseconds"
     assert texts(picture) == ["8 ms", "5 ms", "33 %"]
     assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in axes.patches}) == 2
+    assert texts(viz.saved_activations(SAVED)) == ["8 kB", "1 kB"]
     assert viz.time_bars({"a": {"x": 2e-5}}).axes[0].get_xlabel() == "microseconds"
     assert viz.time_bars({"a": {"x": 2.0}}).axes[0].get_xlabel() == "seconds"
 

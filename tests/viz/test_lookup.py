@@ -28,7 +28,7 @@ def picture(p: int, ids: list[int] = IDS, **options) -> viz.Picture:
 TOKENS = ["the", "cat", "sat", "cat", "down"]
 PICTURES = {
     "p = 1": lambda: picture(1),
-    "p = 2, with a title": lambda: picture(2, title="a title that is longer than the picture would be wide"),
+    "p = 2": lambda: picture(2),
     "p = 4, with tokens": lambda: picture(4, tokens=TOKENS),
 }
 

@@ -15,12 +15,12 @@ def mask(seed: int, rows: int = 4, columns: int = 16) -> torch.Tensor:
 
 def drawn(p: int) -> viz.Picture:
     rows = {"replicated, the residual stream": [mask(0)] * p, "sharded": [mask(1 + rank) for rank in range(p)]}
-    return viz.masks(rows, title="Two kinds of places")
+    return viz.masks(rows)
 
 
 PICTURES = {
     **{f"p = {p}": lambda p=p: drawn(p) for p in (1, 8)},
-    "no title": lambda: viz.masks({"one": [mask(0, 2, 3), mask(1, 2, 3)]}),
+    "one row": lambda: viz.masks({"one": [mask(0, 2, 3), mask(1, 2, 3)]}),
 }
 
 

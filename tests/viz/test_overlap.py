@@ -6,8 +6,7 @@ from matplotlib.colors import to_hex
 from tests.viz.pictures import texts
 from tplab import viz
 from tplab.trace.rank_trace import RankTrace, Span
-from tplab.viz.colors import tint
-from tplab.viz.lanes import RED
+from tplab.viz.colors import RED, tint
 
 
 def run(shift, p=2):

@@ -18,7 +18,6 @@ name, the list shows it in parentheses:
     ring_run                     a recorded ring all-reduce: a picture per step, with the bytes per link, for play
     times                        seconds over bytes: measured points and lines, on logarithmic axes
     heads                        the attention heads on each rank, with the K and V heads below their queries
-    saved_activations            what autograd saves for a layer, by category
     bill (memory)                what a GPU has to store, by category, compared with its memory
     live_memory (memory)         the memory in use at each moment of a run
     parallelism (parallelisms)   data, tensor or pipeline parallelism: what each rank has, sends, and when it waits
@@ -30,6 +29,7 @@ name, the list shows it in parentheses:
     clock                        a list of operations on the clock, with its waits: a picture per operation, for play
     overlap                      two lanes per rank: when it computed, and when a collective was in flight
     time_bars (costs)            where the time goes, by category
+    saved_activations (costs)    what autograd saves for a layer, by category
     against (costs)              a model's predictions compared with published values
     mesh                         for each axis of a mesh, which ranks form a group
     program                      the steps of a program, and where ranks communicate
@@ -44,7 +44,7 @@ from tplab.viz.clock import clock
 from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture
 from tplab.viz.controls import Frames, explore, play
-from tplab.viz.costs import against, time_bars
+from tplab.viz.costs import against, saved_activations, time_bars
 from tplab.viz.curves import curves
 from tplab.viz.heads import heads
 from tplab.viz.layer import layer
@@ -58,7 +58,6 @@ from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
 from tplab.viz.program import program
 from tplab.viz.ring_run import ring_run
-from tplab.viz.saved_activations import saved_activations
 from tplab.viz.schedule import schedule
 from tplab.viz.split import split
 from tplab.viz.table import table

@@ -1,12 +1,11 @@
 """Rectangles for tensors: filled blocks in a rank's color, with the tensor's name, its shape and its cells."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from tplab.viz.colors import INK, rank_color, rank_fill, rank_hatch
+from tplab.viz.colors import FAINT, INK, on_white, rank_color, rank_fill, rank_hatch
 
 _MOST_CELLS = 16  # cells are drawn up to this many rows or columns
 
@@ -33,11 +32,24 @@ def block(
     axes.add_patch(Rectangle((x, y), width, height, facecolor="none", edgecolor=outline, linewidth=1.3))
 
 
-def label(axes: Axes, x: float, y: float, text: str, size: float = 9.0, bold: bool = False, **options: Any) -> None:
+def label(axes: Axes, x: float, y: float, text: str, size: float = 9.0, bold: bool = False) -> None:
     """Draw text centered on (x, y), on a translucent white background so that it's readable above cells and hatches."""
-    options = {"ha": "center", "va": "center", **options}
-    ground = {"boxstyle": "round,pad=0.18", "facecolor": "white", "edgecolor": "none", "alpha": 0.82}
-    axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", bbox=ground, **options)
+    weight = "bold" if bold else "normal"
+    axes.text(x, y, text, fontsize=size, fontweight=weight, ha="center", va="center", bbox=on_white(0.82))
+
+
+def arrow(
+    axes: Axes, start: tuple[float, float], stop: tuple[float, float], *, color: str = FAINT, width: float = 1.0,
+    dashed: bool = False,
+) -> None:  # fmt: skip
+    """Draw an arrow with its head at `stop`, above whatever else is there."""
+    style = (0, (3, 2)) if dashed else "solid"
+    axes.add_patch(
+        FancyArrowPatch(
+            start, stop, arrowstyle="-|>", mutation_scale=9, color=color, linewidth=width, linestyle=style, shrinkA=0,
+            shrinkB=0, zorder=6,
+        )
+    )  # fmt: skip
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -13,15 +13,14 @@ from matplotlib.ticker import MaxNLocator
 
 from tplab.cost.clock import Operation, Timing, play
 from tplab.viz.blocks import text_width
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.colors import FAINT, GOLD, INK, RED, WIDTH, Picture, chart, rank_color, rows, style, tint
 from tplab.viz.controls import Frames
-from tplab.viz.lanes import GOLD, RED
 
 _LANES = ("compute", "wire")
 _HEIGHT = 0.8
 
 
-def clock(operations: Sequence[Operation[str]], *, kept: str = "", unit: str = "ms") -> Frames:
+def clock(operations: Sequence[Operation[str]], *, kept: str = "") -> Frames:
     """Return a picture per operation that takes time or waits, for `viz.play`. The last one shows all of them.
 
     kept: the name of a result. A line below the lanes shows how long it has to be kept
@@ -35,18 +34,16 @@ def clock(operations: Sequence[Operation[str]], *, kept: str = "", unit: str = "
         if one.duration or any(wait.operation == one.name for wait in whole.waits())
     ]
     counts = [*counts[:-1], len(operations)]
-    return Frames(len(counts), lambda place: _draw(operations[: counts[place]], whole, kept, unit))
+    return Frames(len(counts), lambda place: _draw(operations[: counts[place]], whole, kept))
 
 
-def _draw(operations: Sequence[Operation[str]], whole: Timing[str], kept: str, unit: str) -> Picture:
+def _draw(operations: Sequence[Operation[str]], whole: Timing[str], kept: str) -> Picture:
     timing = play(operations)
     waited = sum(wait.end - wait.start for wait in timing.waits())
     done = {one.name for one in operations}
     ends = [timing.spans[name].end for name in done if timing.spans[name].operation.lane == "compute"]
-    so_far = (
-        f"{_text(max(ends))} {unit} so far" if len(done) < len(whole.spans) else f"{_text(whole.total)} {unit} in total"
-    )
-    title = f"{so_far}, {_text(waited)} {unit} of them spent waiting"
+    so_far = f"{_text(max(ends))} ms so far" if len(done) < len(whole.spans) else f"{_text(whole.total)} ms in total"
+    title = f"{so_far}, {_text(waited)} ms of them spent waiting"
     with style():
         picture, axes = chart(WIDTH, 1.75 + 0.3 * bool(kept), title, title)
         for lane, name in enumerate(_LANES):
@@ -59,12 +56,10 @@ def _draw(operations: Sequence[Operation[str]], whole: Timing[str], kept: str, u
         if kept in done:
             start, end = timing.lifetimes[kept]
             axes.plot([start, end], [2, 2], color=GOLD, linewidth=4, solid_capstyle="butt")
-        axes.set_yticks(range(2 + bool(kept)), [*_LANES, *[f"{kept} is kept"] * bool(kept)])
-        axes.set_ylim(1.55 + bool(kept), -0.55)
+        rows(axes, [*_LANES, *[f"{kept} is kept"] * bool(kept)])
         axes.set_xlim(0, whole.total * 1.01)
-        axes.set_xlabel("milliseconds" if unit == "ms" else unit)
+        axes.set_xlabel("milliseconds")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.tick_params(left=False)
         axes.grid(axis="x")
     order = ", ".join(f"{span.operation.name} from {_text(span.start)} to {_text(span.end)}" for span in _spans(timing))
     picture.description = f"When each operation runs: {order}."

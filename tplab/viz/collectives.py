@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 
-from tplab.viz.blocks import text_width
-from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, rank_color, rank_fill, rank_hatch, style
+from tplab.common import units
+from tplab.viz.blocks import arrow, text_width
+from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, on_white, rank_color, rank_fill, rank_hatch, style
 
 _HEIGHT = 0.27  # height of a cell, in inches
 _MARGIN = 0.12
 
 
-def collective(results: Sequence[Any], *, name: str = "collective", title: str | None = None) -> Picture:
+def collective(results: Sequence[Any], *, name: str) -> Picture:
     """Draw what every rank had before and after a collective, given the (before, after) that `launch` returns.
 
     `before` and `after` are each a tensor or a list of tensors, drawn as one column of cells, or None if a rank has
@@ -29,14 +30,10 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
     texts = [text for side in sides for column in side for text in column]
     cell = max(0.5, 0.16 + text_width(max(texts, key=len, default=""), 9))
     half, between = p * cell + (p - 1) * 0.16, max(0.8, 0.3 + text_width(name, 10))
-    top = 0.34 if title else 0.06
-    ranks = f"{p} ranks" if p > 1 else "1 rank"
+    top, ranks = 0.06, units.count(p, "rank")
     with style():
-        picture, axes = canvas(
-            2 * (_MARGIN + half) + between, top + 0.62 + rows * _HEIGHT + 0.1, title or f"{name} on {ranks}"
-        )
-        if title:
-            axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        width = 2 * (_MARGIN + half) + between
+        picture, axes = canvas(width, top + 0.62 + rows * _HEIGHT + 0.1, f"{name} on {ranks}")
         for side, columns in enumerate(sides):
             left = _MARGIN + side * (half + between)
             axes.text(left, top + 0.1, ("before", "after")[side], fontsize=9, color=FAINT, va="center")
@@ -51,15 +48,11 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
                     _nothing(axes, x, top + 0.5, cell)
         x, y = _MARGIN + half, top + 0.5 + rows * _HEIGHT / 2
         axes.text(x + between / 2, y - 0.16, name, fontsize=9.5, fontweight="bold", ha="center", va="center")
-        _arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
-    picture.description = (
-        f"What each of {ranks} holds before and after {name}: "
-        + "; ".join(
-            f"rank {rank} has {_said(old)} and then {_said(new)}"
-            for rank, (old, new) in enumerate(zip(*sides, strict=True))
-        )
-        + "."
+        arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
+    each = "; ".join(
+        f"rank {r} has {_said(a)} and then {_said(b)}" for r, (a, b) in enumerate(zip(*sides, strict=True))
     )
+    picture.description = f"What each of {ranks} holds before and after {name}: {each}."
     return picture
 
 
@@ -73,13 +66,8 @@ def ring(results: Sequence[Sequence[Any]], *, title: str | None = None) -> Pictu
     width = max(0.62, 0.1 + text_width(max((text for held in numbers for text in held), key=len), 8.5))
     left, step_height, gap, top = 0.72, 0.78, 0.34, 0.62 if title else 0.36
     with style():
-        picture, axes = canvas(
-            left + p * (width + gap) + 0.1,
-            top + steps * step_height - 0.4,
-            title or f"ring of {p} ranks, {steps - 1} steps",
-        )
-        if title:
-            axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        caption = title or f"ring of {p} ranks, {steps - 1} steps"
+        picture, axes = canvas(left + p * (width + gap) + 0.1, top + steps * step_height - 0.4, caption, title)
         for rank in range(p):
             x = left + rank * (width + gap) + width / 2
             axes.text(x, top - 0.14, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center")
@@ -112,20 +100,11 @@ def _said(texts: Sequence[str]) -> str:
 def _to_the_right(axes: Axes, x: float, y: float, across: float, down: float, last: bool, left: float) -> None:
     """Draw an arrow to the right neighbor. The last rank's arrow leaves the picture and comes back in on the left."""
     if not last:
-        _arrow(axes, (x, y), (x + across - 0.1, y + down))
+        arrow(axes, (x, y), (x + across - 0.1, y + down))
         return
     axes.plot([x, x + 0.42 * across], [y, y + 0.42 * down], color=FAINT, linewidth=1, linestyle=(0, (3, 2)))
     start = left - 0.02
-    _arrow(axes, (start - 0.28, y + 0.45 * down), (start + 0.2, y + down), dashed=True)
-
-
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], dashed: bool = False) -> None:
-    axes.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=9, color=FAINT, linewidth=1, shrinkA=0, shrinkB=0,
-            linestyle=(0, (3, 2)) if dashed else "solid",
-        )
-    )  # fmt: skip
+    arrow(axes, (start - 0.28, y + 0.45 * down), (start + 0.2, y + down), dashed=True)
 
 
 def _cell(axes: Axes, x: float, y: float, width: float, text: str, size: float = 9) -> None:
@@ -142,10 +121,9 @@ def _cell(axes: Axes, x: float, y: float, width: float, text: str, size: float =
                       hatch=rank_hatch(rank), linewidth=0)
         )  # fmt: skip
     axes.add_patch(Rectangle((x, y), width, _HEIGHT, facecolor="none", edgecolor=FAINT, linewidth=0.8))
-    ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.6}
     axes.text(
         x + width / 2, y + _HEIGHT / 2, text, fontsize=size, ha="center", va="center_baseline",
-        color=INK, bbox=ground if text else None,
+        color=INK, bbox=on_white(0.6) if text else None,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The look of all pictures: one color, hatch and label per rank, a common style, and a common figure class."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,12 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette, ordered so that neighbors differ in lightness, too
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#666666")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
+DASHES: Any = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
+MARKERS = ("o", "s", "^", "D")
 INK = "#222222"
 FAINT = "#6B6B6B"
+GOLD = "#D4A017"  # finished, or what the picture follows
+RED = "#C0392B"  # the backward pass, and waiting
 NOBODY = "#EDEDED"  # fill color for things that belong to no particular rank
 WIDTH = 7.6  # inches that fit a notebook's output without scaling
 
@@ -100,15 +104,32 @@ class Picture(Figure):
         return buffer.getvalue()
 
 
-def canvas(width: float, height: float, caption: str) -> tuple[Picture, Axes]:
-    """Return a picture and axes for drawing freely, with coordinates in inches from the left and from the top."""
+def canvas(width: float, height: float, caption: str, title: str | None = None) -> tuple[Picture, Axes]:
+    """Return a picture and axes for drawing freely, with coordinates in inches from the left and from the top.
+
+    title: what stands in the upper left corner; it takes about 0.34 inches
+    """
     picture = Picture(figsize=(width, height))
     picture.caption = caption
     axes = picture.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     axes.set_axis_off()
+    if title:
+        axes.text(0.12, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
     return picture, axes
+
+
+def rows(axes: Axes, names: Sequence[str], below: float = 0.55) -> None:
+    """Name the rows of a chart from the top down. Row i is at y = i, and `below` is the space below the last one."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 1 + below, -0.55)
+    axes.tick_params(left=False)
+
+
+def on_white(alpha: float) -> dict[str, Any]:
+    """Return the `bbox` of a text on a translucent white background, so that it's readable above cells and hatches."""
+    return {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": alpha}
 
 
 def chart(width: float, height: float, caption: str, title: str | None) -> tuple[Picture, Axes]:

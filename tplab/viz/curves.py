@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tplab.viz.colors import WIDTH, Picture, chart, rank_color, style, tint
-
-_DASHES = ("solid", (0, (5, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)))
+from tplab.viz.colors import DASHES, WIDTH, Picture, chart, rank_color, style, tint
 
 
 def curves(
@@ -22,19 +20,13 @@ def curves(
             axes.plot(
                 range(1, len(numbers) + 1), numbers, label=name,
                 color=color if index == count - 1 else tint(color, 0.55 + 0.35 * index / count),
-                linewidth=1.5 + step * (count - 1 - index), linestyle=_DASHES[index % len(_DASHES)],
+                linewidth=1.5 + step * (count - 1 - index), linestyle=DASHES[index % len(DASHES)],
             )  # fmt: skip
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         axes.grid()
         axes.legend(handlelength=3.2)
-    picture.description = (
-        f"{ylabel} over {xlabel}: "
-        + "; ".join(
-            f"{name} goes from {float(values[0]):,.4g} to {float(values[-1]):,.4g}"
-            for name, values in losses.items()
-            if len(values)
-        )
-        + "."
-    )
+    ends = {name: (float(values[0]), float(values[-1])) for name, values in losses.items() if len(values)}
+    each = "; ".join(f"{name} goes from {first:,.4g} to {last:,.4g}" for name, (first, last) in ends.items())
+    picture.description = f"{ylabel} over {xlabel}: {each}."
     return picture

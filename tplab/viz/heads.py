@@ -37,8 +37,7 @@ def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = N
     top = 0.72
     height = top + _ROW * len(rows) + (0.26 if shared else 0.04)
     with style():
-        picture, axes = canvas(width, height, head)
-        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(width, height, head, head)
         for line, row in enumerate(rows):
             axes.text(_LEFT - 0.14, top + line * _ROW + _HEIGHT / 2, row, fontsize=10.5, ha="right", va="center")
         for rank, held in enumerate(ranks):
@@ -57,12 +56,7 @@ def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = N
         if shared:
             note = "dashed: a copy; the same head is on more than one rank"
             axes.text(_LEFT, height - 0.16, note, fontsize=8.5, color=FAINT, va="center")
-    picture.description = (
-        "The heads on each rank: "
-        + "; ".join(
-            f"rank {rank} has " + ", ".join(f"{row}{number}" for row in rows for number in held[row])
-            for rank, held in enumerate(ranks)
-        )
-        + "."
-    )
+    names = [", ".join(f"{row}{number}" for row in rows for number in held[row]) for held in ranks]
+    told = "; ".join(f"rank {rank} has {its}" for rank, its in enumerate(names))
+    picture.description = f"The heads on each rank: {told}."
     return picture

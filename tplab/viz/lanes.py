@@ -7,13 +7,11 @@ same on every rank. Whatever belongs to the backward pass is red.
 
 from collections.abc import Sequence
 
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 
-from tplab.viz.blocks import text_width
-from tplab.viz.colors import FAINT, INK, NOBODY, WIDTH, Picture, canvas, rank_color, rank_fill, tint
+from tplab.viz.blocks import arrow, text_width
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, RED, WIDTH, Picture, canvas, rank_color, rank_fill, tint
 
-GOLD = "#D4A017"  # the token that the picture follows
-RED = "#C0392B"  # the backward pass
 CELL = 0.4  # inches, like everything here: the width of an element
 ROW = 0.21
 MARGIN = 0.12
@@ -33,9 +31,8 @@ class Lanes:
         self.p, self.rows = p, rows
         height = _HEAD + p * rows * ROW + (p - 1) * _GAP + _FOOT
         self.picture: Picture
-        self.picture, self.axes = canvas(WIDTH, height, title)
-        self.axes.text(MARGIN, 0.18, title, fontsize=10.5, fontweight="bold", va="center")
-        self.axes.text(WIDTH - MARGIN, 0.18, counter, fontsize=9, ha="right", va="center", color=FAINT)
+        self.picture, self.axes = canvas(WIDTH, height, title, title)
+        self.axes.text(WIDTH - MARGIN, 0.2, counter, fontsize=9, ha="right", va="center", color=FAINT)
         self.axes.text(MARGIN, height - 0.16, caption, fontsize=9.5, va="center")
         for rank in range(p):
             top = self.top(rank)
@@ -55,16 +52,9 @@ class Lanes:
         return self.top(rank) + self.rows * ROW / 2
 
     def write(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        *,
-        color: str = FAINT,
-        size: float = 8,
-        bold: bool = False,
+        self, x: float, y: float, text: str, *, color: str = FAINT, size: float = 8, bold: bool = False,
         ha: str = "left",
-    ) -> None:
+    ) -> None:  # fmt: skip
         weight = "bold" if bold else "normal"
         self.axes.text(x, y, text, fontsize=size, color=color, fontweight=weight, ha=ha, va="center")
 
@@ -105,7 +95,7 @@ class Lanes:
 
     def bars(
         self, x: float, rank: int, values: Sequence[float], names: Sequence[str], *, width: float, largest: float,
-        gold: int | None = None, color: str | None = None, numbers: bool = True,
+        gold: int | None = None, numbers: bool = True,
     ) -> None:  # fmt: skip
         """Draw a horizontal bar for each row of a lane, to the right of x if it's positive, and name it.
 
@@ -119,7 +109,7 @@ class Lanes:
                 self.write(x, y + ROW / 2, "−∞", ha="center")
                 continue
             length = width * value / largest
-            fill, edge = tint(color or rank_color(rank), 0.6), GOLD if row == gold else "none"
+            fill, edge = tint(rank_color(rank), 0.6), GOLD if row == gold else "none"
             bar = Rectangle((x, y + 0.03), length, ROW - 0.06, facecolor=fill, edgecolor=edge, linewidth=1.6, zorder=2)
             self.axes.add_patch(bar)
             at, side = (x - 0.05, "right") if value >= 0 else (x + 0.05, "left")  # opposite the bar
@@ -137,15 +127,8 @@ class Lanes:
         )  # fmt: skip
         self.write(x + 0.065, top - 0.1, name, ha="center", bold=True, color=color, size=9)
 
-    def arrow(
-        self, start: tuple[float, float], stop: tuple[float, float], *, color: str = FAINT, bend: float = 0
-    ) -> None:
-        self.axes.add_patch(
-            FancyArrowPatch(
-                start, stop, arrowstyle="-|>", mutation_scale=9, color=color, linewidth=1.3, zorder=5,
-                connectionstyle=f"arc3,rad={bend}",
-            )
-        )  # fmt: skip
+    def arrow(self, start: tuple[float, float], stop: tuple[float, float], *, color: str = FAINT) -> None:
+        arrow(self.axes, start, stop, color=color, width=1.3)
 
 
 def number(value: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle
 
 from tplab.common import units
-from tplab.viz.blocks import block, label
+from tplab.viz.blocks import arrow, block, label
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
 _ROW = 2.0  # inches from the attention's row to the MLP's
@@ -20,7 +20,7 @@ _TALL = 0.86  # the height of a block that is split
 _NORM, _F, _BLOCK, _G, _DROP, _PLUS = (0.62, 1.28), 1.74, (2.2, 3.86), 4.32, (4.8, 6.0), 6.62
 
 
-def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, title: str | None = None) -> Picture:
+def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int) -> Picture:
     """Draw a layer with the collectives that one rank recorded in its forward and backward passes.
 
     forward:  the attention's collective, then the MLP's (empty if nothing was sent)
@@ -29,10 +29,9 @@ def layer(forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, title:
     for name, calls in (("forward", forward), ("backward", backward)):
         if len(calls) not in (0, 2):
             raise ValueError(f"a layer communicates twice {name}, or with one rank never; got {len(calls)} collectives")
-    head = title or f"a transformer layer on {ranks} " + ("rank" if ranks == 1 else "ranks")
+    head = f"a transformer layer on {units.count(ranks, 'rank')}"
     with style():
-        picture, axes = canvas(WIDTH, _MIDDLE + _ROW + 1.1, head)
-        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, _MIDDLE + _ROW + 1.1, head, head)
         rows = (("attention", "x", "", forward[:1], backward[1:]), ("MLP", "", "z", forward[1:], backward[:1]))
         for number, (name, enters, leaves, ahead, back) in enumerate(rows):
             _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, (ahead, back))
@@ -50,7 +49,7 @@ def _row(axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, cal
     start, stop = 0.15, WIDTH - 0.15
     places = (start, _NORM[0], _NORM[1], _F - 0.17, _F + 0.17, _BLOCK[0], _BLOCK[1], _G - 0.17, _G + 0.17, *_DROP)
     for left, right in (*zip(places[0::2], places[1::2], strict=False), (_DROP[1], _PLUS - 0.14), (_PLUS + 0.14, stop)):
-        _arrow(axes, (left, y), (right, y))
+        arrow(axes, (left, y), (right, y), color=INK, width=1.2)
     _box(axes, _NORM, y, "norm")
     _box(axes, _DROP, y, "+ bias,\ndropout")
     for rank in range(ranks):
@@ -67,7 +66,7 @@ def _row(axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, cal
     axes.text(_PLUS, y, "+", fontsize=10.5, ha="center", va="center")
     leaves, high = 0.4, y - 0.72  # the residual is taken before the norm
     axes.plot([leaves, leaves, _PLUS], [y, high, high], color=INK, linewidth=1.2, solid_joinstyle="miter")
-    _arrow(axes, (_PLUS, high), (_PLUS, y - 0.14))
+    arrow(axes, (_PLUS, high), (_PLUS, y - 0.14), color=INK, width=1.2)
     axes.text(5.4, high - 0.1, "residual", fontsize=8.5, ha="center", va="center")
     for text, at, side in ((ends[0], start, "left"), (ends[1], stop, "right")):
         axes.text(at, y - 0.14, text, fontsize=10.5, fontstyle="italic", ha=side, va="center")
@@ -87,9 +86,3 @@ def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) ->
 def _box(axes: Axes, span: tuple[float, float], y: float, text: str) -> None:
     block(axes, span[0], y - 0.25, span[1] - span[0], 0.5, None)
     axes.text(sum(span) / 2, y, text, fontsize=9, ha="center", va="center", linespacing=1.15)
-
-
-def _arrow(axes: Axes, start: tuple[float, float], stop: tuple[float, float]) -> None:
-    axes.annotate(
-        "", stop, start, arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
-    )

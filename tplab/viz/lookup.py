@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from tplab.viz.blocks import block, shape_text, text_width
-from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, style
+from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, on_white, style
 
 _ROW = 0.26  # inches: the height of a row
 _GAP = 0.34  # between two ranks, with room for a sign
@@ -22,7 +22,6 @@ def lookup(
     *,
     vocab_size: int,
     tokens: Sequence[str] = (),
-    title: str | None = None,
 ) -> Picture:
     """Draw a masked look-up of `ids`, with each rank's rows on top, its masked vectors below, and the sum on the right.
 
@@ -41,16 +40,13 @@ def lookup(
     left = 0.12 + max(text_width(name, 9.5) for name in names)
     grid = cell * tables[0].shape[1]
     owners = _owners([part["foreign"] for part in parts])
-    top = (0.4 if title else 0.1) + 0.56
+    top = 0.66
     below = top + _ROW * len(tables[0]) + 0.56
     total = max(grid, text_width("on every rank", 8))
     width = _MARGIN + left + len(parts) * (side + grid + _GAP) + total + _MARGIN
-    width = max(width, text_width(title or "", 11) + 0.3)
-    caption = title or f"look-up of ids {list(ids)} on {len(parts)} ranks"
+    caption = f"look-up of ids {list(ids)} on {len(parts)} ranks"
     with style():
         picture, axes = canvas(width, below + _ROW * len(ids) + 0.32, caption)
-        if title:
-            axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
         for place, name in enumerate(names):
             axes.text(_MARGIN, below + (place + 0.5) * _ROW, name, fontsize=9.5, va="center")
         x = _MARGIN + left
@@ -70,13 +66,11 @@ def lookup(
         _draw_vectors(axes, middle - grid / 2, below, cell, out, owners, [None] * len(ids))
         foot = below + len(ids) * _ROW + 0.14
         axes.text(middle, foot, shape_text(out.shape), fontsize=8, color=FAINT, ha="center", va="center")
+    places = ["no rank" if owner is None else f"rank {owner}" for owner in owners]
+    each = ", ".join(f"id {i} on {place}" for i, place in zip(ids, places, strict=True))
     picture.description = (
-        "Each rank looks up the ids whose rows it stores and has zeros for the others; the sum is complete. Owners: "
-        + ", ".join(
-            f"id {i} on " + ("no rank" if owner is None else f"rank {owner}")
-            for i, owner in zip(ids, owners, strict=True)
-        )
-        + "."
+        f"Each rank looks up the ids whose rows it stores and has zeros for the others; the sum is complete. "
+        f"Owners: {each}."
     )
     return picture
 
@@ -120,11 +114,10 @@ def _draw_row(
         axes.add_patch(Rectangle((x, y), width, height, facecolor=NOBODY, edgecolor=FAINT, linewidth=0.6))
     else:
         block(axes, x, y, width, height, rank, (1, len(values)))
-    ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.55}
     for column, value in enumerate(values):
         at = x + (column + 0.5) * cell, y + 0.46 * _ROW
         color = FAINT if faint else INK
-        axes.text(*at, _text(value), fontsize=9, color=color, ha="center", va="center_baseline", bbox=ground)
+        axes.text(*at, _text(value), fontsize=9, color=color, ha="center", va="center_baseline", bbox=on_white(0.55))
 
 
 def _owners(foreign: Sequence[Any]) -> list[int | None]:

@@ -15,7 +15,7 @@ _GAP = 0.3
 _LEFT = 0.15
 
 
-def masks(masks: Mapping[str, Sequence[Tensor]], *, title: str | None = None) -> Picture:
+def masks(masks: Mapping[str, Sequence[Tensor]]) -> Picture:
     """Draw masks [rows, columns] by label, one per rank. Kept positions are filled, and dropped ones are white.
 
     A position is kept if its mask isn't zero. Raises ValueError if a mask isn't a small matrix, or if the labels have
@@ -25,16 +25,13 @@ def masks(masks: Mapping[str, Sequence[Tensor]], *, title: str | None = None) ->
     each = (WIDTH - 2 * _LEFT - (p - 1) * _GAP) / p
     columns = max(mask.shape[1] for row in masks.values() for mask in row)
     cell = min(0.17, each / columns)
-    top = 0.5 if title else 0.18
+    top = 0.18
     heights = [max(mask.shape[0] for mask in row) * cell for row in masks.values()]
     height = top + sum(0.62 + mask_height for mask_height in heights) - 0.1
     step = max(columns * cell, 0.55) + _GAP
-    labels = [*masks, title or ""]
-    width = max(2 * _LEFT + p * step - _GAP, *(text_width(label, 11) + 0.4 for label in labels))
+    width = max(2 * _LEFT + p * step - _GAP, *(text_width(label, 11) + 0.4 for label in masks))
     with style():
-        picture, axes = canvas(width, height, title or "masks: " + ", ".join(masks))
-        if title:
-            axes.text(_LEFT, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(width, height, "masks: " + ", ".join(masks))
         y = top
         for (label, row), mask_height in zip(masks.items(), heights, strict=True):
             axes.text(_LEFT, y, label, fontsize=9.5, va="center")
@@ -43,14 +40,9 @@ def masks(masks: Mapping[str, Sequence[Tensor]], *, title: str | None = None) ->
                 axes.text(x, y + 0.23, f"rank {rank}", fontsize=9, fontweight="bold", va="center")
                 _draw(axes, x, y + 0.37, cell, rank, mask)
             y += 0.62 + mask_height
-    picture.description = (
-        "Kept positions are filled. Share kept on ranks 0, 1, ...: "
-        + "; ".join(
-            f"{label}: " + ", ".join(f"{float((mask != 0).float().mean()):.0%}" for mask in row)
-            for label, row in masks.items()
-        )
-        + "."
-    )
+    kept = {label: ", ".join(f"{float((m != 0).float().mean()):.0%}" for m in row) for label, row in masks.items()}
+    told = "; ".join(f"{label}: {its}" for label, its in kept.items())
+    picture.description = f"Kept positions are filled. Share kept on ranks 0, 1, ...: {told}."
     return picture
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tplab.viz.blocks import block, shape_text, text_width
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, on_white, style
 
 _MOST = 10  # the most rows and columns of a tensor that are shown; dots stand for the rest
 _CELL_HEIGHT = 0.27
@@ -47,7 +47,6 @@ def matrices(
     tensors: Mapping[str, Any],
     *,
     headings: Sequence[str] = (),
-    title: str | None = None,
 ) -> Picture:
     """Draw tensors of at most two dimensions with their values, side by side, in as many lines as needed.
 
@@ -61,15 +60,12 @@ def matrices(
         if headings and entry.cells and len(entry.cells[0]) == len(headings):
             entry.headings = headings
     lines = _lines(entries)
-    top = 0.34 if title else 0.08
+    top = 0.08
     height = top + sum(max((entry.height for entry in line), default=0) + 0.2 for line in lines)
     width = max((sum(entry.width + _GAP for entry in line) for line in lines), default=1.0)
-    width = max(width, text_width(title or "", 11) + 0.3)
     caption = "matrices: " + ", ".join(f"{entry.label} {entry.shape}" for entry in entries)
     with style():
         picture, axes = canvas(width, height, caption)
-        if title:
-            axes.text(0.12, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
         y = top
         for line in lines:
             x = 0.12
@@ -77,11 +73,8 @@ def matrices(
                 _draw(axes, x, y, entry)
                 x += entry.width + _GAP
             y += max((entry.height for entry in line), default=0) + 0.2
-    picture.description = (
-        "Matrices with their values: "
-        + "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}" for entry in entries)
-        + "."
-    )
+    each = "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}" for entry in entries)
+    picture.description = f"Matrices with their values: {each}."
     return picture
 
 
@@ -120,11 +113,10 @@ def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
     for j, text in enumerate(entry.headings):
         axes.text(x + (j + 0.5) * entry.cell_width, top - 0.11, text, fontsize=9, ha="center", va="center")
     block(axes, x, top, columns * entry.cell_width, rows * _CELL_HEIGHT, entry.rank, (rows, columns))
-    ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.55}
     for i, row in enumerate(entry.cells):
         for j, text in enumerate(row):
             at = x + (j + 0.5) * entry.cell_width, top + (i + 0.5) * _CELL_HEIGHT
-            axes.text(*at, text, fontsize=9, ha="center", va="center_baseline", color=INK, bbox=ground)
+            axes.text(*at, text, fontsize=9, ha="center", va="center_baseline", color=INK, bbox=on_white(0.55))
 
 
 def _entries(tensors: Mapping[str, Any]) -> list[_Entry]:

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.patches import Patch
 
 from tplab.common import units
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, style, tint
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rows, style, tint
 
 # Parts have shades of gray and hatches, so that no part looks like a rank; red is for what doesn't fit.
 _PARTS = {
@@ -28,15 +28,15 @@ def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str | 
     bills:    by label, the result of `tplab.memory.memory_bill.bill`, or bytes by category
     capacity: bytes of the GPU's memory; everything beyond is red, and the first category that doesn't fit is named
     """
-    rows = {label: getattr(value, "parts", lambda value=value: value)() for label, value in bills.items()}
-    totals = {label: sum(parts.values()) for label, parts in rows.items()}
+    bars = {label: getattr(value, "parts", lambda value=value: value)() for label, value in bills.items()}
+    totals = {label: sum(parts.values()) for label, parts in bars.items()}
     largest = max(*totals.values(), capacity or 0)
     unit = _GB if largest >= _GB / 10 else _MB
     most = largest / unit
     caption = title or "; ".join(f"{label}: {_in_gb(total)}" for label, total in totals.items())
     with style():
-        picture, axes = chart(WIDTH, 1.25 + 0.52 * len(rows), caption, title)
-        for place, (label, parts) in enumerate(rows.items()):
+        picture, axes = chart(WIDTH, 1.25 + 0.52 * len(bars), caption, title)
+        for place, (label, parts) in enumerate(bars.items()):
             left = 0.0
             for name, size in parts.items():
                 _part(axes, place, left, size / unit, name, capacity and capacity / unit)
@@ -51,24 +51,18 @@ def bill(bills: Mapping[str, Any], *, capacity: int | None = None, title: str | 
             )  # fmt: skip
         if capacity:
             axes.axvline(capacity / unit, color=INK, linewidth=1.6, linestyle=(0, (4, 2)))
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_ylim(len(rows) - 0.45, -0.55)
+        rows(axes, list(bars))
         axes.set_xlim(0, most * 1.42)
         line = f"; dashed line: {_in_gb(capacity)}, what the GPU has" if capacity else ""
         axes.set_xlabel(("GB" if unit == _GB else "MB") + line)
-        axes.tick_params(left=False)
-        handles = [_patch(name) for name in dict.fromkeys(name for parts in rows.values() for name in parts)]
+        handles = [_patch(name) for name in dict.fromkeys(name for parts in bars.values() for name in parts)]
         if capacity and any(total > capacity for total in totals.values()):
             handles.append(Patch(facecolor=tint(RED, 0.72), edgecolor=INK, label="does not fit"))
         picture.legend(handles=handles, ncols=len(handles), loc="outside lower center", columnspacing=1.2)
-    picture.description = (
-        "Stacked bars by category: "
-        + "; ".join(
-            f"{label} needs {_in_gb(total)}" + (", which doesn't fit" if capacity and total > capacity else "")
-            for label, total in totals.items()
-        )
-        + (f". The GPU has {_in_gb(capacity)}." if capacity else ".")
-    )
+    too_much = {label: ", which doesn't fit" * bool(capacity and total > capacity) for label, total in totals.items()}
+    each = "; ".join(f"{label} needs {_in_gb(total)}{too_much[label]}" for label, total in totals.items())
+    has = f". The GPU has {_in_gb(capacity)}" if capacity else ""
+    picture.description = f"Stacked bars by category: {each}{has}."
     return picture
 
 
@@ -82,11 +76,11 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
         picture, axes = chart(WIDTH, 2.9, title or f"live memory, {max(curve):.3g} MB at most", title)
         axes.fill_between(range(len(curve)), curve, step="post", color=_PARTS["optimizer state"][0])
         axes.step(range(len(curve)), curve, where="post", color=INK, linewidth=1)
-        rows: list[float] = []  # start of the last name in each row; a name goes into the first row with room
+        starts: list[float] = []  # start of the last name in each row; a name goes into the first row with room
         for place, name in meter.marks:
             axes.axvline(place, color=FAINT, linewidth=0.8, linestyle=(0, (3, 2)))
-            row = next((row for row, at in enumerate(rows) if place - at > 0.19 * len(curve)), len(rows))
-            rows[row : row + 1] = [place]
+            row = next((row for row, at in enumerate(starts) if place - at > 0.19 * len(curve)), len(starts))
+            starts[row : row + 1] = [place]
             axes.text(
                 place + 0.006 * len(curve), top * (0.985 - 0.07 * row), name, fontsize=9, va="top", zorder=4,
                 bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"},

@@ -10,10 +10,11 @@ from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
 _NAMES = {"tp": "tensor parallel", "pp": "pipeline parallel", "dp": "data parallel"}
 _LEFT, _ROW = 1.5, 0.78  # where the ranks begin, height of an axis
+_NODE = 8  # GPUs
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 8, title: str | None = None) -> Picture:
+def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, title: str | None = None) -> Picture:
     """Draw the groups of each axis. Ranks of a group have the same color and letter, and each node has a frame.
 
     groups: for each axis, all its groups as lists of ranks, such as {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
@@ -28,11 +29,8 @@ def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 
     width = min(0.62, (WIDTH - _LEFT - 0.15) / len(ranks))
     top = 0.62 if title else 0.3
     with style():
-        picture, axes = canvas(
-            WIDTH, top + _ROW * len(groups) + 0.28, title or f"groups of {len(ranks)} ranks: {sizes}"
-        )
-        if title:
-            axes.text(0.12, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        caption = title or f"groups of {len(ranks)} ranks: {sizes}"
+        picture, axes = canvas(WIDTH, top + _ROW * len(groups) + 0.28, caption, title)
         for number, (axis, its) in enumerate(groups.items()):
             y = top + _ROW * number
             axes.text(0.12, y + 0.16, f"{axis} = {max(map(len, its))}", fontsize=9.5, fontweight="bold", va="center")
@@ -40,12 +38,9 @@ def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 
             for place, group in enumerate(sorted(its, key=list)):
                 for rank in group:
                     _rank(axes, _LEFT + rank * width, y, width, rank, place, len(its))
-        _nodes(axes, len(ranks), gpus_per_node, width, top, top + _ROW * len(groups))
-    picture.description = (
-        "Which ranks form a group: "
-        + "; ".join(f"along {axis}, " + ", ".join(str(list(group)) for group in its) for axis, its in groups.items())
-        + "."
-    )
+        _nodes(axes, len(ranks), width, top, top + _ROW * len(groups))
+    each = "; ".join(f"along {axis}, {', '.join(str(list(group)) for group in its)}" for axis, its in groups.items())
+    picture.description = f"Which ranks form a group: {each}."
     return picture
 
 
@@ -61,14 +56,14 @@ def _rank(axes: Axes, x: float, y: float, width: float, rank: int, group: int, c
     axes.text(x + width / 2, y + 0.45, letter, fontsize=size, ha="center", va="center", color=FAINT)
 
 
-def _nodes(axes: Axes, count: int, gpus_per_node: int, width: float, top: float, bottom: float) -> None:
-    for start in range(0, count, gpus_per_node):
-        length = min(gpus_per_node, count - start) * width
+def _nodes(axes: Axes, count: int, width: float, top: float, bottom: float) -> None:
+    for start in range(0, count, _NODE):
+        length = min(_NODE, count - start) * width
         axes.add_patch(
             Rectangle(
                 (_LEFT + start * width, top - 0.1), length, bottom - top, facecolor="none", edgecolor=INK, linewidth=1,
                 linestyle=(0, (4, 2)),
             )
         )  # fmt: skip
-        name = f"node {start // gpus_per_node}"
+        name = f"node {start // _NODE}"
         axes.text(_LEFT + start * width + length / 2, bottom + 0.03, name, fontsize=8.5, ha="center", va="center")

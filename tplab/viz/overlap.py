@@ -7,8 +7,7 @@ from matplotlib.patches import Patch
 
 from tplab.trace.rank_trace import LANES, RankTrace, Span
 from tplab.viz.blocks import text_width
-from tplab.viz.colors import INK, WIDTH, Picture, rank_color, style, tint
-from tplab.viz.lanes import RED
+from tplab.viz.colors import INK, RED, WIDTH, Picture, rank_color, style, tint
 
 _ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
 
@@ -32,7 +31,8 @@ def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None
     height = sum(0.62 + 0.44 * len(traces) for traces in runs.values()) + 0.75 + 0.3 * bool(title)
     with style():
         picture = Picture(figsize=(WIDTH, height), layout="constrained")
-        picture.caption = title or "computing and communicating: " + "; ".join(map(_headline, runs, runs.values()))
+        each = "; ".join(map(_headline, runs, runs.values()))
+        picture.caption = title or f"computing and communicating: {each}"
         if title:
             picture.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         rows = [len(traces) for traces in runs.values()]
@@ -47,9 +47,7 @@ def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None
             Patch(facecolor="white", edgecolor=INK, hatch="////", label="communicates"),
         ]
         picture.legend(handles=handles, ncols=3, loc="outside lower right")
-    picture.description = (
-        "Two lanes per rank, for computation and communication: " + "; ".join(map(_headline, runs, runs.values())) + "."
-    )
+    picture.description = f"Two lanes per rank, for computation and communication: {each}."
     return picture
 
 

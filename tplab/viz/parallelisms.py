@@ -1,9 +1,9 @@
 """Data, tensor and pipeline parallelism in one picture each: what a rank has, gets and sends, and when it waits."""
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 
-from tplab.viz.blocks import block, label
+from tplab.viz.blocks import arrow, block, label
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, rank_color, style, tint
 
 LAYERS = 4
@@ -25,8 +25,7 @@ def parallelism(kind: str, p: int = 4) -> Picture:
     if kind not in _TITLE or p not in (2, 4):
         raise ValueError(f"parallelism draws 'data', 'tensor' or 'pipeline' on 2 or 4 ranks, not {kind!r} on {p}")
     with style():
-        picture, axes = canvas(WIDTH, 3.42 + 0.25 * p, f"{_TITLE[kind]}, {p} ranks")
-        axes.text(0.12, 0.2, _TITLE[kind], fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, 3.42 + 0.25 * p, f"{_TITLE[kind]}, {p} ranks", _TITLE[kind])
         width = (WIDTH - _LEFT - 0.15) / p
         for text, y in (("holds", 1.05), ("gets", 1.88), ("sends", 2.36)):
             axes.text(0.12, y, text, fontsize=9.5, va="center")
@@ -67,8 +66,8 @@ def _sends(axes: Axes, kind: str, p: int, width: float) -> None:
     if kind == "pipeline":
         for rank in range(p - 1):
             x = first + rank * width
-            _arrow(axes, x + 0.2, x + width - 0.2, 2.28)
-            _arrow(axes, x + width - 0.2, x + 0.2, 2.46)
+            arrow(axes, (x + 0.2, 2.28), (x + width - 0.2, 2.28), color=INK)
+            arrow(axes, (x + width - 0.2, 2.46), (x + 0.2, 2.46), color=INK)
         text = "→ activations of a micro-batch to the next rank, ← their gradients back"
     else:
         axes.add_patch(Rectangle((first, 2.28), last - first, 0.16, facecolor=tint(INK, 0.18), edgecolor=INK, lw=0.8))
@@ -77,11 +76,6 @@ def _sends(axes: Axes, kind: str, p: int, width: float) -> None:
             "tensor": "all-reduce: activations, in every layer",
         }[kind]
     axes.text((first + last) / 2, 2.66, text, fontsize=9, ha="center", va="center")
-
-
-def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
-    arrow = FancyArrowPatch((start, y), (end, y), arrowstyle="-|>", mutation_scale=9, color=INK, linewidth=1)
-    axes.add_patch(arrow)
 
 
 def _lanes(axes: Axes, kind: str, p: int) -> None:

@@ -39,48 +39,43 @@ def product(
     *,
     kind: str = "column",
     p: int = 2,
-    names: tuple[str, str] = ("X", "A"),
-    title: str | None = None,
 ) -> Picture:
     """Draw X [b, i] times A [i, o] over p ranks.
 
     kind:  "column" (split A by columns, concatenate results) or "row" (split A by rows, X by columns, sum results)
-    names: the names of the two matrices
     """
     (b, i), (i_again, o) = _shape(X), _shape(A)
-    x, a = names
     if i != i_again:
-        raise ValueError(f"{x} {shape_text((b, i))} and {a} {shape_text((i_again, o))} can't be multiplied")
+        raise ValueError(f"X {shape_text((b, i))} and A {shape_text((i_again, o))} can't be multiplied")
     if kind not in ("column", "row"):
         raise ValueError(f"kind is 'column' or 'row', not {kind!r}")
     if (o if kind == "column" else i) % p:
         raise ValueError(f"size {o if kind == 'column' else i} can't be cut into {p} equal parts")
-    parts, signs = _column(x, a, (b, i, o), p) if kind == "column" else _row(x, a, (b, i, o), p)
-    if title is None:
-        whole = f"{x} {a} = [" + ", ".join(f"{x} {a}{_sub(r)}" for r in range(p)) + "]"
-        total = f"{x} {a} = " + " + ".join(f"{x}{_sub(r)} {a}{_sub(r)}" for r in range(p))
-        title = f"column split, p = {p}:  {whole}" if kind == "column" else f"row split, p = {p}:  {total}"
-    return _draw(parts, signs, (b, i, o), title)
+    if kind == "column":
+        whole = ", ".join(f"X A{_sub(r)}" for r in range(p))
+        return _draw(*_column((b, i, o), p), (b, i, o), f"column split, p = {p}:  X A = [{whole}]")
+    total = " + ".join(f"X{_sub(r)} A{_sub(r)}" for r in range(p))
+    return _draw(*_row((b, i, o), p), (b, i, o), f"row split, p = {p}:  X A = {total}")
 
 
-def _column(x: str, a: str, sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
+def _column(sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
     (b, i, o), ranks = sizes, list(range(p))
     each = f"{shape_text((b, o // p))} each"
     return [
-        _Part(x, (b, i), [None], note="on every rank"),
-        _Part(a, (i, o), ranks, "columns", [f"{a}{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} each"),
-        _Part(f"{x} {a}", (b, o), ranks, "columns", [f"{x}{a}{_sub(r)}" for r in ranks], each),
+        _Part("X", (b, i), [None], note="on every rank"),
+        _Part("A", (i, o), ranks, "columns", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} each"),
+        _Part("X A", (b, o), ranks, "columns", [f"XA{_sub(r)}" for r in ranks], each),
     ], ["·", "="]
 
 
-def _row(x: str, a: str, sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
+def _row(sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
     (b, i, o), ranks = sizes, list(range(p))
-    terms = [_Part(f"{x}{_sub(r)} {a}{_sub(r)}", (b, o), [r], note=f"rank {r}") for r in ranks]
+    terms = [_Part(f"X{_sub(r)} A{_sub(r)}", (b, o), [r], note=f"rank {r}") for r in ranks]
     return [
-        _Part(x, (b, i), ranks, "columns", [f"{x}{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} each"),
-        _Part(a, (i, o), ranks, "rows", [f"{a}{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} each"),
+        _Part("X", (b, i), ranks, "columns", [f"X{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} each"),
+        _Part("A", (i, o), ranks, "rows", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} each"),
         *terms,
-        _Part(f"{x} {a}", (b, o), [None], note="the sum"),
+        _Part("X A", (b, o), [None], note="the sum"),
     ], ["·", "=", *["+"] * (p - 1), "="]
 
 
@@ -94,8 +89,7 @@ def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], tit
     top = 0.72
     width = max(0.4 + sum(slots) + _SIGN * len(signs), text_width(title, 11) + 0.4)
     with style():
-        picture, axes = canvas(width, top + tallest + 0.5, title)
-        axes.text(0.2, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(width, top + tallest + 0.5, title, title)
         x, middle = 0.2, top + tallest / 2
         for index, (part, (w, h), slot) in enumerate(zip(parts, extents, slots, strict=True)):
             _draw_part(axes, part, x + (slot - w) / 2, middle - h / 2, w, h, top + tallest + 0.16)

@@ -28,11 +28,9 @@ def program(rows: Mapping[str, Row], *, talking: Collection[str] = (), title: st
     most = max(map(len, rows.values()))
     width = (WIDTH - _LEFT - _RIGHT - (most - 1) * _GAP) / most
     top = 0.5 if title else 0.12
-    caption = title or "; ".join(f"{row}: {', '.join(name for name, _ in boxes)}" for row, boxes in rows.items())
+    each = "; ".join(f"{row}: {', '.join(name for name, _ in boxes)}" for row, boxes in rows.items())
     with style():
-        picture, axes = canvas(WIDTH, top + _ROW * len(rows) + (0.26 if talking else 0), caption)
-        if title:
-            axes.text(0.12, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, top + _ROW * len(rows) + (0.26 if talking else 0), title or each, title)
         for number, (row, boxes) in enumerate(rows.items()):
             y = top + _ROW * number
             axes.text(0.12, y + _HEIGHT / 2, row, fontsize=9.5, fontweight="bold", va="center")
@@ -43,11 +41,8 @@ def program(rows: Mapping[str, Row], *, talking: Collection[str] = (), title: st
                     _arrow(axes, x - _GAP, y + _HEIGHT / 2)
         if talking:
             _legend(axes, top + _ROW * len(rows))
-    picture.description = (
-        "Steps from left to right: "
-        + "; ".join(f"{row}: {', '.join(name for name, _ in boxes)}" for row, boxes in rows.items())
-        + (f". Ranks communicate in {', '.join(sorted(talking))}." if talking else ".")
-    )
+    talk = f". Ranks communicate in {', '.join(sorted(talking))}" if talking else ""
+    picture.description = f"Steps from left to right: {each}{talk}."
     return picture
 
 

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, rank_color, style, tint
+from tplab.viz.blocks import arrow
+from tplab.viz.colors import FAINT, GOLD, INK, WIDTH, Picture, canvas, rank_color, style, tint
 from tplab.viz.controls import Frames
 
-_GOLD = "#D4A017"  # a complete sum
 _LINE = "#C4C4C4"
 _SLOT_HEIGHT = 0.5  # in inches, like everything here
 _MARGIN = 0.12
@@ -44,8 +44,7 @@ def _draw(run: Any, step: int) -> Picture:
     title = f"{'Your ' * (name != run.name)}{name} on {p} ranks, {when}"
     circle = _Circle(WIDTH / 2, top + _SLOT_HEIGHT + down, 2.05 if p < 6 else WIDTH / 2 - 0.95, down, p)
     with style():
-        picture, axes = canvas(WIDTH, circle.y + down + 0.85, title)
-        axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        picture, axes = canvas(WIDTH, circle.y + down + 0.85, title, title)
         if run.note:
             axes.text(_MARGIN, 0.44, run.note, fontsize=9, color="#8A5A00", va="center")
         moved = run.messages[step - 1] if step else ()
@@ -107,7 +106,7 @@ def _slot(axes: Axes, x: float, y: float, width: float, ranks: frozenset[int], p
     for rank in sorted(ranks):
         color = tint(rank_color(rank), 0.8)
         axes.add_patch(Rectangle((x, y + rank * high), width, high, facecolor=color, edgecolor="none", zorder=4))
-    edge, stroke = (_GOLD, 2.6) if len(ranks) == p else (FAINT, 0.8) if ranks else (_LINE, 0.8)
+    edge, stroke = (GOLD, 2.6) if len(ranks) == p else (FAINT, 0.8) if ranks else (_LINE, 0.8)
     axes.add_patch(Rectangle((x, y), width, _SLOT_HEIGHT, facecolor="none", edgecolor=edge, linewidth=stroke, zorder=5))
 
 
@@ -117,9 +116,7 @@ def _link(axes: Axes, circle: _Circle, message: Any, carried: int, moved: bool) 
     (x, y), (out_x, out_y) = circle.at(turn), circle.away(turn)
     along, beside = (-out_y * direction, out_x * direction), (x + 0.36 * out_x, y + 0.36 * out_y)
     ends = [(beside[0] + way * 0.17 * along[0], beside[1] + way * 0.17 * along[1]) for way in (-1, 1)]
-    axes.add_patch(
-        FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=10, color=FAINT, linewidth=1.3, shrinkA=0, shrinkB=0)
-    )
+    arrow(axes, ends[0], ends[1], width=1.3)
     if moved:
         _slot(axes, x - circle.slot_width / 2, y - _SLOT_HEIGHT / 2, circle.slot_width, message.ranks, circle.p)
     told = f"chunk {message.chunk}\n{carried:,} bytes" if moved else f"{carried:,} bytes"

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from tplab.pipeline.schedule_order import Span
-from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, rows, style, tint
 
 _STRENGTH = {"F": 0.2, "B": 0.62, "I": 0.62, "W": 0.2}
 _HATCH = {"F": "", "B": "", "I": "", "W": "////"}
@@ -38,24 +38,18 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
         for rank, row in enumerate(spans):
             for span in row:
                 _box(axes, rank, span, chunks, unit)
-        axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
-        axes.set_ylim(p - 0.5, -0.5)
+        rows(axes, [f"rank {rank}" for rank in range(p)])
         axes.set_xlim(begin, end)
         axes.set_xlabel("time")
-        axes.tick_params(left=False)
         axes.spines["left"].set_visible(False)
         kinds = [kind for kind in _NAMES if any(span.action.kind == kind for span in every)]
         handles = [Patch(facecolor=tint(INK, _STRENGTH[k]), edgecolor=INK, hatch=_HATCH[k]) for k in kinds]
         names = [f"{kind}: {_NAMES[kind]}" for kind in kinds]
         picture.legend(handles, names, ncols=4, loc="outside lower right")
-    picture.description = (
-        f"A row of boxes per rank, one box for each of {len(every)} actions, over {end - begin:.4g} units of time: "
-        + "; ".join(
-            f"rank {rank} is idle for {1 - sum(span.end - span.start for span in row) / (end - begin):.0%}"
-            for rank, row in enumerate(spans)
-        )
-        + "."
-    )
+    busy = [sum(span.end - span.start for span in row) / (end - begin) for row in spans]
+    each = "; ".join(f"rank {rank} is idle for {1 - share:.0%}" for rank, share in enumerate(busy))
+    rows_of = f"A row of boxes per rank, one box for each of {len(every)} actions"
+    picture.description = f"{rows_of}, over {end - begin:.4g} units of time: {each}."
     return picture
 
 

@@ -29,9 +29,8 @@ def split(tensor_or_shape: Tensor | Sequence[int], dim: int, p: int, *, title: s
     top, left = 0.72, 0.5
     picture_width = max(left + width + 0.3, text_width(head, 11) + 0.4, text_width(each, 9.5) + 0.4)
     with style():
-        picture, axes = canvas(picture_width, top + height + 0.42, f"{head}: {each}")
-        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
-        axes.text(0.15, 0.44, each, fontsize=9.5, va="center")
+        picture, axes = canvas(picture_width, top + height + 0.42, f"{head}: {each}", head)
+        axes.text(0.12, 0.44, each, fontsize=9.5, va="center")
         for rank in range(p):
             w, h = (width, height / p) if along_rows else (width / p, height)
             x, y = (left, top + rank * h) if along_rows else (left + rank * w, top)

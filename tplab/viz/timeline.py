@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.patches import Patch
 
-from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, rows, style, tint
 
 _KIND_HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++")
 
@@ -33,20 +33,16 @@ def timeline(results: Any, *, title: str | None = None) -> Picture:
                     rank, (end - begin) * 1000, 0.62, left=begin * 1000,
                     color="white", edgecolor=INK, hatch=hatches[collective.kind], linewidth=0.8,
                 )  # fmt: skip
-        axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
-        axes.set_ylim(p - 0.45, -0.55)
+        rows(axes, [f"rank {rank}" for rank in range(p)])
         axes.set_xlim(0, (last - zero) * 1000 * 1.01)
         axes.set_xlabel("milliseconds")
-        axes.tick_params(left=False)
         axes.grid(axis="x")
         handles = [Patch(facecolor="#B8B8B8", edgecolor=INK, label="computes")]
         handles += [Patch(facecolor="white", edgecolor=INK, hatch=hatches[kind], label=f"in {kind}") for kind in kinds]
         axes.legend(
             handles=handles, ncols=min(4, len(handles)), loc="lower right", bbox_to_anchor=(1, 1.0), borderpad=0.1
         )
-    picture.description = (
-        "When each rank computes and when it is in a collective: "
-        + "; ".join(f"rank {rank} is in {len(list(record.of_rank(rank)))} collectives" for rank in range(p))
-        + f", within {(last - zero) * 1000:.3g} ms."
-    )
+    each = "; ".join(f"rank {rank} is in {len(list(record.of_rank(rank)))} collectives" for rank in range(p))
+    within = f"within {(last - zero) * 1000:.3g} ms"
+    picture.description = f"When each rank computes and when it is in a collective: {each}, {within}."
     return picture

@@ -6,10 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from tplab.common import units
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style
+from tplab.viz.colors import DASHES, FAINT, INK, MARKERS, WIDTH, Picture, chart, rank_color, style
 
-_DASHES = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
-_MARKERS = ("o", "s", "^", "D")
+_SHOWN = 2, 2**30  # the smallest and the largest message in bytes
 _SIZES = {10.0**k: units.size(10**k) for k in range(0, 13, 2)}
 _SECONDS = {10.0**k: units.duration(10.0**k) for k in range(-7, 2)}
 
@@ -18,17 +17,15 @@ def times(
     lines: Mapping[str, Callable[[float], float]],
     points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     *,
-    sizes: tuple[float, float] = (2, 2**30),
     title: str | None = None,
 ) -> Picture:
     """Plot seconds over bytes. Every line is labeled at its right end, and lines with measured points are bold.
 
     lines:  by name, a function from bytes to seconds, such as `Link.seconds`
     points: by name, measured (bytes, seconds), in the color of the line of the same name
-    sizes:  smallest and largest message in bytes
     """
     points = points or {}
-    low, high = sizes
+    low, high = _SHOWN
     steps = [low * (high / low) ** (index / 120) for index in range(121)]
     with style():
         caption = title or "seconds over bytes: " + ", ".join(lines)
@@ -40,11 +37,11 @@ def times(
             bold = name in points or not points
             axes.plot(
                 steps, seconds, color=_color(name, lines, points), linewidth=2 if bold else 1.1,
-                linestyle="solid" if name in points else _DASHES[index % len(_DASHES)],
+                linestyle="solid" if name in points else DASHES[index % len(DASHES)],
             )  # fmt: skip
         for index, (name, measured) in enumerate(points.items()):
             axes.plot(
-                *zip(*measured, strict=True), _MARKERS[index % len(_MARKERS)], markersize=5.5, markerfacecolor="white",
+                *zip(*measured, strict=True), MARKERS[index % len(MARKERS)], markersize=5.5, markerfacecolor="white",
                 markeredgecolor=_color(name, lines, points), markeredgewidth=1.4, linestyle="none",
             )  # fmt: skip
         axes.set_xlim(low, high)
@@ -53,14 +50,10 @@ def times(
         _ticks(axes)
         _names(axes, high, {name: seconds[-1] for name, seconds in drawn.items()}, lines, points)
         axes.grid()
-    picture.description = (
-        f"Time over message size, on logarithmic axes, from {units.size(low)} to {units.size(high)}: "
-        + "; ".join(
-            f"{name} takes {units.duration(seconds[0])} to {units.duration(seconds[-1])}"
-            for name, seconds in drawn.items()
-        )
-        + "."
-    )
+    ends = {name: f"{units.duration(seconds[0])} to {units.duration(seconds[-1])}" for name, seconds in drawn.items()}
+    each = "; ".join(f"{name} takes {took}" for name, took in ends.items())
+    sizes = f"from {units.size(low)} to {units.size(high)}"
+    picture.description = f"Time over message size, on logarithmic axes, {sizes}: {each}."
     return picture
 
 

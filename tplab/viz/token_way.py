@@ -5,9 +5,9 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from tplab.viz.colors import FAINT, INK, NOBODY, Picture, style
+from tplab.viz.colors import FAINT, GOLD, INK, NOBODY, RED, Picture, style
 from tplab.viz.controls import Frames
-from tplab.viz.lanes import CELL, GOLD, RED, ROW, Lanes
+from tplab.viz.lanes import CELL, ROW, Lanes
 
 # The left ends of everything in a lane
 TABLE, FOUND, G, X, BODY, Y, F, ZERO = 0.95, 2.25, 3.26, 3.55, 4.5, 4.82, 5.78, 6.72
@@ -105,15 +105,9 @@ def _forward(stage: Lanes, way: Any, rank: int, step: int) -> None:
         finite = [abs(v) for each in way.ranks for v in each.logits.tolist() if abs(v) != float("inf")]
         target = way.target - seen.start if step >= 7 else None
         stage.bars(
-            ZERO,
-            rank,
-            seen.logits.tolist(),
-            names,
-            width=BAR,
-            largest=max(finite),
-            gold=target,
+            ZERO, rank, seen.logits.tolist(), names, width=BAR, largest=max(finite), gold=target,
             numbers=step < STEPS - 1,
-        )
+        )  # fmt: skip
 
 
 def _backward(stage: Lanes, way: Any, rank: int) -> None:

@@ -18,9 +18,8 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
     ranks = record.ranks
     kinds = list(dict.fromkeys(collective.kind for collective in record))
     bars = [(kind, rank, total) for kind in kinds for rank in ranks if (total := record.totals(rank).get(kind))]
-    caption = title or "traffic: " + (
-        "; ".join(f"{k} on rank {r}: {t.calls} calls, {t.bytes} bytes" for k, r, t in bars) or "none"
-    )
+    each = "; ".join(f"{k} on rank {r}, {t.calls} calls, {units.size(t.bytes)}" for k, r, t in bars)
+    caption = title or f"traffic: {each or 'none'}"
     with style():
         height = 0.75 + 0.27 * len(bars) + 0.18 * max(0, len(kinds) - 1)
         picture, axes = chart(WIDTH, max(height, 1.0), caption, title)
@@ -50,11 +49,5 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
         axes.spines["bottom"].set_visible(False)
         axes.spines["left"].set_color(FAINT)
         axes.set_xticks([])
-    picture.description = (
-        "Bars for the bytes of each rank: "
-        + "; ".join(
-            f"{kind} on rank {rank}, {total.calls} calls, {units.size(total.bytes)}" for kind, rank, total in bars
-        )
-        + "."
-    )
+    picture.description = f"Bars for the bytes of each rank: {each}."
     return picture

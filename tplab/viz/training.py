@@ -6,11 +6,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style, tint
+from tplab.viz.colors import DASHES, FAINT, INK, MARKERS, WIDTH, Picture, chart, rank_color, style, tint
 
 Points = Sequence[tuple[int, float]]
-_DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
-_MARKERS = ("o", "s", "^", "D")
 
 
 def training(
@@ -20,18 +18,15 @@ def training(
     evaluations: Points = (),
     ylabel: str = "loss",
     from_zero: bool = False,
-    title: str | None = None,
 ) -> Picture:
     """Plot the (step, loss) points of a run, with rings for held-out text, and optionally (step, tokens/s) from zero.
 
     ylabel, from_zero    label of the first curve if it isn't a loss, and whether its axis starts at zero
     """
     with style():
-        picture = Picture(figsize=(WIDTH, 2.75 + 0.25 * bool(title)), layout="constrained")
+        picture = Picture(figsize=(WIDTH, 2.75), layout="constrained")
         newest = f"{ylabel} {losses[-1][1]:,.4g} at step {losses[-1][0]:,}"
-        picture.caption = title or newest + (f", {speeds[-1][1]:,.0f} tokens/s" if speeds else "")
-        if title:
-            picture.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        picture.caption = newest + (f", {speeds[-1][1]:,.0f} tokens/s" if speeds else "")
         widths = [1.5, 1] if speeds else [1]
         places = picture.subplots(1, len(widths), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
         _over_steps(places[0], losses, ylabel, 0, from_zero)
@@ -64,7 +59,6 @@ def compared(
     difference: Sequence[float],
     *,
     steps: Sequence[int] | None = None,
-    title: str | None = None,
 ) -> Picture:
     """Plot the losses of several runs in one chart, and below it the difference between the last run and the first.
 
@@ -73,16 +67,14 @@ def compared(
     at = list(range(1, len(difference) + 1) if steps is None else steps)
     dots: dict[str, Any] = {} if at == list(range(1, len(at) + 1)) else {"marker": "o", "markersize": 4}
     with style():
-        picture = Picture(figsize=(WIDTH, 3.7 + 0.25 * bool(title)), layout="constrained")
+        picture = Picture(figsize=(WIDTH, 3.7), layout="constrained")
         largest = max(map(abs, difference), default=0.0)
-        picture.caption = title or f"losses of {' and '.join(runs)}: {largest:.2g} apart at most"
-        if title:
-            picture.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        picture.caption = f"losses of {' and '.join(runs)}: {largest:.2g} apart at most"
         above, below = picture.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.1, 1]})
         for index, (name, values) in enumerate(runs.items()):
             last = index == len(runs) - 1
             above.plot(
-                at, values, label=name, **dots, linestyle=_DASHES[index % len(_DASHES)],
+                at, values, label=name, **dots, linestyle=DASHES[index % len(DASHES)],
                 color=rank_color(index) if last else tint(rank_color(index), 0.6), linewidth=1.5 if last else 4.5,
             )  # fmt: skip
         above.set_ylabel("loss")
@@ -97,32 +89,29 @@ def compared(
         below.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         for axes in (above, below):
             axes.grid()
-    picture.description = (
-        "Losses in one chart: "
-        + "; ".join(f"{name} goes from {values[0]:.4g} to {values[-1]:.4g}" for name, values in runs.items())
-        + f". Below them, a difference of at most {largest:.2g}."
-    )
+    each = "; ".join(f"{name} goes from {values[0]:.4g} to {values[-1]:.4g}" for name, values in runs.items())
+    picture.description = f"Losses in one chart: {each}. Below them, a difference of at most {largest:.2g}."
     return picture
 
 
-def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up", title: str | None = None) -> Picture:
+def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up") -> Picture:
     """Plot a value such as the speed-up over the number of ranks, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
 
     The first line is bold; the others are for comparison, as is a thin one for perfect scaling.
     """
     counts = sorted({count for line in lines.values() for count in line})
     with style():
-        caption = title or "; ".join(f"{name}: {max(line)} ranks {line[max(line)]:.2f}" for name, line in lines.items())
-        picture, axes = chart(WIDTH * 0.85, 3.1, caption, title)
+        caption = "; ".join(f"{name}: {max(line)} ranks {line[max(line)]:.2f}" for name, line in lines.items())
+        picture, axes = chart(WIDTH * 0.85, 3.1, caption, None)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.plot(counts, counts, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)), label="as many times as ranks")
         for index, (name, line) in enumerate(lines.items()):
             points = sorted(line.items())
             axes.plot(
-                *zip(*points, strict=True), marker=_MARKERS[index % len(_MARKERS)], label=name, markersize=6,
+                *zip(*points, strict=True), marker=MARKERS[index % len(MARKERS)], label=name, markersize=6,
                 color=rank_color(0) if index == 0 else (INK, FAINT, FAINT)[(index - 1) % 3],
-                linewidth=2.2 if index == 0 else 1.3, linestyle=_DASHES[index % len(_DASHES)],
+                linewidth=2.2 if index == 0 else 1.3, linestyle=DASHES[index % len(DASHES)],
                 markerfacecolor=rank_color(0) if index == 0 else "white", zorder=4 - index * 0.1,
             )  # fmt: skip
         _plain(axes, counts)
@@ -130,11 +119,8 @@ def scaling(lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up
         axes.set_ylabel(ylabel)
         axes.grid()
         axes.legend(handlelength=3.2)
-    picture.description = (
-        f"{ylabel} over ranks: "
-        + "; ".join(f"{name}: {line[max(line)]:.2f} on {max(line)} ranks" for name, line in lines.items())
-        + "."
-    )
+    each = "; ".join(f"{name}: {line[max(line)]:.2f} on {max(line)} ranks" for name, line in lines.items())
+    picture.description = f"{ylabel} over ranks: {each}."
     return picture
 
 

@@ -7,7 +7,6 @@ own.
 """
 
 import contextlib
-import io
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -28,8 +27,6 @@ class Problem:
     inputs: dict[str, Tensor]  # "x" and the parameters, unsharded
     upstream: Tensor | None  # gradient of the output; None if the output is a loss
     forward: Callable[..., Tensor]  # computes the output of **inputs in plain torch
-    target: Any = None  # ids, if the output is a loss
-    overwritten: bool = False  # whether a way may overwrite its shard of x, which is then copied for each step
 
     def solve(self) -> dict[str, Tensor]:
         """Return the output, and the gradients of x and of all parameters."""
@@ -57,17 +54,6 @@ class Way:
     alone: bool = False  # rank 0 computes everything, and the other ranks wait
 
 
-def chunks(**dims: int) -> Cut:
-    """Return most libraries' cut, which shards the named tensors along these dimensions and replicates all others."""
-
-    def cut(name: str, whole: Tensor) -> Tensor:
-        if name not in dims:
-            return whole
-        return whole.chunk(dist.get_world_size(), dims[name])[dist.get_rank()].contiguous()
-
-    return cut
-
-
 def parameters(problem: Problem, cut: Cut) -> dict[str, nn.Parameter]:
     """Return new parameters for a way that has no module."""
     return {name: nn.Parameter(cut(name, whole).clone()) for name, whole in problem.inputs.items() if name != "x"}
@@ -87,26 +73,15 @@ def fill(module: nn.Module, names: dict[str, str], problem: Problem, cut: Cut) -
     return {name: found[theirs] for name, theirs in names.items()}
 
 
+def unsharded(_: str, whole: Tensor) -> Tensor:
+    """The cut of a way that has everything on one rank."""
+    return whole
+
+
 def one_process(problem: Problem) -> Way:
     """Compute the problem in one process, using plain torch with as many threads as the other ways have ranks."""
-
-    def keep(_: str, whole: Tensor) -> Tensor:
-        return whole
-
-    mine = parameters(problem, keep)
-    return Way(lambda x: problem.forward(x=x, **mine), mine, keep, threads=dist.get_world_size(), alone=True)
-
-
-class Fresh(Function):
-    """Copy x into new memory, so that it may be overwritten. The gradient passes through unchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> Tensor:
-        return dx
+    mine = parameters(problem, unsharded)
+    return Way(lambda x: problem.forward(x=x, **mine), mine, unsharded, threads=dist.get_world_size(), alone=True)
 
 
 class CopyIn(Function):
@@ -156,13 +131,6 @@ def megatron_config(hidden_size: int, num_heads: int | None = None, **options: A
         num_layers=1, hidden_size=hidden_size, num_attention_heads=num_heads or dist.get_world_size(),
         tensor_model_parallel_size=dist.get_world_size(), use_cpu_initialization=True, **options,
     )  # fmt: skip
-
-
-def start_fairscale() -> None:
-    from fairscale.nn.model_parallel.initialize import initialize_model_parallel
-
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints a message
-        initialize_model_parallel(dist.get_world_size())
 
 
 def parallelize(module: nn.Module, plan: dict[str, Any]) -> None:

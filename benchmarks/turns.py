@@ -1,0 +1,49 @@
+"""What all comparisons have in common: ways to do the same thing take turns, and a table shows the ratio to the first.
+
+In every round, each way has one turn, in a new random order, so that a busy moment of the machine affects all of them.
+The ratio is the median over the rounds of (this way / the first way in the same round). If the quartiles of two ways
+overlap, the ways can't be told apart.
+"""
+
+import os
+import random
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Yield each name once per round. The order is random, but the same on every rank."""
+    names, order = list(names), random.Random(0)
+    for _ in range(rounds):
+        yield from order.sample(names, len(names))
+
+
+def spread(values: Sequence[float], factor: float = 1.0, digits: str = ".0f") -> str:
+    """Format the median and the quartiles, multiplied by `factor`: "**12** (11-14)"."""
+    low, middle, high = (
+        f"{factor * value:{digits}}" for value in statistics.quantiles(values, n=4, method="inclusive")
+    )
+    return f"**{middle}** ({low}-{high})"
+
+
+def ratio(values: Sequence[float], first: Sequence[float], digits: str = ".2f") -> str:
+    """Format the ratio to the first way, whose values come from the same rounds."""
+    return spread([mine / other for mine, other in zip(values, first, strict=True)], digits=digits)
+
+
+def milliseconds(seconds: Sequence[float], digits: str = ".0f") -> str:
+    """Format times: the least one, the median, and the quartiles."""
+    return f"{1000 * min(seconds):{digits}}, {spread(seconds, 1000, digits)}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table. Its first column is aligned to the left, and all others to the right."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for row in rows:
+        cells = [*map(str, row), *[""] * (len(head) - len(row))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def this_machine() -> str:
+    return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
