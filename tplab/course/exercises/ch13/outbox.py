@@ -33,7 +33,7 @@ COUNT, SIZE = 3, 6
 
 @dataclass
 class Request:
-    """What `Adversary.send` returns: the backend's request, the tensor that is sent, and a copy of its original values."""
+    """What `Adversary.send` returns: the backend's request, the tensor, and a copy of its values at the start."""
 
     work: Any
     tensor: Tensor

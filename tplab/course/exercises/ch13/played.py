@@ -190,5 +190,5 @@ exercise(
             run=run("FIW", BUBBLE, lambda p, m, rank: p),
         )
     ],
-    passed="For p = 4 and m = 8, your bubble is at most 0.188. GPipe and 1F1B have a bubble of 0.375, and ZB-H1 of 0.125.",
+    passed="For p = 4 and m = 8, your bubble is at most 0.188. GPipe and 1F1B have 0.375, and ZB-H1 has 0.125.",
 )  # fmt: skip
