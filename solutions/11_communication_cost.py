@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 · What communication costs
 #
-# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each of them. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of this waiting with a few lines of code. You'll also learn how to predict how many GPUs a layer can keep busy, before you rent a single one.
+# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each of them. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of these messages with a few lines of code. And before you rent a single GPU, you'll be able to predict how many GPUs a layer can keep busy.
 #
 # You need chapters 04 and 05, and exercise 1.4. About 75 minutes.
 
@@ -35,7 +35,7 @@ from tplab.trace import trace_rank
 # %% [markdown]
 # ## Two ranks, one wait
 #
-# Let's watch two ranks wait. They run the forward and backward passes of a single column-parallel layer, on 2,048 tokens with $h = 1024$. `trace_rank` records when each rank computes and when it communicates. The ranks send real messages, but we pretend that they travel over a **slow link** with 400 MB/s. A message isn't finished until such a link would have delivered it.
+# Let's watch two ranks wait. Both ranks run the forward and backward passes of a single column-parallel layer, on 2,048 tokens with $h = 1024$. `trace_rank` records when each rank computes and when it communicates. The ranks send real messages, but we pretend that these messages travel over a **slow link** with 400 MB/s. So each message counts as finished only when such a link would have delivered it.
 
 
 # %%
@@ -74,7 +74,7 @@ viz.overlap({"chapter 04": before}, title="one column-parallel layer, forward an
 predict("11.a", waiting=13, hidden=10, hidden_with_8=13)
 
 # %% [markdown] task="11.1" title="Put the backward pass in order" difficulty=2 minutes=10
-# Now let's take a whole MLP with two matmuls, $Z = XA$ and $Y = ZB$. (We leave out the GELU.) The backward pass starts from $dY$ and consists of four matmuls, each of which takes 5 ms. Only $dX$ has to be summed over the ranks, and the message for this sum takes 8 ms.
+# Now let's take a whole MLP with two matmuls, $Z = XA$ and $Y = ZB$. (We leave out the GELU.) The backward pass starts from $dY$ and consists of four matmuls, each of which takes 5 ms. Only $dX$ has to be summed over the ranks, and this message takes 8 ms.
 #
 # | step | what it needs |
 # |---|---|
@@ -99,13 +99,13 @@ def backward_order() -> list[str]:
 # %% [markdown] hints="11.1"
 # 1. Which steps have to be finished before the message can start? Which steps compute something that no other step in this table needs?
 # 2. The message can start after 10 ms at the earliest, and then it takes another 8 ms. Which matmuls could the rank run during these 8 ms, and how long do these matmuls take?
-# 3. Nothing needs `dB` and `dA` until the optimizer step. So run `dZ` and `dX` first, and then `start` the message. After that, run `dB` and `dA`, and put `wait` at the very end.
+# 3. Nothing needs `dB` and `dA` until the optimizer step. So run `dZ` and `dX` first, and then put `start`. After that come `dB` and `dA`, with `wait` at the very end.
 
 # %% check="11.1"
 check("11.1", backward_order)
 
 # %% [markdown]
-# Move the slider `step` to go through your order step by step. Then use the other slider to make the message take longer. How long can the message take before the rank has to wait, which is shown in red?
+# Move the slider `step` to go through your order step by step. Then use the other slider to make the message take longer. How long can the message take before you see a red part, where the rank has to wait?
 
 
 # %% tags=["explore"]
@@ -188,7 +188,7 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The last two rows are the honest ones, because there, the messages are as fast as this machine can send them. When two processes on the same machine send each other a message, the machine just copies the message in memory. The same cores have to do this copying *and* the matmuls, so a layer that waits less isn't necessarily faster. On GPUs, you can gain more from hiding your messages. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
+# The last two rows are the honest ones, because without the slow link, the messages travel as fast as this machine can send them. When two processes on the same machine send each other a message, the machine just copies the message from one place in memory to another. The same cores have to do this copying *and* the matmuls, so a layer that waits less isn't necessarily faster. On GPUs, you can gain more from hiding your messages. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
 #
 # ## What does a message cost?
 #
@@ -249,7 +249,7 @@ def layer_seconds(
 
 
 # %% [markdown] hints="11.3"
-# 1. List the matmuls of the forward pass with their shapes. There's one matmul for Q, K, and V, one for the scores, one for the weighted sum of the values, one for the output of attention, and two for the MLP. For each matmul in the forward pass, how many matmuls are there in the backward pass? What happens to the size of all these matmuls if p ranks share the layer?
+# 1. List the matmuls of the forward pass with their shapes. There's one matmul for Q, K, and V, one for the scores, one for the weighted sum of the values, one for the output of attention, and two for the MLP. For each matmul in the forward pass, how many matmuls are there in the backward pass? If p ranks share the layer, how much of this work is left for each rank?
 # 2. In the forward pass, the four matmuls with weights take $6bsh^2$, $2bsh^2$, $8bsh^2$, and $8bsh^2$ FLOPs, and the two matmuls inside of attention take $2bs^2h$ FLOPs each. The backward pass takes twice as many FLOPs. Without recomputation, there are four messages, because each of the two blocks calls g in the forward pass and f in the backward pass. Every message has $b \cdot s \cdot h$ elements, no matter how many ranks there are.
 # 3. `forward = 24 * b * s * h**2 + 4 * b * s**2 * h`, `compute = (4 if recompute else 3) * forward / (p * rate)`, and `communicate = (6 if recompute else 4) * all_reduce(link, bytes_per_number * b * s * h, p)`.
 
@@ -290,7 +290,7 @@ predict("11.c", double_b=1, double_h=0.5)
 # %% [markdown] task="11.4" title="How wide is wide enough?" difficulty=2 minutes=8
 # The efficiency $E$ is the fraction of its time that a rank spends computing. Return the smallest $h$ at which $p$ ranks reach this efficiency. Each GPU can do `rate` FLOPs per second, and each link can send `bandwidth` bytes per second in each direction. Your result doesn't have to be a whole number.
 #
-# We'll simplify things as before. There's no latency and no recomputation, you can ignore the matmuls inside of attention, and each element takes up 2 bytes. Take a pen and a piece of paper, because once you have the formula, the code is a single line.
+# As before, ignore the latency and the matmuls inside of attention. Assume that there's no recomputation and that each element takes up 2 bytes. Take a pen and a piece of paper, because once you have the formula, the code is a single line.
 
 
 # %% exercise="11.4"
@@ -324,9 +324,9 @@ viz.table(rows)
 #
 # <details><summary>Going deeper: a switch that adds</summary>
 #
-# If the ranks all-reduce a tensor of $N$ bytes in a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once, and the switch adds them up. Each GPU receives $1/p$ of the sum and passes it on to the others, so a GPU sends only $(1 + 1/p)N$ bytes in total. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
+# If the ranks all-reduce a tensor of $N$ bytes in a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once, and the switch adds up the tensors of all GPUs. Each GPU receives $1/p$ of the sum and passes it on to the others, so a GPU sends only $(1 + 1/p)N$ bytes in total. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
 #
-# In practice, part of this gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and at 275 GB/s with NVLS. On 8 B300s, they measured 397 GB/s and 483 GB/s (NVIDIA/nccl issue 2140, April 2026). So NVLS makes an all-reduce about 1.2 to 1.3 times as fast, which means that layers can be about a fifth narrower for the same efficiency. `tplab.cost` can also predict the times of NVLS, and these predictions are within 4 % of the measurements. NCCL's own cost formula for NVLS includes a fixed latency of 25 µs, so other algorithms are still faster for small messages.
+# In practice, part of this gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and at 275 GB/s with NVLS. On 8 B300s, they measured 397 GB/s with a ring and 483 GB/s with NVLS (NVIDIA/nccl issue 2140, April 2026). So NVLS makes an all-reduce about 1.2 to 1.3 times as fast, which means that layers can be about a fifth narrower for the same efficiency. `tplab.cost` can also predict the times of NVLS, and these predictions are within 4 % of the measurements. NCCL's own cost formula for NVLS includes a fixed latency of 25 µs, so other algorithms are still faster for small messages.
 #
 # </details>
 #
@@ -346,23 +346,29 @@ viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.p
 #
 # <details><summary>Going deeper: where the time goes, and where the model fails</summary>
 #
-# The model adds seven terms to your formulas. We didn't fit any of these terms to the measurements. Instead, we counted them ourselves or took them from [Calculon](https://github.com/calculon-ai/calculon), a published cost model.
+# The model adds seven terms to your formulas. We didn't fit any of these terms to the measurements. Instead, we counted each term ourselves or took it from [Calculon](https://github.com/calculon-ai/calculon), a published cost model.
 #
 # - **Matmul traffic.** A matmul also has to read its inputs from memory and write its output to memory.
+#
 # - **Wave quantization.** An A100 splits each matmul into tiles and computes one tile per multiprocessor. It has 108 multiprocessors, so if there are 109 tiles, the last tile runs alone.
+#
 # - **Ring bandwidth.** NVLink could send 300 GB/s, but messages of this size reach only 195 GB/s.
+#
 # - **Memory bandwidth.** Elementwise kernels reach only 90 % of the memory bandwidth.
+#
 # - **Busy multiprocessors.** If a collective runs at the same time as a matmul, it occupies 15 % of the multiprocessors.
+#
 # - **Kernel launches.** There's a gap of about 5 µs between one kernel and the next.
+#
 # - **Bookkeeping.** Autograd sums `dy` to get the gradient of each bias, copies attention heads into a different memory layout, and adds up gradients.
 #
-# On V100s, the model fails. In 2019, Megatron's model with 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one GPU ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but our cost model predicts a factor of 3.8. In Megatron's program at that time, about a quarter of each step didn't get any faster with more GPUs. For H100s, we can't check the predictions, because nobody has published a table with all the settings. So you should think of all times for H100s as estimates.
+# On V100s, the model fails. In 2019, Megatron's model with 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one GPU ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but our cost model predicts a factor of 3.8. In Megatron's program at that time, about a quarter of each step didn't get any faster with more GPUs. For H100s, we can't check the predictions, because nobody has published a table with all the settings. So all times for H100s in this chapter are estimates.
 #
 # </details>
 #
 # ## Fix it
 #
-# In this section, you'll fix a function that averages buffers of gradients over all ranks. Two of its lines come from the translation toolkit OpenNMT-py, where they were added in October 2022. They used `async_op=True`, because that made training faster.
+# In this section, you'll fix a function that averages buffers of gradients over all ranks. Two of its lines come from the translation toolkit OpenNMT-py, where they were added in October 2022. The developers chose `async_op=True` for these lines, because that made training faster.
 #
 # In January 2023, a user pointed out that something was wrong with these two lines. A maintainer wasn't sure that this was a bug, because nothing ever failed. But in March, somebody reported that a model gave worse translations if it had been trained on several GPUs instead of a single one. Two days later, a first comparison of both versions proved the user right, and `async_op` was turned off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
 #
@@ -413,7 +419,7 @@ def average_buffers(buffers, group=None):
 
 
 # %% [markdown] hints="11.5"
-# 1. Who owns a buffer between the start of its all-reduce and the end of `wait()`? If you call `dist.all_reduce` with `async_op=True`, what does it return, and where does the broken function keep this object?
+# 1. Who owns a buffer from the start of its all-reduce until `wait()` has returned? If you call `dist.all_reduce` with `async_op=True`, what does it return, and where does the broken function keep this object?
 # 2. If a loop waits for each message before it starts the next one, only one message is on its way at a time. So you need two loops. Which steps belong in the first loop?
 # 3. Start all messages with `requests = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]`. In a second loop over `zip(requests, buffers)`, call `request.wait()` first and then `buffer.div_(p)`.
 
@@ -430,9 +436,9 @@ symptoms(11)
 #
 # - **Megatron-Core** has a version of your `LinearAsync` in `megatron/core/tensor_parallel/layers.py`, where it's called `LinearWithGradAccumulationAndAsyncCommunication`. Megatron's version has a bias, it adds the gradient of the weight directly to a buffer, and it supports the sequence parallelism that you'll meet in chapter 12.
 #
-# - **Which kernel starts first?** On a GPU, the all-reduce and the matmul go into two different queues, and the GPU may start the matmul first. If that happens, the matmul occupies all of the multiprocessors, and the all-reduce starts too late. Older versions of Megatron used a trick to prevent this. They allocated a tensor with a single element and added 1 to it, just to delay the matmul by 3 µs. Later, this trick was replaced with `CUDA_DEVICE_MAX_CONNECTIONS=1`, which makes the GPU start kernels in the order of the program. The setting affects only the speed, and it only matters on GPUs before Blackwell (verl pull request 6976, July 2026). FSDP2 needs the opposite, which is a separate connection for each stream (torchtitan pull request 4508, September 2026).
+# - **Which kernel starts first?** On a GPU, the all-reduce and the matmul go into two different queues, and the GPU may start the matmul first. If that happens, the matmul occupies all of the multiprocessors, and the all-reduce starts too late. To prevent this, older versions of Megatron allocated a tensor with a single element and added 1 to it, just to delay the matmul by 3 µs. Later, this trick was replaced with `CUDA_DEVICE_MAX_CONNECTIONS=1`, which makes the GPU start kernels in the order of the program. The setting affects only the speed, and it only matters on GPUs before Blackwell (verl pull request 6976, July 2026). FSDP2 needs the opposite setting, with a separate connection for each stream (torchtitan pull request 4508, September 2026).
 #
-# - **What about g?** The line after g needs the sum, so there's no other work behind which we could hide the message. *Async tensor parallelism* splits the matmul itself into slices, and it sends one slice while it computes the next one. You can turn this on with `--tp-comm-overlap` in Megatron, and PyTorch has operators such as `fused_all_gather_matmul`. Both of them build on the sequence parallelism from chapter 12.
+# - **What about g?** The line after g needs the sum right away, so there's no other work that could hide the message of g. *Async tensor parallelism* splits the matmul itself into slices, and it sends one slice while it computes the next one. Megatron has an option for this, `--tp-comm-overlap`, and PyTorch has operators such as `fused_all_gather_matmul`. Both of them build on the sequence parallelism from chapter 12.
 #
 # - **Perfetto.** You can save a trace to a file with `tplab.trace.save_chrome_trace("layer.json", before)`. Drop this file on [ui.perfetto.dev](https://ui.perfetto.dev) to zoom in on the trace. The page reads the file in your browser, so nothing leaves your machine.
 #

@@ -136,7 +136,7 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation below shows both schedules, as we recorded them on real ranks. Each parcel is a micro-batch, blue on its way forward and red on its way back.
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows GPipe and 1F1B, as we recorded them on real ranks. Each parcel is a micro-batch, blue on its way forward and red on its way back.
 #
 # ![An animation of two pipelines with four machines each and six parcels, with GPipe above and 1F1B below. Blue parcels move to the right, and each machine puts a copy on its shelf. Above, all six parcels pile up on every shelf before the first red parcel moves back. Below, the last machine turns each parcel around right away, and the shelves hold at most four, three, two, and one. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
