@@ -342,7 +342,7 @@ viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.p
             unit="% of the published speed", title="28 published speeds on A100s, and the model")  # fmt: skip
 
 # %% [markdown]
-# All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if the predictions for two layouts are closer than 10 %, you should measure both layouts.
+# All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if the predictions for two layouts differ by less than 10 %, you should measure both layouts.
 #
 # <details><summary>Going deeper: where the time goes, and where the model fails</summary>
 #

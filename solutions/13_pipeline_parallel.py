@@ -11,7 +11,7 @@
 #
 # Suppose four machines share a model, and each machine holds a quarter of the layers. Then at any moment, three of the four machines have nothing to do. In this chapter, you'll design a schedule that keeps all four machines busy, and you'll find out why most explanations praise this schedule for the wrong reason.
 #
-# Why would you give whole layers to a machine in the first place? With tensor parallelism, the ranks have to wait for four messages in every layer, so they need the fast links inside a single machine. Tensor parallelism also needs layers that consist of pairs of matmuls. A pipeline works with any kind of layer, and it sends very little data.
+# Why would you give whole layers to a machine? With tensor parallelism, the ranks have to wait for four messages in every layer, so they need the fast links inside a single machine. Tensor parallelism also needs layers that consist of pairs of matmuls. A pipeline works with any kind of layer, and it sends very little data.
 #
 # By the end of this chapter, your library will be able to train a model in two stages. You need chapter 01. About 75 minutes, plus 15 minutes for an optional section.
 
@@ -35,7 +35,7 @@ from tplab.pipeline.examples import ByteStage, in_units, timed
 #
 # Let's split a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and computes the loss. The part of the model that a rank holds is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, each stage sends the gradient of its *input* to the previous stage.
 #
-# Below, four real ranks do this with a single batch. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
+# Below, four real ranks run a single batch through such a pipeline. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
 #
 # **Predict.** How many times as fast are these four ranks as a single rank that does all the work?
 
@@ -136,7 +136,7 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". It was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows GPipe and 1F1B, as we recorded them on real ranks. Each parcel is a micro-batch, blue on its way forward and red on its way back.
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". The schedule was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows GPipe and 1F1B, as we recorded them on real ranks. Each parcel is a micro-batch, blue on its way forward and red on its way back.
 #
 # ![An animation of two pipelines with four machines each and six parcels, with GPipe above and 1F1B below. Blue parcels move to the right, and each machine puts a copy on its shelf. Above, all six parcels pile up on every shelf before the first red parcel moves back. Below, the last machine turns each parcel around right away, and the shelves hold at most four, three, two, and one. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
@@ -146,7 +146,7 @@ play(schedule(4, 8))
 #
 # </details>
 #
-# The two schedules take equally long, and only the shelves are smaller! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. At the end, rank 0 has to wait for $p - 1$ more backward passes after the last rank has finished. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
+# GPipe and 1F1B take equally long, but in 1F1B, the shelves are smaller! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. At the end, rank 0 has to wait for $p - 1$ more backward passes after the last rank has finished. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
 #
 # $$\text{bubble} = \frac{(p-1)(t_F + t_B)}{m\,(t_F + t_B)} = \frac{p-1}{m}$$
 #
@@ -225,7 +225,7 @@ check("13.2", forward_stage, backward_stage)
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=18
 # Write the program of a single rank. The program works through its list of actions in order, and it should work for any schedule that can be completed. (Messages carry no labels, so neighbors send and receive their micro-batches in the same order.) You decide when to receive a message, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
 #
-# Each micro-batch has its own loss, which is a mean over the micro-batch. But at the end of the step, `.grad` should contain the gradients of the *whole batch's* mean loss, added to whatever was in it before. After a micro-batch's backward pass, don't keep a reference to any of its tensors.
+# Each micro-batch has its own loss, which is a mean over its examples. But at the end of the step, `.grad` should contain the gradients of the *whole batch's* mean loss, added to whatever was in it before. After a micro-batch's backward pass, don't keep a reference to any of its tensors.
 
 
 # %% exercise="13.3"
@@ -402,9 +402,9 @@ with show_failure():
 #
 # ## Fix it
 #
-# Not waiting for a send has a price, too. Until the send is complete, you may neither overwrite nor free the memory of the message.
+# Starting a send without waiting for it has a price, too. Until the send is complete, you may neither overwrite nor free the memory of the message.
 #
-# To save memory, Megatron-LM used to free the output of a stage as soon as the send had *started*. If another tensor moved into this memory while NCCL was still reading it, the next stage received garbage. With 16 stages, the gradient norm of Llama 3.1 405B became NaN, and in March 2026, a developer found out why. The bug had only shown up in large-scale runs, so it was hard to write a good unit test for it (NVIDIA/Megatron-LM pull request 4047, which has been merged).
+# To save memory, Megatron-LM used to free the output of a stage as soon as the send had *started*. If another tensor reused the memory while NCCL was still reading the output, the next stage received garbage. With 16 stages, the gradient norm of Llama 3.1 405B became NaN, and in March 2026, a developer found out why. The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test (NVIDIA/Megatron-LM pull request 4047, which has been merged).
 #
 # You can see the same bug on two ranks. Below, rank 0 sends three messages from the same buffer, while rank 1 is busy with something else.
 #
@@ -493,11 +493,11 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
            memory(schedule, 16, TidyChannels)], title="the most memory that a rank used, with 128 examples per micro-batch")  # fmt: skip
 
 # %% [markdown]
-# This table measures the shelves in megabytes. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more there, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
+# This table measures the shelves in megabytes. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more on rank 0, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
 #
 # <details><summary>Going deeper: a table at both ends</summary>
 #
-# Pipelines have one more trap. If a GPT uses the same table for its embedding and its output layer (chapter 07), both the first stage and the last stage need a copy of this table. The look-ups contribute to the table's gradient on the first rank, and the logits contribute to it on the last rank. So at the end of each step, the first and the last rank have to add up their gradients of the table with an all-reduce. If you forget this all-reduce, the first loss is still correct, but then the two copies drift apart. Chapter 14 will come back to such tables, because a gradient norm has to count a shared table only once.
+# Pipelines have one more trap. If a GPT uses the same table for its embedding and its output layer (chapter 07), both the first stage and the last stage need a copy of this table. The token look-ups contribute to the table's gradient on the first rank, and the logits contribute to it on the last rank. So at the end of each step, the first and the last rank have to add up their gradients of the table with an all-reduce. If you forget this all-reduce, the first loss is still correct, but then the two copies drift apart. Chapter 14 will come back to such tables, because a gradient norm has to count a shared table only once.
 #
 # </details>
 #
@@ -560,11 +560,11 @@ symptoms(13)
 #
 # - **GPipe and PipeDream.** GPipe's authors saved memory in a different way. In their paper, each stage keeps only its input and recomputes all other activations in the backward pass. This is the checkpointing from chapter 09, and it makes each backward pass take 3 units of time. PipeDream already used the name 1F1B in 2019, but for a different schedule. That schedule doesn't wait for the end of a step, so it computes its gradients with older weights.
 #
-# - **Two directions on NCCL.** It's convenient to have a process group for each direction, but this doesn't guarantee that the ranks can't deadlock. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. As an alternative, Megatron-LM can pair a send with a receive and start both of them as one batch. We've run this course's schedules over NCCL on ranks that share a single GPU, but not yet on several GPUs.
+# - **Two directions on NCCL.** It's convenient to have a process group for each direction, but separate groups alone don't rule out deadlocks. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. As an alternative, Megatron-LM can pair a send with a receive and start both of them as one batch. We've run this course's schedules over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
 # - **More stages than ranks.** The bubble consists of the time that $p - 1$ micro-batches spend on one stage, so you can shrink it by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can play with it below.
 #
-# - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches count more tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. This is how `tplab.pipeline.Pipeline` does it.
+# - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. This is how `tplab.pipeline.Pipeline` does it.
 #
 # </details>
 
