@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 · What communication costs
 #
-# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each one. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of the waits with a few lines of code. And before you rent a single GPU, you'll be able to tell how many of them a layer can keep busy.
+# In every training step, your GPT with $L$ layers sends $4L + 2$ large messages, and every rank sits idle during each of them. On a slow link, the ranks spend more time waiting than computing. In this chapter, you'll hide half of these messages with a few lines of code. And before you rent a single GPU, you'll be able to predict how many GPUs a layer can keep busy.
 #
 # You need chapters 04 and 05, and exercise 1.4. About 75 minutes.
 
@@ -35,7 +35,7 @@ from tplab.trace import trace_rank
 # %% [markdown]
 # ## Two ranks, one wait
 #
-# Let's watch two ranks wait. They run a single column-parallel layer, forward and backward, on 2,048 tokens with $h = 1024$. `trace_rank` notes when each rank computes and when it communicates. The messages travel over a **slow link**: real messages, but each of them is declared finished only when a link with 400 MB/s would have finished it.
+# Let's watch two ranks wait. Both ranks run the forward and backward passes of a single column-parallel layer, on 2,048 tokens with $h = 1024$. `trace_rank` records when each rank computes and when it communicates. The ranks send real messages, but we pretend that these messages travel over a **slow link** with 400 MB/s. So each message counts as finished only when such a link would have delivered it.
 
 
 # %%
@@ -66,17 +66,17 @@ before = run_layer(waiting)
 viz.overlap({"chapter 04": before}, title="one column-parallel layer, forward and backward, on two ranks")
 
 # %% [markdown]
-# The first `mm` is the forward pass. The other two are the backward pass: one computes the gradient of the weight, and the other computes the gradient of $x$, which f has to sum. During the red part, the rank has nothing to do. Time that's spent like this is **exposed**. If the rank computed something else in the meantime, the message would be **hidden** behind it.
+# The first `mm` is the forward pass. The other two are the backward pass: one of them computes the gradient of the weight, and the other one computes the gradient of $x$, which f has to sum over the ranks. In the red part, the rank is waiting for this sum and has nothing to do. We call this waiting time **exposed** communication. If the rank computed something else in the meantime, the communication would be **hidden**.
 #
-# **Predict.** Suppose that each matmul of the backward pass takes 5 ms, and the message takes 3 ms. How long does the backward pass take if the rank waits for the message as soon as it's sent? How long does it take if the message travels *while* the rank computes the gradient of the weight? And how long if the message takes 8 ms instead?
+# **Predict.** Suppose that each matmul of the backward pass takes 5 ms, and the message takes 3 ms. How long does the backward pass take if the rank starts the message and then waits for it right away? How long does it take if the message travels *while* the rank computes the gradient of the weight? And how long does the second version take if the message takes 8 ms instead of 3 ms?
 
 # %% predict="11.a"
 predict("11.a", waiting=13, hidden=10, hidden_with_8=13)
 
 # %% [markdown] task="11.1" title="Put the backward pass in order" difficulty=2 minutes=10
-# Now let's take a whole MLP, $Z = XA$ and $Y = ZB$. (We leave out the GELU.) Its backward pass starts from $dY$, and each of its four matmuls takes 5 ms. Only $dX$ has to be summed over the ranks, and the message takes 8 ms.
+# Now let's take a whole MLP with two matmuls, $Z = XA$ and $Y = ZB$. (We leave out the GELU.) The backward pass starts from $dY$ and consists of four matmuls, each of which takes 5 ms. Only $dX$ has to be summed over the ranks, and this message takes 8 ms.
 #
-# | step | needs |
+# | step | what it needs |
 # |---|---|
 # | `dZ` | $dY$ |
 # | `dB` | $dY$ (and $Z$) |
@@ -97,15 +97,15 @@ def backward_order() -> list[str]:
 
 
 # %% [markdown] hints="11.1"
-# 1. Which steps does the message depend on? And which steps does no other step in this table need?
-# 2. The message can start after 10 ms. From then on, it takes 8 ms. How many milliseconds of work are left for that time, and which work is it?
-# 3. Nothing waits for `dB` and `dA` until the optimizer's step. So run `dZ` and `dX` first, then `start`. Then run `dB` and `dA`, and `wait` comes last.
+# 1. Which steps have to be finished before the message can start? Which steps compute something that no other step in this table needs?
+# 2. The message can start after 10 ms at the earliest, and then it takes another 8 ms. Which matmuls could the rank run during these 8 ms, and how long do these matmuls take?
+# 3. Nothing needs `dB` and `dA` until the optimizer step. So run `dZ` and `dX` first, and then put `start`. After that come `dB` and `dA`, with `wait` at the very end.
 
 # %% check="11.1"
 check("11.1", backward_order)
 
 # %% [markdown]
-# Move the slider `step` to go through your order, step by step. Then slow the wire down with the other slider. From which message on do you see red?
+# Move the slider `step` to go through your order step by step. Then use the other slider to make the message take longer. How long can the message take before you see a red part, where the rank has to wait?
 
 
 # %% tags=["explore"]
@@ -116,18 +116,18 @@ def on_the_clock(message):
 viz.play(on_the_clock, message=(2, 4, 8, 16, 32), start={"message": 8, "step": 4}, seconds=2)
 
 # %% [markdown]
-# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to look for work that nobody is waiting for. The price is memory: as long as `dB` is postponed, the rank has to keep $dY$.
+# You've just hidden a message that takes *longer* than any of the matmuls. The trick was to look for work that nothing else is waiting for, and to do this work while the message is on its way. You pay for this trick with memory, because the rank has to keep $dY$ until it has computed `dB`.
 #
 # ## Send while you multiply
 #
-# Autograd runs the backward pass layer by layer, so let's hide the message of a single layer first. With `async_op=True`, `dist.all_reduce` only starts the sum. It immediately returns a request with a method `wait()`. Until `wait()` has returned, the tensor belongs to the backend, so you must neither read it nor write to it.
+# Autograd runs the backward pass layer by layer, so let's start by hiding the message of a single layer. If you call `dist.all_reduce` with `async_op=True`, the function only starts the sum and immediately returns a request. The request has a method `wait()`. Until `wait()` has returned, the tensor belongs to the backend, so you must neither read it nor write to it.
 
 # %% [markdown] task="11.2" title="A backward pass that doesn't wait" difficulty=3 minutes=12
-# Here's a column-parallel layer without bias, as a single autograd function. `forward` is given. `weight` is this rank's shard, `[m/p, h]`, so $Y = X W^\top$ for this rank's columns of $Y$. Write `backward`.
+# The class below implements a column-parallel layer without bias as a single autograd function. `weight` is this rank's shard, `[m/p, h]`, so $Y = X W^\top$ contains this rank's columns of $Y$. We've already written `forward` for you. Write `backward`.
 #
-# - f is part of this function, so `dx` has to be summed over the ranks of `ctx.group`, in a single all-reduce.
+# - f is a part of this function, so your `backward` has to sum `dx` over the ranks of `ctx.group`, in a single all-reduce.
 #
-# - The message should travel while the rank computes `dw`. The check looks at the order of the matmuls, the start and the wait. It doesn't measure any times.
+# - The message should travel while the rank computes `dw`. The check looks at the order of the matmuls, the start of the all-reduce, and the wait. It doesn't measure any times.
 #
 # - Return one gradient per argument of `forward`, and `None` for `group`.
 
@@ -155,15 +155,15 @@ class LinearAsync(torch.autograd.Function):
 
 
 # %% [markdown] hints="11.2"
-# 1. Which of the two matmuls has to be finished before the all-reduce can start? Which one can be computed while it's running? Write down the shapes: `dy` is `[.., m/p]`, `weight` is `[m/p, h]`, and `x` is `[.., h]`.
-# 2. Compute `dx = dy @ weight`. Then `request = dist.all_reduce(dx, group=ctx.group, async_op=True)`. Compute `dw`, and call `request.wait()` after that. For `dw`, make `dy` and `x` two-dimensional first: `dy.flatten(0, -2)` is `[b·s, m/p]`.
-# 3. `dw = dy.flatten(0, -2).T @ x.flatten(0, -2)` multiplies `[m/p, b·s]` by `[b·s, h]`. After the wait, return `dx, dw, None`.
+# 1. Which of the two matmuls has to be finished before the all-reduce can start? Which matmul can the rank run during the all-reduce? Write down the shapes: `dy` is `[.., m/p]`, `weight` is `[m/p, h]`, and `x` is `[.., h]`.
+# 2. First compute `dx = dy @ weight`. Next, call `request = dist.all_reduce(dx, group=ctx.group, async_op=True)`. Then compute `dw`, and call `request.wait()` at the end. To compute `dw`, you need two-dimensional tensors, such as `dy.flatten(0, -2)`, which is `[b·s, m/p]`. You can flatten `x` in the same way.
+# 3. To get `dw`, multiply `[m/p, b·s]` by `[b·s, h]` with `dw = dy.flatten(0, -2).T @ x.flatten(0, -2)`. After the wait, return `dx, dw, None`.
 
 # %% check="11.2"
 check("11.2", LinearAsync)
 
 # %% [markdown]
-# Here's the layer from the beginning again, next to yours.
+# The picture below compares your layer with the one from the beginning of this chapter.
 
 
 # %%
@@ -188,11 +188,11 @@ viz.table([
 ])  # fmt: skip
 
 # %% [markdown]
-# The last two rows are the honest ones: there, the messages are as fast as this machine can send them. Between two processes of one machine, sending means copying, and the same cores do the copying *and* the matmuls. So less waiting doesn't have to mean that you're faster there. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
+# The last two rows are the honest ones, because without the slow link, the messages travel as fast as this machine can send them. When two processes on the same machine send each other a message, the machine just copies the message from one place in memory to another. The same cores have to do this copying *and* the matmuls, so a layer that waits less isn't necessarily faster. On GPUs, you can gain more from hiding your messages. A GPU's links work on their own, like the slow link above, although NCCL still keeps a few of the GPU's multiprocessors busy.
 #
-# ## What does a wire cost?
+# ## What does a message cost?
 #
-# Your GPT has other messages, too. Let's count all of them in a step of a model with three layers.
+# Your GPT sends other messages, too. Let's count all the messages that a model with three layers sends in a training step.
 
 
 # %%
@@ -208,9 +208,9 @@ def messages_of_a_step(layers=3, b=2, s=16, h=32):
 viz.table(launch(messages_of_a_step, 2)[0], title="all-reduces in a step of a GPT with three layers and h = 32")
 
 # %% [markdown]
-# Each block sends $b \cdot s \cdot h$ elements once in each direction, no matter whether it's an MLP or attention. That makes four messages per layer. The embedding and the output layer add one each. All the rest belongs to the loss, which only sends a few elements per token.
+# Each attention block and each MLP sends a message of $b \cdot s \cdot h$ elements in the forward pass and another one in the backward pass. That makes four messages per layer. The embedding and the output layer add one message each. All the other messages belong to the loss, which sends only a few elements per token.
 #
-# How long does such a message take? In chapter 01, you found that a ring all-reduce takes $2(p-1)$ steps, each of which takes $\alpha + \beta N / p$. Here are the figures of some links, per GPU and direction:
+# How long does such a message take? In chapter 01, you found that a ring all-reduce of $N$ bytes takes $2(p-1)$ steps and that each step takes $\alpha + \beta N / p$. Here, $\alpha$ is the latency of the link, and $1/\beta$ is its bandwidth. The table below lists both values for a few links, per GPU and direction:
 
 # %%
 viz.table([{"link": name, "alpha [µs]": f"{1e6 * link.alpha:.1f}", "GB/s": f"{link.bandwidth / 1e9:.0f}"}
@@ -218,19 +218,19 @@ viz.table([{"link": name, "alpha [µs]": f"{1e6 * link.alpha:.1f}", "GB/s": f"{l
           title="NVLink and PCIe connect the GPUs of a machine; InfiniBand connects machines")  # fmt: skip
 
 # %% [markdown]
-# **Predict.** In GPT-3, a message contains $2048 \cdot 12288$ elements of 2 bytes for each sequence, or 50,331,648 bytes. Suppose that 8 ranks all-reduce it over NVLink 3. How many steps does the ring need, one after the other, and how many microseconds do they take in total?
+# **Predict.** In GPT-3, a message contains $2048 \cdot 12288$ elements for each sequence. With 2 bytes per element, that's 50,331,648 bytes. Suppose that 8 ranks all-reduce this message over NVLink 3. How many steps does the ring need, one after the other, and how many microseconds do all these steps take in total?
 
 # %% predict="11.b"
 predict("11.b", steps=14, microseconds=341.2)
 
 # %% [markdown] task="11.3" title="The time of a layer" difficulty=3 minutes=15
-# How long does a rank compute in one transformer layer, forward and backward, and how long does it communicate? Return both times, in seconds.
+# In the forward and backward passes of one transformer layer, how long does a rank compute, and how long does it communicate? Return both times, in seconds.
 #
-# - The layer is the one from chapter 10, with ordinary attention and an MLP of $4h$. Count its matmuls and nothing else. A matmul of `[m, k]` and `[k, n]` takes $2mkn$ **FLOPs** (floating-point operations), and the rank manages `rate` FLOPs per second. Don't forget the two matmuls inside of attention, and count all of their elements, even those that a causal mask hides.
+# - The layer is the one from chapter 10, with ordinary attention and an MLP with an inner size of $4h$. Count only the matmuls. A matmul of `[m, k]` and `[k, n]` takes $2mkn$ **FLOPs** (floating-point operations), and the rank can do `rate` FLOPs per second. Don't forget the two matmuls inside of attention, and count all of their elements, even those that a causal mask hides.
 #
-# - `all_reduce(link, size, p)` returns how long a ring all-reduce of `size` bytes takes. An element has `bytes_per_number` bytes. Nothing is hidden.
+# - `all_reduce(link, size, p)` returns how long a ring all-reduce of `size` bytes takes. Each element takes up `bytes_per_number` bytes. None of the messages are hidden.
 #
-# - With `recompute`, the layer only keeps its input (chapter 09), so its whole forward pass runs a second time, including the messages.
+# - With `recompute`, the layer keeps only its input (chapter 09), so the whole forward pass runs a second time, including its messages.
 
 
 # %% exercise="11.3"
@@ -249,15 +249,15 @@ def layer_seconds(
 
 
 # %% [markdown] hints="11.3"
-# 1. List the matmuls of the forward pass with their shapes: the one for Q, K, and V, the scores, the weighted sum of the values, the output of attention, and two for the MLP. For each matmul in the forward pass, how many are there in the backward pass? And what happens to all of these if p ranks share the layer?
-# 2. The four matmuls with weights take $6bsh^2$, $2bsh^2$, $8bsh^2$ and $8bsh^2$ FLOPs. The two inside of attention take $2bs^2h$ each. The backward pass takes twice as many. Without recomputation, there are four messages (g in the forward pass, f in the backward pass, in both blocks), and a message has $b \cdot s \cdot h$ elements for every p.
+# 1. List the matmuls of the forward pass with their shapes. There's one matmul for Q, K, and V, one for the scores, one for the weighted sum of the values, one for the output of attention, and two for the MLP. For each matmul in the forward pass, how many matmuls are there in the backward pass? If p ranks share the layer, how much of this work is left for each rank?
+# 2. In the forward pass, the four matmuls with weights take $6bsh^2$, $2bsh^2$, $8bsh^2$, and $8bsh^2$ FLOPs, and the two matmuls inside of attention take $2bs^2h$ FLOPs each. The backward pass takes twice as many FLOPs. Without recomputation, there are four messages, because each of the two blocks calls g in the forward pass and f in the backward pass. Every message has $b \cdot s \cdot h$ elements, no matter how many ranks there are.
 # 3. `forward = 24 * b * s * h**2 + 4 * b * s**2 * h`, `compute = (4 if recompute else 3) * forward / (p * rate)`, and `communicate = (6 if recompute else 4) * all_reduce(link, bytes_per_number * b * s * h, p)`.
 
 # %% check="11.3"
 check("11.3", layer_seconds)
 
 # %% [markdown]
-# What does your formula say about H100s? The percentages tell how much of the GPUs' time is spent computing. Find out on which links it pays off to share a layer among 8 GPUs. (A DGX connects only 8 GPUs by NVLink, so $p = 16$ and 32 are hypothetical there, but we'll meet a machine with 72.)
+# What does your formula predict for H100s? In the picture below, the percentages tell you how much of their time the GPUs spend computing. On which links does it pay off to split a layer across 8 GPUs? (In a DGX, NVLink connects only 8 GPUs, so $p = 16$ and $p = 32$ are hypothetical. But you'll soon meet a machine that connects 72.)
 
 
 # %% tags=["explore"]
@@ -273,24 +273,24 @@ def bars(link, h):
 viz.explore(bars, link=("NVLink 4", "PCIe 5.0 x16", "InfiniBand NDR"), h=(12288, 2048, 4096, 8192, 16384))
 
 # %% [markdown]
-# Whenever you double $p$, the solid part is cut in half, but the hatched part doesn't shrink at all. Did you try InfiniBand? If a single adapter connected the 8 GPUs, they'd spend more than two thirds of their time waiting. That's why tensor parallelism usually stays within a machine.
+# Whenever you double $p$, the ranks compute for half as long (the solid part), but they communicate for at least as long as before (the hatched part). Did you try InfiniBand? If each of the 8 GPUs had to send everything through a single InfiniBand adapter, the GPUs would spend more than two thirds of their time waiting. That's why tensor parallelism usually stays within a machine.
 #
 # ## How wide does a layer have to be?
 #
-# To keep its GPUs busy, should a layer be larger, or should the batch?
+# Suppose your GPUs spend too much time waiting. Should you make the layers wider, or the batch larger?
 #
-# **Predict.** Neglect the latency and the two matmuls inside of attention. By what factor does the ratio of waiting to computing change if you double $b$? And by what factor if you double $h$?
+# **Predict.** Ignore the latency and the two matmuls inside of attention. If you double $b$, by what factor does the ratio of waiting time to compute time change? If you double $h$ instead, by what factor does this ratio change?
 
 # %% predict="11.c"
 predict("11.c", double_b=1, double_h=0.5)
 
 # %% [markdown]
-# A larger batch doesn't help at all! Both times double, so the ratio stays the same. Only a wider layer helps, because the FLOPs grow with $h^2$ and the messages grow with $h$. So for any machine and any $p$, there's a width above which splitting a layer pays off.
+# A larger batch doesn't help at all! Both times double, so their ratio stays the same. Only a wider layer helps, because the FLOPs grow with $h^2$, while the messages grow only with $h$. So for every machine and every $p$, there's a minimum width that a layer needs before it pays off to split it.
 
 # %% [markdown] task="11.4" title="How wide is wide enough?" difficulty=2 minutes=8
-# The efficiency $E$ is the share of its time that a rank spends computing. Return the smallest $h$ at which $p$ ranks reach this efficiency, on GPUs with `rate` FLOPs per second and links with `bandwidth` bytes per second and direction. A fraction is fine.
+# The efficiency $E$ is the fraction of its time that a rank spends computing. Return the smallest $h$ at which $p$ ranks reach this efficiency. Each GPU can do `rate` FLOPs per second, and each link can send `bandwidth` bytes per second in each direction. Your result doesn't have to be a whole number.
 #
-# Use the same simplifications: no latency, no matmuls inside of attention, no recomputation, and 2 bytes per element. Take a pen and a piece of paper, because the code is a single line.
+# As before, ignore the latency and the matmuls inside of attention. Assume that there's no recomputation and that each element takes up 2 bytes. Take a pen and a piece of paper, because once you have the formula, the code is a single line.
 
 
 # %% exercise="11.4"
@@ -302,8 +302,8 @@ def smallest_width(p: int, rate: float, bandwidth: float, efficiency: float = 0.
 
 
 # %% [markdown] hints="11.4"
-# 1. Write down the compute time and the communication time, and leave out the terms that we neglect. Divide one by the other. What cancels?
-# 2. A rank computes for $72\,bsh^2 / (pR)$ seconds, and communicates for $4 \cdot 2\,\frac{p-1}{p} \cdot 2bsh / B$ seconds. So the ratio of waiting to computing is $w = \frac{2}{9}(p-1)\frac{R}{Bh}$. The efficiency is $E = 1/(1 + w)$. Solve for $h$.
+# 1. Write down the compute time and the communication time, and leave out everything that you can ignore. Then divide the communication time by the compute time. Which variables cancel?
+# 2. Let $R$ be the rate and $B$ the bandwidth. A rank computes for $72\,bsh^2 / (pR)$ seconds, and it communicates for $4 \cdot 2\,\frac{p-1}{p} \cdot 2bsh / B$ seconds. So the ratio of communication time to compute time is $w = \frac{2}{9}(p-1)\frac{R}{Bh}$. The efficiency is $E = 1/(1 + w)$. Solve this equation for $h$.
 # 3. Return `2 / 9 * (p - 1) * rate / bandwidth * efficiency / (1 - efficiency)`.
 
 # %% check="11.4"
@@ -320,19 +320,19 @@ for name, link, p in (("A100 DGX", "NVLink 3", 8), ("H100 DGX", "NVLink 4", 8), 
 viz.table(rows)
 
 # %% [markdown]
-# From one generation to the next, GPUs have become faster by more than their links have, so the same $p$ needs wider layers. A rack with 72 GPUs behind NVLink lets you choose $p = 72$, but we don't know of any model with a layer that wide. (Peak rates come from data sheets. The rates in the table are what large matmuls were measured to reach, except where it says "estimate".)
+# With each new generation, the speed of GPUs has increased more than the speed of their links, so the same $p$ needs wider layers. In a rack that connects 72 GPUs over NVLink, you could choose $p = 72$, but we don't know of any model with layers that wide. (GPUs don't reach the peak rates in their data sheets. The table uses the rates that people have measured for large matmuls, except where it says "estimate".)
 #
 # <details><summary>Going deeper: a switch that adds</summary>
 #
-# In a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once. The switch adds them up, and each GPU is responsible for passing on $1/p$ of the sum, so a GPU only sends $(1 + 1/p)N$ bytes. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
+# If the ranks all-reduce a tensor of $N$ bytes in a ring, each GPU sends $2\frac{p-1}{p}N$ bytes. Since Hopper, NVIDIA's NVSwitch has been able to do the additions itself. This feature is called NVLS or NVLink SHARP. Each GPU sends its $N$ bytes to the switch once, and the switch adds up the tensors of all GPUs. Each GPU receives $1/p$ of the sum and passes it on to the others, so a GPU sends only $(1 + 1/p)N$ bytes in total. For $p = 8$, that's 1.125 $N$ instead of 1.75 $N$.
 #
-# In practice, part of the gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and 275 GB/s with NVLS, and on 8 B300s at 397 and 483 GB/s (NVIDIA/nccl issue 2140, April 2026). That's 1.3 and 1.2 times as fast, so a layer may be about a fifth narrower. `tplab.cost` knows this algorithm, and its times are within 4 % of these measurements. NCCL's cost formula for it includes a fixed latency of 25 µs, so other algorithms still win for small messages.
+# In practice, part of this gain is lost in the switch. On 8 H100s, users measured an all-reduce at 211 GB/s with a ring and at 275 GB/s with NVLS. On 8 B300s, they measured 397 GB/s with a ring and 483 GB/s with NVLS (NVIDIA/nccl issue 2140, April 2026). So NVLS makes an all-reduce about 1.2 to 1.3 times as fast, which means that layers can be about a fifth narrower for the same efficiency. `tplab.cost` can also predict the times of NVLS, and these predictions are within 4 % of the measurements. NCCL's own cost formula for NVLS includes a fixed latency of 25 µs, so other algorithms are still faster for small messages.
 #
 # </details>
 #
 # ## Does it hold?
 #
-# You shouldn't trust a cost model that nobody has compared with measurements. NVIDIA's papers report how long a step of a GPT takes on A100s, for 28 different settings ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). Your two formulas alone would be too fast for each of them, so `tplab.cost` adds what they leave out, such as norms and the time between two kernels.
+# You shouldn't trust a cost model before you've compared it with measurements. Two of NVIDIA's papers report 28 measurements of how fast GPTs run on A100s ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 1; [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), tables 4 and 5). If you used nothing but your two formulas, all your predictions would be too fast. So `tplab.cost` adds what your formulas leave out, such as norms and the time between two kernels.
 
 # %%
 from tplab.course.exercises.ch11 import published
@@ -342,29 +342,37 @@ viz.against({row.name: (100.0, 100 * row.predicted(MACHINES["A100 DGX"]) / row.p
             unit="% of the published speed", title="28 published speeds on A100s, and the model")  # fmt: skip
 
 # %% [markdown]
-# All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts, but if two layouts are closer than that, measure both.
+# All predictions are within 10 % of the measurements. That's good enough to rule out bad layouts. But if the predictions for two layouts differ by less than 10 %, you should measure both layouts.
 #
 # <details><summary>Going deeper: where the time goes, and where the model fails</summary>
 #
-# The model adds seven terms. None of them was fitted to these tables; they're either counted, or taken from [Calculon](https://github.com/calculon-ai/calculon), a published cost model.
+# The model adds seven terms to your formulas. We didn't fit any of these terms to the measurements. Instead, we counted each term ourselves or took it from [Calculon](https://github.com/calculon-ai/calculon), a published cost model.
 #
-# - **Matmul traffic.** A matmul also reads its inputs and writes its output.
-# - **Wave quantization.** An A100 computes a matmul in tiles, one per multiprocessor, and it has 108 multiprocessors. If there are 109 tiles, the last one runs alone.
-# - **Ring bandwidth.** Messages of this size reach 195 of NVLink's 300 GB/s.
-# - **Memory bandwidth.** Element-wise kernels reach 90 % of it.
-# - **Busy multiprocessors.** A collective beside a matmul takes 15 % of them away.
+# - **Matmul traffic.** A matmul also has to read its inputs from memory and write its output to memory.
+#
+# - **Wave quantization.** An A100 splits each matmul into tiles and computes one tile per multiprocessor. It has 108 multiprocessors, so if there are 109 tiles, the last tile runs alone.
+#
+# - **Ring bandwidth.** NVLink could send 300 GB/s, but messages of this size reach only 195 GB/s.
+#
+# - **Memory bandwidth.** Elementwise kernels reach only 90 % of the memory bandwidth.
+#
+# - **Busy multiprocessors.** If a collective runs at the same time as a matmul, it occupies 15 % of the multiprocessors.
+#
 # - **Kernel launches.** There's a gap of about 5 µs between one kernel and the next.
-# - **Bookkeeping.** Autograd sums `dy` for each bias, copies heads to another layout, and adds up gradients.
 #
-# On V100s, the model fails: in 2019, Megatron's 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but the model predicts 3.8. About a quarter of that program's step didn't get any faster with more GPUs. For H100s, nobody has published a table with all the settings, so its times there are estimates.
+# - **Bookkeeping.** Autograd sums `dy` to get the gradient of each bias, copies attention heads into a different memory layout, and adds up gradients.
+#
+# On V100s, the model fails. In 2019, Megatron's model with 1.2 billion parameters ran 2.98 times as fast on 8 GPUs as on one GPU ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), table 8), but our cost model predicts a factor of 3.8. In Megatron's program at that time, about a quarter of each step didn't get any faster with more GPUs. For H100s, we can't check the predictions, because nobody has published a table with all the settings. So all times for H100s in this chapter are estimates.
 #
 # </details>
 #
 # ## Fix it
 #
-# The function below averages buffers of gradients over all ranks. In October 2022, the two lines of its loop went into the translation toolkit OpenNMT-py, because `async_op=True` made training faster. In January 2023, a user pointed at them. A maintainer wasn't sure that this was a bug. After all, nothing ever failed. In March, somebody reported that a model that was trained on several GPUs got worse translations than one from a single GPU. Two days later, the first comparison proved the user right, and `async_op` was switched off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
+# In this section, you'll fix a function that averages buffers of gradients over all ranks. Two of its lines come from the translation toolkit OpenNMT-py, where they were added in October 2022. The developers chose `async_op=True` for these lines, because that made training faster.
 #
-# **Predict.** Rank 0 has a 2 in its buffer, and rank 1 has a 6. Suppose that rank 0 divides by 2 just *before* its buffer is sent, and rank 1 divides *after* the sum has arrived. Which numbers do the two ranks end up with? Does anything raise an error?
+# In January 2023, a user pointed out that something was wrong with these two lines. A maintainer wasn't sure that this was a bug, because nothing ever failed. But in March, somebody reported that a model gave worse translations if it had been trained on several GPUs instead of a single one. Two days later, a first comparison of both versions proved the user right, and `async_op` was turned off again (OpenNMT/OpenNMT-py issues 2295 and 2335, pull request 2339).
+#
+# **Predict.** Rank 0 has a 2 in its buffer, and rank 1 has a 6. Suppose that rank 0 divides by 2 just *before* its buffer is sent, but rank 1 divides by 2 *after* the sum has arrived. Which numbers do the two ranks end up with? Does anything raise an error?
 
 # %% predict="11.d"
 predict("11.d", rank_0=7, rank_1=3.5, error=False)
@@ -389,9 +397,9 @@ viz.table([
 ], title="the mean of 2 and 6")  # fmt: skip
 
 # %% [markdown] task="11.5" title="Fix it: divided too early" difficulty=2 minutes=6
-# The quick fix was to wait for each message right away. You can do better: fix the function so that *all* buffers travel at the same time.
+# The developers of OpenNMT-py fixed this bug by waiting for each message right away. You can do better. Fix the function so that *all* buffers travel at the same time.
 #
-# Each buffer should end up with the mean over the ranks of `group`, in place. The check runs your function with messages that arrive at the last possible moment.
+# In the end, each buffer should contain the mean over the ranks of `group`. Change the buffers in place. The check runs your function with messages that arrive at the last possible moment.
 
 
 # %% exercise="11.5"
@@ -411,9 +419,9 @@ def average_buffers(buffers, group=None):
 
 
 # %% [markdown] hints="11.5"
-# 1. Who owns a buffer between the start of its all-reduce and the end of `wait()`? What does `dist.all_reduce` return with `async_op=True`, and where does the function keep it?
-# 2. If the loop waits for a message before it starts the next one, only one message is under way at a time. So you need two loops. Which steps belong into the first one?
-# 3. Start all of them with `requests = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]`. In a second loop over `zip(requests, buffers)`, call `request.wait()`, and then `buffer.div_(p)`.
+# 1. Who owns a buffer from the start of its all-reduce until `wait()` has returned? If you call `dist.all_reduce` with `async_op=True`, what does it return, and where does the broken function keep this object?
+# 2. If a loop waits for each message before it starts the next one, only one message is on its way at a time. So you need two loops. Which steps belong in the first loop?
+# 3. Start all messages with `requests = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]`. In a second loop over `zip(requests, buffers)`, call `request.wait()` first and then `buffer.div_(p)`.
 
 # %% check="11.5"
 check("11.5", average_buffers)
@@ -426,19 +434,19 @@ symptoms(11)
 #
 # <details><summary>Going deeper: Megatron-Core, CUDA_DEVICE_MAX_CONNECTIONS, async TP, Perfetto</summary>
 #
-# - **Megatron-Core** has your `LinearAsync` in `megatron/core/tensor_parallel/layers.py`, where it's called `LinearWithGradAccumulationAndAsyncCommunication`. It has a bias, it adds the weight's gradient straight into a buffer, and it can do chapter 12's sequence parallelism, too.
+# - **Megatron-Core** has a version of your `LinearAsync` in `megatron/core/tensor_parallel/layers.py`, where it's called `LinearWithGradAccumulationAndAsyncCommunication`. Megatron's version has a bias, it adds the gradient of the weight directly to a buffer, and it supports the sequence parallelism that you'll meet in chapter 12.
 #
-# - **Which one is first?** On a GPU, the all-reduce and the matmul go into two queues, and the GPU may start the matmul first. Then the matmul occupies all multiprocessors, and the message comes too late. In older versions, Megatron allocated a tensor with a single element and added 1 to it. Its only purpose was to delay the matmul by 3 µs. Later, `CUDA_DEVICE_MAX_CONNECTIONS=1` replaced this trick, because it makes the GPU start kernels in the order of the program. The setting is only about speed, and only about GPUs before Blackwell (verl pull request 6976, July 2026). FSDP2 wants the opposite, namely one connection per stream (torchtitan pull request 4508, September 2026).
+# - **Which kernel starts first?** On a GPU, the all-reduce and the matmul go into two different queues, and the GPU may start the matmul first. If that happens, the matmul occupies all of the multiprocessors, and the all-reduce starts too late. To prevent this, older versions of Megatron allocated a tensor with a single element and added 1 to it, just to delay the matmul by 3 µs. Later, this trick was replaced with `CUDA_DEVICE_MAX_CONNECTIONS=1`, which makes the GPU start kernels in the order of the program. The setting affects only the speed, and it only matters on GPUs before Blackwell (verl pull request 6976, July 2026). FSDP2 needs the opposite setting, with a separate connection for each stream (torchtitan pull request 4508, September 2026).
 #
-# - **What about g?** The next line needs its sum, so there's no other work to hide it behind. *Async tensor parallelism* cuts the matmul itself into slices, and sends one slice while it computes the next. Megatron has `--tp-comm-overlap` for it, and PyTorch has operators such as `fused_all_gather_matmul`. Both build on chapter 12.
+# - **What about g?** The line after g needs the sum right away, so there's no other work that could hide the message of g. *Async tensor parallelism* splits the matmul itself into slices, and it sends one slice while it computes the next one. Megatron has an option for this, `--tp-comm-overlap`, and PyTorch has operators such as `fused_all_gather_matmul`. Both of them build on the sequence parallelism from chapter 12.
 #
-# - **Perfetto.** `tplab.trace.save_chrome_trace("layer.json", before)` writes a trace as a file. Drop the file on [ui.perfetto.dev](https://ui.perfetto.dev) to zoom in. The page reads it in your browser, so nothing leaves your machine.
+# - **Perfetto.** You can save a trace to a file with `tplab.trace.save_chrome_trace("layer.json", before)`. Drop this file on [ui.perfetto.dev](https://ui.perfetto.dev) to zoom in on the trace. The page reads the file in your browser, so nothing leaves your machine.
 #
 # </details>
 #
 # ## Your library so far
 #
-# Your library knows what its messages cost, and it has a linear layer that sends while it multiplies.
+# Your library can now predict what its messages cost, and it contains a linear layer that sends a message while it multiplies.
 
 # %%
 from tplab.course import library
@@ -446,4 +454,4 @@ from tplab.course import library
 library(11)
 
 # %% [markdown]
-# You've hidden f's messages. But g's messages are still exposed, because the next line needs the sum. Or does it? Halfway through a ring all-reduce, there's a moment when every rank already has exactly what it needs.
+# You've hidden the messages of f. But the messages of g are still exposed, because the line after g needs the sum. Or does it? Halfway through a ring all-reduce, there's a moment when every rank already has exactly what it needs.

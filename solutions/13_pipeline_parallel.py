@@ -9,11 +9,11 @@
 # %% [markdown]
 # # 13 · Pipeline parallelism
 #
-# Give four machines a quarter of the layers each, and at every moment, three of them have nothing to do. In this chapter, you'll design a schedule that keeps all four busy, and you'll find out why most explanations praise it for the wrong reason.
+# Suppose four machines share a model, and each machine holds a quarter of the layers. Then at any moment, three of the four machines have nothing to do. In this chapter, you'll design a schedule that keeps all four machines busy, and you'll find out why most explanations praise this schedule for the wrong reason.
 #
-# Why would you give whole layers to a machine at all? Because tensor parallelism doesn't get beyond a single machine: every layer waits for four messages, which takes the fastest links there are. It also needs layers that consist of pairs of matmuls. A pipeline doesn't care what's inside a layer, and hardly sends anything.
+# Why would you give whole layers to a machine? With tensor parallelism, the ranks have to wait for four messages in every layer, so they need the fast links inside a single machine. Tensor parallelism also needs layers that consist of pairs of matmuls. A pipeline works with any kind of layer, and it sends very little data.
 #
-# By the end of this chapter, your library will train a model in two stages. You need chapter 01. About 75 minutes, plus 15 minutes for an optional section.
+# By the end of this chapter, your library will be able to train a model in two stages. You need chapter 01. About 75 minutes, plus 15 minutes for an optional section.
 
 # %% tags=["setup"]
 import copy
@@ -31,11 +31,13 @@ from tplab.pipeline import Action, Channels, Schedule, schedule_order, schedules
 from tplab.pipeline.examples import ByteStage, in_units, timed
 
 # %% [markdown]
-# ## Four machines, one parcel
+# ## One batch, four machines
 #
-# Cut a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and the loss. The part on each rank is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, it sends the gradient of its *input* to the previous stage. Below, four real ranks do this with one batch. They only pause, for 20 ms in the forward pass and for 40 ms in the backward pass.
+# Let's split a model between its layers. The first rank holds the first layers, and the last rank holds the last layers and computes the loss. The part of the model that a rank holds is called a **stage**. In the forward pass, each stage sends its output to the next stage. In the backward pass, each stage sends the gradient of its *input* to the previous stage.
 #
-# **Predict.** How many times as fast are these four ranks as a single rank that does everything?
+# Below, four real ranks run a single batch through such a pipeline. Instead of computing anything, each rank sleeps for 20 ms in the forward pass and for 40 ms in the backward pass.
+#
+# **Predict.** How many times as fast are these four ranks as a single rank that does all the work?
 
 # %% predict="13.a"
 predict("13.a", times_as_fast=1)
@@ -59,11 +61,11 @@ def one_batch():
 viz.timeline(launch(one_batch, 4), title="one batch on four ranks")
 
 # %% [markdown]
-# ## Cut the parcel
+# ## Split the batch
 #
-# Let's cut the batch into $m$ **micro-batches**. While rank 1 works on the first one, rank 0 starts with the second one. Their gradients add up in `.grad`, and then there's a single optimizer step.
+# To keep all four ranks busy, let's split the batch into $m$ smaller **micro-batches**. While rank 1 works on the first micro-batch, rank 0 can already start on the second one. The gradients of all micro-batches add up in `.grad`, and then the optimizer takes a single step.
 #
-# A **schedule** is a list of actions for each rank. `Action("F", 2)` is the forward pass of micro-batch 2, and `Action("B", 2)` is its backward pass. Here's GPipe (Huang et al. 2018):
+# A **schedule** contains a list of actions for each rank. `Action("F", 2)` is the forward pass of micro-batch 2, and `Action("B", 2)` is its backward pass. In the GPipe schedule (Huang et al. 2018), every rank runs all of its forward passes first and then all of its backward passes:
 
 
 # %% tags=["setup"]
@@ -86,30 +88,25 @@ def as_schedule(lists):
 play(gpipe(2, 3))
 
 # %% [markdown]
-# F takes one unit of time, and B takes two, because it has twice the matmuls. An action starts as soon as its rank is free and its inputs are there:
+# A forward pass (F) takes one unit of time. A backward pass (B) takes two units, because it contains twice as many matmuls. Each rank works through its list in order, and it starts an action as soon as the inputs of that action are available. The forward pass of a micro-batch needs the output of the previous rank. The backward pass needs the gradient from the next rank, and it has to come after this rank's own forward pass of the same micro-batch.
 #
-# | | needs | makes |
-# |---|---|---|
-# | F of micro-batch k | the output of F k on the previous rank | the input of F k on the next rank |
-# | B of micro-batch k | its own F k, and the gradient from B k on the next rank | the gradient for B k on the previous rank |
+# The **bubble** is the time that a rank is idle, divided by the time that the rank works.
 #
-# The **bubble** is a rank's idle time divided by its working time.
-#
-# **Predict.** How long does GPipe take for $p = 4$ ranks and $m = 8$ micro-batches? How long is each rank idle, and how large is the bubble?
+# **Predict.** How many units of time does GPipe take for $p = 4$ ranks and $m = 8$ micro-batches? How many units is each rank idle, and how large is the bubble?
 
 # %% predict="13.b"
 predict("13.b", time=33, idle_of_a_rank=9, bubble=0.375)
 
 # %% [markdown] task="13.1" title="Beat GPipe" difficulty=3 minutes=15
-# From its F to its B, a micro-batch needs memory, because the backward pass uses the activations of the forward pass. Imagine a shelf on each rank: F puts a micro-batch on the shelf, and B takes it off. In GPipe, all $m$ micro-batches are on every rank's shelf at the same time.
+# The backward pass of a micro-batch needs the activations from its forward pass, so a rank has to keep these activations in memory in between. Imagine that each rank has a shelf. Each forward pass puts a micro-batch's activations on the shelf, and the backward pass takes them off again. In GPipe, every rank ends up with all $m$ micro-batches on its shelf at the same time.
 #
-# Write a better schedule, for any number of ranks $p$ and micro-batches $m$:
+# Write a better schedule for any number of ranks $p$ and any number of micro-batches $m$:
 #
-# - It takes no longer than GPipe.
+# - Your schedule takes no longer than GPipe.
 #
 # - Rank $r$ never has more than $\min(m, p - r)$ micro-batches on its shelf.
 #
-# Try $p = 2$ and $m = 3$ on paper first. You can draw your lists with `play(schedule(2, 3))`, and the check tells you what they cost.
+# Try $p = 2$ and $m = 3$ on paper first. To draw your schedule, call `play(schedule(2, 3))`. The check tells you if your schedule takes too long or if a shelf gets too full.
 
 
 # %% exercise="13.1"
@@ -128,9 +125,9 @@ def schedule(p, m):
 
 
 # %% [markdown] hints="13.1"
-# 1. A shelf stays small if each B comes as early as possible. When can the *last* rank start with B 0? And when does the gradient of micro-batch 0 reach the previous rank? Draw both lists for $p = 2$ and $m = 3$, and look at what rank 0 could do while it waits.
-# 2. Rank $r$ has $p - r - 1$ ranks after it. It can run that many forward passes before it has to wait for the first gradient. After this warm-up, it takes one micro-batch off the shelf for each one that it puts on. What's left when there are no more forward passes, and what if $m$ is smaller than the warm-up?
-# 3. Let `warm_up = min(m, p - rank - 1)`. A rank's list starts with F 0 to F `warm_up - 1`. Then, for each `k` in `range(m - warm_up)`, it continues with F `warm_up + k` and B `k`. At the end come the remaining B, from `m - warm_up` to `m - 1`.
+# 1. A rank's shelf stays small if each backward pass runs as early as possible. When can the *last* rank run the backward pass of micro-batch 0? When does the gradient of micro-batch 0 reach the previous rank? Draw both ranks' lists for $p = 2$ and $m = 3$. What could rank 0 do while it waits for this gradient?
+# 2. There are $p - r - 1$ ranks after rank $r$, so rank $r$ can run $p - r - 1$ forward passes before it has to wait for the first gradient. This is its warm-up. After the warm-up, the rank alternates between one forward pass, which puts a micro-batch on the shelf, and one backward pass, which takes a micro-batch off. What's left to do when the rank has run all of its forward passes? What if there are fewer micro-batches than the warm-up needs?
+# 3. Let `warm_up = min(m, p - rank - 1)`. A rank's list starts with the forward passes of micro-batches 0 to `warm_up - 1`. Then, for each `k` in `range(m - warm_up)`, add the forward pass of micro-batch `warm_up + k` and the backward pass of micro-batch `k`. Finally, add the remaining backward passes, which belong to micro-batches `m - warm_up` to `m - 1`.
 
 # %% check="13.1"
 check("13.1", schedule)
@@ -139,7 +136,7 @@ check("13.1", schedule)
 play(schedule(4, 8))
 
 # %% [markdown]
-# You've just invented **1F1B**, "one forward, one backward". It was described in 2020, as DAPPLE and as PipeDream-Flush, and Megatron-LM and DeepSpeed both use it. (PipeDream's own 1F1B, from 2019, is a different one. It doesn't wait for the end of a step, so it computes its gradients with older weights.) Here are both schedules at work, recorded on real ranks:
+# You've just invented the **1F1B** schedule, which is short for "one forward, one backward". The schedule was published in 2020 under two names, DAPPLE and PipeDream-Flush, and both Megatron-LM and DeepSpeed use it. The animation shows GPipe and 1F1B, as we recorded them on real ranks. Each parcel is a micro-batch, blue on its way forward and red on its way back.
 #
 # ![An animation of two pipelines with four machines each and six parcels, with GPipe above and 1F1B below. Blue parcels move to the right, and each machine puts a copy on its shelf. Above, all six parcels pile up on every shelf before the first red parcel moves back. Below, the last machine turns each parcel around right away, and the shelves hold at most four, three, two, and one. Both pipelines finish at the same time.](pictures/parcels.svg)
 #
@@ -149,13 +146,13 @@ play(schedule(4, 8))
 #
 # </details>
 #
-# The time is the same, and only the shelves are smaller! Many explanations say that 1F1B shrinks the bubble. It can't. In any order, the last rank waits for $p - 1$ forward passes before it can start. And after the last rank has finished, rank 0 waits for $p - 1$ backward passes. If F takes $t_F$ and B takes $t_B$, that's
+# GPipe and 1F1B take equally long, but in 1F1B, the shelves are smaller! Many explanations say that 1F1B shrinks the bubble, but it can't. No matter how you order the actions, the last rank has to wait for $p - 1$ forward passes before its first micro-batch arrives. At the end, rank 0 has to wait for $p - 1$ more backward passes after the last rank has finished. If a forward pass takes $t_F$ and a backward pass takes $t_B$, both schedules have the same bubble:
 #
 # $$\text{bubble} = \frac{(p-1)(t_F + t_B)}{m\,(t_F + t_B)} = \frac{p-1}{m}$$
 #
-# for both of them. So is the popular claim just wrong?
+# So is the popular claim just wrong?
 #
-# **Predict.** Suppose that your four ranks have room for four micro-batches each, and that the batch can be cut into 64. How small can you make the bubble with GPipe if it may not have more micro-batches than fit? And how small with your schedule? (You may write fractions.)
+# **Predict.** Suppose that each of your four ranks has room for four micro-batches on its shelf, and that you can split the batch into as many as 64 micro-batches. How small can you make the bubble with GPipe if no shelf may overflow? How small can you make the bubble with your own schedule? (You may write fractions.)
 
 # %% predict="13.c"
 predict("13.c", gpipe=3 / 4, yours=3 / 64)
@@ -171,20 +168,20 @@ def costs(make_lists, p, m):
 viz.table([costs(make_lists, 4, m) for m in (4, 8, 64) for make_lists in (gpipe, schedule)])
 
 # %% [markdown]
-# That's where the claim comes from. For the same $m$, the bubbles are equal. But a small shelf that doesn't grow with $m$ lets you *choose* a large $m$. (GPipe's authors had another way out: as published, GPipe keeps only the input of each stage and recomputes everything else in the backward pass. That's chapter 09's checkpointing, and each B takes 3 units.)
+# That's where the popular claim comes from. For the same number of micro-batches, both schedules have the same bubble. But with your schedule, the shelves don't grow with $m$, so you can *choose* a larger $m$, and a larger $m$ makes the bubble smaller.
 #
 # ## Across the gap
 #
-# Now we need someone to work through the lists. In a single process, autograd connects all layers with one graph. But a stage lives in its own process, and all it ever gets from its neighbors are plain tensors. How does the gradient get across the gap?
+# Now we need a program that carries out a schedule. In a single process, one autograd graph connects all the layers. But in a pipeline, each stage lives in its own process, and all it ever receives from its neighbors is plain tensors. So how does a gradient get from one process to the next?
 
 # %% [markdown] task="13.2" title="Across the gap" difficulty=3 minutes=12
-# Write F and B for a single stage. There aren't any ranks yet: the check plays the postman, and hands the messages from one stage to the next.
+# Write the forward pass and the backward pass of a single stage. You don't need several ranks yet, because the check runs all stages in one process and passes messages between them.
 #
-# - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage, and whatever your B will need.
+# - `forward_stage` runs the stage on the message from the previous stage. It returns the message for the next stage, along with everything that your `backward_stage` will need.
 #
-# - `backward_stage` gets that, and the gradient of the message that F returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. The first stage's input may consist of token IDs, which have no gradient, so return `None` for them.
+# - `backward_stage` receives what `forward_stage` saved for it, along with the gradient of the message that `forward_stage` returned. It adds the gradients of the stage's parameters to their `.grad`, and it returns the gradient of the stage's input. If this input consists of token IDs, which don't have a gradient, it returns `None`.
 #
-# A message is a plain tensor that isn't part of any graph, and it belongs to the caller, who may still need it as it is. Several micro-batches can be on the shelf at the same time, and they leave it in any order.
+# A message is a plain tensor that isn't part of any autograd graph. Leave every message unchanged, because your caller may still need it. A stage may run several forward passes before the first backward pass, and the backward passes can come in any order.
 
 
 # %% exercise="13.2"
@@ -209,9 +206,9 @@ def backward_stage(kept, gradient):
 
 
 # %% [markdown] hints="13.2"
-# 1. Which tensor does the backward pass of a stage have to start from, and with which gradient? Which tensor's gradient does the previous stage need, and when does autograd compute such a gradient? Then think about the message that F returns: if it still had its graph, how long would that graph stay in memory?
-# 2. `message.detach()` is a new tensor with the same values and without a history, so you can call `requires_grad_()` on it without changing the caller's tensor. (For integers, this raises an error.) Run the stage on it. B needs this input and the output with its graph, and the next stage gets the output without its graph.
-# 3. In F, let `x = message.detach()`, call `x.requires_grad_()` if `x.is_floating_point()`, and let `y = stage(x)`. Return `y.detach(), (x, y)`. In B, unpack the pair, call `y.backward(gradient)`, and return `x.grad`.
+# 1. Which tensor does a stage's backward pass have to start from, and with which gradient? Which tensor's gradient does the previous stage need, and when does autograd compute the gradient of such a tensor? Also think about the message that `forward_stage` returns. If this message still had its graph, how long would the graph stay in memory?
+# 2. `message.detach()` is a new tensor with the same values but without a history, so you can call `requires_grad_()` on it without changing the caller's tensor. (For integer tensors, `requires_grad_()` raises an error.) Run the stage on this detached tensor. `backward_stage` needs the detached input and the output with its graph, and the next stage gets the output without its graph.
+# 3. In `forward_stage`, let `x = message.detach()`, call `x.requires_grad_()` if `x.is_floating_point()`, and let `y = stage(x)`. Return `y.detach(), (x, y)`. In `backward_stage`, unpack the pair, call `y.backward(gradient)`, and return `x.grad`.
 
 # %% check="13.2"
 check("13.2", forward_stage, backward_stage)
@@ -219,25 +216,25 @@ check("13.2", forward_stage, backward_stage)
 # %% [markdown]
 # ## A stage at work
 #
-# Now for the real thing: one process per stage. Activations go to the next rank, and gradients go to the previous one. The two directions shouldn't hold each other up, so each of them has its own process group. The object `channels` takes care of that. `channels.rank` and `channels.world_size` are this rank's place in the pipeline and the number of stages.
+# Now let's run a real pipeline, with one process per stage. Each rank sends activations to the next rank and gradients to the previous rank. The object `channels` has a process group for each direction, so that activations and gradients don't hold each other up. `channels.rank` is this rank's position in the pipeline, and `channels.world_size` is the number of stages.
 #
-# - `work = channels.send(tensor, receiver)` starts to send a tensor. `work.wait()` returns when it has been sent. Call it only once.
+# - `work = channels.send(tensor, receiver)` starts to send a tensor. `work.wait()` returns when the tensor has been sent. Call `work.wait()` only once per send.
 #
-# - `work = channels.receive(tensor, sender)` starts to receive into a tensor. You can read it after `work.wait()`.
+# - `work = channels.receive(tensor, sender)` starts to receive a message into a tensor. You can read the tensor after `work.wait()` has returned.
 
 # %% [markdown] task="13.3" title="A stage at work" difficulty=4 minutes=18
-# Write the program of one rank. It works through any list that can be played, in the order of the list. (Messages carry no label, so neighbors send and receive their micro-batches in the same order.) You decide when to receive, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
+# Write the program of a single rank. The program works through its list of actions in order, and it should work for any schedule that can be completed. (Messages carry no labels, so neighbors send and receive their micro-batches in the same order.) You decide when to receive a message, when to start a send, and when to wait for it. Use your `forward_stage` and `backward_stage`.
 #
-# Each micro-batch has a loss of its own, which is a mean over the micro-batch. At the end, the gradients should be those of the *batch's* mean loss, added to whatever was in `.grad` before. When a micro-batch leaves the shelf, don't keep a reference to any of its tensors.
+# Each micro-batch has its own loss, which is a mean over its examples. But at the end of the step, `.grad` should contain the gradients of the *whole batch's* mean loss, added to whatever was in it before. After a micro-batch's backward pass, don't keep a reference to any of its tensors.
 
 
 # %% exercise="13.3"
 def run_stage(stage, actions, channels, template, loss, inputs=None, targets=None):
-    """Work through one rank's list, and add the gradients of the batch's mean loss to those of the stage's parameters.
+    """Run one rank's actions in order, and add the gradients of the batch's mean loss to `.grad` of the parameters.
 
     stage       this rank's module, [b, h] -> [b, h]
     actions     this rank's list, of Action("F", k) and Action("B", k), with action.kind and action.micro_batch
-    template    a tensor like every message, [b, h]: torch.empty_like(template) has room for one
+    template    a tensor with the shape and dtype of a message, [b, h]; torch.empty_like(template) makes room for one
     loss        (output of the last stage, target) -> the mean loss of the micro-batch
     inputs      on the first rank, the m micro-batches; None elsewhere
     targets     on the last rank, the m targets; None elsewhere
@@ -276,9 +273,9 @@ def run_stage(stage, actions, channels, template, loss, inputs=None, targets=Non
 
 
 # %% [markdown] hints="13.3"
-# 1. In which of the two actions does a rank receive from `rank - 1`, and in which one from `rank + 1`? Which ranks lack one of these neighbors, and what do they do instead? A dictionary from micro-batch to what F kept makes a good shelf. And if you wait for each send right away, what could the receiver be waiting for?
-# 2. Receive into a new `torch.empty_like(template)` each time, and wait for it before you read it. Start sends without waiting, collect what `channels.send` returns in a list, and wait for all of it at the end. On the last rank, the "stage" for `forward_stage` is the stage followed by the loss, so its message is a single number. The batch's loss is the mean of $m$ such numbers, so what's the gradient of each of them?
-# 3. `m` is the number of F in `actions`. On the last rank, write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, append `value` to a list, and start B with the gradient `losses[0].new_tensor(1 / m)`. Elsewhere, send `y` to `rank + 1`. In B, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
+# 1. For which kind of action does a rank receive a message from `rank - 1`, and for which kind does it receive one from `rank + 1`? Which ranks lack one of these neighbors, and what do they do instead? Your shelf can be a dictionary that maps the number of a micro-batch to what `forward_stage` saved for it. Why shouldn't you wait for each send right away? What could the receiver be waiting for at that moment?
+# 2. Receive each message into a new tensor, `torch.empty_like(template)`, and wait for the message before you read the tensor. Start your sends without waiting for them, collect the objects that `channels.send` returns in a list, and wait for all of them at the end. On the last rank, pass a function to `forward_stage` that runs the stage and then computes the loss, so that the message is a single number. The loss of the batch is the mean of $m$ such numbers. What's the gradient of this mean with respect to each number?
+# 3. To get `m`, count the forward passes in `actions`. On the last rank, write `value, shelf[k] = forward_stage(lambda x: loss(stage(x), targets[k]), message)`, append `value` to a list, and start the backward pass with the gradient `losses[0].new_tensor(1 / m)`. On all other ranks, send `y` to `rank + 1`. In the backward pass, call `backward_stage(shelf.pop(k), gradient)`, and send the result to `rank - 1` unless this is rank 0. Return `sum(losses) / m` on the last rank.
 
 # %% check="13.3"
 check("13.3", run_stage)
@@ -286,7 +283,7 @@ check("13.3", run_stage)
 # %% [markdown]
 # ## Train with it
 #
-# The model reads eight bytes of Python code and predicts the next byte. It has four residual blocks with $h = 128$. `ByteStage(0, 2)` is the first half of it, and `ByteStage()` is all of it. Only rank 0 gets the bytes, and only the last rank gets the targets. Nobody adds up gradients across ranks, because every rank has different parameters.
+# The model below reads eight bytes of Python code and predicts the next byte. It has four residual blocks with $h = 128$. `ByteStage()` is the complete model, and `ByteStage(0, 2)` is the first half of it. Only rank 0 gets the input bytes, and only the last rank gets the targets. We don't need an all-reduce for the gradients, because each rank has different parameters.
 
 # %%
 BATCH, STEPS, M = 64, 30, 8
@@ -344,7 +341,9 @@ print(
 )
 
 # %% [markdown]
-# One curve, and the weights agree to the last digits of a float64. And does a real pipeline look like the drawing? Here are four processes that run your program with your schedule, and below, the same schedule as simulated. The stages only pause, so this works even if the four ranks share a single core. The messages, the order, and the waiting are real.
+# The three curves coincide, and the final weights agree to the last digits of a float64.
+#
+# Does a real pipeline look like your drawing? Below, four processes run your program with your schedule, followed by a simulation of the same schedule. The real stages sleep instead of computing, so this works even if all four ranks share a single core. But the messages, their order, and the waiting are real.
 
 
 # %%
@@ -358,17 +357,17 @@ viz.schedule(in_units(launch(at_work, 4, args=(schedule, 8))), title="your sched
 viz.schedule(schedule_order.simulate(as_schedule(schedule(4, 8))), title="the same schedule, simulated")
 
 # %% [markdown]
-# **Predict.** GPT-3 has 96 layers and $h = 12288$. One text of 2,048 tokens with 2 bytes per element goes forward and backward. How many gigabytes do the messages of a rank contain if the ranks split every layer, with four all-reduces per layer? And how many does an inner rank *send* if the ranks are stages? (A gigabyte is a billion bytes. Round to one decimal.)
+# **Predict.** GPT-3 has 96 layers with $h = 12288$. Suppose that one sequence of 2,048 tokens goes through the model, forward and backward, with 2 bytes per element. With tensor parallelism and four all-reduces per layer, what's the total size of each rank's messages, in gigabytes? With a pipeline, how many gigabytes does a rank in the middle *send*? (A gigabyte is a billion bytes. Round to one decimal.)
 
 # %% predict="13.d"
 predict("13.d", split_layers=19.3, stages=0.1)
 
 # %% [markdown]
-# That's why the usual arrangement is tensor parallelism inside a machine, and a pipeline from machine to machine.
+# That's why large models usually combine tensor parallelism inside each machine with a pipeline across machines.
 #
 # ## Break it
 #
-# Your program waits for its sends at the end. Isn't it safer to wait for each send right away? Let's try that with both schedules, on two ranks.
+# Your program starts all of its sends and waits for them at the end. Wouldn't it be safer to wait for each send right away? Let's try that with both schedules, on two ranks.
 #
 # **Predict.** Which of the two schedules hangs: "GPipe", "1F1B", "both", or "neither"?
 
@@ -397,13 +396,17 @@ with show_failure():
     launch(one_step, 2, args=(schedule, WaitingChannels))
 
 # %% [markdown]
-# Both ranks are stuck in a *send*. Rank 0 wants to get rid of the activation of micro-batch 1, rank 1 wants to get rid of the gradient of micro-batch 0, and neither gets around to receiving. In GPipe, all messages travel in the same direction until the backward passes begin, so this deadlock never happens. Whether a send waits for its receiver depends on the backend and on the size of the message, so a program like this can pass all its tests and hang with the first large model.
+# Both ranks are stuck in a *send*. Rank 0 is trying to send the activations of micro-batch 1, while rank 1 is trying to send the gradient of micro-batch 0. Neither rank ever gets around to receiving anything. In GPipe, all messages go in the same direction until the backward passes begin, so this deadlock can't happen.
+#
+# Whether a send waits for its receiver depends on the backend and on the size of the message. That's why such a program can pass all of its tests and still hang with your first large model.
 #
 # ## Fix it
 #
-# A send that doesn't wait has its price, too: until the message is gone, its memory isn't yours. In March 2026, somebody found out why the gradient norm of Llama 3.1 405B became NaN on 16 stages. Megatron-LM saved memory by freeing each output as soon as its send had *started*. If the memory went to another tensor while NCCL was still reading it, the next stage received garbage (NVIDIA/Megatron-LM pull request 4047, which is merged). The author had only seen this in large-scale runs, and wrote that it wasn't quite possible to create a good unit test.
+# Starting a send without waiting for it has a price, too. Until the send is complete, you may neither overwrite nor free the memory of the message.
 #
-# On two ranks, a few lines are enough. Rank 0 sends three messages from the same buffer, while rank 1 is busy with something else.
+# To save memory, Megatron-LM used to free the output of a stage as soon as the send had *started*. If another tensor reused the memory while NCCL was still reading the output, the next stage received garbage. With 16 stages, the gradient norm of Llama 3.1 405B became NaN, and in March 2026, a developer found out why. The bug had only shown up in large-scale runs, and the developer wrote that it wasn't quite possible to create a good unit test (NVIDIA/Megatron-LM pull request 4047, which has been merged).
+#
+# You can see the same bug on two ranks. Below, rank 0 sends three messages from the same buffer, while rank 1 is busy with something else.
 #
 # **Predict.** Which three numbers does rank 1 receive?
 
@@ -430,14 +433,14 @@ def one_buffer():
 launch(one_buffer, 2, backend="gloo")[1]  # always on CPUs, because on GPUs, it depends on luck
 
 # %% [markdown] task="13.4" title="Fix it: too tidy" difficulty=2 minutes=8
-# Your `run_stage` keeps every message until the end of the step. The `Outbox` below wants to save this memory, and it sends everything from one buffer. Fix `send`. Every message should arrive as it was when `send` was called, and the outbox may not make any further tensors.
+# Your `run_stage` keeps every message in memory until the end of the step. The `Outbox` below tries to save this memory by sending all messages from a single buffer, but its `send` is broken. Fix `send`, so that every message arrives with the values it had when `send` was called. The outbox may not create any additional tensors.
 #
-# The check looks after every message until your code has waited for it, and it notices if anything touches the memory before that. So what happens only sometimes on a cluster happens every time here.
+# The check notices if the memory of a message changes before your code has waited for the send. So a bug that strikes only now and then on a cluster strikes every time here.
 
 
 # %% exercise="13.4"
 class Outbox:
-    """Sends messages to one neighbor, all of them from a single buffer, which is as large as `template`."""
+    """Sends messages to one neighbor, all from a single buffer that has the shape of `template`."""
 
     def __init__(self, channels, receiver, template):
         self.channels, self.receiver = channels, receiver
@@ -462,9 +465,9 @@ class Outbox:
 
 
 # %% [markdown] hints="13.4"
-# 1. From when on may you write into the buffer again, and which object can tell you? Who else is using the buffer when the broken version writes into it?
-# 2. There are three places where `send` could wait: before it copies the message, between the copy and the send, and after the send. At one of them, it's too late for the message that's still on its way. At another one, you wait for a receiver that may be waiting for you, and you've just seen what happens then.
-# 3. Call `self.wait()` in the first line of `send`. When the first message is sent, there's nothing to wait for, and `wait` takes care of that.
+# 1. When is it safe to write into the buffer again, and which object can tell you that? In the broken version, who might still be reading the buffer when `send` overwrites it?
+# 2. There are three places where `send` could wait: before it copies the message into the buffer, between the copy and the start of the send, and after the start of the send. In one of these places, the previous message might already have been overwritten before it was sent. In another place, you'd be waiting for a receiver that may be waiting for you, and you've just seen what happens then.
+# 3. Call `self.wait()` in the first line of `send`. When you send the first message, there's no earlier send to wait for, and `wait` already takes care of that case.
 
 # %% check="13.4"
 check("13.4", Outbox)
@@ -490,18 +493,20 @@ viz.table([memory(gpipe, 8), memory(gpipe, 16), memory(schedule, 8), memory(sche
            memory(schedule, 16, TidyChannels)], title="the most memory that a rank used, with 128 examples per micro-batch")  # fmt: skip
 
 # %% [markdown]
-# Here are the shelves again, this time in megabytes. With twice as many micro-batches, GPipe needs 28 MB on rank 0 instead of 16 MB. Your schedule only needs 1 MB more, for the messages that are kept until the end of the step, and the outbox gets rid of those, too.
+# This table measures the shelves in megabytes. If you double the number of micro-batches from 8 to 16, GPipe needs about 12 MB more on rank 0. Your schedule needs only about 1 MB more on rank 0, because `run_stage` keeps all the messages it has sent until the end of the step. With the outbox, this increase disappears as well.
 #
-# ## A table at both ends
+# <details><summary>Going deeper: a table at both ends</summary>
 #
-# There's one more trap. If a GPT uses the same table for its embedding and its output layer (chapter 07), the first and the last stage both need it, so each of them has a copy. The look-ups contribute to the gradient on the first rank, and the logits contribute to the gradient on the last rank. So at the end of each step, these two ranks add up their gradients of the table with an all-reduce. If you forget it, the first loss is still correct, and then the two copies drift apart. Remember this for chapter 14, where a gradient norm has to count such a table once.
+# Pipelines have one more trap. If a GPT uses the same table for its embedding and its output layer (chapter 07), both the first stage and the last stage need a copy of this table. The token look-ups contribute to the table's gradient on the first rank, and the logits contribute to it on the last rank. So at the end of each step, the first and the last rank have to add up their gradients of the table with an all-reduce. If you forget this all-reduce, the first loss is still correct, but then the two copies drift apart. Chapter 14 will come back to such tables, because a gradient norm has to count a shared table only once.
+#
+# </details>
 #
 # ## Fill the bubble (optional)
 #
-# You've met the idea in chapter 11: a backward pass makes two things, and only one of them is urgent. The previous rank waits for the gradient of the *input*. Nobody waits for the gradients of the *weights*, until the optimizer step. So let's split B into **I** (the gradient of the input) and **W** (the gradients of the weights), and give F, I, and W one unit of time each. `Action("I", k)` needs what B needed, and `Action("W", k)` needs the rank's own I of the same micro-batch. A micro-batch leaves the shelf with its W.
+# As you saw in chapter 11, a backward pass computes two kinds of gradients, and only one kind is urgent. The previous rank is waiting for the gradient of the *input*, but the gradients of the *weights* can wait until the optimizer step. So let's split each backward pass (B) into two actions. **I** computes the gradient of the input, and **W** computes the gradients of the weights. F, I, and W take one unit of time each. `Action("I", k)` needs the same inputs as `Action("B", k)`, and `Action("W", k)` can run at any time after `Action("I", k)` on the same rank. A micro-batch leaves the shelf after its W action.
 
 # %% [markdown] task="13.5" title="Fill the bubble (optional)" difficulty=4 minutes=15
-# Write a schedule with F, I, and W whose bubble is at most half of $(p-1)/m$. No rank may have more than $p$ micro-batches on its shelf, and there are at least as many micro-batches as ranks, $m \ge p$. `play(fill_bubble(4, 8))` draws your lists. Half is enough to pass. The check also tells you how you compare with the schedule that Qi et al. published in 2023.
+# Write a schedule with F, I, and W actions whose bubble is at most half of $(p-1)/m$, the bubble of 1F1B. No rank may have more than $p$ micro-batches on its shelf. You can assume that $m \ge p$. `play(fill_bubble(4, 8))` draws your schedule. The table after the check compares your schedule with ZB-H1, which Qi et al. published in 2023.
 
 
 # %% exercise="13.5"
@@ -522,9 +527,9 @@ def fill_bubble(p, m):
 
 
 # %% [markdown] hints="13.5"
-# 1. Start from your 1F1B, and replace each B with an I, followed by its W. Then draw it. Where are the ranks idle, and which W could you move there without making anyone wait?
-# 2. At the end of a step, the first ranks wait for the last few I, so the later ranks should get their I done as soon as possible. They can put off some of their W for that. How many micro-batches may wait for their W on rank $r$ if the shelf has room for $p$, and the warm-up takes up $p - r$?
-# 3. On rank $r$, put off each W by $r$ micro-batches: after I `k` comes W `k - r`, if `k >= r`. The remaining W come at the very end.
+# 1. Start from your 1F1B schedule, and replace each backward pass with an I action, followed by the W action of the same micro-batch. Then draw the schedule. Where are the ranks idle, and which W actions could you move there without making another rank wait?
+# 2. At the end of a step, the first ranks are waiting for the input gradients of the last few micro-batches. So the later ranks should run their I actions as early as possible, even if they have to postpone some of their W actions. A postponed W action keeps its micro-batch on the shelf. In 1F1B, rank $r$ needs room for $p - r$ micro-batches, and now its shelf has room for $p$. How many W actions can rank $r$ postpone?
+# 3. On rank $r$, postpone each W action by $r$ micro-batches. In other words, after `Action("I", k)` comes `Action("W", k - r)`, if `k >= r`. Put the remaining W actions at the very end.
 
 # %% check="13.5"
 check("13.5", fill_bubble)
@@ -547,17 +552,19 @@ symptoms(13)
 #
 # <details><summary>Going deeper: Megatron-Core, PyTorch, and more stages than ranks</summary>
 #
-# - **Megatron-Core** has your schedule in `megatron/core/pipeline_parallel/schedules.py`, where the warm-up is called `num_warmup_microbatches`. Its `deallocate_output_tensor` frees the values of an output, because only the output's graph is needed. Since pull request 4047, it does so only when the send has completed. The gradients of a tied table are added up in `finalize_model_grads.py`.
+# - **Megatron-Core** implements your schedule in `megatron/core/pipeline_parallel/schedules.py`, where the length of the warm-up is called `num_warmup_microbatches`. The function `deallocate_output_tensor` frees the values of an output, because the backward pass only needs the output's graph. Since pull request 4047, Megatron-Core doesn't free an output until its send is complete. The gradients of a tied table are added up in `finalize_model_grads.py`.
 #
-# - **DeepSpeed** had a related bug on the receiving side. In 2023, a user noticed that its 1F1B keeps one buffer more than necessary. But without this buffer, a received activation could overwrite a gradient that still had to be sent, so the fix also swapped the two messages (issue 2800, fixed by pull request 2862).
+# - **DeepSpeed** had a related bug on the receiving side. In 2023, a user noticed that DeepSpeed's 1F1B keeps one buffer more than necessary. But if you simply removed this buffer, a received activation could overwrite a gradient that still had to be sent. So the developers removed the buffer and also swapped the order of these two messages (issue 2800, fixed by pull request 2862).
 #
-# - **PyTorch** has `torch.distributed.pipelining`. You wrap each part of the model in a `PipelineStage`, and choose a schedule such as `ScheduleGPipe`, `Schedule1F1B`, or `ScheduleZBVZeroBubble`. The option `scale_grads` is your 1/m.
+# - **PyTorch** has a package for pipelines, `torch.distributed.pipelining`. You wrap each part of the model in a `PipelineStage` and choose a schedule, such as `ScheduleGPipe`, `Schedule1F1B`, or `ScheduleZBVZeroBubble`. The option `scale_grads` applies the factor of 1/m that you applied in exercise 13.3.
 #
-# - **Two directions on NCCL.** Process groups for two directions are convenient, but they aren't a guarantee. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. Megatron-LM can pair a send with a receive instead, and start both as one batch. The course's schedules have run over NCCL on ranks that share a single GPU, but not yet on several GPUs.
+# - **GPipe and PipeDream.** GPipe's authors saved memory in a different way. In their paper, each stage keeps only its input and recomputes all other activations in the backward pass. This is the checkpointing from chapter 09, and it makes each backward pass take 3 units of time. PipeDream already used the name 1F1B in 2019, but for a different schedule. That schedule doesn't wait for the end of a step, so it computes its gradients with older weights.
 #
-# - **More stages than ranks.** The bubble consists of $p - 1$ micro-batches on one stage, so smaller stages make it smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages of $1/v$ the size, and a micro-batch goes around the ranks $v$ times. The bubble shrinks to $(p-1)/(m v)$, at the cost of larger shelves and about $v$ times as many messages. In its classic form, $m$ has to be a multiple of $p$. You can play with it below.
+# - **Two directions on NCCL.** It's convenient to have a process group for each direction, but separate groups alone don't rule out deadlocks. NCCL's documentation warns that using several communicators at the same time requires careful synchronization and can lead to deadlocks. As an alternative, Megatron-LM can pair a send with a receive and start both of them as one batch. We've run this course's schedules over NCCL on ranks that share a single GPU, but not yet on several GPUs.
 #
-# - **Micro-batches of different lengths.** If some tokens don't count, a mean of means isn't the mean. Then each micro-batch should contribute its *sum*, divided by the number of tokens in the whole batch, as `tplab.pipeline.Pipeline` does.
+# - **More stages than ranks.** The bubble consists of the time that $p - 1$ micro-batches spend on one stage, so you can shrink it by making the stages smaller. In *interleaved* 1F1B (Narayanan et al. 2021), each rank has $v$ stages that are $1/v$ as large, and each micro-batch passes through all the ranks $v$ times. This shrinks the bubble to $(p-1)/(m v)$, but the shelves get larger and the ranks send about $v$ times as many messages. In the classic form of this schedule, $m$ has to be a multiple of $p$. You can play with it below.
+#
+# - **Micro-batches of different lengths.** If some tokens don't count toward the loss, some micro-batches contain more counted tokens than others, so the mean of the micro-batches' means isn't the mean of the batch. Instead, each micro-batch should contribute the *sum* of its losses, divided by the number of counted tokens in the whole batch. This is how `tplab.pipeline.Pipeline` does it.
 #
 # </details>
 
@@ -573,7 +580,7 @@ viz.explore(show_interleaved, p=(4, 2), m=(8, 4, 16), v=(2, 1, 4))
 # %% [markdown]
 # ## Your library so far
 #
-# Your library now has a schedule, and a stage that runs it. `python -m my_tp pipeline` trains a model in two stages.
+# Your library now contains a schedule and a program for each stage. `python -m my_tp pipeline` trains a model in two stages.
 
 # %%
 from tplab.course import library
@@ -581,4 +588,4 @@ from tplab.course import library
 library(13)
 
 # %% [markdown]
-# Your pipeline keeps four machines busy. Now somebody hands you the keys to 32 of them, and your model doesn't have eight times as many layers. What do the other 28 machines do?
+# Your pipeline keeps four machines busy. But what if you have 32 machines, and your model doesn't have eight times as many layers? What should the other 28 machines do?

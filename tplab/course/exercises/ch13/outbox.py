@@ -1,9 +1,10 @@
 """The check of exercise 13.4, an outbox that sends from one buffer.
 
-The outbox gets channels with an adversary inside. They send a copy of each tensor, and compare the tensor with this
-copy when somebody waits for the request, as `late` does. But `late` ends in an error, and this adversary delivers the
-right message anyway, so that every rank gets to the end and the check can tell when the buffer was touched. An outbox
-that writes too early is found on every machine, whether or not the message had already left.
+The check gives the outbox an `Adversary` in place of its channels. The adversary sends a copy of each tensor, and when
+the outbox waits for the send, the adversary compares the tensor with this copy, as `late` does. But `late` raises an
+error, while the adversary delivers the right message anyway, so every rank gets to the end and the check can tell when
+the buffer was touched. This finds an outbox that writes too early on every machine, even if the message had already
+left.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ COUNT, SIZE = 3, 6
 
 @dataclass
 class Request:
-    """What `Adversary.send` returns: the backend's request, the tensor that is sent, and how it was."""
+    """What `Adversary.send` returns: the backend's request, the tensor, and a copy of its values at the start."""
 
     work: Any
     tensor: Tensor
@@ -58,7 +59,7 @@ class Request:
 
 @dataclass
 class Adversary:
-    """Channels that notice if a tensor changes before its request was waited for."""
+    """Channels that notice if a tensor changes before the sender has waited for its request."""
 
     channels: Channels
     requests: list[Request] = field(default_factory=list)
@@ -152,7 +153,7 @@ def run(outbox: Callable[..., Any], case: Exchange, given: Tensor, group: Any) -
     return {
         "received": torch.stack(found) if found else None,
         "traffic": traffic(section),
-        EARLY: Claim(f"{early} of {len(waited)} messages changed on their way" if early else ""),
+        EARLY: Claim(f"{early} of {len(waited)} messages changed while they were being sent" if early else ""),
         TIDY: Claim("it changed" if touched else ""),
         CALLER: Claim("what's sent changed with it" if shared else ""),
         ONE_BUFFER: Claim(f"{len(buffers)} tensors were sent" if len(buffers) > len(boxes) else ""),
@@ -175,5 +176,5 @@ def right(case: Exchange, sent: Tensor, place: Place) -> Observed:
 exercise(
     "13.4", "Fix it: too tidy", takes=["Outbox"],
     trials=[OnRanks(cases=CASES, draw=draw, run=run, right=right, world_sizes=(2, 4), late=True)],
-    passed="Every message arrives as it was, and none of them needs memory besides the buffer.",
+    passed="Every message arrives with its original values, and the outbox needs no memory besides its buffer.",
 )  # fmt: skip

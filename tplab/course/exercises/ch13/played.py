@@ -1,7 +1,7 @@
 """The checks of exercises 13.1, a schedule that beats GPipe, and 13.5, one with a smaller bubble.
 
-Lists are judged by what they cost. They're played on the clock of chapter 11, and nothing else here comes from the
-course's own schedules.
+The checks judge a schedule by its time and its memory. They play its lists on the clock of chapter 11, and they don't
+use the course's own schedules.
 """
 
 from collections import Counter
@@ -68,7 +68,12 @@ def _costs(lists: Lists, kinds: str, m: int, fast: str, most: Callable[[int, int
     return seen | {
         COUNT: [len(row) for row in lists],
         ENDS: Claim(""),
-        SHELF: Claim("; ".join(f"rank {rank} keeps {size}, and {allowed[rank]} would do" for rank, size in full[:3])),
+        SHELF: Claim(
+            "; ".join(
+                f"rank {rank} has {size} micro-batches on its shelf, and {allowed[rank]} would be enough"
+                for rank, size in full[:3]
+            )
+        ),
         fast: Claim(_too_slow(timing.total, p, m, fast)),
         DRAWN: drawing(timing),
     }
@@ -121,7 +126,7 @@ def _operations(lists: Lists) -> Iterator[clock.Operation[Key]]:
 
 
 def _circle(error: clock.OrderError) -> str:
-    """Describe the actions that wait for each other."""
+    """Describe the circle of actions that wait for each other."""
     links = [
         f"{one.name[0]}{one.name[1]} on rank {one.rank} waits for {needed[0]}{needed[1]} on rank {needed[2]}"
         for one, needed in error.circle
@@ -143,7 +148,7 @@ def written(lists: Lists) -> str:
 
 
 def drawing(timing: clock.Timing[Key]) -> str:
-    """Draw when each rank works on what, with three characters per unit of time."""
+    """Draw which action each rank works on at which time, with three characters per unit of time."""
     lines = []
     for (rank, _), spans in sorted(timing.lanes.items()):
         cells = ["..."] * int(timing.total)
@@ -185,5 +190,5 @@ exercise(
             run=run("FIW", BUBBLE, lambda p, m, rank: p),
         )
     ],
-    passed="For p = 4 and m = 8, the bubble is at most 0.188. It's 0.375 for GPipe and 1F1B, and 0.125 for ZB-H1.",
+    passed="For p = 4 and m = 8, your bubble is at most 0.188. GPipe and 1F1B have 0.375, and ZB-H1 has 0.125.",
 )  # fmt: skip
