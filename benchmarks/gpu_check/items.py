@@ -7,6 +7,7 @@ Where = Literal["gpu", "emulated", "cpu"]  # the last two are rehearsals
 
 SHARED = {"TPLAB_BACKEND": "nccl", "TPLAB_SHARE_GPUS": "1"}
 WORDS_OF_NCCL = {"NCCL_DEBUG": "WARN"}  # NCCL says why it fails, and a failed test shows what it printed
+EACH = 60  # seconds that a single test may take, so that one that hangs leaves time for the others
 MODULES_OF_PROGRAMS = ("cloudpickle", "psutil", "yaml", "tokenizers")
 MODULES_OF_TESTS = ("pytest", "pytest_timeout", *MODULES_OF_PROGRAMS)
 MODULES_OF_CHAPTERS = ("pytest", "nbval", "nbformat", "nbclient", "ipykernel", "jupytext", "rich")
@@ -36,7 +37,8 @@ def items(where: Where, gpus: int) -> list[Item]:
     patience = 1 if is_real else 5  # a rehearsal looks for mistakes, also on a busy laptop
 
     def tests(name: str, limit: float, *selected: str) -> Item:
-        command = ("-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", *selected)
+        how = ("-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", "--tb=short", f"--timeout={patience * EACH}")
+        command = ("-m", "pytest", *how, *selected)
         says = "" if where == "cpu" else " passed"
         return Item(name, command, patience * limit, WORDS_OF_NCCL, MODULES_OF_TESTS, says)
 
