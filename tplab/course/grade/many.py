@@ -67,7 +67,7 @@ def check(student: Student, number: int, reference: list[Cell], limits: Limits) 
             for piece in merge(reference, learner).pieces:
                 if piece.role == "exercise":
                     outcome.answers[piece.number] = outcome.answers.get(piece.number, "") + piece.source.rstrip() + "\n"
-            for said in check_notebook(reference, path, learner=learner, limits=limits):
+            for said in check_notebook(reference, learner, path.parent, limits=limits):
                 if isinstance(said, Note):
                     outcome.notes.append(said.text)
                 else:
