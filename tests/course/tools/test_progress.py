@@ -89,7 +89,11 @@ def test_check_is_what_progress_knows_of_but_not_the_check_of_a_copy(tmp_path, c
         save(root, learner)
         assert cli.main(["check", "90", "--root", str(root)]) == 1
     found = standings(course_at(root))[0].exercises
-    assert [(one.status, one.note[:7]) for one in found] == [("passed", "checked"), ("failed", "checked"), ("to do", "")]
+    assert [(one.status, one.note[:7]) for one in found] == [
+        ("passed", "checked"),
+        ("failed", "checked"),
+        ("to do", ""),
+    ]
     capsys.readouterr()
     assert "1 of 3 exercises passed. Next: 90.2. About 10 min left." in told(root, capsys=capsys)
 
