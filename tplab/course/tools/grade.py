@@ -23,13 +23,9 @@ from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.numbering import chapter_argument, heading
 
 FOLDERS = """
-FOLDER holds one file or one folder per student:
-
-  Ann.ipynb                       the cells say which chapter it is, so any name will do
-  Ben/04_parallel_linear.ipynb    one of Ben's chapters; others, and files that they need, may be next to it
-
-Nothing in FOLDER is changed, because each notebook runs as a copy. OUT gets grades.csv (a row per student, a column per
-exercise), index.html, and a page per student.
+FOLDER holds a notebook or a folder for each student. A student's folder may hold several chapters, and files that they
+need. Nothing in FOLDER is changed, because each notebook runs as a copy. OUT gets grades.csv (a row per student, a
+column per exercise), index.html, and a page per student.
 
 A notebook is a program that runs under your account, and the limits only stop one that is broken. If you don't trust
 your students, run this command in a container without a network, as docs/teaching.md ("Grade a class") shows.
