@@ -210,6 +210,7 @@ SHOWN = {
     "a pass, then an error": ([PASS, STOPPED], 2, "to do"),
     "another exercise's pass": ([ANOTHER], 2, "to do"),
     "a pass from before the cell was run": ([PASS], 1, "to do"),
+    "a pass of cells that never ran": ([PASS], None, "to do"),
     "nothing": ([], 2, "to do"),
     "no outputs at all": ([None, 3], 2, "to do"),
 }
@@ -219,8 +220,8 @@ SHOWN = {
 def test_what_the_notebook_shows_is_told_and_not_verified(name, root, learner):
     outputs, count, status = SHOWN[name]
     learner.answer(1, RIGHT)
-    learner.cell("exercise-90-1")["execution_count"] = 1 if count == 2 else 3
-    learner.cell("check-90-1").update(outputs=outputs, execution_count=2)
+    learner.cell("exercise-90-1")["execution_count"] = {1: 3, 2: 1}.get(count)
+    learner.cell("check-90-1").update(outputs=outputs, execution_count=count and 2)
     save(root, learner)
     found = standing(root)
     assert (found.status, found.note) == (status, AS_SHOWN if status != "to do" else "not checked yet")
