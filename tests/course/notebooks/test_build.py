@@ -37,8 +37,13 @@ BROKEN = {
     "a cell in between": (part("check"), "# %%\n1 + 1\n\n" + part("check"), "isn't in its place"),
     "solution outside an exercise": ('print("a given cell")', SOLUTION.replace("    ", ""), "outside an exercise"),
     "no solution": (SOLUTION, "    return 2 * x\n", "has no ### BEGIN SOLUTION"),
-    "unclosed": ("    ### END SOLUTION\n", "", "never closed"),
-    "closed twice": (SOLUTION, SOLUTION + "    ### END SOLUTION\n", "without ### BEGIN SOLUTION"),
+    "unclosed": ("    ### END SOLUTION\n", "", "its markers are ### BEGIN SOLUTION; each"),
+    "closed twice": (SOLUTION, SOLUTION + "    ### END SOLUTION\n", "### END SOLUTION, ### END SOLUTION; each"),
+    "broken code": (
+        SOLUTION,
+        SOLUTION.replace("    ### END", "    ### BROKEN\n    y\n    ### END"),
+        "must be a comment",
+    ),
     "prose after the hints": ("# 3. `2 * x`\n", "# 3. `2 * x`\n#\n# Good luck.\n", "outside the list"),
     "check is two statements": (CHECK, CHECK + "print(1)\n", "exactly one expression"),
     "check calls another": (

@@ -47,17 +47,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def row_of(module: Module) -> tuple[str, str, str, str]:
-    written = ", ".join(f"{exercise}{'?' * (exercise in module.shown)}" for exercise in module.written)
-    lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
-    return module.name, str(module.lines), written + " (edited since)" * module.edited, lacking
-
-
-def summary(course: Course, found: list[Module]) -> str:
-    lines, exercises = sum(module.lines for module in found), sum(len(module.written) for module in found)
-    return f"{lines} lines of your own from {exercises} exercise{'s' * (exercises != 1)}, in {course.folder / PACKAGE}."
-
-
 def notes(course: Course, found: list[Module], since: int | None = None) -> list[str]:
     """Return sentences on what the library can do, and on code in it that `tplab check` hasn't checked.
 
@@ -108,7 +97,15 @@ def page(course: Course, since: int | None = None) -> LibraryPage:
     found = modules(course)
     if not found:
         return LibraryPage("Your library", [], [EMPTY])
-    return LibraryPage(summary(course, found), [row_of(module) for module in found], notes(course, found, since))
+    rows = []
+    for module in found:
+        written = ", ".join(f"{exercise}{'?' * (exercise in module.shown)}" for exercise in module.written)
+        lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
+        rows.append((module.name, str(module.lines), written + " (edited since)" * module.edited, lacking))
+    lines, count = sum(module.lines for module in found), sum(len(module.written) for module in found)
+    exercises = "1 exercise" if count == 1 else f"{count} exercises"
+    title = f"{lines} lines of your own from {exercises}, in {course.folder / PACKAGE}."
+    return LibraryPage(title, rows, notes(course, found, since))
 
 
 def library(chapter: int | str | None = None) -> LibraryPage:
