@@ -69,11 +69,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     outcomes = _check(students, references, jobs, limits, console)
     grades = [report.Grade(student, outcomes[student.entry]) for student in students]
     numbers = [exercise for reference in references.values() for exercise in exercises_of(reference)]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        report.write(out, grades, numbers)
-    except OSError as error:
-        raise Misuse(f"The results can't be written: {error.strerror or error} ({error.filename or out}).") from error
+    out.mkdir(parents=True, exist_ok=True)
+    report.write(out, grades, numbers)
     for one in grades:
         if one.remarks:
             console.print(Text(f"{one.student.name}: {report.short(' '.join(one.remarks), 300)}"))

@@ -49,20 +49,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
     else:
         files, what = find_exercise(course, number, "tplab reset --exercise 4.2")[0], f"Exercise {number}"
     first = first_state(files)
-    try:
-        before = _contents(files.learner)
-        if before == _wanted(files, first, number):
-            console.print(f"{what} is as it was at first; there is nothing to reset.")
-            return 0
-        keeps = "" if before is None else f" Your notebook is kept in {KEPT}/."
-        if not agreed(f"Reset {what.lower()}?{keeps}", options.yes, console):
-            return 0
-        # Read again, because the notebook may have been saved in the meantime
-        before, wanted = _contents(files.learner), _wanted(files, first, number)
-        kept = None if before is None else keep(files.learner, before, course.folder)
-        replace(files.learner, wanted)
-    except OSError as error:
-        raise Misuse(f"Your notebook was not changed: {error.strerror} ({error.filename}).") from error
+    before = _contents(files.learner)
+    if before == _wanted(files, first, number):
+        console.print(f"{what} is as it was at first; there is nothing to reset.")
+        return 0
+    keeps = "" if before is None else f" Your notebook is kept in {KEPT}/."
+    if not agreed(f"Reset {what.lower()}?{keeps}", options.yes, console):
+        return 0
+    # Read again, because the notebook may have been saved in the meantime
+    before, wanted = _contents(files.learner), _wanted(files, first, number)
+    kept = None if before is None else keep(files.learner, before, course.folder)
+    replace(files.learner, wanted)
     console.print(Text(f"{what} is as it was at first.", style="bold"))
     if kept:
         console.print(Text(f"Your notebook of before: {kept.relative_to(course.folder)}"))
