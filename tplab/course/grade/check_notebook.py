@@ -39,13 +39,6 @@ class Verdict:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Note:
-    """A remark that doesn't affect any verdict."""
-
-    text: str
-
-
 def exercises_of(reference: list[Cell]) -> dict[str, str]:
     """Return the number and title of each exercise in a chapter, in order."""
     checks = [cell.marks for cell in code_cells(reference) if role_of(cell)[0] == "check"]
@@ -59,8 +52,10 @@ def check_notebook(
     *,
     exercises: list[str] | None = None,
     limits: Limits | None = None,
-) -> Iterator[Verdict | Note]:
+) -> Iterator[Verdict | str]:
     """Check a notebook with the cells `learner`, which is in `folder`, against `reference`.
+
+    Besides verdicts, this yields notes as text. They don't affect any verdict.
 
     exercises: if given, check only these exercises, and run only the cells that they need
     limits:    what the run may use, by default any memory and CELL_TIMEOUT seconds per cell
@@ -81,7 +76,7 @@ def check_notebook(
             break
     for number in waiting:
         yield Verdict(number, titles[number], "not run", run.ended or ended or "nbval did not reach it.")
-    yield from (Note(text) for text in [*merged.notes, *judge.notes, run.ended] if text)
+    yield from filter(None, [*merged.notes, *judge.notes, run.ended])
 
 
 class Judge:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tplab.course.grade.check_notebook import Note, Verdict, check_notebook, exercises_of
+from tplab.course.grade.check_notebook import Verdict, check_notebook, exercises_of
 from tplab.course.grade.run import Limits
 from tplab.course.grade.terminal import show_heading, show_note, show_summary, show_verdict
 from tplab.course.learner import library
@@ -101,8 +101,8 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
     notes: list[str] = []
     with console.status(_doing(waiting)) as status:
         for said in stream:
-            if isinstance(said, Note):
-                notes.append(said.text)
+            if isinstance(said, str):
+                notes.append(said)
                 continue
             show_verdict(console, said)
             verdicts.append(said)

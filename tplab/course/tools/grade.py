@@ -71,9 +71,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     numbers = [exercise for reference in references.values() for exercise in exercises_of(reference)]
     out.mkdir(parents=True, exist_ok=True)
     report.write(out, grades, numbers)
-    for one in grades:
-        if one.remarks:
-            console.print(Text(f"{one.student.name}: {report.short(' '.join(one.remarks), 300)}"))
     passed = sum(one.passed for one in grades)
     console.print(Text(f"{passed} of {len(grades) * len(numbers)} exercises passed.", style="bold"))
     console.print(f"{out / 'index.html'}\n{out / report.CSV}", soft_wrap=True)
