@@ -100,8 +100,26 @@ def test_nvidia_smi_that_fails_is_as_none(tmp_path, monkeypatch):
         assert doctor.gpus_on_machine() == found
 
 
-def test_a_launch_that_fails_is_told():
-    assert "no such backend" in doctor.ask(f"LAUNCHES = [(2, 'no such backend')]\n{doctor._RANKS}")
+STUBS = """
+import sys
+from unittest.mock import MagicMock
+sys.modules |= {{"torch": MagicMock(), "torch.distributed": MagicMock(), "tplab": MagicMock(launch=MagicMock({}))}}
+LAUNCHES = [(2, "gloo")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "told"),
+    [
+        ("side_effect=ValueError('rank 1 died')", "rank 1 died"),
+        ("return_value=[3, 2]", "[3, 2]"),
+        ("return_value=[2, 2]", ""),
+    ],
+)
+def test_a_launch_that_fails_or_adds_up_wrong_is_told(launch, told):
+    answer = doctor.ask(STUBS.format(launch) + doctor._RANKS)
+    assert told in answer
+    assert bool(answer) == bool(told)
 
 
 def test_all_is_well_here():
