@@ -69,6 +69,7 @@ def test_notebooks_that_can_not_be_checked_are_remarked(tmp_path):
     }  # fmt: skip
     for entry, says in {"Ann.ipynb": "not of chapter 4", "Cem.ipynb": "chapter 7", "Dan": "old.ipynb"}.items():
         assert says in seen[entry][2]
+    assert seen["Dan"][2].startswith("old.ipynb"), "the one saved last counts"
     assert "--chapter" in found(tmp_path)["Ben.ipynb"][2]
 
 

@@ -237,6 +237,9 @@ def test_a_changed_text_keeps_the_outputs_and_changed_code_runs_again(built, tmp
             source.write_text(text := text.replace(old, new))
             assert build.main(["--root", str(tmp_path)]) == 0
         assert len(ran) == 2
+        patch.setattr(build, "fingerprint", lambda number: "of changed checks")
+        assert build.main(["--root", str(tmp_path)]) == 0
+        assert len(ran) == 3
 
 
 def test_the_learner_gets_stubs_dots_and_folded_hints(built):
