@@ -2,7 +2,6 @@
 
     make gpu-check                                              twelve minutes
     python -m benchmarks.gpu_check [--seconds 720] [--report build/gpu-check/report.md] [--fresh]
-    tplab doctor --gpu                                          the same, in five minutes, with a report to send us
 
 Another call goes on where the last one stopped, as long as the code, PyTorch and the GPUs are the same. The report is
 rewritten after every item, so it's readable even if the machine is taken away. Without a GPU, or on emulated GPUs

@@ -21,6 +21,7 @@ from tplab.course.notebooks.build import stale, table_problems
 from tplab.course.notebooks.numbering import chapter_of, number_of, package
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import sources
+from tplab.runtime.devices import COURSE_RANKS
 
 STEMS = [path.stem for path in sources(ROOT)]
 NUMBERS = [number_of(stem) for stem in STEMS]
@@ -52,6 +53,13 @@ def test_there_are_chapters(capfd):
 def test_source_keeps_the_rules_and_notebooks_fit_it(number):
     validate(chapter(number))
     assert stale(chapter(number), ROOT) == [], "run `make notebooks`"
+
+
+def test_no_chapter_launches_more_ranks_than_the_choice_of_the_device_assumes():
+    paths = [*(ROOT / "solutions").glob("*.py"), *(ROOT / "tplab" / "course" / "exercises").rglob("*.py")]
+    launches = r"\blaunch\(\w+, *(\d+)|^# %%ranks +(\d+)|^%%ranks +(\d+)"
+    found = [re.findall(launches, path.read_text(encoding="utf-8"), re.MULTILINE) for path in paths]
+    assert max(int("".join(numbers)) for each in found for numbers in each) == COURSE_RANKS
 
 
 @pytest.mark.parametrize("number", NUMBERS)

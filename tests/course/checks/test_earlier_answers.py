@@ -136,6 +136,7 @@ def test_tplab_check_names_it_too_when_it_runs_only_the_later_exercise(tmp_path)
     path = tmp_path / "mine.ipynb"
     path.write_text(json.dumps(notebook))
     reference = read_notebook(SOLUTION)
-    said = [item for item in check_notebook(reference, path, exercises=["4.4"]) if isinstance(item, Verdict)]
+    stream = check_notebook(reference, read_notebook(path), tmp_path, exercises=["4.4"])
+    said = [item for item in stream if isinstance(item, Verdict)]
     assert [verdict.status for verdict in said] == ["failed"]
     assert MEND.format("4.3", "4.3") in " ".join(said[0].text.split())

@@ -54,7 +54,7 @@ def test_every_call_shows_the_next_one_and_the_last_one_stays(root, capsys):
 
 def test_without_a_number_it_is_the_next_exercise_to_do(tmp_path, capsys, monkeypatch):
     tiny.make_unexecuted(tmp_path, tiny.source(2))
-    passed = Standing("90.1", "", 5, "passed", verified=True)
+    passed = Standing("90.1", "", 5, "passed")
     for standings, code, says in (
         ([Standing("90.1", "", 5, "to do")], 0, "Exercise 90.1, hint 1 of 3"),
         ([passed, Standing("90.2", "", 5, "to do")], 0, "Exercise 90.2, hint 1 of 3"),

@@ -11,7 +11,7 @@ import pytest
 from tests.course import tiny
 from tplab.course.checks import exercises
 from tplab.course.grade import check_notebook
-from tplab.course.grade.check_notebook import Note, Verdict
+from tplab.course.grade.check_notebook import Verdict
 from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.tools.saved_outputs import results
 
@@ -60,8 +60,8 @@ def course(folder: Path, count: int) -> Iterator[Path]:
 
 def verdicts(root: Path, learner: tiny.Learner, **options) -> tuple[dict[str, Verdict], list[str]]:
     """What is said about each exercise, by its number in the chapter, and the notes."""
-    path = learner.save(root / "chapters" / "mine.ipynb")
     reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
-    stream = list(check_notebook.check_notebook(reference, path, **options))
+    mine = read_notebook(learner.save(root / "chapters" / "mine.ipynb"))
+    stream = list(check_notebook.check_notebook(reference, mine, root / "chapters", **options))
     said = {one.number.removeprefix("90."): one for one in stream if isinstance(one, Verdict)}
-    return said, [one.text for one in stream if isinstance(one, Note)]
+    return said, [one for one in stream if isinstance(one, str)]

@@ -44,9 +44,8 @@ def test_students_and_chapters(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / ".DS_Store").touch()
     (tmp_path / "essay.txt").touch()
-    (tmp_path / "link.ipynb").symlink_to("Ann.ipynb")
     seen = found(tmp_path)
-    remarks = {entry: seen.pop(entry)[2] for entry in ("empty", "essay.txt", "link.ipynb")}
+    remarks = {entry: seen.pop(entry)[2] for entry in ("empty", "essay.txt")}
     assert all(remarks.values()), remarks
     assert seen == {
         "Ann.ipynb": ("Ann", [4], ""),
@@ -57,7 +56,7 @@ def test_students_and_chapters(tmp_path):
     }
 
 
-def test_notebooks_that_can_not_be_checked_are_remarked(tmp_path, monkeypatch):
+def test_notebooks_that_can_not_be_checked_are_remarked(tmp_path):
     notebook(tmp_path / "Ann.ipynb", "0.1")
     notebook(tmp_path / "Ben.ipynb", "")
     notebook(tmp_path / "Cem.ipynb", "7.1")
@@ -70,27 +69,17 @@ def test_notebooks_that_can_not_be_checked_are_remarked(tmp_path, monkeypatch):
     }  # fmt: skip
     for entry, says in {"Ann.ipynb": "not of chapter 4", "Cem.ipynb": "chapter 7", "Dan": "old.ipynb"}.items():
         assert says in seen[entry][2]
+    assert seen["Dan"][2].startswith("old.ipynb"), "the one saved last counts"
     assert "--chapter" in found(tmp_path)["Ben.ipynb"][2]
-    monkeypatch.setattr(submissions, "MOST_BYTES", 20)
-    assert found(tmp_path)["Ann.ipynb"][1] == []
 
 
-def test_pages_of_two_students_of_one_name_are_two(tmp_path):
-    notebook(tmp_path / "Ann.ipynb")
-    notebook(tmp_path / "ann" / "04_linear.ipynb")
-    assert len({one.page.lower() for one in find_students(tmp_path, CHAPTERS, None, tmp_path / "out")}) == 2
-
-
-def test_files_beside_a_notebook_are_copied_but_no_links_and_no_other_notebooks(tmp_path):
+def test_files_beside_a_notebook_are_copied_but_no_other_notebooks(tmp_path):
     book = notebook(tmp_path / "class" / "Ann" / "04_linear.ipynb")
     for name in ("helper.py", "data/x.csv", ".hidden"):
         (book.parent / name).parent.mkdir(exist_ok=True)
         (book.parent / name).write_text(name)
     notebook(book.parent / "00_why.ipynb", "0.1")
-    (book.parent / "link.py").symlink_to(book)
-    os.mkfifo(book.parent / "pipe")
     (student,) = find_students(tmp_path / "class", CHAPTERS, None, tmp_path / "out")
-    assert [problem.split()[0] for problem in student.problems] == ["link.py", "pipe"]
     copied = submissions.copy(student.notebooks[4], tmp_path / "copy", beside=student.folder)
     assert copied == tmp_path / "copy" / "notebook.ipynb"
     names = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()}
@@ -99,50 +88,29 @@ def test_files_beside_a_notebook_are_copied_but_no_links_and_no_other_notebooks(
     assert os.listdir(tmp_path / "alone") == ["notebook.ipynb"]
 
 
-def test_names_that_can_not_be_shown_are_written_out():
-    assert submissions.printable(os.fsdecode(b"Ren\xe9")) == "Ren\\xe9"
-    assert submissions.printable("a\nb\u202ec") == "a\\nb\\u202ec"
-    assert submissions.printable("Смит 日本") == "Смит 日本"
-
-
 # The CSV file and the pages
 
-EVIL = "=1+1</pre><script>alert(1)</script>\x1b[31m\u202e\ud800"
+ODD = "=1+1<script>alert(1)<\\script>\ud800"
 
 
-def graded(name: str) -> list[report.Grade]:
+def test_no_text_is_taken_for_html_or_for_a_formula_or_keeps_the_results_from_being_written(tmp_path):
     verdicts = [
-        Verdict("4.1", EVIL, "passed"),
-        Verdict("4.2", "Two", "failed", EVIL),
+        Verdict("4.1", ODD, "passed"),
+        Verdict("4.2", "Two", "failed", ODD),
         Verdict("4.3", "3", "waiting", "4.1"),
     ]
-    outcome = Outcome(verdicts, [EVIL], {"4.2": EVIL})
-    return [report.Grade(Student(name, name, problems=[EVIL]), {4: outcome})]
-
-
-def test_csv_has_a_column_per_exercise_and_no_formula():
-    for name in ("=1", "+1", "-1", "@x", "\t=1", " =1", "|x", EVIL):
-        text = report.as_csv(graded(name), ["0.1", "4.1", "4.2", "4.3"]).decode("utf-8-sig")
-        head, row = csv.reader(io.StringIO(text, newline=""))
-        assert head == ["student", "submission", "0.1", "4.1", "4.2", "4.3", "passed", "of", "remarks"]
-        assert row[2:8] == ["", "passed", "failed", "waiting", "1", "4"]
-        assert all(cell.startswith("'") for cell in (row[0], row[1], row[8])), row
-
-
-def test_pages_escape_everything(tmp_path):
-    report.write(tmp_path, graded(submissions.printable(EVIL[:-1])), ["4.1", "4.2", "4.3"])
+    grades = [report.Grade(Student(ODD, "=1", problems=[ODD]), {4: Outcome(verdicts, [ODD], {"4.2": ODD})})]
+    report.write(tmp_path, grades, ["0.1", "4.1", "4.2", "4.3"])
+    text = (tmp_path / report.CSV).read_text("utf-8-sig")
+    head, row = csv.reader(io.StringIO(text, newline=""))
+    assert head == ["student", "submission", "0.1", "4.1", "4.2", "4.3", "passed", "of", "remarks"]
+    assert row[2:8] == ["", "passed", "failed", "waiting", "1", "4"]
+    assert all(cell.startswith("'=") for cell in (row[0], row[1], row[8])), row
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) == 2
     for page in pages:
-        text = page.read_text(encoding="utf-8")
-        assert "<script" not in text
-        assert "&lt;script&gt;" in text
-        assert not {"\x1b", "\u202e", "\ud800"} & set(text)
-        assert "default-src 'none'" in text
-        assert "http://" not in text
-        assert "src=" not in text.replace("default-src", "")
-    report.write(tmp_path, graded("Ben"), ["4.1"])
-    assert [path.name[:3] for path in (tmp_path / "students").iterdir()] == ["ben"], "the other student has left"
+        assert "<script" not in page.read_text(encoding="utf-8")
+        assert "&lt;script&gt;" in page.read_text(encoding="utf-8")
 
 
 # Limits
@@ -201,11 +169,11 @@ def test_everyone_has_a_row_and_a_page_with_messages_and_code(graded_class):
     assert [row["passed"] for row in graded.values()] == ["1", "0", "0"]
     assert "JSON" in graded["Cem"]["remarks"]
     paths = list((graded_class / "students").iterdir())
-    pages = {path.name.split("-")[0]: path.read_text() for path in paths}
-    assert sorted(pages) == ["ann", "ben", "cem"]
-    assert "double_1(3) is 9." in pages["ben"]
-    assert "return three * x" in pages["ben"]
-    assert "return x + x" in pages["ann"]
+    pages = {path.name.split(".")[0]: path.read_text() for path in paths}
+    assert sorted(pages) == ["Ann", "Ben", "Cem"]
+    assert "double_1(3) is 9." in pages["Ben"]
+    assert "return three * x" in pages["Ben"]
+    assert "return x + x" in pages["Ann"]
     assert "tplab-grade-" not in "".join(pages.values()), "the folder of the copy"
     assert all(f"students/{path.name}" in (graded_class / "index.html").read_text() for path in paths)
     submissions = graded_class.with_name("class")
@@ -238,8 +206,6 @@ def test_misuse_is_told_in_a_sentence(root, tmp_path, monkeypatch, capsys):
         ("class --out class", "--out"),
         ("class --out other", "--out"),
         ("class --out class/a.ipynb", "--out"),
-        ("class --memory 0", "--memory 0"),
-        ("class --cell-timeout nan", "--cell-timeout nan"),
     ):
         assert cli.main(["grade", *line.split(), "--root", str(root)]) == 2
         assert says in " ".join(capsys.readouterr().err.split())

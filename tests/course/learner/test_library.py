@@ -204,7 +204,7 @@ def test_only_what_passes_tplab_check_comes_in_and_mine_shows_it(tmp_path, monke
         assert "double_2" not in before
         assert cli.main(["mine"]) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert "chapter_90.py 2 90.1" in out
+        assert "chapter_90.py: 2 lines, 90.1" in out
         assert "2 lines of your own from 1 exercise," in out
         write_answers(course, "return 3 * x")
         cli.main(["check", "90"])

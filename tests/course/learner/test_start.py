@@ -133,7 +133,7 @@ def test_a_folder_that_is_none_of_the_learners_is_refused(root, monkeypatch, cap
     (root / "my_course").write_text("")
     monkeypatch.setattr("pathlib.Path.is_dir", lambda path: True)
     assert cli.main(["start"]) == 2
-    assert "can't be written" in capsys.readouterr().err
+    assert "can't be read or written" in capsys.readouterr().err
 
 
 # Which course a command means

@@ -1,7 +1,11 @@
 """The build: what it refuses, what it writes, and that it writes the same every time."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -27,19 +31,19 @@ def part(name: str) -> str:
 
 # What is replaced in the source, by what, and what the message must say.
 BROKEN = {
-    "exercise without check": (part("check"), "", "has no check right after it"),
-    "check without exercise": (part("exercise"), "", "has no exercise right after it"),
-    "exercise without task": (part("task"), "", "must follow task 90.1 directly"),
-    "check before exercise": (
-        part("exercise") + part("hints") + part("check"),
-        part("check") + part("exercise"),
-        "order",
-    ),
-    "a cell in between": (part("check"), "# %%\n1 + 1\n\n" + part("check"), "has no check right after it"),
+    "exercise without check": (part("check"), "", "task 90.1 isn't in its place"),
+    "check without exercise": (part("exercise"), "", "task 90.1 isn't in its place"),
+    "exercise without task": (part("task"), "", "exercise 90.1 isn't in its place"),
+    "a cell in between": (part("check"), "# %%\n1 + 1\n\n" + part("check"), "isn't in its place"),
     "solution outside an exercise": ('print("a given cell")', SOLUTION.replace("    ", ""), "outside an exercise"),
     "no solution": (SOLUTION, "    return 2 * x\n", "has no ### BEGIN SOLUTION"),
-    "unclosed": ("    ### END SOLUTION\n", "", "never closed"),
-    "closed twice": (SOLUTION, SOLUTION + "    ### END SOLUTION\n", "without ### BEGIN SOLUTION"),
+    "unclosed": ("    ### END SOLUTION\n", "", "its markers are ### BEGIN SOLUTION; each"),
+    "closed twice": (SOLUTION, SOLUTION + "    ### END SOLUTION\n", "### END SOLUTION, ### END SOLUTION; each"),
+    "broken code": (
+        SOLUTION,
+        SOLUTION.replace("    ### END", "    ### BROKEN\n    y\n    ### END"),
+        "must be a comment",
+    ),
     "prose after the hints": ("# 3. `2 * x`\n", "# 3. `2 * x`\n#\n# Good luck.\n", "outside the list"),
     "check is two statements": (CHECK, CHECK + "print(1)\n", "exactly one expression"),
     "check calls another": (
@@ -63,9 +67,9 @@ BROKEN = {
     "a whole function blanked": (
         'def double_1(x):\n    """Twice x."""\n' + SOLUTION,
         "### BEGIN SOLUTION\ndef double_1(x):\n    return 2 * x\n### END SOLUTION\n",
-        "once its solution is taken out",
+        "holds `raise NotImplementedError",
     ),
-    "wrong chapter": ('"90.1"', '"91.1"', "in chapter 90"),
+    "wrong chapter": ('"90.1"', '"91.1"', "in chapter 90, count up from 90.1"),
     "no title": (' title="Double 1"', "", "needs title"),
     "unknown attribute": ('exercise="90.1"', 'excercise="90.1"', "unknown attribute excercise"),
     "unknown tag": ('tags=["setup"]', 'tags=["set-up"]', "unknown tag set-up"),
@@ -85,16 +89,17 @@ def test_broken_source_is_refused_by_file_cell_and_remedy(name, tmp_path, capsys
     tiny.write(tmp_path, text)
     assert build.main(["--root", str(tmp_path)]) == 1
     message = capsys.readouterr().err
-    assert "90_tiny.py: cell " in message
+    assert "refused     90_tiny.py: " in message
     assert says in message
     assert not (tmp_path / "chapters").exists()
 
 
-def test_numbers_count_up(tmp_path):
-    with pytest.raises(SourceError, match=r"cell \d+ \(line \d+\): a second task 90\.1"):
-        validate(read(tiny.write(tmp_path, tiny.START + tiny.EXERCISE.format(k=1) * 2)))
-    with pytest.raises(SourceError, match="count up"):
-        validate(read(tiny.write(tmp_path, tiny.START + tiny.EXERCISE.format(k=2))))
+def test_numbers_count_up_and_a_refusal_names_the_line(tmp_path):
+    for text in (tiny.EXERCISE.format(k=1) * 2, tiny.EXERCISE.format(k=2)):
+        with pytest.raises(SourceError, match="count up from 90.1"):
+            validate(read(tiny.write(tmp_path, tiny.START + text)))
+    with pytest.raises(SourceError, match=r"cell 3 \(line 7\): the cell line says predict"):
+        validate(read(tiny.write(tmp_path, tiny.START.replace('predict("90.a", value=4)', "predict(4)"))))
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +138,21 @@ def test_rebuild_is_equal_to_the_byte(built, monkeypatch):
     before = [(built / name).read_bytes() for name in names]
     assert build.main(["--root", str(built), "--force", "90"]) == 0
     assert [(built / name).read_bytes() for name in names] == before
+
+
+def test_plain_nbval_compares_the_results_of_checks(built, tmp_path, monkeypatch):
+    """One check shows what it should; of the other, the notebook expects another text."""
+    monkeypatch.setenv("PYTHONPATH", str(built))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the others take longer to import than nbval runs
+    path = tmp_path / "90_tiny.ipynb"
+    text = (built / "solutions" / "90_tiny.ipynb").read_text(encoding="utf-8")
+    path.write_text(text.replace("Exercise 90.2 passed", "Exercise 90.2 surpassed"), encoding="utf-8")
+    code = [cell["id"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "nbval.plugin", "--nbval-lax"]
+    done = subprocess.run([*command, "-c", os.devnull, path], capture_output=True, text=True, cwd=tmp_path)
+    outcomes = dict(re.findall(r"::Cell (\d+) (PASSED|FAILED)", done.stdout))
+    failed = [code[int(cell)] for cell, outcome in outcomes.items() if outcome == "FAILED"]
+    assert (len(outcomes), failed) == (len(code), ["check-90-2"]), done.stdout
 
 
 def test_check_needs_no_kernel_and_finds_what_is_stale(built, monkeypatch, capsys):
@@ -217,6 +237,9 @@ def test_a_changed_text_keeps_the_outputs_and_changed_code_runs_again(built, tmp
             source.write_text(text := text.replace(old, new))
             assert build.main(["--root", str(tmp_path)]) == 0
         assert len(ran) == 2
+        patch.setattr(build, "fingerprint", lambda number: "of changed checks")
+        assert build.main(["--root", str(tmp_path)]) == 0
+        assert len(ran) == 3
 
 
 def test_the_learner_gets_stubs_dots_and_folded_hints(built):
@@ -263,10 +286,14 @@ def test_still_picture_of_a_widget_keeps_its_width():
 
 
 def test_large_notebook_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    tiny.write(tmp_path, tiny.source(1).replace('print("a given cell")', 'print("x" * 1_000_001)'))
+    def printed(notebook, folder):
+        notebook.cells[-1].outputs = [new_output("stream", text="x" * 1_000_001)]
+        return notebook
+
+    monkeypatch.setattr(build, "execute", printed)
+    tiny.write(tmp_path, tiny.source(1))
     assert build.main(["--root", str(tmp_path)]) == 1
-    assert "the limit is 1,000,000; the largest cell is cell-" in capsys.readouterr().err
+    assert "the limit is 1,000,000" in capsys.readouterr().err
     assert not (tmp_path / "chapters").exists()
 
 

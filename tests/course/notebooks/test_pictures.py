@@ -12,7 +12,7 @@ from tests.course import tiny
 from tplab.course.learner import start
 from tplab.course.learner.course_files import Course
 from tplab.course.notebooks import build
-from tplab.course.notebooks.pictures import copy_pictures, shown_in, stale_pictures
+from tplab.course.notebooks.pictures import shown_in
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import SourceError, read
 
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "clone"
     draw(root)
     tiny.make_unexecuted(root, tiny.source(1) + CELL)
-    copy_pictures(chapter_of(root))
+    build.build(chapter_of(root), root)
     return root
 
 
@@ -57,7 +57,7 @@ def test_a_changed_or_missing_copy_is_stale(root: Path, capsys) -> None:
         assert build.main(["--root", str(root), "--check"]) == 1
         assert f"stale       {name}; run `make notebooks`" in capsys.readouterr().out
         (root / name).unlink()
-        assert stale_pictures(chapter_of(root))[0] == name
+        assert build.stale(chapter_of(root), root) == [name]
         (root / name).write_text("<svg>1</svg>")
 
 
@@ -66,7 +66,6 @@ def test_a_changed_or_missing_copy_is_stale(root: Path, capsys) -> None:
     [
         ("pictures/dot.svg", "pictures/dots.svg", r"no picture 'pictures/dots\.svg'.*which has dot\.svg"),
         ("pictures/dot.svg", "https://a.b/dot.svg", "no picture 'https"),
-        ("pictures/dot.svg", "attachment:dot.svg", r"write \(pictures/dot\.svg\) instead"),
         (f"[{ALT}]", "[ ]", "has no description; say what it shows"),
         (f"![{ALT}](pictures/dot.svg)", '<img src="pictures/dot.svg">', "an <img> tag; write"),
     ],
@@ -93,7 +92,7 @@ def test_start_and_update_bring_the_picture_to_the_learner_and_leave_theirs_alon
     assert start.start(course).moved == []  # it is the course's, so it stays in chapters/
     assert mine.read_text() == "<svg>1</svg>"
     draw(root, "<svg>2</svg>")
-    copy_pictures(chapter_of(root))
+    build.build(chapter_of(root), root)
     start.update(course)
     assert mine.read_text() == "<svg>2</svg>"
     assert (root / COPIES[1]).exists()

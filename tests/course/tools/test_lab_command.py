@@ -119,19 +119,3 @@ def test_misuse_is_told_in_a_sentence(arguments, says, root, started, capsys):
 def test_make_lab_is_this_command(tmp_path):
     said = make("-n", "-o", f"{tmp_path}/.installed", "lab", f"VENV={tmp_path}", "LAB_ARGS=4 --port=9000").stdout
     assert said.strip() == f"exec {tmp_path}/bin/python -m tplab lab 4 --port=9000"
-
-
-@pytest.mark.parametrize("arguments", [["check", "--nonsense"], ["progress", "--port=1"], ["nonsense"], []])
-def test_only_lab_takes_options_that_it_does_not_know(arguments):
-    with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
-    assert end.value.code == 2
-
-
-def test_every_command_says_what_it_is_for(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    out = capsys.readouterr().out
-    for command in ("lab", "start", "update", "check", "progress", "hint", "solution", "reset", "doctor", "build"):
-        line = next(line for line in out.splitlines() if line.split()[:1] == [command])
-        assert len(line.split()) > 3

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tplab.course.grade.answers import merge
-from tplab.course.grade.check_notebook import Note, Verdict, check_notebook, exercises_of
+from tplab.course.grade.check_notebook import Verdict, check_notebook, exercises_of
 from tplab.course.grade.run import Limits
 from tplab.course.grade.submissions import Student, copy
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
@@ -67,9 +67,9 @@ def check(student: Student, number: int, reference: list[Cell], limits: Limits) 
             for piece in merge(reference, learner).pieces:
                 if piece.role == "exercise":
                     outcome.answers[piece.number] = outcome.answers.get(piece.number, "") + piece.source.rstrip() + "\n"
-            for said in check_notebook(reference, path, learner=learner, limits=limits):
-                if isinstance(said, Note):
-                    outcome.notes.append(said.text)
+            for said in check_notebook(reference, learner, path.parent, limits=limits):
+                if isinstance(said, str):
+                    outcome.notes.append(said)
                 else:
                     outcome.verdicts.append(said)
         except Unreadable as error:

@@ -1,17 +1,14 @@
-"""The pytest plugin behind `tplab check`, which is nbval with its bugs fixed. It sends one JSON line (a row) per cell.
+"""The pytest plugin behind `tplab check`, which is nbval with three faults repaired. It sends a JSON line per cell.
 
 It is loaded instead of nbval's own plugin (`-p tplab.course.grade.nbval_plugin`). nbval's classes do most of the work:
 they run the cells in a kernel, and they fail if a cell does or if the result of a check differs from the reference's.
-The subclasses in this file fix four problems:
+The subclasses in this file repair these faults:
 
 1. If the kernel dies, nbval notices that only when the cell times out.
-2. If a cell sends very many messages, ZeroMQ drops those that aren't read in time, and one of them may say that the
-   cell is done. Some cells never stop printing.
-3. nbval ignores errors that come without an error message on iopub, such as an unknown magic.
-4. After a cell has timed out, nbval expects every later cell to fail.
+2. nbval ignores errors that come without an error message on iopub, such as an unknown magic.
+3. After a cell has timed out, nbval expects every later cell to fail.
 
-Output that a check prints doesn't count, because a learner may debug with print. Neither do the tags and comments by
-which nbval lets a notebook choose what is compared.
+Output that a check prints doesn't count, because a learner may debug with print.
 """
 
 import collections
@@ -27,7 +24,6 @@ from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 
 from tplab.course.notebooks.kernels import CELL_TIMEOUT, started
 
-PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -51,35 +47,21 @@ def pytest_collect_file(file_path, parent):
 
 
 class Kernel(RunningKernel):
-    """A running kernel. While a cell runs, this class reads both the shell channel and the iopub channel."""
-
-    def __init__(self, *args, **kwargs):
-        self.unread: collections.deque = collections.deque()
-        self.reply: dict = {}
-        self.printed = 0
-        super().__init__(*args, **kwargs)
+    """A running kernel. `reply` is what it answered to the latest cell, or {} if it hasn't answered."""
 
     def _ensure_iopub_up(self):
         self.kc.iopub_channel.socket.rcvhwm = 0  # no limit; by default the kernel drops messages once 1000 are waiting
         super()._ensure_iopub_up()
 
-    def execute_cell_input(self, cell_input, allow_stdin=None):
-        self.reply, self.printed = {}, 0
-        return super().execute_cell_input(cell_input, allow_stdin)
-
     def await_reply(self, msg_id, timeout=None):
-        """Wait for the kernel's reply to a cell, and collect the cell's output in the meantime.
-
-        Raises Empty if the cell takes too long or prints too much, so that nbval interrupts it. Raises KernelDied if
-        the kernel's process ends.
-        """
+        """Wait for the reply to a cell. Raises Empty after `timeout` seconds, and KernelDied if the process ends."""
+        self.reply = {}
         end = time.monotonic() + (timeout or float("inf"))
         while True:
-            self._read_shown()
             try:
                 message = self.kc.get_shell_msg(timeout=0.1)
             except Empty:
-                if time.monotonic() > end or self.printed > PRINT_LIMIT:
+                if time.monotonic() > end:
                     raise
                 if not self.is_alive():
                     raise KernelDied from None
@@ -87,21 +69,6 @@ class Kernel(RunningKernel):
             if message["parent_header"].get("msg_id") == msg_id:
                 self.reply = message["content"]
                 return
-
-    def _read_shown(self):
-        while self.printed <= PRINT_LIMIT:
-            try:
-                message = self.kc.get_iopub_msg(timeout=0)
-            except Empty:
-                return
-            if message["msg_type"] == "stream":
-                self.printed += len(message["content"]["text"])
-            else:
-                self.unread.append(message)
-
-    def get_message(self, stream, timeout=None):
-        """Return the next message from iopub, the only stream that nbval reads in this way. nbval's own is slow."""
-        return self.unread.popleft() if self.unread else self.kc.get_iopub_msg(timeout=timeout)
 
 
 class ChapterFile(nbval.IPyNbFile):
@@ -134,10 +101,9 @@ class ChapterCell(nbval.IPyNbCell):
             super().runtest()
         finally:
             if self.parent.timed_out:
-                flood = kernel.printed > PRINT_LIMIT
-                self.told |= {"printed": PRINT_LIMIT} if flood else {"seconds": option.nbval_cell_timeout}
+                self.told["seconds"] = option.nbval_cell_timeout
             option.nbval_cell_timeout, self.parent.timed_out = asked, False
-        if kernel.reply.get("status") != "ok":  # without sys.stderr, a kernel never replies
+        if kernel.reply.get("status") != "ok":
             self.raise_cell_error(f"{kernel.reply.get('ename')}: {kernel.reply.get('evalue')}")
 
     def compare_outputs(self, test, ref, skip_compare=None):
@@ -161,11 +127,11 @@ def pytest_runtest_makereport(item, call):
 
 def row(item: ChapterCell, outcome: str, failure: pytest.ExceptionInfo | None) -> dict:
     """Return the row that reports the result of a cell to check_notebook.py."""
-    told = {"id": item.cell.id, "outcome": outcome, **item.told}
+    kernel = item.parent.kernel
+    told = {"id": item.cell.id, "outcome": outcome, "died": kernel is None or not kernel.is_alive(), **item.told}
     if failure is None:
         return told
-    kernel = item.parent.kernel
-    told["died"] = failure.errisinstance(KernelDied) or kernel is None or not kernel.is_alive()
+    told["died"] |= failure.errisinstance(KernelDied)
     told["message"] = _ANSI.sub("", str(failure.value))
     shown = next((output for output in item.test_outputs or [] if output["output_type"] == "error"), None)
     if shown:

@@ -87,7 +87,7 @@ def to_notebook(pieces: list[Piece]) -> list[Cell]:
     Only a check has outputs to compare. They are the reference's.
     """
     names = {piece.source: f"your cell of exercise {piece.number}" for piece in pieces if piece.role == "exercise"}
-    start = f"__import__('tplab.course.grade.in_kernel', fromlist=['start']).start({names!r})"
+    start = f"__import__('tplab.course.grade.in_kernel', fromlist=['name_cells']).name_cells({names!r})"
     cells = [Cell("code", start, "hidden-start", {"tplab": {"role": "setup", "number": ""}})]
     for piece in pieces:
         given = piece.reference if piece.role == "check" and piece.reference else Cell("code", "")

@@ -28,7 +28,8 @@ def show_heading(console: Console, stem: str, title: str, path: Path) -> None:
     """Print the chapter's title and when its notebook was last saved, because unsaved changes aren't checked."""
     heading = f"{'The start page' if stem == START else f'Chapter {stem[:2]}'}: {title}"
     console.print(Text(heading, style="bold"))
-    console.print(Text(f"{_short(path)}, {saved(path.stat().st_mtime)}", style="dim"))
+    saved = time.strftime("%b %d, %H:%M:%S", time.localtime(path.stat().st_mtime))
+    console.print(Text(f"{_short(path)}, saved {saved}", style="dim"))
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
@@ -56,18 +57,6 @@ def show_summary(console: Console, verdicts: list[Verdict]) -> None:
     order = ("failed", "to do", "waiting", "not run")
     following = next((verdict.number for status in order for verdict in verdicts if verdict.status == status), "")
     console.print(Text(f"{told} Next: {following}." if following else told, style="bold"))
-
-
-def saved(moment: float) -> str:
-    """Return when a file was saved, as in "saved 10:15:00, 3 min ago". `moment` is in seconds since the epoch."""
-    minutes = int((time.time() - moment) / 60)
-    if minutes < 1:
-        ago = "just now"
-    elif minutes < 120:
-        ago = f"{minutes} min ago"
-    else:
-        ago = f"{minutes // 60} hours ago" if minutes < 48 * 60 else f"{minutes // 60 // 24} days ago"
-    return f"saved {time.strftime('%H:%M:%S', time.localtime(moment))}, {ago}"
 
 
 def reflow(text: str, width: int) -> str:

@@ -15,7 +15,6 @@ except execution is a pure function, so two builds from the same outputs are byt
 import argparse
 import copy
 import hashlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ from nbformat import NotebookNode
 from tplab.course.notebooks import mistakes
 from tplab.course.notebooks.numbering import INDEX, argument, number_of, package
 from tplab.course.notebooks.outputs import ExecutionError, execute, what_is_compared
-from tplab.course.notebooks.pictures import copy_pictures, stale_pictures
+from tplab.course.notebooks.pictures import copies
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import Cell, Chapter, SourceError, pages, read
@@ -120,14 +119,6 @@ def _cell_id(cell: Cell, taken: set[str]) -> str:
     return unique
 
 
-def without_outputs(notebook: NotebookNode) -> NotebookNode:
-    bare = copy.deepcopy(notebook)
-    for cell in bare.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    return bare
-
-
 def blank_chapter(chapter: Chapter, solution: NotebookNode) -> NotebookNode:
     """Return the learner's notebook, without answers or outputs. Its hints also say what each check compares."""
     notebook = skeleton(chapter, blank=True)
@@ -154,10 +145,6 @@ def load(path: Path) -> NotebookNode | None:
         return None
 
 
-def is_executed_from(solution: NotebookNode | None, chapter: Chapter) -> bool:
-    return solution is not None and to_text(without_outputs(solution)) == to_text(skeleton(chapter, blank=False))
-
-
 def with_kept_outputs(solution: NotebookNode | None, chapter: Chapter) -> NotebookNode | None:
     """Return the chapter's solution with the outputs of an earlier build, or None if its code has to run again.
 
@@ -174,16 +161,20 @@ def with_kept_outputs(solution: NotebookNode | None, chapter: Chapter) -> Notebo
     return wanted
 
 
+def files_of(chapter: Chapter, solution: NotebookNode, root: Path) -> dict[Path, bytes]:
+    """Return the contents of the chapter's files: its solution, its blank chapter, and copies of its pictures."""
+    notebooks = {"solutions": solution, "chapters": blank_chapter(chapter, solution)}
+    texts = {root / folder / f"{chapter.stem}.ipynb": to_text(each).encode() for folder, each in notebooks.items()}
+    return texts | copies(chapter)
+
+
 def stale(chapter: Chapter, root: Path) -> list[str]:
-    """Return a list with the first of the chapter's files that is stale, or [] if none is. This runs no cells."""
-    solution = load(root / "solutions" / f"{chapter.stem}.ipynb")
-    if solution is None or not is_executed_from(solution, chapter):
-        return [f"solutions/{chapter.stem}.ipynb"]
-    path = root / "chapters" / f"{chapter.stem}.ipynb"
-    wanted = to_text(blank_chapter(chapter, solution))
-    if not path.exists() or path.read_text(encoding="utf-8") != wanted:
-        return [f"chapters/{chapter.stem}.ipynb"]
-    return stale_pictures(chapter)
+    """Return the names of the chapter's files that are stale. This runs no cells."""
+    path = root / "solutions" / f"{chapter.stem}.ipynb"
+    solution = with_kept_outputs(load(path), chapter)
+    if solution is None:
+        return [_told(path, root)]
+    return [_told(path, root) for path, data in files_of(chapter, solution, root).items() if not _holds(path, data)]
 
 
 def table_problems(chapter: Chapter) -> list[str]:
@@ -196,32 +187,29 @@ def table_problems(chapter: Chapter) -> list[str]:
 
 def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
     """Write the chapter's notebooks and pictures if they are stale, and return the names of the files written."""
-    solution_path = root / "solutions" / f"{chapter.stem}.ipynb"
-    solution = load(solution_path)
-    written = []
-    if force or solution is None or not is_executed_from(solution, chapter):
-        solution = None if force else with_kept_outputs(solution, chapter)
-        if solution is None:
-            solution = execute(skeleton(chapter, blank=False), solution_path.parent)
-        written += _write(solution, solution_path)
-    written += _write(blank_chapter(chapter, solution), root / "chapters" / f"{chapter.stem}.ipynb")
-    return written + copy_pictures(chapter)
+    path = root / "solutions" / f"{chapter.stem}.ipynb"
+    solution = None if force else with_kept_outputs(load(path), chapter)
+    if solution is None:
+        solution = execute(skeleton(chapter, blank=False), path.parent)
+    files = files_of(chapter, solution, root)
+    return [_write(path, data, root) for path, data in files.items() if not _holds(path, data)]
 
 
-def _write(notebook: NotebookNode, path: Path) -> list[str]:
-    text = to_text(notebook)
-    size = len(text.encode())
-    if size > SIZE_LIMIT:
-        largest = max(notebook.cells, key=lambda cell: len(json.dumps(cell)))
-        raise BuildError(
-            f"{path.name} would have {size:,} bytes, the limit is {SIZE_LIMIT:,}; the largest cell is {largest.id} "
-            f"({len(json.dumps(largest)):,} bytes): draw a smaller picture or print less"
-        )
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return []
+def _holds(path: Path, data: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == data
+
+
+def _write(path: Path, data: bytes, root: Path) -> str:
+    if len(data) > SIZE_LIMIT:
+        told = f"{path.name} would have {len(data):,} bytes, the limit is {SIZE_LIMIT:,}"
+        raise BuildError(f"{told}: draw a smaller picture or print less")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return [f"{path.parent.name}/{path.name}"]
+    path.write_bytes(data)
+    return _told(path, root)
+
+
+def _told(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
 
 
 def _name(path: Path) -> str:

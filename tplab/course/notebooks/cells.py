@@ -42,40 +42,23 @@ def parse_cells(notebook: dict) -> list[Cell]:
 
 def load_notebook(path: Path) -> dict:
     """Read the JSON of a notebook file. Raises Unreadable unless it's an object with a list of cells."""
+    text = ""
     try:
         text = path.read_text(encoding="utf-8-sig")
+        notebook = json.loads(text)
     except FileNotFoundError as error:
         raise Unreadable(f"There is no file {path}.") from error
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"{path} is not a text file in UTF-8 ({error.reason}). Is it a notebook?") from error
     except OSError as error:
         raise Unreadable(f"{path} can't be read: {error.strerror}.") from error
-    try:
-        notebook = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: JSON's errors, and integers with thousands of digits
-        raise Unreadable(f"{path} is not a notebook: {_what_broke_it(text, error)}") from error
-    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
-        old = isinstance(notebook, dict) and "worksheets" in notebook
-        hint = "It has notebook format 3; open it in JupyterLab and save it." if old else "It has no list of cells."
-        raise Unreadable(f"{path} is not a notebook of format 4. {hint}")
-    for number, cell in enumerate(notebook["cells"], 1):
-        if not isinstance(cell, dict):
-            raise Unreadable(f"{path} is not a notebook: its cell {number} is not a cell.")
+    except (ValueError, RecursionError) as error:  # it isn't UTF-8 or JSON
+        why = f"it is not valid JSON ({error}). Was it cut short? Save it again from JupyterLab."
+        if re.search(r"^(<<<<<<<|=======|>>>>>>>)", text, re.MULTILINE):
+            why = "it holds the marks of a git merge (<<<<<<<). Settle the merge, then check again."
+        raise Unreadable(f"{path} is not a notebook: {why}") from error
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        raise Unreadable(f"{path} is not a notebook of format 4. Open it in JupyterLab and save it.")
     return notebook
-
-
-def _what_broke_it(text: str, error: Exception) -> str:
-    if not text.strip():
-        return "the file is empty."
-    if re.search(r"^(<<<<<<<|=======|>>>>>>>)", text, re.MULTILINE):
-        return "it holds the marks of a git merge (<<<<<<<). Settle the merge, then check again."
-    if "\x00" in text:
-        return "it is not saved as UTF-8 (UTF-16, perhaps), which Jupyter needs. Save it as UTF-8."
-    if isinstance(error, json.JSONDecodeError):
-        where = f"line {error.lineno}: {error.msg}"
-    else:
-        where = "nested too deeply" if isinstance(error, RecursionError) else "a number in it has thousands of digits"
-    return f"it is not valid JSON ({where}). Was it cut short? Save it again from JupyterLab."
 
 
 def _cell(raw: dict) -> Cell:

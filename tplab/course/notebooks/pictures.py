@@ -1,4 +1,4 @@
-"""Find, validate and copy the moving pictures that a chapter's text shows.
+"""Find and validate the moving pictures that a chapter's text shows.
 
 A markdown cell shows a picture from pictures/moving/, where the generators write them, by a link with a description:
 
@@ -38,9 +38,6 @@ def validate_pictures(chapter: Chapter) -> None:
             raise cell.refuse(f"an <img> tag; write ![what it shows]({FOLDER}/name.svg), which the build copies along")
         for alt, target in _links(cell):
             name = target.removeprefix(f"{FOLDER}/")
-            if target.startswith("attachment:"):
-                name = target.removeprefix("attachment:")
-                raise cell.refuse(f"JupyterLab doesn't show an attached SVG; write ({FOLDER}/{name}) instead")
             if target == name or not (made / name).is_file():
                 there = ", ".join(sorted(path.name for path in made.glob("*.svg"))) or "no pictures yet"
                 raise cell.refuse(
@@ -51,20 +48,14 @@ def validate_pictures(chapter: Chapter) -> None:
                 raise cell.refuse(f"the picture {target} has no description; say what it shows between the brackets")
 
 
-def stale_pictures(chapter: Chapter) -> list[str]:
-    """Return a list with the first copy of a picture that is missing or out of date, or [] if all are up to date."""
-    return [_told(target) for source, target in _copies(chapter) if not _same(source, target)][:1]
-
-
-def copy_pictures(chapter: Chapter) -> list[str]:
-    """Copy the chapter's pictures to both notebook folders, and return the names of the files that were written."""
-    written = []
-    for source, target in _copies(chapter):
-        if not _same(source, target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
-            written.append(_told(target))
-    return written
+def copies(chapter: Chapter) -> dict[Path, bytes]:
+    """Return the path and the content of each copy of a picture that the chapter shows, in both notebook folders."""
+    root = _root(chapter)
+    return {
+        root / folder / FOLDER / name: (root / MADE / name).read_bytes()
+        for name in shown_in(chapter)
+        for folder in ("solutions", "chapters")
+    }
 
 
 def _links(cell: Cell) -> list[tuple[str, str]]:
@@ -76,21 +67,3 @@ def _links(cell: Cell) -> list[tuple[str, str]]:
 
 def _root(chapter: Chapter) -> Path:
     return chapter.path.parents[1]
-
-
-def _copies(chapter: Chapter) -> list[tuple[Path, Path]]:
-    """Return the (source, copy) paths of each picture that the chapter shows, in both notebook folders."""
-    root = _root(chapter)
-    return [
-        (root / MADE / name, root / folder / FOLDER / name)
-        for name in shown_in(chapter)
-        for folder in ("solutions", "chapters")
-    ]
-
-
-def _same(source: Path, target: Path) -> bool:
-    return target.is_file() and target.read_bytes() == source.read_bytes()
-
-
-def _told(target: Path) -> str:
-    return "/".join(target.parts[-3:])

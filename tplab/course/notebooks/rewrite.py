@@ -36,32 +36,24 @@ def blank_exercise(text: str, number: str) -> str:
     If the task is to repair code, the region continues below the answer with ### BROKEN and the broken lines, each as a
     comment. The learner gets these lines below the stub, where they're no longer comments.
     """
-    lines, inside, broken = [], False, False
-    for count, line in enumerate(text.split("\n"), 1):
-        marker = line.strip()
-        if marker == BEGIN:
-            if inside:
-                raise RewriteError(f"line {count}: {BEGIN} inside a solution region; close the first one with {END}")
-            inside = True
-            indent = line[: len(line) - len(line.lstrip())]
-            lines += [f"{indent}# your code here", f'{indent}raise NotImplementedError("exercise {number}")']
-        elif marker == BROKEN:
-            if not inside:
-                raise RewriteError(f"line {count}: {BROKEN} without {BEGIN}")
-            broken = True
-            lines[-2:] = [f"{lines[-1]}  # delete this line, then repair the code below"]
-        elif marker == END:
-            if not inside:
-                raise RewriteError(f"line {count}: {END} without {BEGIN}")
-            inside = broken = False
-        elif broken:
-            if not re.match(r"\s*# ?", line):
-                raise RewriteError(f"line {count}: a broken line must be a comment, up to {END}")
-            lines.append(re.sub(r"^(\s*)# ?", r"\1", line).rstrip())
-        elif not inside:
+    markers = [line.strip() for line, where in regions(text) if where == "marker"]
+    if not re.fullmatch(rf"({BEGIN}({BROKEN})?{END})*", "".join(markers)):
+        raise RewriteError(
+            f"its markers are {', '.join(markers)}; each region has {BEGIN}, perhaps {BROKEN}, and {END}"
+        )
+    lines: list[str] = []
+    for line, where in regions(text):
+        indent = line[: len(line) - len(line.lstrip())]
+        if where == "given":
             lines.append(line)
-    if inside:
-        raise RewriteError(f"a solution region is never closed; add {END}")
+        elif where == "broken":
+            if line.strip()[:1] not in ("", "#"):
+                raise RewriteError(f"{line!r} is one of the broken lines, so it must be a comment")
+            lines.append(re.sub(r"^(\s*)# ?", r"\1", line).rstrip())
+        elif line.strip() == BEGIN:
+            lines += [f"{indent}# your code here", f'{indent}raise NotImplementedError("exercise {number}")']
+        elif line.strip() == BROKEN:
+            lines[-2:] = [f"{lines[-1]}  # delete this line, then repair the code below"]
     return "\n".join(lines)
 
 

@@ -11,14 +11,13 @@
 """
 
 import ast
-import re
+from string import ascii_lowercase
 
 from tplab.course.notebooks.numbering import argument, prefix
 from tplab.course.notebooks.pictures import validate_pictures
 from tplab.course.notebooks.rewrite import RewriteError, blank_exercise, fold_hints, has_solution_region
 from tplab.course.notebooks.source import (
     DEFINITIONS,
-    ROLES,
     Cell,
     Chapter,
     SourceError,
@@ -33,7 +32,6 @@ def validate(chapter: Chapter) -> None:
     """Raise SourceError for the first broken rule, saying which cell breaks it and what to do."""
     for cell in chapter.cells:
         _validate_form(cell)
-    _validate_numbers(chapter)
     _validate_order(chapter)
     _validate_given_cells(chapter)
     validate_pictures(chapter)
@@ -62,17 +60,9 @@ def _validate_form(cell: Cell) -> None:
         except RewriteError as error:
             raise cell.refuse(f"hints {cell.number}: {error}") from error
     if cell.role == "task":
-        _validate_task(cell)
-
-
-def _validate_task(cell: Cell) -> None:
-    title, difficulty, minutes = (cell.attributes.get(name) for name in ("title", "difficulty", "minutes"))
-    if not isinstance(title, str) or not title:
-        raise cell.refuse(f'task {cell.number} needs title="..."')
-    if not isinstance(difficulty, int) or not 1 <= difficulty <= 5:
-        raise cell.refuse(f"task {cell.number} needs difficulty=1 to 5, not {difficulty}")
-    if not isinstance(minutes, int) or minutes < 1:
-        raise cell.refuse(f"task {cell.number} needs minutes=, a whole number, not {minutes}")
+        wanted = {"title": str, "difficulty": int, "minutes": int}
+        if not all(isinstance(cell.attributes.get(name), kind) for name, kind in wanted.items()):
+            raise cell.refuse(f'task {cell.number} needs title="...", difficulty=1 to 5, and minutes=')
 
 
 def _validate_call(cell: Cell) -> None:
@@ -90,79 +80,51 @@ def _validate_call(cell: Cell) -> None:
 
 
 def _validate_exercise(cell: Cell) -> None:
+    """Require functions, classes, imports and a docstring, which are the same with and without the solution."""
     if not has_solution_region(cell.text):
         raise cell.refuse(f"exercise {cell.number} has no ### BEGIN SOLUTION ... ### END SOLUTION region")
     try:
         blank = blank_exercise(cell.text, cell.number)
+        body = [*parse_code(cell.text).body, *parse_code(blank).body]
     except RewriteError as error:
         raise cell.refuse(f"exercise {cell.number}: {error}") from error
-    try:
-        blank_tree = parse_code(blank)
     except SyntaxError as error:
         raise cell.refuse(
             f"exercise {cell.number} is not Python once its solution is taken out: {error.msg}"
         ) from error
-    for tree, form in ((parse_code(cell.text), ""), (blank_tree, ", once its solution is taken out,")):
-        for position, node in enumerate(tree.body):
-            docstring = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if not docstring and not isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
-                raise cell.refuse(
-                    f"exercise {cell.number}{form} holds `{ast.unparse(node).splitlines()[0]}`; "
-                    "an exercise is functions, classes, imports and a docstring, so move it into a cell of its own"
-                )
+    for node in body:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not docstring and not isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
+            raise cell.refuse(
+                f"exercise {cell.number} holds `{ast.unparse(node).splitlines()[0]}`; "
+                "an exercise is functions, classes, imports and a docstring, so move it into a cell of its own"
+            )
     if not defined_names(cell.text) or defined_names(cell.text) != defined_names(blank):
         raise cell.refuse(
             f"exercise {cell.number} must define the same functions or classes with and without its solution"
         )
 
 
-def _validate_numbers(chapter: Chapter) -> None:
-    seen: set[tuple[str, str]] = set()
-    pattern = dict.fromkeys(ROLES, r"\d+") | {"predict": "[a-z]"}
-    for cell in chapter.cells:
-        if cell.role is None:
-            continue
-        if chapter.is_index:
-            raise cell.refuse(f"{cell.role} {cell.number} in the index; it belongs into a chapter")
-        if not re.fullmatch(rf"{prefix(chapter.number)}\.{pattern[cell.role]}", cell.number):
-            example = f"{prefix(chapter.number)}.{'a' if cell.role == 'predict' else 1}"
-            raise cell.refuse(
-                f"{cell.role} {cell.number!r} in chapter {argument(chapter.number)}; number it like {example}"
-            )
-        if (cell.role, cell.number) in seen:
-            raise cell.refuse(f"a second {cell.role} {cell.number}; give each its own number")
-        seen.add((cell.role, cell.number))
-
-
 def _validate_order(chapter: Chapter) -> None:
     """Require consecutive task, exercise, hints and check cells, and numbers that count up from 1 or a."""
     parts = ("task", "exercise", "hints", "check")
-    cells = chapter.cells
-    for index, cell in enumerate(cells):
-        if cell.role not in parts:
-            continue
-        if cell.role != "task":
-            place = parts.index(cell.role)
-            before = cells[index - 1] if index else None
-            if before is None or (before.role, before.number) != (parts[place - 1], cell.number):
+    for place, cell in enumerate(chapter.cells):
+        if cell.role and chapter.is_index:
+            raise cell.refuse(f"{cell.role} {cell.number} in the index; it belongs into a chapter")
+        if cell.role in parts:
+            first = max(0, place - parts.index(cell.role))
+            group = [(each.role, each.number) for each in chapter.cells[first : first + len(parts)]]
+            if group != [(part, cell.number) for part in parts]:
                 raise cell.refuse(
-                    f"{cell.role} {cell.number} must follow {parts[place - 1]} {cell.number} directly; "
-                    f"the order of an exercise is {', '.join(parts)}"
+                    f"{cell.role} {cell.number} isn't in its place; an exercise consists of {', '.join(parts)} with "
+                    "the same number, directly after one another"
                 )
-        if cell.role != "check":
-            follower = parts[parts.index(cell.role) + 1]
-            after = cells[index + 1] if index + 1 < len(cells) else None
-            if after is None or (after.role, after.number) != (follower, cell.number):
-                raise cell.refuse(
-                    f"{cell.role} {cell.number} has no {follower} right after it; "
-                    f"the order of an exercise is {', '.join(parts)}"
-                )
-    for role in ("check", "predict"):
-        numbers = list(chapter.of_role(role))
-        names = [chr(ord("a") + i) if role == "predict" else str(i + 1) for i in range(len(numbers))]
-        if numbers != [f"{prefix(chapter.number)}.{name}" for name in names]:
+    for role, names in (("check", range(1, 100)), ("predict", ascii_lowercase)):
+        numbers = [cell.number for cell in chapter.cells if cell.role == role]
+        if numbers != [f"{prefix(chapter.number)}.{name}" for _, name in zip(numbers, names, strict=False)]:
             raise SourceError(
-                f"{chapter.path.name}: the {role} cells are numbered {', '.join(numbers)}; count up from 1 or a"
+                f"the {role} cells are numbered {', '.join(numbers)}; in chapter "
+                f"{argument(chapter.number)}, count up from {prefix(chapter.number)}.{names[0]}"
             )
 
 

@@ -8,8 +8,8 @@ A command is a module with two functions:
 Nothing here imports torch, so commands that don't need ranks respond immediately.
 
 check         tplab check (see course.grade)
-progress      tplab progress; its parts: exercise_status (each exercise's status), state (verdicts of `tplab check`),
-              fingerprint (the code they apply to), page (the same in JupyterLab)
+progress      tplab progress; its parts: exercise_status (each exercise's status), state (verdicts of `tplab check`, and
+              the code they apply to), saved_outputs (what notebooks show), page (the same in JupyterLab)
 hint          tplab hint
 solution      tplab solution
 reset         tplab reset
@@ -18,6 +18,6 @@ update        tplab update
 mine          tplab mine
 grade         tplab grade (see course.grade)
 lab           tplab lab, which `make lab` runs
-doctor        tplab doctor, a package
+doctor        tplab doctor
 plan          tplab plan
 """

@@ -1,6 +1,6 @@
 """`tplab check`: run the learner's answers inside the reference notebook, and print one line per exercise.
 
-tplab check                   asks which chapter
+tplab check                   the chapter that you are in
 tplab check 4                 chapter 4
 tplab check all               every chapter
 tplab check --exercise 4.2    one exercise, running only the cells that it needs
@@ -8,44 +8,32 @@ tplab check 4 --notebook copy.ipynb
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from tplab.course.grade.check_notebook import Note, Verdict, check_notebook, exercises_of
+from tplab.course.grade.check_notebook import Verdict, check_notebook, exercises_of
 from tplab.course.grade.run import Limits
 from tplab.course.grade.terminal import show_heading, show_note, show_summary, show_verdict
 from tplab.course.learner import library
-from tplab.course.learner.course_files import (
-    ChapterFiles,
-    Course,
-    Misuse,
-    add_root,
-    all_chapters,
-    chapter,
-    course_of,
-    no_such_exercise,
-)
-from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, add_root, all_chapters, chapter, course_of
+from tplab.course.notebooks.cells import Cell, read_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
-from tplab.course.notebooks.numbering import START, START_NUMBER, argument, chapter_argument, parse_chapter
+from tplab.course.notebooks.numbering import chapter_argument
 from tplab.course.tools import state
-from tplab.course.tools.exercise_status import standings
-from tplab.course.tools.fingerprint import fingerprints
+from tplab.course.tools.exercise_status import find_exercise, standings
 
 ALL = "all"
 NO_COPIES = (
     "You have no copies of your own here yet, so the blank chapters are checked. To make them: make lab, or tplab start"
 )
-ALL_OF_IT = "about three minutes on two cores"
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("check", help="check your answers", description="Check your answers, as last saved.")
     parser.add_argument(
-        "chapters", nargs="*", type=_number_or_all, metavar="N", help="chapter numbers, or all; without one, it asks"
+        "chapters", nargs="*", type=_number_or_all, metavar="N", help="chapter numbers, or all; else the one you are in"
     )
     parser.add_argument("--exercise", metavar="4.2", help="only this exercise, and only what it needs")
     parser.add_argument("--notebook", type=Path, metavar="FILE", help="your notebook, where it isn't in your folder")
@@ -55,9 +43,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run the command. Return 0 if all exercises pass, 1 if one doesn't, and 2 if a notebook can't be read."""
+    """Run the command. Return 0 if all exercises pass, and 1 if one doesn't."""
     passed = total = 0
-    code = 0
     course = course_of(options)
     if not (course.started or options.notebook):
         console.print(Text(NO_COPIES, style="yellow"))
@@ -65,70 +52,27 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for place, files in enumerate(jobs):
         if place:
             console.print()
-        try:
-            good, all_of_it = _check_chapter(options, console, files)
-        except Unreadable as error:
-            if len(jobs) == 1:
-                raise
-            console.print(Text(str(error), style="red"))
-            code = 2
-            continue
+        good, all_of_it = _check_chapter(options, console, files)
         passed, total = passed + good, total + all_of_it
     if len(jobs) > 1:
         console.print(f"\n{passed} of {total} exercises pass in {len(jobs)} chapters.")
-    return code or int(passed < total)
+    return int(passed < total)
 
 
 def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
     """Return the files of the chapters to check. Raises Misuse if the options make no sense."""
-    wanted = [number for number in options.chapters if number != ALL]
+    wanted = options.chapters
     if options.exercise:
-        first = parse_chapter(options.exercise.partition(".")[0])
-        if first is None or wanted not in ([], [first]):
-            raise Misuse(
-                f"There is no exercise {options.exercise} here. Write it like this: tplab check --exercise 4.2"
-            )
-        wanted = [first]
-    if options.notebook and not wanted:
-        name = options.notebook.name
-        number = START_NUMBER if name.startswith(START) else parse_chapter(name[:2])
-        if number is None:
-            raise Misuse(f"Say which chapter {options.notebook.name} is: tplab check 4 --notebook {options.notebook}")
-        wanted = [number]
-    if options.notebook and (len(wanted) > 1 or ALL in options.chapters):
-        raise Misuse("One notebook is one chapter: give one number with --notebook.")
-    if options.exercise and ALL in options.chapters:
-        raise Misuse(
-            f"Either all chapters or one exercise: tplab check all, or tplab check --exercise {options.exercise}"
-        )
+        files, _ = find_exercise(course, options.exercise, "tplab check --exercise 4.2")
+        if wanted not in ([], [files.number]):
+            raise Misuse("Give either chapters or one exercise: tplab check 4, or tplab check --exercise 4.2")
+        return [files]
+    if options.notebook and (len(wanted) != 1 or ALL in wanted):
+        raise Misuse(f"Say which chapter {options.notebook.name} is: tplab check 4 --notebook {options.notebook}")
     known = all_chapters(course)
-    if not wanted and ALL not in options.chapters and len(known) > 1:
-        wanted = _asked(course, known)
-    return [chapter(course, number) for number in wanted] or list(known.values())
-
-
-def _asked(course: Course, known: dict[int, ChapterFiles]) -> list[int]:
-    """Ask which chapter to check, and suggest the current one. Return its number in a list, or [] for all chapters.
-
-    Raises Misuse if nobody is at a terminal to answer, or if the reply names no chapter.
-    """
-    everything = f"all of the {len(known)} chapters take {ALL_OF_IT}"
-    if not sys.stdin.isatty():
-        raise Misuse(f"Say which chapter to check: tplab check 4, or tplab check all ({everything}).")
-    here = _current(course)
-    print(
-        f"Which chapter, or all? Enter alone means {argument(here)}. ({everything.capitalize()}.) ", end="", flush=True
-    )
-    try:
-        text = input().strip()
-    except EOFError:
-        text = "-"
-    if text == ALL:
-        return []
-    number = parse_chapter(text) if text else here
-    if number is None:
-        raise Misuse(f"{text!r} is no chapter number. Nothing was checked.")
-    return [number]
+    if ALL in wanted:
+        return list(known.values())
+    return [chapter(course, number) for number in wanted] or [known[_current(course)]]
 
 
 def _current(course: Course) -> int:
@@ -141,47 +85,31 @@ def _current(course: Course) -> int:
 
 
 def _number_or_all(text: str) -> int | str:
-    if text == ALL:
-        return ALL
-    try:
-        return chapter_argument(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, or {ALL}") from None
+    return ALL if text == ALL else chapter_argument(text)
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:
     """Check one chapter, print each verdict as it arrives, and return how many exercises pass and how many it has."""
     path = options.notebook or files.learner
     reference = read_notebook(files.reference)
-    numbers = list(exercises_of(reference))
-    if options.exercise:
-        if options.exercise not in numbers:
-            raise no_such_exercise(options.exercise, files, numbers)
-        numbers = [options.exercise]
     learner = read_notebook(path)
-    stream = check_notebook(
-        reference,
-        path,
-        learner=learner,
-        exercises=numbers if options.exercise else None,
-        blank=read_notebook(files.blank) if files.course.started else None,
-        limits=Limits(cell=options.timeout),
-    )
+    only = [options.exercise] if options.exercise else None
+    stream = check_notebook(reference, learner, path.parent, exercises=only, limits=Limits(cell=options.timeout))
     show_heading(console, files.stem, files.title(reference), path)
-    waiting = list(numbers)
+    waiting = only or list(exercises_of(reference))
     verdicts: list[Verdict] = []
     notes: list[str] = []
     with console.status(_doing(waiting)) as status:
         for said in stream:
-            if isinstance(said, Note):
-                notes.append(said.text)
+            if isinstance(said, str):
+                notes.append(said)
                 continue
             show_verdict(console, said)
             verdicts.append(said)
             waiting.remove(said.number)
             status.update(_doing(waiting))
     if path.resolve() == files.learner.resolve():
-        notes += state.record(files.course.memory, verdicts, fingerprints(reference, learner, files))
+        notes += state.record(files.course.memory, verdicts, state.fingerprints(reference, learner, path.parent))
         notes += _into_the_library(files, reference, learner, verdicts)
     for note in notes:
         show_note(console, note)

@@ -30,11 +30,17 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return options.run(options, console)
     except (Misuse, Unreadable) as error:
-        Console(stderr=True, highlight=False).print(Text(str(error), style="red"))
-        return 2
+        return _refused(str(error))
+    except OSError as error:  # such as a full disk, or a folder without write permission
+        return _refused(f"This can't be read or written: {error.strerror or error} ({error.filename}).")
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
+
+
+def _refused(told: str) -> int:
+    Console(stderr=True, highlight=False).print(Text(told, style="red"))
+    return 2
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -1,8 +1,8 @@
 """Find the status of every exercise, from the learner's notebooks and from the verdicts of `tplab check`.
 
-passed, failed    the status is verified if `tplab check` reached this verdict on exactly this code (see fingerprint.py)
-                  and not verified if only the check cell in the saved notebook shows it
-to do             the stub is still there, the code was edited since it was checked, or it was never checked
+passed, failed    `tplab check` reached this verdict on exactly this code (see state.py), or else the check cell in the
+                  saved notebook shows it
+to do             the stub is still there, the code has changed since it was checked, or it was never checked
 """
 
 import re
@@ -11,11 +11,17 @@ from pathlib import Path
 
 from tplab.course.grade.answers import is_stub, merge
 from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters
+from tplab.course.learner.course_files import (
+    ChapterFiles,
+    Course,
+    Misuse,
+    all_chapters,
+    chapter_of_exercise,
+    no_such_exercise,
+)
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import argument
 from tplab.course.tools import state
-from tplab.course.tools.fingerprint import Fingerprint, fingerprints
 from tplab.course.tools.saved_outputs import shown
 
 AS_SHOWN = "as your notebook shows"
@@ -29,8 +35,7 @@ class Standing:
     title: str
     minutes: int
     status: str  # "passed", "failed" or "to do"
-    verified: bool = False
-    note: str = ""
+    note: str = ""  # how we know
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,6 @@ class ChapterStanding:
     @property
     def passed(self) -> int:
         return sum(exercise.status == "passed" for exercise in self.exercises)
-
-    @property
-    def shown(self) -> int:
-        """How many of the passed exercises pass according to the saved notebook but aren't verified."""
-        return sum(exercise.status == "passed" and not exercise.verified for exercise in self.exercises)
 
     @property
     def begun(self) -> bool:
@@ -68,11 +68,16 @@ class ChapterStanding:
         return round(self.minutes * left / max(1, sum(exercise.minutes for exercise in self.exercises)))
 
 
-def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
-    """Return the status of every chapter, or of the chapters in `numbers`. This runs no cells."""
-    known = all_chapters(course)
-    entries = state.load(course.memory)
-    return [standing(known[number], entries) for number in numbers or known]
+def find_exercise(course: Course, number: str, command: str) -> tuple[ChapterFiles, list[Cell]]:
+    """Return the files of the chapter that an exercise is in, and the cells of its solution. Raises Misuse if none is.
+
+    command: how the user should have written the command, such as "tplab solution 4.2"
+    """
+    files = chapter_of_exercise(course, number, command)
+    reference = read_notebook(files.reference)
+    if number not in exercises_of(reference):
+        raise no_such_exercise(number, files, list(exercises_of(reference)))
+    return files, reference
 
 
 def next_exercise(course: Course) -> str:
@@ -84,33 +89,28 @@ def next_exercise(course: Course) -> str:
     return number
 
 
+def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
+    """Return the status of every chapter, or of the chapters in `numbers`. This runs no cells."""
+    known = all_chapters(course)
+    entries = state.load(course.memory)
+    return [standing(known[number], entries) for number in numbers or known]
+
+
 def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
     """Return the status of one chapter. Raises Unreadable if the course's solution notebook can't be read."""
     reference = read_notebook(files.reference)
-    titles = exercises_of(reference)
     minutes = {str(cell.marks["task"]): int(cell.marks.get("minutes", 0)) for cell in reference if "task" in cell.marks}
-
-    def chapter(exercises: list[Standing], problem: str = "") -> ChapterStanding:
-        return ChapterStanding(
-            files.number, files.title(reference), files.learner, tuple(exercises), problem, stated_minutes(reference)
-        )
-
+    titles, problem = exercises_of(reference), ""
     try:
-        learner = read_notebook(files.learner)
+        judged = _judge_all(reference, read_notebook(files.learner), files.learner.parent, entries)
     except Unreadable as error:
-        blank = [Standing(number, title, minutes.get(number, 0), "to do") for number, title in titles.items()]
-        return chapter(blank, f"{error} To begin anew: tplab reset {argument(files.number)} (it keeps a copy)")
-    merged = merge(reference, learner)
-    answers = {piece.number: piece.source for piece in merged.pieces if piece.role == "exercise"}
-    prints = fingerprints(reference, learner, files)
-    found = []
-    for number, title in titles.items():
-        if number in merged.missing:
-            judged = "to do", False, merged.missing[number]
-        else:
-            judged = _judge(number, answers[number], prints[number], entries.get(number), learner)
-        found.append(Standing(number, title, minutes.get(number, 0), *judged))
-    return chapter(found)
+        judged = dict.fromkeys(titles, ("to do", ""))
+        problem = f"{error} To begin anew: tplab reset {argument(files.number)} (it keeps a copy)"
+    exercises = tuple(
+        Standing(number, title, minutes.get(number, 0), *judged[number]) for number, title in titles.items()
+    )
+    title = files.title(reference)
+    return ChapterStanding(files.number, title, files.learner, exercises, problem, stated_minutes(reference))
 
 
 def stated_minutes(reference: list[Cell]) -> int:
@@ -120,18 +120,22 @@ def stated_minutes(reference: list[Cell]) -> int:
     return int(found[1]) if found else 0
 
 
-def _judge(
-    number: str, answer: str, now: Fingerprint, entry: state.Entry | None, learner: list[Cell]
-) -> tuple[str, bool, str]:
-    """Return the status of an exercise that has an answer, whether the status is verified, and a note."""
-    if is_stub(answer, number):
-        return "to do", False, ""
-    if entry and (entry.answer, entry.check) == (now.answer, now.check):
-        return entry.status, True, f"checked {entry.checked}"
-    if entry and entry.answer == now.answer:
-        return "to do", False, "the course's check has changed since; check it again"
-    is_old = entry is not None and entry.output == now.output  # it was there when different code was checked
-    told = "" if is_old else shown(learner, number)
-    if told:
-        return told, False, AS_SHOWN
-    return "to do", False, "edited since it was checked" if entry else "not checked yet"
+def _judge_all(
+    reference: list[Cell], learner: list[Cell], folder: Path, entries: dict[str, state.Entry]
+) -> dict[str, tuple[str, str]]:
+    """Return the status of each exercise in the learner's notebook, and a note."""
+    merged = merge(reference, learner)
+    judged = {number: ("to do", why) for number, why in merged.missing.items()}
+    answers = {piece.number: piece.source for piece in merged.pieces if piece.role == "exercise"}
+    for number, now in state.fingerprints(reference, learner, folder).items():
+        entry = entries.get(number)
+        is_old = entry is not None and entry.output == now.output  # it was there when different code was checked
+        if entry and entry.code == now.code:
+            judged[number] = entry.status, f"checked {entry.checked}"
+        elif is_stub(answers[number], number):
+            judged[number] = "to do", ""
+        elif status := "" if is_old else shown(learner, number):
+            judged[number] = status, AS_SHOWN
+        else:
+            judged[number] = "to do", "changed since it was checked" if entry else "not checked yet"
+    return judged

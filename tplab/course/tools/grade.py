@@ -10,7 +10,6 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.text import Text
 
@@ -21,17 +20,12 @@ from tplab.course.grade.run import Limits
 from tplab.course.grade.submissions import Student, find_students
 from tplab.course.learner.course_files import Misuse, add_root, all_chapters, chapter, course_or_material
 from tplab.course.notebooks.cells import Cell, read_notebook
-from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.notebooks.numbering import chapter_argument, heading
 
 FOLDERS = """
-FOLDER holds one file or one folder per student:
-
-  Ann.ipynb                       the cells say which chapter it is, so any name will do
-  Ben/04_parallel_linear.ipynb    one of Ben's chapters; others, and files that they need, may be next to it
-
-Nothing in FOLDER is changed, because each notebook runs as a copy. OUT gets grades.csv (a row per student, a column per
-exercise), index.html, and a page per student.
+FOLDER holds a notebook or a folder for each student. A student's folder may hold several chapters, and files that they
+need. Nothing in FOLDER is changed, because each notebook runs as a copy. OUT gets grades.csv (a row per student, a
+column per exercise), index.html, and a page per student.
 
 A notebook is a program that runs under your account, and the limits only stop one that is broken. If you don't trust
 your students, run this command in a container without a network, as docs/teaching.md ("Grade a class") shows.
@@ -53,9 +47,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, metavar="OUT", help="where the results go (default: FOLDER-grades)")
     parser.add_argument("--jobs", type=int, metavar="J", help="notebooks at a time (default: half of the cores)")
     parser.add_argument("--timeout", type=float, default=900, metavar="S", help="seconds for a notebook (900)")
-    parser.add_argument(
-        "--cell-timeout", type=float, default=CELL_TIMEOUT, metavar="S", help=f"seconds for a cell ({CELL_TIMEOUT:g})"
-    )
     parser.add_argument("--memory", type=float, default=6, metavar="GB", help="memory for a notebook (6)")
     add_root(parser)
     parser.set_defaults(run=run)
@@ -72,20 +63,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if not students:
         raise Misuse(f"{folder} is empty. It should hold one notebook or one folder per student.")
     handed_in = {number for student in students for number in student.notebooks} | {options.chapter} - {None}
-    limits = Limits(options.cell_timeout, options.timeout, int(options.memory * 1e9))
-    jobs = options.jobs or max(1, min((os.cpu_count() or 1) // 2, psutil.virtual_memory().total // limits.memory))
+    limits = Limits(seconds=options.timeout, memory=int(options.memory * 1e9))
+    jobs = options.jobs or max(1, (os.cpu_count() or 1) // 2)
     references = {number: read_notebook(chapters[number].reference) for number in sorted(handed_in)}
     outcomes = _check(students, references, jobs, limits, console)
     grades = [report.Grade(student, outcomes[student.entry]) for student in students]
     numbers = [exercise for reference in references.values() for exercise in exercises_of(reference)]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        report.write(out, grades, numbers)
-    except OSError as error:
-        raise Misuse(f"The results can't be written: {error.strerror or error} ({error.filename or out}).") from error
-    for one in grades:
-        if one.remarks:
-            console.print(Text(report.visible(f"{one.student.name}: {report.short(' '.join(one.remarks), 300)}")))
+    out.mkdir(parents=True, exist_ok=True)
+    report.write(out, grades, numbers)
     passed = sum(one.passed for one in grades)
     console.print(Text(f"{passed} of {len(grades) * len(numbers)} exercises passed.", style="bold"))
     console.print(f"{out / 'index.html'}\n{out / report.CSV}", soft_wrap=True)
@@ -93,7 +78,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _folders(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return FOLDER and OUT. Raises Misuse if one of them can't be used, or if another option makes no sense."""
+    """Return FOLDER and OUT. Raises Misuse if one of them can't be used."""
     folder = options.folder.resolve()
     if not folder.is_dir():
         raise Misuse(f"There is no folder {options.folder}. It should hold one notebook or one folder per student.")
@@ -102,10 +87,6 @@ def _folders(options: argparse.Namespace) -> tuple[Path, Path]:
         raise Misuse(f"The results can't go into {options.folder} itself, among the submissions. Choose another --out.")
     if out.exists() and not (out.is_dir() and ((out / report.CSV).exists() or not any(out.iterdir()))):
         raise Misuse(f"{out} holds files that aren't from tplab grade. Choose an --out that is new or empty.")
-    for name in ("jobs", "timeout", "cell_timeout", "memory"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise Misuse(f"--{name.replace('_', '-')} {value:g} can't be. Give a number above 0.")
     return folder, out
 
 

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from tplab.common.files import replace
 from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, add_root, all_chapters, chapter
-from tplab.course.learner.start import newer, pages, update
+from tplab.course.learner.start import newer, pages, start, update
 from tplab.course.learner.update_notebook import as_text
 from tplab.course.notebooks.cells import Unreadable, load_notebook
 from tplab.course.notebooks.numbering import INDEX, chapter_argument
 from tplab.course.tools.confirm import agreed
-from tplab.course.tools.start import of_this_folder, show, started
+from tplab.course.tools.start import of_this_folder, show
 
 # Settings for JupyterLab: no news at the first start, long lines wrapped, and a style for pictures in dark themes
 SETTINGS = Path(__file__).with_name("jupyter")
@@ -44,7 +44,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Replace this process with JupyterLab, so that JupyterLab receives its signals. Returns only if that fails."""
     course = of_this_folder(options.root)
-    show(console, started(course))
+    show(console, start(course))
     offer_update(course, console)
     name_the_language(course)
     page = first_page(course, options.chapter)

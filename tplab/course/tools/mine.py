@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tplab.course.feedback.verdict import code_html, table
@@ -44,29 +43,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     course = course_of(options)
     if course.started:
         restore(course)
-    found = modules(course)
-    if not found:
-        console.print(EMPTY)
-        return 0
-    grid = Table(*HEAD, box=None, padding=(0, 2, 0, 0))
-    for module in found:
-        grid.add_row(*map(Text, row_of(module)))
-    console.print(grid)
-    console.print(Text(f"\n{summary(course, found)}", style="bold"))
-    for line in notes(course, found):
-        console.print(line)
+    console.print(Text(repr(page(course))))
     return 0
-
-
-def row_of(module: Module) -> tuple[str, str, str, str]:
-    written = ", ".join(f"{exercise}{'?' * (exercise in module.shown)}" for exercise in module.written)
-    lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
-    return module.name, str(module.lines), written + " (edited since)" * module.edited, lacking
-
-
-def summary(course: Course, found: list[Module]) -> str:
-    lines, exercises = sum(module.lines for module in found), sum(len(module.written) for module in found)
-    return f"{lines} lines of your own from {exercises} exercise{'s' * (exercises != 1)}, in {course.folder / PACKAGE}."
 
 
 def notes(course: Course, found: list[Module], since: int | None = None) -> list[str]:
@@ -100,7 +78,11 @@ class LibraryPage:
     notes: list[str]
 
     def __repr__(self) -> str:
-        return "\n".join([self.title, *("   ".join(filter(None, row)) for row in self.rows), *self.notes])
+        rows = [
+            f"{name}: {lines} lines, {yours}" + f"; {HEAD[-1]}: {lent}" * bool(lent)
+            for name, lines, yours, lent in self.rows
+        ]
+        return "\n".join([self.title, *rows, *self.notes])
 
     def _repr_html_(self) -> str:
         shown = [row if any(row[-1] for row in self.rows) else row[:-1] for row in self.rows]
@@ -110,12 +92,24 @@ class LibraryPage:
         return f'<div style="{font} max-width: 62em;"><b>{escape(self.title)}</b>{rows}{told}</div>'
 
 
+def page(course: Course, since: int | None = None) -> LibraryPage:
+    """Return a page about the library in the learner's folder. See `notes` for `since`."""
+    found = modules(course)
+    if not found:
+        return LibraryPage("Your library", [], [EMPTY])
+    rows = []
+    for module in found:
+        written = ", ".join(f"{exercise}{'?' * (exercise in module.shown)}" for exercise in module.written)
+        lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
+        rows.append((module.name, str(module.lines), written + " (edited since)" * module.edited, lacking))
+    lines, count = sum(module.lines for module in found), sum(len(module.written) for module in found)
+    exercises = "1 exercise" if count == 1 else f"{count} exercises"
+    title = f"{lines} lines of your own from {exercises}, in {course.folder / PACKAGE}."
+    return LibraryPage(title, rows, notes(course, found, since))
+
+
 def library(chapter: int | str | None = None) -> LibraryPage:
     """Return a page that shows what you have written so far, and what your library can do since `chapter`, if given."""
-    if isinstance(chapter, str):
-        chapter = parse_chapter(chapter)
+    since = parse_chapter(chapter) if isinstance(chapter, str) else chapter
     course = own_course(Path.cwd())
-    found = modules(course) if course else []
-    if not (course and found):
-        return LibraryPage("Your library", [], [EMPTY if course else NOT_STARTED])
-    return LibraryPage(summary(course, found), [row_of(module) for module in found], notes(course, found, chapter))
+    return page(course, since) if course else LibraryPage("Your library", [], [NOT_STARTED])

@@ -1,15 +1,18 @@
-"""The progress page that `progress()` shows in a notebook, and the sentences that it shares with the terminal."""
+"""The learner's progress as `progress()` shows it in a notebook, and as `tplab progress` prints it."""
 
 import os
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
+from rich.text import Text
+
 from tplab.course.feedback.verdict import AMBER, GREEN, RED
-from tplab.course.notebooks.numbering import START_NUMBER, argument, two_digits
+from tplab.course.grade.terminal import LOOK
+from tplab.course.notebooks.numbering import START_NUMBER, two_digits
 from tplab.course.tools.exercise_status import ChapterStanding, Standing
 
-_LOOK = {"passed": ("✓", GREEN), "failed": ("✗", RED), "to do": ("○", AMBER)}
+_COLORS = {"passed": GREEN, "failed": RED, "to do": AMBER}
 _FONT = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
 _CELL = "text-align: left; padding: 0.1em 1em 0.1em 0; border: none; background: none; vertical-align: top;"
 _BAR = (
@@ -38,18 +41,28 @@ def summary(chapters: list[ChapterStanding]) -> str:
     return told + (f" Next: {following.number}. About {_time(minutes)} left." if following else "")
 
 
-def footnote(chapters: list[ChapterStanding]) -> str:
-    """Return how to verify the passes that only the saved notebooks show, or "" if all of them are verified."""
-    shown = sum(one.shown for one in chapters)
-    if not shown:
-        return ""
-    numbers = " ".join(argument(one.number) for one in chapters if one.shown)
-    which = "1 exercise passes" if shown == 1 else f"{shown} exercises pass"
-    return f"{which} in your saved notebooks. To check from scratch: tplab check {numbers}"
-
-
 def _time(minutes: int) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} hours"
+
+
+def as_text(chapters: list[ChapterStanding], unfolded: bool = False) -> Text:
+    """Return the progress as colored text.
+
+    It lists the exercises of the chapters that were begun and of the next one, or of all chapters if `unfolded`.
+    """
+    lines = [Text(summary(chapters), style="bold")]
+    following = next((chapter for chapter in chapters if chapter.minutes_left), None)
+    for chapter in chapters:
+        lines.append(Text(f"{two_digits(chapter.number)} {chapter.title}: {chapter_summary(chapter)}", style="bold"))
+        if chapter.problem:
+            lines.append(Text(f"   {chapter.problem}", style="red"))
+        for one in chapter.exercises if unfolded or chapter is following or chapter.begun else ():
+            mark, color = LOOK[one.status]
+            told = Text(_told(one), style=color)
+            lines.append(
+                Text.assemble("   ", (mark, color), f" {one.number} {one.title}: ", told, f", {one.minutes} min")
+            )
+    return Text("\n").join(lines)
 
 
 class ProgressPage:
@@ -59,67 +72,43 @@ class ProgressPage:
         self.chapters, self.folder = chapters, folder
 
     def __repr__(self) -> str:
-        lines = []
-        for chapter in self.chapters:
-            lines.append(f"{two_digits(chapter.number)} {chapter.title}: {chapter_summary(chapter)}")
-            if chapter.problem:
-                lines.append(f"   {chapter.problem}")
-            for exercise in chapter.exercises:
-                mark = _LOOK[exercise.status][0]
-                lines.append(f"   {mark} {exercise.number} {exercise.title}: {_told(exercise)}, {exercise.minutes} min")
-        return "\n".join([*lines, *filter(None, (summary(self.chapters), footnote(self.chapters)))])
+        return as_text(self.chapters).plain
 
     def _repr_html_(self) -> str:
         chapters = "".join(self._chapter(chapter) for chapter in self.chapters)
         told = f"<p><b>{escape(summary(self.chapters))}</b></p>{self._button()}"
-        below = f'<p style="{_FAINT}">{escape(footnote(self.chapters))}</p>'
-        return f'<div style="{_FONT} max-width: 62em;">{told}{chapters}{below}</div>'
+        return f'<div style="{_FONT} max-width: 62em;">{told}{chapters}</div>'
 
     def _button(self) -> str:
-        """Return the HTML for the button that leads to the chapter of the next exercise, or "" if there is none."""
+        """Return the HTML for the button that opens the chapter of the next exercise, or "" if there is none."""
         chapter = next((one for one in self.chapters if one.minutes_left and not one.problem), None)
         if not chapter:
             return ""
-        exercise = next(one for one in chapter.exercises if one.status != "passed")
-        if chapter.minutes_left < chapter.minutes or chapter.begun:
-            text = f"Go on with {exercise.number}: {exercise.title}"
-        else:
-            begun = any(one.minutes_left < one.minutes or one.begun for one in self.chapters)
-            text = f"{'Go on' if begun else 'Start'} with {_called(chapter)}: {chapter.title}"
-        return f'<a style="{_BUTTON}" href="{escape(self._link(chapter))}">{escape(text)} →</a>'
+        called = "the start page" if chapter.number == START_NUMBER else f"chapter {chapter.number:02d}"
+        text = escape(f"Open {called}: {chapter.title} →")
+        return f'<a style="{_BUTTON}" href="{escape(self._link(chapter))}">{text}</a>'
 
     def _link(self, chapter: ChapterStanding) -> str:
         return quote(os.path.relpath(chapter.path, self.folder).replace(os.sep, "/"))
 
     def _chapter(self, chapter: ChapterStanding) -> str:
         """Return the HTML for a chapter: a line with a progress bar, which unfolds to show the exercises."""
-        parts = ((chapter.passed - chapter.shown, 1), (chapter.shown, 0.6))  # what's verified, then what isn't
-        filled = "".join(
-            f'<span style="float: left; width: {100 * count / len(chapter.exercises):.0f}%; height: 100%; '
-            f'opacity: {opacity}; background-color: {GREEN};"></span>'
-            for count, opacity in parts
-            if count
-        )
-        bar = f'<span style="{_BAR}">{filled}</span>'
-        title = f"{two_digits(chapter.number)} · {chapter.title}"
-        name = (
-            f'<a style="display: inline-block; width: 22em;" href="{escape(self._link(chapter))}">{escape(title)}</a>'
-        )
-        line = f'<b>{name}</b>{bar}<span style="{_FAINT}">{escape(chapter_summary(chapter))}</span>'
+        width = f"{100 * chapter.passed / max(1, len(chapter.exercises)):.0f}%"
+        filled = f'<span style="display: block; width: {width}; height: 100%; background-color: {GREEN};"></span>'
+        title = escape(f"{two_digits(chapter.number)} · {chapter.title}")
+        name = f'<a style="display: inline-block; width: 22em;" href="{escape(self._link(chapter))}">{title}</a>'
+        told = f'<span style="{_FAINT}">{escape(chapter_summary(chapter))}</span>'
         problem = f'<div style="color: {RED};">{escape(chapter.problem)}</div>' if chapter.problem else ""
         rows = "".join(_row(exercise) for exercise in chapter.exercises)
         table = f'<table style="margin: 0.2em 0 0.6em 1.2em; border: none; font-size: inherit;">{rows}</table>'
         opened = " open" if chapter.begun or chapter.problem else ""
+        line = f'<b>{name}</b><span style="{_BAR}">{filled}</span>{told}'
         return f'<details{opened} style="margin: 0.3em 0;"><summary>{line}</summary>{problem}{table}</details>'
 
 
-def _called(chapter: ChapterStanding) -> str:
-    return "the start page" if chapter.number == START_NUMBER else f"chapter {chapter.number:02d}"
-
-
 def _row(exercise: Standing) -> str:
-    mark, colour = _LOOK[exercise.status]
-    told = f'<span style="color: {colour};">{mark} {escape(_told(exercise))}</span>'
+    told = f"{LOOK[exercise.status][0]} {escape(_told(exercise))}"
+    told = f'<span style="color: {_COLORS[exercise.status]};">{told}</span>'
     cells = [exercise.number, escape(exercise.title), told, f'<span style="{_FAINT}">{exercise.minutes} min</span>']
     return "<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>"
 

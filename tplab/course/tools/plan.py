@@ -36,6 +36,7 @@ OPTIONS: dict[str, dict[object, str]] = {
         "layers": "recomputing the layers",
     },
 }  # fmt: skip
+ROWS = 10  # of the table
 _BAR = 40  # length of the longest bar in characters
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -46,15 +47,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="how to lay a model out over a cluster",
         description="Every layout over tensor-, pipeline- and data-parallel GPUs that fits into memory, fastest first.",
     )
-    parser.add_argument("--params", metavar="N", help="parameters of the model: 70e9, or 70B")
-    parser.add_argument("--model", metavar="NAME", help='in place of --params a known model: "Llama 3 70B"')
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs")
-    parser.add_argument("--gpu", metavar="NAME", help="of which machine: v100, a100, h100, h200")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--params", type=parameters, metavar="N", help="parameters of the model: 70e9, or 70B")
+    model.add_argument("--model", metavar="NAME", help='in place of --params a known model: "Llama 3 70B"')
+    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="how many GPUs")
+    parser.add_argument("--gpu", required=True, metavar="NAME", help="of which machine: v100, a100, h100, h200")
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: 4096, or the model's own)")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step (default: about 4 million tokens)")
     parser.add_argument("--shard-optimizer", action="store_true", help="divide the optimizer's state over replicas")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to print (default: 10)")
-    parser.add_argument("--all", action="store_true", help="every layout, not only the best of each tp, pp, dp")
     parser.set_defaults(run=run)
 
 
@@ -62,12 +62,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from tplab.cluster import plan  # imported here because it takes seconds
     from tplab.cost.machines import machine
 
-    if options.gpus is None or options.gpu is None:
-        raise Misuse("say which GPUs, and how many: tplab plan --params 70e9 --gpus 64 --gpu h100")
-    if bool(options.params) == bool(options.model):
-        raise Misuse("say which model: either --params 70e9 or --model 'Llama 3 70B'")
-    if options.top < 1:
-        raise Misuse(f"--top {options.top}: give at least 1")
     try:
         cluster = machine(options.gpu)
         config = _config(options)
@@ -78,15 +72,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return 1
     except ValueError as error:
         raise Misuse(str(error)) from None
-    shown = found if options.all else plan.best_of_each_split(found)
+    shown = plan.best_of_each_split(found)[:ROWS]
     console.print(Text(heading(options.model, config, cluster, options.gpus, sequences), style="bold"))
-    console.print(Text(f"Fastest: {in_words(shown[0])}\n"))
-    console.print(Text(f"{where_the_time_goes(shown[0])}\n"))
+    console.print(Text(f"\n{where_the_time_goes(shown[0])}\n"))
     console.print(Text(f"{why(config, found)}\n"))
-    console.print(table(shown[: options.top]))
+    console.print(table(shown))
     if others := against_the_best(config, found, cluster, options.shard_optimizer):
         console.print(Text(f"\n{others}"))
-    console.print(Text(footing(shown, options.top), style="dim"))
+    console.print(Text(footing(shown[0]), style="dim"))
     return 0
 
 
@@ -100,25 +93,6 @@ def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int
         f"{config.hidden_size}, {config.num_heads} heads, vocabulary {config.vocab_size}\n"
         f"{sequences} sequences of {config.seq_length} tokens a step on {gpus} GPUs of {cluster.name}, "
         f"{cluster.memory / GB:.0f} GB each"
-    )
-
-
-def in_words(plan: "Plan") -> str:
-    """Return a sentence about a layout: "each layer over 4 GPUs, the layers in 8 stages, 2 replicas. 60 GB on ..."."""
-    layout, parts = plan.layout, []
-    parts.append(f"each layer over {layout.tp} GPUs" if layout.tp > 1 else "each layer on one GPU")
-    stages = f"the layers in {layout.pp} stages"
-    if layout.chunks > 1:
-        stages += f" of {layout.chunks} interleaved chunks"
-    parts.append(stages if layout.pp > 1 else "no pipeline")
-    parts.append(f"{layout.dp} replicas" if layout.dp > 1 else "one replica")
-    if layout.sequence_parallel:
-        parts.append("sequence parallelism")
-    if layout.recompute != "nothing":
-        parts.append(f"{layout.recompute} recomputed in backward")
-    return (
-        f"{', '.join(parts)}. {plan.bill.total / GB:.0f} GB on the fullest GPU, {plan.time.total:.3g} s a step, "
-        f"{plan.achieved.mfu:.0%} of the GPUs' peak."
     )
 
 
@@ -188,12 +162,11 @@ def table(shown: "list[Plan]") -> Table:
     return grid
 
 
-def footing(shown: "list[Plan]", top: int) -> str:
+def footing(plan: "Plan") -> str:
     """Return lines that explain the columns, say how accurate the times are, and give the first row as a mesh."""
-    best = shown[0].layout
-    more = f"{len(shown) - top} more with --top {len(shown)}. " if len(shown) > top else ""
+    best = plan.layout
     return (
-        f"{more}tp, pp, dp: GPUs that share a layer, stages of the pipeline (4x2: with 2 chunks each), replicas. "
+        "tp, pp, dp: GPUs that share a layer, stages of the pipeline (4x2: with 2 chunks each), replicas. "
         "Micro batch: in sequences. Seq. par.: sequence parallelism. Recomp.: what backward computes again. GB: on the "
         "fullest GPU, weights, gradients and optimizer (state), activations, and their sum. MFU: the model's share of "
         "the GPUs' peak. Last column: what takes most time besides the matmuls.\n"
@@ -215,12 +188,12 @@ def _config(options: argparse.Namespace) -> "GPTConfig":
     if options.model:
         known = plan.model(options.model)
         return replace(known, seq_length=options.seq) if options.seq else known
-    return plan.gpt_shape(parameters(options.params), seq_length=options.seq or 4096)
+    return plan.gpt_shape(options.params, seq_length=options.seq or 4096)
 
 
 def parameters(text: str) -> float:
-    """Parse a number such as 70e9, 70B or 70b. Raises Misuse for anything else."""
+    """Parse a number such as 70e9, 70B or 70b. Raises ArgumentTypeError for anything else."""
     match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d+)?)\s*([kmbt]?)\s*", text.lower().replace("_", ""))
     if not match:
-        raise Misuse(f"--params {text}: give a number such as 70e9 or 70B")
+        raise argparse.ArgumentTypeError(f"{text} isn't a number such as 70e9 or 70B")
     return float(match[1]) * _UNITS[match[2]]

@@ -7,28 +7,22 @@ Copies go to kept/ in your folder and are never overwritten. The original state 
 """
 
 import argparse
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from tplab.common.files import replace
-from tplab.course.grade.check_notebook import exercises_of
-from tplab.course.learner.course_files import (
-    ChapterFiles,
-    Misuse,
-    add_root,
-    chapter,
-    chapter_of_exercise,
-    course_of,
-    no_such_exercise,
-)
+from tplab.course.grade.answers import find_cells
+from tplab.course.learner.course_files import ChapterFiles, Misuse, add_root, chapter, course_of
 from tplab.course.learner.pristine import KEPT, first_state, keep
-from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.numbering import argument, chapter_argument, heading
 from tplab.course.tools.confirm import agreed
-from tplab.course.tools.restore import restore
+from tplab.course.tools.exercise_status import find_exercise
 
 RELOAD = "Is it open in JupyterLab? Then: File, Reload Notebook from Disk."
 
@@ -53,50 +47,37 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if number is None:
         files, what = chapter(course, options.chapter), heading(options.chapter)
     else:
-        files, what = chapter_of_exercise(course, number, "tplab reset --exercise 4.2"), f"Exercise {number}"
-        there = list(exercises_of(read_notebook(files.reference)))
-        if number not in there:
-            raise no_such_exercise(number, files, there)
+        files, what = find_exercise(course, number, "tplab reset --exercise 4.2")[0], f"Exercise {number}"
     first = first_state(files)
-    if _contents(files.learner) == _wanted(files, first, number).encode():
+    before = _contents(files.learner)
+    if before == _wanted(files, first, number):
         console.print(f"{what} is as it was at first; there is nothing to reset.")
         return 0
-    is_there = files.learner.exists()
-    keeps = f" Your notebook is kept in {KEPT}/." if is_there else ""
+    keeps = "" if before is None else f" Your notebook is kept in {KEPT}/."
     if not agreed(f"Reset {what.lower()}?{keeps}", options.yes, console):
         return 0
-    try:
-        before, text = (
-            _contents(files.learner),
-            _wanted(files, first, number),
-        )  # read again, since the notebook may have been saved in the meantime
-        copy = keep(files.learner, before, course.folder) if before is not None else None
-        replace(files.learner, text.encode())
-    except OSError as error:
-        raise Misuse(f"Your notebook was not changed: {error.strerror} ({error.filename}).") from error
+    # Read again, because the notebook may have been saved in the meantime
+    before, wanted = _contents(files.learner), _wanted(files, first, number)
+    kept = None if before is None else keep(files.learner, before, course.folder)
+    replace(files.learner, wanted)
     console.print(Text(f"{what} is as it was at first.", style="bold"))
-    if copy:
-        console.print(Text(f"Your notebook of before: {copy.relative_to(course.folder)}"))
+    if kept:
+        console.print(Text(f"Your notebook of before: {kept.relative_to(course.folder)}"))
         console.print(Text(RELOAD, style="dim"))
     return 0
 
 
 def _contents(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Misuse(f"{path} can't be read: {error.strerror}. Nothing was changed.") from error
+    return path.read_bytes() if path.exists() else None
 
 
-def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
-    """Return the notebook's text after the reset.
+def _wanted(files: ChapterFiles, first: str, number: str | None) -> bytes:
+    """Return what the notebook's file contains after the reset.
 
     Raises Unreadable if only an exercise is to be reset and the notebook can't be read.
     """
     if number is None:
-        return first
+        return first.encode()
     try:
         learner = read_notebook(files.learner)
     except Unreadable as error:
@@ -104,4 +85,33 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
         raise Unreadable(f"{error} Nothing was changed. {whole}") from error
     raw = json.loads(files.learner.read_text(encoding="utf-8-sig"))
     restore(raw, learner, json.loads(first), read_notebook(files.reference), number)
-    return json.dumps(raw, indent=1, ensure_ascii=False) + "\n"
+    return (json.dumps(raw, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], number: str) -> None:
+    """Replace the exercise cell and its check cell in `raw`, the notebook's JSON, with those of `first`, in place.
+
+    learner:    the same notebook, parsed into cells
+    first:      the JSON of the blank chapter
+    reference:  the cells of the solution, used to find the learner's cells
+
+    Cells are found even if they have lost their ids, or were turned into text, split or duplicated. The first match is
+    replaced, and the others are removed. A missing cell is inserted after the cells that precede it in the chapter.
+    """
+    owners = find_cells(reference, learner)  # for each of the learner's cells, the id of its reference cell
+    cells: list[tuple[str, Any]] = list(zip(owners, raw["cells"], strict=True))
+    order = [cell["id"] for cell in first["cells"]]
+    for part in ("exercise", "check"):
+        id = f"{part}-{number.replace('.', '-')}"
+        pristine = copy.deepcopy(first["cells"][order.index(id)])
+        if isinstance(raw.get("nbformat_minor"), int) and raw["nbformat_minor"] < 5:
+            del pristine["id"]  # the notebook's format predates cell ids
+        places = [place for place, (owner, _) in enumerate(cells) if owner == id]
+        if places:
+            cells[places[0]] = (id, pristine)
+            cells = [cell for place, cell in enumerate(cells) if place not in places[1:]]
+        else:
+            above = set(order[: order.index(id)])
+            last = max((place for place, (owner, _) in enumerate(cells) if owner in above), default=-1)
+            cells.insert(last + 1, (id, pristine))
+    raw["cells"] = [cell for _, cell in cells]

@@ -25,25 +25,15 @@ def their_cell(learner: list[Cell], role: str, number: str) -> Cell | None:
 def shown(learner: list[Cell], number: str) -> str:
     """Return the status that the check cell shows, "passed" or "failed", or "" if it proves nothing about this code.
 
-    Chapters used to come with the output of a passed check, below a picture that labeled it as expected, and a
-    learner's copy may still contain it. Such an output proves nothing, and neither does a check that ran before its
-    exercise's cell.
+    A check that ran before its exercise's cell proves nothing.
     """
     check, exercise = their_cell(learner, "check", number), their_cell(learner, "exercise", number)
-    if check is None or exercise is None or _runs(exercise) > _runs(check):
+    if check is None or exercise is None or _runs(exercise) >= _runs(check):
         return ""
-    outputs = [output for output in check.outputs if isinstance(output, dict)]
-    if any(output.get("ename") == "CheckFailed" for output in outputs):
-        return "failed"
-    if any(output.get("output_type") == "error" or _is_label(output) for output in outputs):
-        return ""
-    return "passed" if any(text.startswith(f"Exercise {number} passed") for text in results(outputs)) else ""
-
-
-def _is_label(output: dict) -> bool:
-    """Return whether an output is the picture that labeled an expected output. Unlike a figure, it has no text."""
-    data = output.get("data")
-    return output.get("output_type") == "display_data" and isinstance(data, dict) and set(data) == {"image/png"}
+    errors = [output.get("ename") for output in check.outputs if isinstance(output, dict) and "ename" in output]
+    if errors:
+        return "failed" if "CheckFailed" in errors else ""
+    return "passed" if any(text.startswith(f"Exercise {number} passed") for text in results(check.outputs)) else ""
 
 
 def _runs(cell: Cell) -> int:

@@ -36,21 +36,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise Misuse(f"{options.folder} belongs to the course. Choose a folder of your own: tplab start {OWN}")
     if folder.exists() and not folder.is_dir():
         raise Misuse(f"{options.folder} is a file. Choose a folder: tplab start {OWN}")
-    report = started(Course(material, folder))
+    report = start(Course(material, folder))
     show(console, report)
     here = folder == Path.cwd()
     where, change = ("this folder", "") if here else (str(options.folder), f"cd {options.folder} && ")
     console.print(f"Your course is in {where}. To open it: {change}tplab lab")
     return int(bool(report.problems))
-
-
-def started(course: Course) -> Report:
-    """Make the learner's folder, or add what is missing from it. Raises Misuse if that's not possible."""
-    try:
-        return start(course)
-    except OSError as error:
-        where = error.filename or course.folder
-        raise Misuse(f"Your folder can't be written: {error.strerror or error} ({where}).") from error
 
 
 def of_this_folder(root: Path | None) -> Course:

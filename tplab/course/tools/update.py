@@ -31,10 +31,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise Misuse(
             "There is nothing to update: you have no copies of the chapters here yet. To make them: tplab start"
         )
-    try:
-        report = update(course)
-    except OSError as error:
-        raise Misuse(f"Not everything could be updated: {error.strerror or error} ({error.filename}).") from error
+    report = update(course)
     show(console, report)
     if report.updated:
         console.print(Text(RELOAD, style="dim"))
