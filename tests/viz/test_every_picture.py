@@ -18,7 +18,6 @@ from tests.viz import (
     test_mesh,
     test_overlap,
     test_pictures,
-    test_program,
     test_ring_run,
     test_schedule,
     test_token_way,
@@ -33,7 +32,7 @@ from tplab.trace.rank_trace import RankTrace
 
 FILES = [
     test_clock, test_collectives, test_costs, test_heads, test_layer, test_lookup, test_masks,
-    test_memory, test_mesh, test_overlap, test_pictures, test_program, test_ring_run, test_schedule, test_token_way,
+    test_memory, test_mesh, test_overlap, test_pictures, test_ring_run, test_schedule, test_token_way,
     test_training,
 ]  # fmt: skip
 LABELS_ONLY = {"timeline", "curves", "many", "a run", "two runs", "scaling"}  # titles, ticks and legends
@@ -93,7 +92,6 @@ REFUSED = [
     (lambda: viz.time_bars({"too many": NINE_PARTS}),                   "1 to 8 different parts"),
     (lambda: viz.mesh({}),                                              "at least one axis"),
     (lambda: viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]}),   "dp don't hold each of the ranks 0 to 3 once"),
-    (lambda: viz.program(test_program.ROWS, talking={"los"}),           r"no box is called \['los'\]"),
 ]
 # fmt: on
 
