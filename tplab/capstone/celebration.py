@@ -88,8 +88,8 @@ def card(losses: Mapping[str, Sequence[float]], settings: Settings, answers: Any
     lines, exercises = sum(module.lines for module in found), sum(len(module.written) for module in found)
     mine = f"{lines:,} lines of my own, from {exercises} exercises" if lines else "with the course's solutions"
     alt = (
-        f"A card. I trained a GPT with my own tensor parallelism, {mine}. The loss curves of {', '.join(losses)} lie on "
-        "each other."
+        f"A card. I trained a GPT with my own tensor parallelism, {mine}. "
+        f"The loss curves of {', '.join(losses)} lie on each other."
     )
     made = Card(_svg(losses, text, mine, alt, parameter_count(settings.model)), alt)
     if course:

@@ -111,7 +111,7 @@ class Job:
             return Played("", f"a step takes {time.total:.3g} s", time, reached)
         why, what = _main_reason(time, best)
         lighter = [replace(layout, recompute=less) for less in get_args(Recompute) if less != recompute]
-        if any(self._is_faster(other, time) for other in lighter):
+        if why == BUSY and recompute != "nothing" and any(self._is_faster(other, time) for other in lighter):
             why = AGAIN
         slower = f"a step takes {time.total / best.total:.2f} times as long as it could"
         return Played(

@@ -12,7 +12,7 @@ from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.trials import Seen, exercise
 from tplab.memory.config import Recompute
 
-FORM = "rent returns four integers, and what's recomputed"
+FORM = "rent returns a layout"
 WON = "within 5 % of the best layout"
 
 

@@ -25,15 +25,20 @@ from tplab.course.exercises.ch15.killing import halfway, in_this_process, killed
 from tplab.course.exercises.ch15.turns import Group, Stuck, take_turns
 
 FOUND = "newest_checkpoint finds the newest one"
+A_PATH = "newest_checkpoint returns a Path"
+BY_NUMBER = "newest_checkpoint compares numbers"
 COMPLETE = "what's named like a checkpoint is complete"
+DELETED = "a checkpoint loses its name before its files"
+NOT_LOST = "there's always a checkpoint"
 BESIDE = "the unfinished one lies in the folder"
-THERE = "`write` receives a folder that's there and empty"
+THERE = "`write` receives an empty folder"
 TOGETHER = "no rank waits for a barrier that others don't enter"
 GOES_ON = "the next save works"
-KEPT = "the newest ones are kept, and nothing is left over"
+KEPT = "the newest ones are kept"
+NOTHING_LEFT = "nothing is left of a killed save"
 OTHERS = "other files in the folder are left alone"
 REFUSES = "a step that has a checkpoint is refused"
-RAISES = "an error in `write` reaches the caller and leaves no checkpoint"
+RAISES = "an error in `write` reaches the caller"
 KILLS = "a save consists of many operations"
 
 FILES = ("weights", "state")  # of each rank
@@ -63,11 +68,13 @@ class Writer:
     def __init__(self, step: int, rank: Callable[[], int], fails: bool = False) -> None:
         self.step, self.rank, self.fails = step, rank, fails
         self.given: list[Path] = []
-        self.not_empty = ""
+        self.not_empty = self.too_early = ""
 
     def __call__(self, path: Any) -> None:
         path, mine = Path(path), [f"{name}-{self.rank()}" for name in FILES]
         self.given.append(path)
+        if path.with_name(name_of(self.step)).exists():
+            self.too_early = f"{name_of(self.step)} is there before rank {self.rank()} has written its files"
         if not path.is_dir():
             self.not_empty = f"{path.name} isn't there when rank {self.rank()} wants to write"
             return
@@ -110,14 +117,14 @@ class Folder:
     ) -> None:
         self.path, self.functions, self.order, self.group = path, functions, order, group
         self.given: list[Path] = []
-        self.not_empty = ""
+        self.not_empty = self.too_early = ""
 
     def at(self, path: Path) -> "Folder":
         return Folder(path, self.functions, self.order, self.group)
 
     def outcomes(self, step: int, keep: int, fails: bool = False) -> list[BaseException | None]:
         """Save a checkpoint as all ranks, and return what each of them has raised."""
-        writer = Writer(step, lambda: dist.get_rank(self.group), fails)
+        writer = Writer(step, self.rank, fails)
 
         def work() -> None:
             with called_as(f"save_checkpoint(folder, {step}, write, keep={keep}, group=group)"):
@@ -126,8 +133,13 @@ class Folder:
         with in_this_process():
             found = take_turns(work, self.order, self.group)
         self.given += writer.given
-        self.not_empty = writer.not_empty
+        self.not_empty, self.too_early = writer.not_empty, writer.too_early
         return found
+
+    def rank(self) -> int:
+        """Return the rank that has its turn, in the group."""
+        group: Any = self.group
+        return dist.get_rank(group)
 
     def save(self, step: int, keep: int) -> str:
         """Save a checkpoint. Returns which rank got stuck, or "". Raises what else a rank has raised."""
@@ -151,18 +163,19 @@ class Folder:
         found = (damage(self.path / name_of(step), step, len(self.order)) for step in self.steps())
         return next(filter(None, found), "")
 
-    def not_newest(self, step: int | None) -> str:
-        """Describe how `newest_checkpoint` fails, or return "". `step` is the newest one, or None if there is none."""
+    def not_newest(self, step: int | None) -> dict[str, str]:
+        """Say how `newest_checkpoint` fails. `step` is the newest one, or None if there is none."""
         found = self.newest()
-        if step is None:
-            return "" if found is None else f"it returned {describe(str(found))}, but there is none yet"
         if found is None:
-            return f"it returned None, but {name_of(step)} is there"
+            return {FOUND: "" if step is None else f"it returned None, but {name_of(step)} is there"}
+        if step is None:
+            return {FOUND: f"it returned {describe(str(found))}, but there is none yet"}
         if not isinstance(found, Path):
             what = f"a string that ends in {Path(found).name}" if isinstance(found, str) else describe(found)
-            return f"it returned {what}, which isn't a Path"
-        right = Path(found).resolve() == (self.path / name_of(step)).resolve()
-        return "" if right else f"it returned {found.name}, but {name_of(step)} is the newest"
+            return {A_PATH: f"it returned {what}"}
+        right = found.resolve() == (self.path / name_of(step)).resolve()
+        name = BY_NUMBER if step >= 10**6 else FOUND
+        return {name: "" if right else f"it returned {found.name}, but {name_of(step)} is the newest"}
 
     def not_kept(self, steps: Sequence[int]) -> str:
         there = [name for name in self.names() if name not in (*NOTES, DRAWINGS)]
@@ -172,29 +185,43 @@ class Folder:
 
 def without_kills(folder: Folder) -> dict[str, str]:
     """Test the names, order, and cleanup of consecutive saves. Testing stops after the first save that goes wrong."""
-    said = {FOUND: folder.not_newest(None)}  # there's no folder yet
+    said = folder.not_newest(None)  # there's no folder yet
     steps = (90, 100, 110, 999_990, 1_000_000)
     for place, step in enumerate(steps):
-        said[TOGETHER] = folder.save(step, KEEP)
-        if place == 0:
-            for name in NOTES:
-                (folder.path / name).write_text("other files may lie here")
-            (folder.path / DRAWINGS).mkdir()
-            (folder.path / DRAWINGS / "loss.svg").write_text("and other folders")
-        for saved, age in zip(steps[: place + 1], range(place + 1, 0, -1), strict=True):
-            if (folder.path / name_of(saved)).is_dir():  # in a copied folder, files may have any date
-                os.utime(folder.path / name_of(saved), (10**9 * age, 10**9 * age))
+        try:
+            said[TOGETHER] = folder.save(step, KEEP)
+        except ValueError:
+            if not folder.damaged():
+                raise
+            return said | {COMPLETE: f"when another rank looks for it, {folder.damaged()}"}
+        said[COMPLETE] = folder.too_early
         outside = [path for path in folder.given if folder.path.resolve() not in path.resolve().parents]
         said[BESIDE] = "it lies outside, perhaps on another disk" if outside else ""
-        said[THERE] = folder.not_empty
-        said[COMPLETE] = "" if said[THERE] else folder.damaged()
+        said[THERE] = "" if folder.too_early else folder.not_empty
+        if any(said.values()):
+            return said
+        if place == 0 and folder.path.is_dir():
+            add_others(folder.path)
+        said[COMPLETE] = folder.damaged()
         said[KEPT] = folder.not_kept(steps[max(0, place + 1 - KEEP) : place + 1])
-        said[FOUND] = said[FOUND] or ("" if said[KEPT] else folder.not_newest(step))
+        said |= {} if any(said.values()) else folder.not_newest(step)
         gone = [name for name in (*NOTES, f"{DRAWINGS}/loss.svg") if not (folder.path / name).exists()]
         said[OTHERS] = f"{gone[0]} is gone after saving step {step}" if gone else ""
         if any(said.values()):
             return said
-    return said | refusal(folder, steps[-1])
+        for age, saved in enumerate(reversed(steps[: place + 1])):  # in a copied folder, files may have any date
+            if (folder.path / name_of(saved)).is_dir():
+                os.utime(folder.path / name_of(saved), (10**9 + age, 10**9 + age))
+        said |= folder.not_newest(step)
+    return said if any(said.values()) else said | refusal(folder, steps[-1])
+
+
+def add_others(path: Path) -> None:
+    """Put files and a folder that aren't the learner's next to the checkpoints."""
+    for name in NOTES:
+        (path / name).write_text("other files may lie here")
+    (path / DRAWINGS).mkdir()
+    (path / DRAWINGS / "loss.svg").write_text("and other folders")
 
 
 def refusal(folder: Folder, step: int) -> dict[str, str]:
@@ -216,7 +243,7 @@ def with_an_error(folder: Folder, before: int, step: int) -> dict[str, str]:
         if FULL_DISK not in str(error):
             return {RAISES: f"on rank {rank}, {describe(error) if error else 'no error'} reached the caller"}
     wrong = folder.damaged() or ("" if step not in folder.steps() else f"{name_of(step)} is there")
-    return {RAISES: wrong, FOUND: folder.not_newest(before)}
+    return {RAISES: wrong} if wrong else folder.not_newest(before)
 
 
 def with_kills(base: Folder, before: Sequence[int]) -> tuple[dict[str, str], int]:
@@ -232,18 +259,17 @@ def with_kills(base: Folder, before: Sequence[int]) -> tuple[dict[str, str], int
         shutil.rmtree(folder.path)
         if any(said.values()):
             when = f"save of step {step} was killed before its operation {place} on the disk, when {moment}: "
-            return {name: text and when + text for name, text in said.items()}, place
+            names = {COMPLETE: DELETED} if "removes" in moment else {}
+            return {names.get(name, name): text and when + text for name, text in said.items()}, place
     return {GOES_ON: f"a save takes more than {MOST} operations on the disk"}, MOST
 
 
 def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, str]:
     said, there = {COMPLETE: folder.damaged()}, folder.steps()
     lost = before and before[-1] not in there and step not in there
-    said[FOUND] = f"{name_of(before[-1])} is gone" if lost else ""
+    said[NOT_LOST] = f"{name_of(before[-1])} is gone" if lost else ""
+    said |= {} if any(said.values()) else folder.not_newest(max(there, default=None))
     if any(said.values()):
-        return said
-    said[FOUND] = folder.not_newest(max(there, default=None))
-    if said[FOUND]:
         return said
     next_step = step + 10 if step in there else step  # the run continues from the newest checkpoint
     other = folder.at(folder.path.with_name(f"{folder.path.name}-other"))
@@ -251,7 +277,6 @@ def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, 
     said |= save_again(folder, next_step)
     if not any(said.values()):
         said |= save_again(other, next_step + 5)  # as in a run that now saves at different steps
-        said[KEPT] = said[KEPT] and f"after a save of a later step, {said[KEPT]}"
     shutil.rmtree(other.path)
     return said
 
@@ -262,26 +287,36 @@ def save_again(folder: Folder, step: int) -> dict[str, str]:
     except Exception as error:
         return {GOES_ON: f"the save of step {step} raises {type(error).__name__}: {error}"[:200]}
     empty = f"in the next save, {folder.not_empty}" if folder.not_empty else ""
-    return {
-        TOGETHER: stuck, THERE: empty, COMPLETE: "" if empty else folder.damaged(), KEPT: folder.not_kept([step]),
-        FOUND: folder.not_newest(step),
-    }  # fmt: skip
+    said = {TOGETHER: stuck, THERE: empty, COMPLETE: "" if empty else folder.damaged()}
+    if any(said.values()):
+        return said
+    left = folder.not_kept([step])
+    return {NOTHING_LEFT: f"after the next save, of step {step}, {left}" if left else ""} | folder.not_newest(step)
 
 
 def attack(functions: tuple[Any, Any]) -> Observed:
     """Run all tests of saving in a temporary folder, with the learner's two functions."""
     home = Path(tempfile.mkdtemp(prefix="tplab-saving-"))
     tempfile.tempdir = str(home)  # so that an answer's temporary files are removed, too
-    claims = dict.fromkeys((TOGETHER, BESIDE, THERE, COMPLETE, FOUND, OTHERS, KEPT, REFUSES, GOES_ON, RAISES), "")
+    names = (
+        TOGETHER, BESIDE, THERE, COMPLETE, DELETED, NOT_LOST, A_PATH, FOUND, BY_NUMBER, OTHERS, KEPT, NOTHING_LEFT,
+        GOES_ON, REFUSES, RAISES,
+    )  # fmt: skip
+    claims = dict.fromkeys(names, "")
     try:
-        worlds = (([0], None), ([0, 1], None), ([1, 0], None), ([0, 1], Group(RANKS, first=2)))
+        worlds: tuple[tuple[list[int], Group | None], ...] = (
+            ([0], None),
+            ([0, 1], None),
+            ([1, 0], None),
+            ([0, 1], Group(RANKS, first=2)),
+        )
         for number, (order, group) in enumerate(worlds):
             said = without_kills(Folder(home / f"run-{number}" / "new" / "checkpoints", functions, order, group))
             if any(said.values()):
                 return as_observed(claims | said)
         kills = 0
-        for before, order in (((), (0, 1)), ((100,), (0, 1)), ((100,), (1, 0))):
-            base = Folder(home / f"base-{len(before)}-{order[0]}" / "checkpoints", functions, order)
+        for before, turns in (((), (0, 1)), ((100,), (0, 1)), ((100,), (1, 0))):
+            base = Folder(home / f"base-{len(before)}-{turns[0]}" / "checkpoints", functions, turns)
             base.path.mkdir(parents=True)
             for step in before:
                 base.save(step, 1)
