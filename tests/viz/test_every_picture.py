@@ -18,6 +18,7 @@ from tests.viz import (
     test_mesh,
     test_overlap,
     test_pictures,
+    test_poster,
     test_ring_run,
     test_schedule,
     test_token_way,
@@ -32,7 +33,7 @@ from tplab.trace.rank_trace import RankTrace
 
 FILES = [
     test_clock, test_collectives, test_costs, test_heads, test_layer, test_lookup, test_masks,
-    test_memory, test_mesh, test_overlap, test_pictures, test_ring_run, test_schedule, test_token_way,
+    test_memory, test_mesh, test_overlap, test_pictures, test_poster, test_ring_run, test_schedule, test_token_way,
     test_training,
 ]  # fmt: skip
 LABELS_ONLY = {"timeline", "curves", "many", "a run", "two runs", "scaling"}  # titles, ticks and legends
