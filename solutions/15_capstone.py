@@ -28,7 +28,7 @@ from tplab.capstone import PRESETS
 from tplab.capstone.celebration import card, poster
 from tplab.capstone.naive import FUNCTIONS as NAIVE
 from tplab.capstone.own_layers import find_answers
-from tplab.capstone.own_run import Plug, checkpoints_of, losses_of, train_own
+from tplab.capstone.own_run import Plug, checkpoints_of, losses_of, sample_of, train_own
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.data import clip_grad_norm
 from tplab.sequence import allreduce_sequence_parallel_gradients
@@ -36,7 +36,7 @@ from tplab.sequence import allreduce_sequence_parallel_gradients
 # %% [markdown]
 # ## Run it
 #
-# Your layers come from your library. If it lacks one, the course's solution fills in. Around the model runs a loop that's only 20 lines long, and by the end of this chapter, it will be in your `train.py`. The loop calls functions that save and find checkpoints, choose the data, and take a step. For now, these are `NAIVE`, which means that they're what most of us would have written first. You'll replace them one by one.
+# Your layers come from your library. If it lacks one, the course's solution fills in. Around the model runs a loop of about 20 lines, and by the end of this chapter, it will be in your `train.py`. The loop calls functions that save and find checkpoints, choose the data, and take a step. For now, these are `NAIVE`, which means that they're what most of us would have written first. You'll replace them one by one.
 #
 # Let's train on the source code of Python's standard library, on two ranks.
 
@@ -52,6 +52,12 @@ viz.curves({"your GPT, on two ranks": list(losses_of(RUN).values())}, title="60 
 
 # %%
 poster(RUN, answers)
+
+# %% [markdown]
+# After 60 steps, it writes the text below. That won't make it famous, but where did it get the line breaks and the brackets from?
+
+# %%
+print(launch(sample_of, 2, args=(RUN, answers, max(checkpoints_of(RUN).iterdir())))[0])
 
 # %% [markdown]
 # ## Pull the plug
