@@ -1,4 +1,4 @@
-"""Three training jobs on rented machines, and what a layout would make of each of them.
+"""Chapter 14: three training jobs on rented machines, and what a layout would make of each of them.
 
     JOBS["70 billion"].play(tp=8, pp=4, dp=2, micro_batch_size=1, recompute="nothing").verdict
 

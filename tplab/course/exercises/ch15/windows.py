@@ -19,7 +19,7 @@ from tplab.course.checks.forms.alone import Alone, Call, one
 from tplab.course.checks.trials import Seen, exercise
 
 FORM = "own_windows returns a list of ints"
-COUNT = "number of windows per replica and step"
+COUNT = "number of windows per replica"
 RANGE = "all of these windows exist"
 EPOCH = "each window comes once per epoch"
 SAME = "all replicas together get what a single one would"
