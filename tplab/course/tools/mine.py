@@ -99,7 +99,7 @@ def notes(course: Course, found: list[Module], since: int | None = None) -> list
 
 
 def achievements(course: Course) -> str:
-    """Return a sentence on how often the learner's code communicates, and how many bugs that shipped they've fixed."""
+    """Return a sentence on how often the learner's code communicates, and how many bugs they've fixed."""
     written = load(course)
     text = "\n".join(piece for one in written.values() for piece in (*one.passage.helpers, *one.passage.code))
     titles: dict[str, str] = {}
@@ -108,7 +108,7 @@ def achievements(course: Course) -> str:
     fixed = sum(titles.get(exercise, "").startswith("Fix") for exercise in written)
     return (
         f"Your code sends messages or enters collectives in {count(len(MESSAGE.findall(text)), 'place')}, and you've "
-        f"fixed {count(fixed, 'bug')} that others had shipped."
+        f"fixed {count(fixed, 'bug')} that weren't yours."
     )
 
 
